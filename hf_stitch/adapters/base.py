@@ -16,9 +16,11 @@ from hf_stitch.adapters.cutting.copying import copy_without, hollow, is_compiled
 from hf_stitch.adapters.cutting.cut import Cut, NotACutError, in_context
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
+from hf_stitch.adapters.cutting.lengths import run_by_length
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.cutting.plan import CutPlan, run_part
 from hf_stitch.adapters.cutting.surgery import CutReached, alone
+from hf_stitch.adapters.discovery.padding import tried
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.overrides.base import override_of
@@ -112,6 +114,7 @@ class Adapter:
         self._given = processor
         self._example = dict(example)
         self._surveys: dict[Any, Survey] = {}
+        self._padding_is_tried = False
 
     @cached_property
     def processor(self) -> Any:
@@ -147,7 +150,7 @@ class Adapter:
             >>> {name: tuple(value.shape) for name, value in inputs.items()}
             {'input': (2, 4)}
         """
-        return preprocess(samples, self.processor, self.interface, self.model, offsets=offsets)
+        return preprocess(samples, self.processor, self._padded(), self.model, offsets=offsets)
 
     def beside(self, context: Any) -> Adapter:
         """Return the adapter with a fixed context, for networks that read a text beside their content.
@@ -262,6 +265,7 @@ class Adapter:
 
         The first access verifies the candidates, which runs the network several times on the example.
         """
+        self._padded()
         self._survey().verify(map(self.module_name, self.candidates))
         return tuple(name for name in self.candidates if self.verify_cut(name).status == "verified")
 
@@ -378,7 +382,7 @@ class Adapter:
             TypeError: If the inputs are neither a tensor nor a mapping.
             ValueError: If a required argument is missing.
         """
-        return self._run(self.inputs(inputs))
+        return run_by_length(self._run, self.inputs(inputs), self._padded())
 
     @_locked
     def encode(self, inputs: Any, layers: str | Iterable[str]) -> dict[str, Representation]:
@@ -453,8 +457,21 @@ class Adapter:
             0 5 8
             1 5 8
         """
-        arguments = self.inputs(inputs)
-        return self._capture(self._survey(arguments), arguments, layers, callback, complete)
+        arguments, kept = self.inputs(inputs), dict[str, Representation]()
+        survey, names = self._survey(arguments), tuple(layers)
+        if self._padded().sides:
+            return self._capture(survey, arguments, names, callback, complete)
+
+        def keep(name: str, representation: Representation) -> None:
+            kept[name] = representation.replace(values=representation.values.clone())
+
+        def run(part: Mapping[str, Any]) -> tuple[Any, dict[str, Representation]]:
+            return self._capture(survey, part, names, keep, complete), kept.copy()
+
+        output, found = run_by_length(run, arguments, self.interface)
+        for name in found:
+            callback(name, found[name])
+        return output
 
     @_locked
     def run_branches(self, arguments: Mapping[str, Any], layers: Iterable[str], callback: LayerCallback) -> None:
@@ -543,7 +560,10 @@ class Adapter:
                 f"layer {layer!r} takes a representation of layout {cut.spec.layout} and width {cut.spec.width}, "
                 f"got {representation.layout} and {representation.width}; map it with hf_stitch.stitch"
             )
-        return run_part(self.model, self._run, self.interface, placed, first=(cut, plan))
+        first = cut, plan
+        return run_by_length(
+            lambda part: run_part(self.model, self._run, self.interface, part, first=first), placed, self._padded()
+        )
 
     # -- halves ------------------------------------------------------------------------------------
     @_locked
@@ -572,7 +592,7 @@ class Adapter:
         """
         cut, plan = self.cut(layer)
         gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
-        return Front(copy_without(self.model, gone), cut, plan, self.interface)
+        return Front(copy_without(self.model, gone), cut, plan, self._padded())
 
     @_locked
     def back(self, layer: str) -> Back:
@@ -602,7 +622,7 @@ class Adapter:
         gone = {name: hollow(self.model.get_submodule(name)) for name in plan.stubs}
         if plan.entry is not None:
             gone[cut.layer] = hollow(self.model.get_submodule(cut.layer))
-        return Back(copy_without(self.model, gone), cut, plan, self.interface)
+        return Back(copy_without(self.model, gone), cut, plan, self._padded())
 
     def exchange(self, part: str, encoder: Any, data: Any, run: Any, **options: Any) -> Any:
         """Replace a part of the network by another network, for :func:`hf_stitch.swap`.
@@ -660,6 +680,15 @@ class Adapter:
                     "out empty batches and texts"
                 )
         return {name: value for name, value in inputs.items() if value is not None}
+
+    @_locked
+    def _padded(self) -> Interface:
+        """Return how the network takes its input, after a trial, once, of how its texts are padded."""
+        if self.interface.modality == "text" and not self._padding_is_tried:
+            self._padding_is_tried = True
+            text, pad = self.example.get("input_ids"), getattr(self.processor, "pad_token_id", None)
+            self.interface = tried(self.model, partial(self._run, trial=True), self.interface, text, pad)
+        return self.interface
 
     @property
     def device(self) -> torch.device:

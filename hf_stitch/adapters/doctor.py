@@ -52,6 +52,7 @@ class Diagnosis(Result):
         tried: Inputs of the diagnosis, with their shapes.
         tried_by: Source of these inputs: ``made up`` (random), ``example_inputs`` or an override.
         override: Class of the override; empty without an override.
+        padding: Sides on which padding changes no activation of a text, in words; empty for other modalities.
         layers: All candidates, verified or refused.
         failed: Stage that failed, a key of ``FAILED``; empty if all stages succeeded.
         error: Error of the stage that failed.
@@ -72,6 +73,7 @@ class Diagnosis(Result):
     tried: tuple[str, ...] = ()
     tried_by: str = ""
     override: str = ""
+    padding: str = ""
     layers: tuple[CutInfo, ...] = ()
     failed: str = ""
     error: str = ""
@@ -103,6 +105,7 @@ class Diagnosis(Result):
             f"context {', '.join(self.given)}" if self.given else "",
             f"tried with {', '.join(self.tried)} ({self.tried_by})" if self.tried else "",
             f"override {self.override}" if self.override else "",
+            f"padding {self.padding}" if self.padding else "",
             *(f"note: {note}" for note in self.notes),
             f"{FAILED[self.failed]} {self.error}" if self.failed else "",
         ]
@@ -173,7 +176,8 @@ def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
         with torch.no_grad():
             _compare_with_fused(adapter)
         stage = "survey"
-        found = replace(found, layers=tuple(map(adapter.verify_cut, adapter.candidates)))
+        layers = tuple(map(adapter.verify_cut, adapter.candidates))
+        found = replace(found, layers=layers, padding=adapter._padded().padding)
     except Exception as error:  # libraries and the code of the network can raise anything
         if isinstance(error, ExampleError):
             stage, network = "inputs", error.model

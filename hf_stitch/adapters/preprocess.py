@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.adapters.cutting.interface import DECODER, MASK, Interface
+from hf_stitch.adapters.cutting.interface import DECODER, MASK, POSITIONS, Interface, positions_of
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.images import converted
 from hf_stitch.data.samples import RawSamples, ids_of, missing_in
@@ -36,9 +36,11 @@ def preprocess(
 ) -> dict[str, Tensor]:
     """Turn raw samples into the inputs of a model, on its device and in its dtype.
 
-    Texts are padded to the longest of the batch. Texts over the token limit of the model are truncated, with a warning
-    that counts them. The decoder of an encoder-decoder receives the texts of the encoder, shifted one token to the
-    right, as transformers derives decoder inputs from inputs (Bart) or from labels.
+    Texts are padded to the longest of the batch: on the side of the tokenizer, unless only padding on the other one
+    changes no activation. Beside padding on the left, the model gets the positions of the tokens if it takes them.
+    Texts over the token limit of the model are truncated, with a warning that counts them. The decoder of an
+    encoder-decoder receives the texts of the encoder, shifted one token to the right, as transformers derives decoder
+    inputs from inputs (Bart) or from labels.
 
     Images of any mode are converted to grey or RGB before an image processor gets them: 16-bit grey values are scaled
     to 8 bit, and transparent images are put on white. A function gets each sample as it is, also a text.
@@ -70,6 +72,8 @@ def preprocess(
         inputs = {name: processor(images=images, return_tensors="pt")["pixel_values"]}
     else:
         inputs = _stack(samples, processor, interface)
+    if POSITIONS in interface.arguments and MASK in inputs and not bool(inputs[MASK][:, 0].all()):
+        inputs[POSITIONS] = positions_of(inputs[MASK])
     if interface.modality == "image":
         (pixels,) = inputs.values()
         finite = pixels.isfinite().flatten(1).all(1)
@@ -129,8 +133,11 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
         long = int((inputs[MASK].sum(1) > limit).sum())
         warn(f"{long} of {len(samples)} texts are longer than the {limit} tokens of the model and are truncated")
         inputs = tokenizer(*texts, truncation=True, max_length=limit, **options)
+    if len(interface.sides) == 1:  # padding_side= of the call would be saved with the tokenizer
+        order = inputs[MASK].argsort(dim=1, descending=interface.sides == ("right",), stable=True)
+        inputs = {name: value[torch.arange(len(order))[:, None], order] for name, value in inputs.items()}
     if DECODER + "input_ids" in (*interface.content, *interface.given):
-        inputs = {**inputs, **_decoder_inputs(inputs, interface)}
+        inputs = {**inputs, **decoder_inputs(inputs, interface)}
     if OFFSETS in inputs:  # of the text: tokens of the prefix have none, as special tokens
         inputs = {**inputs, OFFSETS: (inputs[OFFSETS] - len(interface.prefix)).clamp(min=0)}
     if PROMPT in interface.arguments:
@@ -139,7 +146,7 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
     return {n: v for n, v in inputs.items() if n in wanted}
 
 
-def _decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[str, Tensor]:
+def decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[str, Tensor]:
     """Return the inputs of the decoder: the start token, then all tokens of the encoder but the last."""
     if interface.start_id is None:
         raise ValueError(

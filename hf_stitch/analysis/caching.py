@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -29,7 +29,10 @@ from hf_stitch.storage.cache import Cache
 READERS = ("pillow", "tokenizers", "torchvision")
 """Packages that turn raw samples into inputs, beside those of every result."""
 
-OF_ADAPTERS = ("model", "_library", "reference", "processor", "_given", "interface", "override", "_example", "_surveys")
+OF_ADAPTERS = (
+    *("model", "_library", "reference", "processor", "_given", "interface", "override", "_example", "_surveys"),
+    "_padding_is_tried",
+)
 """Attributes of every adapter, of which each is pinned in its own way, or has no influence."""
 
 T = TypeVar("T")
@@ -124,6 +127,7 @@ def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
         reference = adapter.pinned
         modules = pins.hash(adapter.model)
     own = {name: value for name, value in vars(adapter).items() if name not in OF_ADAPTERS}
+    known = replace(adapter.interface, sides=(), arguments=())  # which the network itself decides, in a trial
     kinds = type(adapter), type(adapter._library), type(adapter.override)
     processor = adapter.processor
     written = reference.processor is not None and reference.processor.chosen.get("class") == USER_CODE
@@ -135,7 +139,7 @@ def _pinned(adapter: Adapter) -> tuple[ModelReference, dict[str, Any]]:
         "weights": reference.weights_hash,
         "config": None if reference.config is None else asdict(reference.config),
         "modules": modules,
-        "adapter": pins.hash([*kinds, own, adapter.interface.to_dict()]),
+        "adapter": pins.hash([*kinds, own, known.to_dict()]),
         "processor": None if reference.processor is None else asdict(reference.processor),
         "processor_code": pins.hash(processor if written else type(processor)),
         "example": {  # in which cuts are found: the values of tensors may be random

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from hf_stitch.adapters.cutting.halves import HalfError, Observed
+from hf_stitch.adapters.cutting.interface import positions_of
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.libraries.padding import positions_from_padding
 from hf_stitch.adapters.prefixes import PrefixFront
@@ -314,6 +315,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             if positioned:
                 if position_ids is not None:
                     options["position_ids"] = position_ids
+                elif input_ids is not None and not from_padding and mask is not None and mask.dim() == 2:
+                    options["position_ids"] = positions_of(mask)[:, -new:]
                 elif past is not None and input_ids is not None and not from_padding:
                     options["position_ids"] = (torch.arange(new, device=input_ids.device) + past)[None]
             if cache is not None and layers is not None:

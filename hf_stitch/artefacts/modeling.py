@@ -18,7 +18,7 @@ from transformers.utils import can_return_tuple
 from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front, Observed
-from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.adapters.cutting.interface import MASK, POSITIONS, Interface, positions_of
 from hf_stitch.adapters.examples import arguments_of, passes_on
 from hf_stitch.adapters.heads import GENERATES, unscored_head
 from hf_stitch.adapters.libraries.transformers import EXTRA_OUTPUTS
@@ -201,14 +201,16 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
 
     @property
     def interface(self) -> Interface:
-        """How the model takes its input: as its source does, in texts that both halves can take."""
-        own = self.source.takes
-        limits = [own.max_tokens]
+        """How the model takes its input: as its source does, in texts that both halves can take, without positions."""
+        own, target = self.source.takes, self.target.interface
+        limits, sides = [own.max_tokens], own.sides
         if self.stitch.pooling == "none":  # every token enters the target
-            limits.append(self.target.interface.max_tokens)
+            limits.append(target.max_tokens)
+            sides = tuple(side for side in sides if side in target.sides) or sides or target.sides
         most = min((limit for limit in limits if limit is not None), default=None)
         options = {"use_cache": False} if self.can_generate() else {}
-        return dataclasses.replace(own, max_tokens=most, options=options)
+        arguments = tuple(name for name in own.arguments if name != POSITIONS)  # each half counts its own
+        return dataclasses.replace(own, max_tokens=most, options=options, sides=sides, arguments=arguments)
 
     # -- running ----------------------------------------------------------------------------------------------------
     def transfer(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
@@ -352,6 +354,9 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         missing = [name for name in self.source.takes.content if name not in renamed and not embedded]
         if missing:
             raise ValueError(f"the source takes {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")
+        mask, takes = renamed.get(MASK), self.source.takes
+        if POSITIONS in takes.arguments and takes is self.source.interface and mask is not None and mask.dim() == 2:
+            renamed.setdefault(POSITIONS, positions_of(mask))
         return self._used(renamed)
 
     def _used(self, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -179,3 +179,9 @@ def test_warnings_are_notes(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         (note,) = diagnose(str(tmp_path)).notes
     assert "has no ImageProcessor" in note
+
+
+def test_the_padding_of_texts_is_a_row() -> None:
+    found = diagnose(hf.BertForSequenceClassification(hf.BertConfig(**BERT)).eval())
+    assert found.padding == "right" and "padding right" in rendered(found)
+    assert not diagnose(Net(), example_inputs=X).padding

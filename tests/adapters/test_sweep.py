@@ -238,8 +238,8 @@ def test_a_block_of_a_text_network_runs_for_each_size_of_text_and_each_probe() -
         block.register_forward_hook(lambda *_, name=name: runs.update([name]))
     assert len(adapter.layers) == 3
     assert adapter._survey().trace.sources == ["words"]  # the kinds are integers too, but the same for other words
-    # twice on the example, in three sizes of traces, and on each of four probes, whole and in parts
-    assert runs["1"] == 2 + 3 + 4 + 4
+    # alone and padded, twice on the example, in three sizes of traces, and on each of four probes, whole and in parts
+    assert runs["1"] == 2 + 2 + 3 + 4 + 4
 
 
 HIDDEN: dict[str, Callable[[Tensor, Tensor, Tensor | None], bool]] = {

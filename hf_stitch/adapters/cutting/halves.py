@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.cut import Cut, in_context, size_of
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
+from hf_stitch.adapters.cutting.lengths import run_by_length
 from hf_stitch.adapters.cutting.modes import plain
 from hf_stitch.adapters.cutting.plan import CutPlan, came_out, fill
 from hf_stitch.adapters.cutting.surgery import Slot, exchange
@@ -92,7 +94,10 @@ class Front(nn.Module):
 
     def __call__(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
         """Compute the representation at the cut."""
-        inputs = self.interface.complete(inputs)
+        run = partial(self._observed, seen)
+        return cast(Representation, run_by_length(run, self.interface.complete(inputs), self.interface))
+
+    def _observed(self, seen: Observed | None, inputs: Mapping[str, Any]) -> Representation:
         values = super().__call__(*(() if seen is None else (seen,)), **inputs)
         try:
             return self._represent(values, inputs)
@@ -180,7 +185,10 @@ class Back(nn.Module):
     def __call__(self, representation: Representation, **options: Any) -> Any:
         """Compute the output of the network from a representation in the spec of the cut."""
         _check_size(representation.context, self.interface, self.cut)
-        representation = in_context(self.cut.accept(representation, self.interface), self.interface)
+        placed = in_context(self.cut.accept(representation, self.interface), self.interface)
+        return run_by_length(partial(self._output, options), placed, self.interface)
+
+    def _output(self, options: Mapping[str, Any], representation: Representation) -> Any:
         context, size = self.plan.context(representation, self.interface), size_of(representation, self.interface)
         return super().__call__(self.cut.restore(representation.values), _size=size, **{**context, **options})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from hf_stitch.records import Dtype, Record
 
 MASK = "attention_mask"
 
+POSITIONS = "position_ids"
+
+Side = Literal["right", "left"]
 
 DECODER = "decoder_"
 """Prefix of the arguments of the decoder of an encoder-decoder model."""
@@ -23,6 +26,16 @@ DECODER = "decoder_"
 def mask_of(name: str) -> str:
     """Return the name of the attention mask that belongs to an argument of token ids."""
     return DECODER + MASK if name.startswith(DECODER) else MASK
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """Return the positions of tokens, counted from the first real one: (batch, tokens) int64, of a mask of this shape.
+
+    >>> positions_of(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist()
+    [[0, 0, 0, 1], [0, 1, 2, 3]]
+    """
+    first = mask.int().argmax(1, keepdim=True)
+    return (torch.arange(mask.shape[1], device=mask.device) - first).clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,9 @@ class Interface(Record):
             context.
         filler_id: Token id that replaces erased ids.
         pad_id: Token id of padding; ``None`` (default) if there is none.
-        arguments: Further outputs of a tokenizer that the model accepts (mask, token types).
+        arguments: Further arguments of texts that the model accepts (mask, token types, positions).
+        sides: Sides on which padding leaves the activations of a text unchanged; without any, texts of one length run
+            together.
         max_tokens: Number of tokens of the longest text that the model accepts; ``None`` (default) means no limit.
         given: Required arguments in addition to the content: tokens that the other stack of an encoder-decoder model
             reads, or that a network reads beside images. They belong to the context.
@@ -72,6 +87,7 @@ class Interface(Record):
     filler_id: int = 0
     pad_id: int | None = None
     arguments: tuple[str, ...] = ()
+    sides: tuple[Side, ...] = ("right", "left")
     max_tokens: Count | None = None
     given: tuple[str, ...] = ()
     start_id: int | None = None
@@ -92,6 +108,13 @@ class Interface(Record):
     def mask(self) -> str:
         """Name of the attention mask that belongs to the text."""
         return mask_of(self.text or self.content[0])
+
+    @property
+    def padding(self) -> str:
+        """On which sides texts are padded, in words; empty for other modalities."""
+        where = " or ".join(self.sides) or "none: texts of one length run together"
+        counted = ", with position_ids" if "left" in self.sides and POSITIONS in self.arguments else ""
+        return where + counted if self.modality == "text" else ""
 
     @property
     def tiles(self) -> bool:
@@ -164,14 +187,15 @@ class Interface(Record):
             device: Device of the tensors.
 
         Returns:
-            The content arguments, the :attr:`prompt` and, for a network of texts that takes it, the mask.
+            The content arguments, the :attr:`prompt` and, for a network of texts that takes them, mask and positions.
         """
         if self.modality == "text":
             assert mask is not None
             ids = torch.full(mask.shape, self.filler_id, device=device)
             if self.pad_id is not None:
                 ids = torch.where(mask, ids, self.pad_id)
-            return dict.fromkeys(self.content, ids) | ({self.mask: mask.long()} if self.mask in self.arguments else {})
+            beside = {self.mask: mask.long(), POSITIONS: positions_of(mask)}
+            return dict.fromkeys(self.content, ids) | {n: v for n, v in beside.items() if n in self.arguments}
         blank = {}
         for name, shape in self.shapes.items():
             size = (batch * shape[0], *shape[1:]) if name in self.packed else (batch, *shape)

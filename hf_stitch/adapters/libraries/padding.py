@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
 from hf_stitch.printing import warn
 
@@ -29,12 +29,13 @@ def pad_id(config: Any) -> int | None:
     return found
 
 
-def positions_from_padding(model: Any) -> nn.Embedding | None:
+def positions_from_padding(model: Any) -> Any:
     """Return the embedding of positions of a network that numbers them from the padding id + 1, as RoBERTa does."""
     config = getattr(model, "config", None)
     positions = getattr(text_config(config), "max_position_embeddings", None)
     for table in model.modules():
-        if isinstance(table, nn.Embedding) and table.num_embeddings == positions and table.padding_idx is not None:
+        known, weight = getattr(table, "padding_idx", None), getattr(table, "weight", None)
+        if known is not None and isinstance(weight, Tensor) and len(weight) == positions:
             return table
     return None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
-from hf_stitch.adapters.cutting.interface import MASK, Interface
+from hf_stitch.adapters.cutting.interface import MASK, POSITIONS, Interface
 from hf_stitch.adapters.cutting.surgery import CutReached
 from hf_stitch.adapters.examples import ExampleError, arguments_of, example_of, kinds_of, named, passes_on
 from hf_stitch.adapters.libraries.base import Described, Library
@@ -19,7 +19,7 @@ from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
 
-CONTEXT_ARGUMENTS = (MASK, "position_ids", "token_type_ids", "cache_position")
+CONTEXT_ARGUMENTS = (MASK, POSITIONS, "token_type_ids", "cache_position")
 """Arguments that describe the content (mask, positions) and are never the content."""
 
 
@@ -126,7 +126,7 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
         modality,
         shapes={n: tuple(v.shape[1:]) for n, v in values.items()},
         dtypes={n: str(v.dtype).removeprefix("torch.") for n, v in values.items()},
-        arguments=() if values else tuple(n for n in (MASK, "token_type_ids") if n in takes),
+        arguments=() if values else tuple(n for n in (MASK, "token_type_ids", POSITIONS) if n in takes),
         given=tuple(n for n in tensors if n not in content),
     )
 

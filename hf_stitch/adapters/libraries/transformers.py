@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
-from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
+from hf_stitch.adapters.cutting.interface import MASK, POSITIONS, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, arguments_of, named
 from hf_stitch.adapters.heads import GENERATES, task_of_head, unscored_head
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
@@ -354,7 +354,9 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
     if "use_mems" in arguments:  # a cache among the outputs bypasses every cut
         options["use_mems"] = False
     options |= {flag: False for flag in EXTRA_OUTPUTS if getattr(config, flag, False)}
-    value = example[name]
+    value, texts = example[name], [MASK, "token_type_ids", mask_of("decoder_input_ids")]
+    if "decoder_input_ids" not in arguments and positions_from_padding(model) is None:
+        texts.append(POSITIONS)
     if value.is_floating_point():
         dtype, kind = str(value.dtype).removeprefix("torch."), "image" if value.dim() == 4 else "tensor"
         return Interface((name,), kind, {name: tuple(value.shape[1:])}, {name: dtype}, options)
@@ -364,7 +366,7 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
         options=options,
         special_ids=(*_special_ids(config), *([NO_TOKEN] if lacks_padding(model) else [])),
         pad_id=pad_id(config),
-        arguments=tuple(n for n in (MASK, "token_type_ids", mask_of("decoder_input_ids")) if n in arguments),
+        arguments=tuple(n for n in texts if n in arguments),
         max_tokens=_max_tokens(model, config, processor),
         given=tuple(other for other in IDS if other != name and "decoder_input_ids" in example and other in example),
         start_id=_start_id(config),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter, LayerCallback
 from hf_stitch.adapters.cutting.copying import copy_without, hollow
+from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.examples import arguments_of
 from hf_stitch.adapters.prefixes.front import PrefixFront, arguments, gathered, split
@@ -82,7 +83,7 @@ class PrefixAdapter(Adapter):
         super().__init__(
             source.model, source._library, target.interface, target.example, source.reference, target.processor
         )
-        self.source: Adapter = source
+        self.source, self._target = source, target
         self.interface = target.interface
         self.start = _start(source)
         self.reader = PrefixReader(
@@ -114,6 +115,11 @@ class PrefixAdapter(Adapter):
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
         """Return the survey of the source on its own tokens: the cuts do not depend on what is read."""
         return self.source._survey()
+
+    def _padded(self) -> Interface:
+        """Return how the target takes its input."""
+        self.interface = self._target._padded()
+        return self.interface
 
     def check_lengths(self, samples: Samples) -> None:
         """Check that the source takes all texts; a ValueError names the first that is too long."""

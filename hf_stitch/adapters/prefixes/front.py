@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.cut import Cut
 from hf_stitch.adapters.cutting.halves import Front, Observed
-from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.adapters.cutting.interface import POSITIONS, Interface
 from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.prefixes.reading import INPUTS, PrefixReader, Reading
 from hf_stitch.adapters.preprocess import place_of
@@ -122,7 +122,8 @@ def split(
     """Divide inputs into ids, mask, the tensors of a reading, and further arguments."""
     others = {name: value for name, value in inputs.items() if value is not None}
     ids, mask = others.pop(interface.content[0]), others.pop(interface.mask, None)
-    others.pop("token_type_ids", None)
+    for name in ("token_type_ids", POSITIONS):
+        others.pop(name, None)
     reading = {name: others.pop(name) for name in INPUTS if name in others}
     needed = set(INPUTS) - {"source_kept"}
     if reading and (missing := sorted(needed - reading.keys())):

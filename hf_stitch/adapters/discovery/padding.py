@@ -1,0 +1,92 @@
+"""Which padding leaves the activations of a network unchanged: a trial against the same texts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from hf_stitch.adapters.cutting import tree
+from hf_stitch.adapters.cutting.interface import MASK, POSITIONS, Interface, Side, positions_of
+from hf_stitch.adapters.discovery.verify import Run, unchanged
+from hf_stitch.adapters.preprocess import decoder_inputs
+from hf_stitch.printing import warn
+
+PADDED, LARGEST = 2, 1e30
+"""Tokens of padding in a trial, and the largest output that is no mark of an excluded token."""
+
+
+@torch.no_grad()
+def tried(model: nn.Module, run: Run, interface: Interface, text: Tensor | None, pad: int | None) -> Interface:
+    """Return the interface of a network of texts with the sides and positions by which padding changes no activation.
+
+    Two forwards: texts alone, and padded on either side, with the positions of tokens if the network takes them. Where
+    no side is left, texts of one length run together, unless padding is unknown or tokens are merged; then a warning
+    names the network. ``pad`` is the token with which a tokenizer pads, ``None`` without a tokenizer.
+    """
+    sides, apart = interface.sides, pad == interface.pad_id
+    if interface.mask not in interface.arguments:
+        sides = sides if pad is None else ()  # padding would count as text
+    elif text is not None:
+        text = text[:2, : max((interface.max_tokens or text.shape[1] + PADDED) - PADDED, 0)]
+        fill, ones = interface.pad_id or 0 if pad is None else pad, torch.ones_like(text)
+        with unchanged(model), suppress(Exception):  # forwards on inputs of the user raise it again
+            alone = _activations(model, run, interface, {"input_ids": text, MASK: ones})
+            padded = {"input_ids": _beside(text, fill), MASK: _beside(ones, 0)}
+            padded[POSITIONS] = positions_of(padded[MASK])
+            found = _activations(model, run, interface, padded)
+            sides = tuple(side for side in get_args(Side) if _is_unchanged(alone, found, side, text))
+            merged = (found[at].shape[1] - v.shape[1] not in (0, PADDED) for at, v in alone.items() if v.dim() == 3)
+            apart = not any(merged)
+    if "right" not in sides and POSITIONS in interface.arguments:  # the network counts other ones itself
+        others = tuple(name for name in interface.arguments if name != POSITIONS)
+        sides, interface = (), replace(interface, arguments=others)
+    if sides or (apart and not interface.given):
+        return replace(interface, sides=sides)
+    warn(
+        f"any padding changes the activations of {type(model).__name__}, and its texts cannot be run by length, so "
+        "that activations depend on the batch: set batch_size=1"
+    )
+    return replace(interface, sides=("right",))  # no decoder sees it
+
+
+def _beside(values: Tensor, fill: int) -> Tensor:
+    """Return texts padded on the right, and then on the left."""
+    padding = values.new_full((len(values), PADDED), fill)
+    return torch.cat([torch.cat([values, padding], 1), torch.cat([padding, values], 1)])
+
+
+def _activations(model: nn.Module, run: Run, interface: Interface, inputs: Mapping[str, Tensor]) -> dict[Any, Tensor]:
+    """Run a network on what it takes of inputs, and return the outputs of its blocks and its own."""
+    found: dict[Any, Tensor] = {}
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        found.update({(module, path): value.clone() for path, value in tree.tensors(output).items() if value.dim() > 1})
+
+    if interface.given:
+        inputs = {**inputs, **decoder_inputs(inputs, interface)}
+    names = {*interface.content, *interface.given, *interface.arguments}
+    stacks = [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    with ExitStack() as hooks:
+        for module in {model, *(each for stack in stacks for each in stack.children())}:
+            hooks.callback(module.register_forward_hook(keep).remove)
+        run({name: value for name, value in inputs.items() if name in names})
+    return found
+
+
+def _is_unchanged(alone: Mapping[Any, Tensor], padded: Mapping[Any, Tensor], side: Side, text: Tensor) -> bool:
+    """Return whether padding on a side leaves the activations of real tokens, but for rounding."""
+    for at, expected in alone.items():
+        rows, first = (padded[at][: len(text)], 0) if side == "right" else (padded[at][len(text) :], PADDED)
+        values = rows[:, first : first + text.shape[1]] if rows.shape[1] == text.shape[1] + PADDED else rows
+        if expected.shape == values.shape and expected.is_floating_point():
+            sizes = expected.abs().where(expected.abs() < LARGEST, 0)
+            size = sizes.amax(-1, keepdim=True) if sizes.dim() > 2 else sizes.max()  # of each token
+            most = max(torch.finfo(expected.dtype).eps, torch.finfo(torch.float32).eps) ** 0.6
+            if not bool(((values - expected).abs().where(values != expected, 0) <= most * size).all()):
+                return False
+    return True

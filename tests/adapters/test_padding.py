@@ -1,0 +1,275 @@
+"""Activations of a text do not depend on the texts beside it, whatever the side of padding."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+import hf_stitch
+from benchmarks import padding, zoo
+from hf_stitch.adapters.cutting.interface import positions_of
+from hf_stitch.analysis import extract_activations
+from hf_stitch.artefacts.joining import joined_to_itself
+
+from tiny_networks import LAYERS, build, plain_tokenizer  # isort: skip
+
+FAMILIES = {
+    ("causal", "gpt2"): "right or left, with position_ids",
+    ("causal", "openai-gpt"): "right or left, with position_ids",
+    ("causal", "ctrl"): "right or left, with position_ids",
+    ("causal", "gpt_neo"): "right or left, with position_ids",
+    ("causal", "biogpt"): "right or left, with position_ids",
+    ("causal", "llama"): "right or left, with position_ids",
+    ("causal", "opt"): "right or left, with position_ids",
+    ("causal", "mixtral"): "right or left, with position_ids",
+    ("causal", "roberta"): "right or left",
+    ("causal", "bloom"): "right or left",
+    ("causal", "mamba"): "right or left",
+    ("causal", "xlnet"): "right or left",
+    ("causal", "rwkv"): "right",
+    ("causal", "recurrent_gemma"): "right",
+    ("causal", "cpmant"): "left",
+    ("causal", "xlstm"): "none: texts of one length run together",
+    ("masked", "bert"): "right or left, with position_ids",
+    ("masked", "distilbert"): "right or left, with position_ids",
+    ("masked", "mpnet"): "right",
+    ("masked", "ibert"): "right or left",
+    ("masked", "fnet"): "none: texts of one length run together",
+    ("masked", "convbert"): "none: texts of one length run together",
+    ("text", "bert"): "right",  # the head reads the first token
+    ("text", "gpt2"): "right or left, with position_ids",
+    ("text", "t5"): "right",  # the decoder begins before the padding
+    ("text", "bart"): "right",
+    ("text", "xlnet"): "left",  # the head reads the last token
+}
+"""Suite and family -> where texts are padded."""
+
+STATED = {"causal:gpt_neo"}
+"""Families whose networks compute a part in float32, whatever the dtype of their weights."""
+
+
+@cache
+def family(suite: str, name: str, side: str) -> hf_stitch.Adapter:
+    return padding.tokenizing(zoo.adapter_of(suite, name), side)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("which", FAMILIES, ids=":".join)
+def test_activations_of_a_family_do_not_depend_on_the_batch(which: tuple[str, str], side: str) -> None:
+    network = family(*which, side)
+    assert network._padded().padding == FAMILIES[which]
+    assert padding.moved(network, side, 8) <= 1e-5
+    if ":".join(which) not in {"causal:mixtral", *STATED}:  # experts have no kernel in float64
+        network.model.double()
+        try:
+            assert padding.moved(padding.tokenizing(network), side, 8) <= 1e-9
+        finally:
+            network.model.float()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", ["text", "causal", "masked"])
+def test_activations_of_no_family_depend_on_the_batch(suite: str) -> None:
+    moved = {row.family: row.moved for row in zoo.read().values() if row.suite == suite and row.moved is not None}
+    for name, before in moved.items():
+        if before <= 1e-5:
+            network = padding.tokenizing(zoo.adapter_of(suite, name))
+            assert max(padding.moved(network, side, 8) for side in ("right", "left")) <= 1e-5, name
+
+
+@pytest.mark.parametrize(
+    ("which", "forwards"),
+    [(("causal", "gpt2"), 2), (("text", "t5"), 2), (("masked", "convbert"), 2), (("masked", "fnet"), 0)],
+)
+def test_padding_is_verified_once(which: tuple[str, str], forwards: int) -> None:
+    network, runs = padding.tokenizing(zoo.adapter_of(*which), "left"), []
+    handle = network.model.register_forward_hook(lambda *_: runs.append(1))
+    for _ in range(2):
+        network._padded()
+    handle.remove()
+    assert len(runs) == forwards
+
+
+# -- positions -----------------------------------------------------------------------------------------------------
+def test_positions_of_texts_that_are_not_padded_on_the_left_are_those_of_the_network() -> None:
+    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1]])
+    expected = [[0, 1, 2, 3], [0, 0, 0, 1], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert positions_of(mask).tolist() == expected
+
+
+def texts(count: int = 24) -> list[str]:
+    draw = np.random.default_rng(0)
+    return [" ".join(f"w{i}" for i in draw.integers(60, size=size)) for size in draw.integers(2, 12, size=count)]
+
+
+def decoder(name: str = "gpt2", seed: int = 0, side: str = "left") -> hf_stitch.Adapter:
+    tokenizer = plain_tokenizer()
+    tokenizer.padding_side = side
+    return hf_stitch.load(build(name, seed), processor=tokenizer)
+
+
+def test_inputs_have_positions_beside_padding_on_the_left_only() -> None:
+    given = texts(4)
+    assert "position_ids" in decoder().preprocess(given)
+    assert "position_ids" not in decoder(side="right").preprocess(given)
+    assert "position_ids" not in decoder().preprocess(given[:1])
+
+
+def test_the_call_of_the_tokenizer_leaves_its_side() -> None:
+    network = decoder("bert")
+    assert bool(network.preprocess(texts(4))["attention_mask"][:, 0].all())  # on the right
+    assert network.processor.padding_side == "left" == network.processor.backend_tokenizer.padding["direction"]
+
+
+@pytest.mark.parametrize("layer", ["transformer.h.0", "transformer.h.2"])
+def test_the_cut_contract_holds_beside_padding_on_the_left(layer: str) -> None:
+    network = decoder()
+    inputs = network.preprocess(texts(4))
+    found = network.decode(network.encode(inputs, layer)[layer], layer).logits
+    assert torch.equal(found, network.model(**inputs).logits)
+
+
+def without_positions(network: hf_stitch.Adapter) -> dict[str, Tensor]:
+    inputs = network.preprocess(texts(5))
+    return {name: value for name, value in inputs.items() if name != "position_ids"}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_stitched_model_counts_positions_from_the_mask(name: str, side: str) -> None:
+    network = decoder(name, side=side)
+    model, inputs = joined_to_itself(network, LAYERS[name], network.task), without_positions(network)
+    assert "position_ids" not in model.preprocess(texts(5))
+    found, real = model(**inputs).logits, inputs["attention_mask"].bool()
+    for row, text in enumerate(texts(5)):
+        alone = network.model(**network.preprocess([text])).logits[0]
+        torch.testing.assert_close(found[row][real[row]] if found.dim() == 3 else found[row], alone)
+    if side == "right" or name == "bert":  # its bits stay
+        assert torch.equal(found, network.model(**inputs).logits)
+
+
+def test_a_stitched_model_generates_the_same_with_padding_on_the_left() -> None:
+    network = decoder()
+    model = joined_to_itself(network, LAYERS["gpt2"], network.task)
+    inputs = model.preprocess(texts(4))
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    for use_cache in (True, False):
+        found = model.generate(**inputs, **options, use_cache=use_cache)
+        for row, text in enumerate(texts(4)):
+            alone = model.generate(**model.preprocess([text]), **options)
+            assert found[row, -5:].tolist() == alone[0, -5:].tolist()
+
+
+def test_a_step_with_a_cache_counts_positions_from_the_mask() -> None:
+    network = decoder()
+    model, inputs = joined_to_itself(network, LAYERS["gpt2"], network.task), without_positions(network)
+    whole = model(**inputs, use_cache=False).logits
+    first = model(
+        input_ids=inputs["input_ids"][:, :-1], attention_mask=inputs["attention_mask"][:, :-1], use_cache=True
+    )
+    step = model(input_ids=inputs["input_ids"][:, -1:], attention_mask=inputs["attention_mask"], **{
+        name: value for name, value in first.items() if "cache" in name or "past" in name})  # fmt: skip
+    torch.testing.assert_close(step.logits[:, -1], whole[:, -1])
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------------
+PAIRS = [(("causal", "gpt2"),) * 2, (("causal", "gpt2"), ("masked", "bert")), (("causal", "rwkv"), ("causal", "gpt2")),
+         (("masked", "fnet"), ("masked", "convbert"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(name for _, name in pair))
+@pytest.mark.parametrize("rows", ["mean", "tokens"])
+def test_similarities_depend_neither_on_the_batch_nor_on_the_order(pair: Any, rows: str) -> None:
+    a, b = (family(*each, "left") for each in pair)
+    data = padding.texts(a, 20)
+    order = np.random.default_rng(0).permutation(20).tolist()
+
+    def scores(given: list[str], batch_size: int) -> Any:
+        found = hf_stitch.compare(a, b, given, rows=rows, metrics=["linear_cka"], batch_size=batch_size, progress=False)
+        return found["linear_cka"]
+
+    expected = scores(data, 1)
+    for found in (scores(data, 8), scores(data, 20), scores([data[i] for i in order], 8)):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_activations_stitches_and_scores_do_not_depend_on_the_batch(name: str) -> None:
+    a, b, data, layer = decoder(name), decoder(name, 1), texts(), LAYERS[name]
+    found = [extract_activations(a, data, layers=[layer], pooling="mean", batch_size=size, progress=False)
+             for size in (1, 24)]  # fmt: skip
+    np.testing.assert_allclose(found[0].values[layer], found[1].values[layer], atol=1e-6)
+    made = [
+        hf_stitch.stitch(a, b, data, source_layer=layer, target_layer=layer, batch_size=size, ridge=0.1,
+                         matcher="ridge", progress=False)
+        for size in (1, 24)
+    ]  # fmt: skip
+    weights = [model.stitch.body.weight for model in made]
+    torch.testing.assert_close(weights[0], weights[1], atol=1e-5, rtol=1e-5)
+    scores = [hf_stitch.evaluate(made[0], data, batch_size=size, progress=False)["cross_entropy"] for size in (1, 24)]
+    assert abs(scores[0].value - scores[1].value) < 1e-6
+
+
+def test_activations_are_read_from_the_cache_after_padding_is_verified(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"layers": ["encoder.layer.0"], "pooling": "mean", "cache": tmp_path, "progress": False}
+    tokenizer = plain_tokenizer()
+    tokenizer.padding_side = "left"
+    body = BertConfig(vocab_size=80, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+    network, runs = hf_stitch.load(BertModel(body).eval(), processor=tokenizer), list[int]()
+    expected = extract_activations(network, texts(4), **options)
+    network.model.register_forward_hook(lambda *_: runs.append(1))
+    found = extract_activations(network, texts(4), **options)
+    assert torch.equal(found.values["encoder.layer.0"], expected.values["encoder.layer.0"]) and not runs
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------
+def test_a_mask_of_zeros_changes_no_other_text() -> None:
+    network = decoder()
+    inputs = network.preprocess(texts(4))
+    inputs["attention_mask"][0] = 0
+    found = network.encode(inputs, "transformer.h.1")["transformer.h.1"]
+    with pytest.raises(ValueError, match="sample 0 of the batch is completely masked"):
+        found.rows("mean")
+    alone = network.encode(network.preprocess(texts(4)[1:2]), "transformer.h.1")["transformer.h.1"]
+    torch.testing.assert_close(found.values[1][found.mask[1]], alone.values[0])
+
+
+@pytest.mark.parametrize("which", [("causal", "gpt2"), ("masked", "fnet")])
+def test_an_empty_text_is_named(which: tuple[str, str]) -> None:
+    network = family(*which, "left")
+    with pytest.raises(ValueError, match="text 1 has no tokens"):
+        network.preprocess([padding.texts(network, 1)[0], ""])
+
+
+def test_texts_beyond_the_table_of_positions_are_truncated_beside_padding_on_the_left() -> None:
+    limit, tokenizer = 8, plain_tokenizer()
+    tokenizer.padding_side = "left"
+    model = GPT2Model(GPT2Config(vocab_size=80, n_embd=8, n_layer=1, n_head=1, n_positions=limit)).eval()
+    network = hf_stitch.load(model, processor=tokenizer)
+    with pytest.warns(UserWarning, match=f"1 of 2 texts are longer than the {limit} tokens"):
+        inputs = network.preprocess([" ".join(["w7"] * (limit + 3)), "w5 w6"])
+    assert inputs["position_ids"][1, -2:].tolist() == [0, 1] and int(inputs["position_ids"].max()) == limit - 1
+
+
+def test_a_tokenizer_without_padding_is_refused() -> None:
+    tokenizer = plain_tokenizer()
+    tokenizer.pad_token = None
+    with pytest.raises(ValueError, match="no padding token"):
+        hf_stitch.load(build("gpt2", 0), processor=tokenizer).preprocess(texts(2))
+
+
+def test_a_network_that_cannot_be_helped_is_named_once() -> None:
+    network = padding.tokenizing(zoo.adapter_of("masked", "funnel"), "right")
+    with pytest.warns(UserWarning, match="any padding changes the activations of FunnelForMaskedLM"):
+        network._padded()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        network._padded()
