@@ -18,6 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,7 +33,7 @@ import transformers
 from tqdm import tqdm
 
 import hf_stitch
-from benchmarks import exactness, tiny
+from benchmarks import exactness, padding, tiny
 from benchmarks.timing import paired
 from benchmarks.zoo_records import FILE, Record, read, write
 
@@ -123,6 +124,12 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
         ratio = paired(
             lambda: adapter.decode(adapter.encode(inputs, middle)[middle], middle), lambda: adapter.forward(inputs), 5
         )[2]
+    if adapter.interface.modality == "text":
+        network = padding.tokenizing(adapter)
+        record = dataclasses.replace(record, padding=network._padded().padding)
+        with suppress(Exception):  # a network that takes no text of two tokens
+            moved = max(padding.moved(network, side, 8) for side in ("right", "left"))
+            record = dataclasses.replace(record, moved=moved)
     return dataclasses.replace(
         record,
         exact=exact,

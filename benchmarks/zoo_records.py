@@ -37,7 +37,9 @@ in an independent check (`benchmarks/exactness.py`) on other inputs, including r
 networks with more than 50 million parameters, only five evenly spaced candidates are tried. *Operations* is the number
 of floating-point operations of encode and decode at the middle cut over that of one forward pass. *Time* is the same
 ratio in seconds (one thread, median of five paired runs). The number of samples is doubled until a forward pass takes
-at least 50 ms, up to 128 samples. Texts have 64 tokens.
+at least 50 ms, up to 128 samples. Texts have 64 tokens. *Padding* is where the adapter pads texts; *moved* is by how
+much eight texts of several lengths, with tokenizers of both sides, then differ from each text alone (of any activation,
+relative to the largest; `inf` where padding counts as text).
 
 If fewer than two blocks qualify, other layers through which the whole computation passes are listed (the first
 and last layers of HRNet, TNT, LiLT, NeoMME, Reformer, Zamba, Zaya and Gemma 3n, whose blocks are bypassed). In
@@ -62,6 +64,9 @@ class Record:
         middle: The cut in the middle.
         operations: Floating-point operations of encode and decode at the middle cut over those of one forward pass.
         seconds: Seconds of encode and decode at the middle cut over those of one forward pass.
+        padding: Sides on which padding changes no activation of a text; empty for other modalities.
+        moved: Largest difference of the activations of texts padded on either side from those of each text alone,
+            relative to the largest of them.
         reason: Why there are fewer than two cuts, or an empty string.
         inexact: The cut that is not exact and the inputs that show it, or an empty string.
         versions: Libraries with which the family was examined; empty in records from before they were noted.
@@ -77,6 +82,8 @@ class Record:
     middle: str = ""
     operations: float | None = None
     seconds: float | None = None
+    padding: str = ""
+    moved: float | None = None
     reason: str = ""
     inexact: str = ""
     versions: str = ""
@@ -145,12 +152,13 @@ def _cost(what: str, found: Sequence[tuple[Record, float]], *, named: bool = Tru
 def _section(suite: str, records: Sequence[Record]) -> str:
     lines = [
         f"## {TITLES[suite][0]}\n",
-        "| family | model | candidates | cuts | exact | plan | middle | operations | time | why not |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| family | model | candidates | cuts | exact | plan | middle | operations | time | padding | moved | why |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in records:
         plans = ", ".join(f"{count} {plan}" if len(r.plans) > 1 else plan for plan, count in r.plans.items())
         figures = ["–" if value is None else f"{value:.2f}" for value in (r.operations, r.seconds)]
+        figures += [r.padding or "–", "–" if r.moved is None else f"{r.moved:.0e}"]
         why = (r.inexact or r.reason).replace("|", "\\|")
         why = why if r.model else f"not examined, because no network could be created and run in time: {why}"
         cells = [
