@@ -253,6 +253,17 @@ def test_channels_with_a_small_factor_do_not_choose_the_penalty() -> None:
     assert torch.allclose(found.weight[0], torch.ones(6, dtype=torch.float64), atol=1e-2)
 
 
+def test_scores_do_not_depend_on_batches_beside_padding_on_the_left() -> None:
+    config = transformers.GPT2Config(n_embd=24, n_layer=4, n_head=4, vocab_size=80, **ENDS)
+    tokenizer = plain_tokenizer()
+    tokenizer.padding_side = "left"
+    net = hf_stitch.load(transformers.GPT2LMHeadModel(config).eval(), processor=tokenizer)
+    found = [shorten(net, texts(64), remove=1, batch_size=size, **QUIET) for size in (1, 64)]
+    assert found[0].removed == found[1].removed
+    scores = [each.scores["shortened"]["perplexity"].value for each in found]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+
+
 def test_moments_that_do_not_fit_are_refused_before_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_stitch.resources.free_memory", lambda device: 1000)
     net = built("llama")

@@ -126,6 +126,16 @@ def test_the_result_does_not_depend_on_batches_and_order() -> None:
             assert x.effect.noise == pytest.approx(y.effect.noise, rel=1e-3, abs=1e-10)
 
 
+def test_the_result_does_not_depend_on_batches_beside_padding_on_the_left() -> None:
+    tokenizer = plain_tokenizer()
+    tokenizer.padding_side = "left"
+    models = build("gpt2", 0), edited("gpt2", LAYERS["gpt2"])
+    a, b = (hf_stitch.load(model, processor=tokenizer) for model in models)
+    one, two = (compared(a, b, TEXTS, batch_size=size).outputs for size in (1, 40))
+    assert one is not None and two is not None
+    assert one.forth.value == pytest.approx(two.forth.value, rel=1e-4)
+
+
 # -- findings ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("family", "levels"), [*((each, None) for each in FAMILIES), ("bert", 127), ("llama", 127), ("cnn", 127)]
