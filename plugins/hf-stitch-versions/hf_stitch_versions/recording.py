@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch import Adapter
+from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.discovery.verify import unchanged
 
 Key = tuple[str, int]
@@ -76,7 +77,7 @@ def watch(
 
     device = adapter.device
     drawn = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(drawn), unchanged(adapter.model), ExitStack() as hooks:
+    with torch.random.fork_rng(drawn), alone(adapter.model), unchanged(adapter.model), ExitStack() as hooks:
         torch.manual_seed(0)  # noise is the same in all forwards, or it would be the null
         for name, module in adapter.model.named_modules():
             handles = (
@@ -85,7 +86,7 @@ def watch(
             )
             for handle in handles:
                 hooks.callback(handle.remove)
-        adapter.forward(arguments)
+        adapter._run(adapter.inputs(arguments))  # all texts at once, even if padding changes activations
 
 
 def values_of(output: Any, *, whole: bool = False) -> dict[str, Tensor]:

@@ -479,7 +479,7 @@ def effect(a: Adapter, b: Adapter, dtype: torch.dtype = torch.float64) -> float:
         for adapter, computed in ((a, torch.float64), (b, dtype)):
             given = {name: x.to(computed) if x.is_floating_point() else x for name, x in feed.arguments.items()}
             with in_dtype(adapter.model, computed):
-                value: Any = adapter.forward(given)
+                value: Any = adapter._run(given)
             value = (value if isinstance(value, Tensor) else next(iter(value.values()))).double()
             found.append(value[feed.mask] if feed.mask is not None and value.dim() == 3 else value)
         gap += float((found[0] - found[1]).square().sum())

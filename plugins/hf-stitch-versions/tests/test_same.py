@@ -335,8 +335,8 @@ def test_tied_weights_and_attributes_that_hold_tensors_are_no_difference() -> No
 def test_padding_on_the_other_side_is_told() -> None:
     tokenizer = plain_tokenizer()
     tokenizer.padding_side = "left"
-    other = hf_stitch.load(copy.deepcopy(first("bert").model), processor=tokenizer)
-    found = compared(first("bert"), other, TEXTS)
+    other = hf_stitch.load(copy.deepcopy(first("gpt2").model), processor=tokenizer)
+    found = compared(first("gpt2"), other, TEXTS)
     assert found.inputs[0] == "padding is on the other side"
     assert not found.is_same and not found.findings
 
