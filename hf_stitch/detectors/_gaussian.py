@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_stitch.representation import Representation
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.spectrum import ROUNDINGS, above_rounding, rounding
+from hf_stitch.statistics.spectrum import above_rounding, rounding
 
 
 def position_moments(activations: Iterable[Representation], what: str) -> Moments:
@@ -67,7 +67,7 @@ def added_variance(moments: Moments, tolerance: float) -> Tensor:
     dead = variances.mean() * max(tolerance, 1e-6) * (1 + tolerance)
     share = tolerance * variances
     if tolerance:
-        share = torch.maximum(share, ROUNDINGS**2 * rounding(moments, "x") / moments.n)
+        share = torch.maximum(share, rounding(moments, "x") / moments.n)
     return torch.where(variances == 0, dead, share)
 
 

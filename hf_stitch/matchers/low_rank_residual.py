@@ -12,7 +12,7 @@ from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.matchers.ridge import Penalty, Ridge
 from hf_stitch.options import Count
 from hf_stitch.statistics import Moments
-from hf_stitch.statistics.spectrum import EPS, ROUNDINGS, rounding
+from hf_stitch.statistics.spectrum import EPS, rounding
 from hf_stitch.stitches import LowRankResidualStitch
 
 
@@ -55,7 +55,7 @@ class LowRankResidual(ClosedFormMatcher):
         least = torch.clamp(
             (vectors.square() * rounding(moments, "x")[:, None]).sum(0) / moments.n, min=float(EPS * values[-1])
         )
-        stitch.down.copy_((vectors / torch.maximum(values, ROUNDINGS**2 * least).sqrt()).T)
+        stitch.down.copy_((vectors / torch.maximum(values, least).sqrt()).T)
         stitch.weight.copy_(common.weight)
         if common.bias is not None:
             stitch.bias.copy_(common.bias)

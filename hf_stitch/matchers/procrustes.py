@@ -12,7 +12,7 @@ from hf_stitch.matchers._solve import require
 from hf_stitch.matchers.base import ClosedFormMatcher
 from hf_stitch.papers import DING_2021, Paper
 from hf_stitch.statistics import Moments
-from hf_stitch.statistics.spectrum import EPS, ROUNDINGS, rounding
+from hf_stitch.statistics.spectrum import EPS, rounding
 from hf_stitch.stitches import LinearStitch
 
 
@@ -67,5 +67,5 @@ class Procrustes(ClosedFormMatcher):
         errors = rounding(centred, "x"), rounding(centred, "y")
         for directions, scatter, error in zip((left, right.T), (centred.sxx, centred.syy), errors, strict=True):
             spread = ((scatter @ directions) * directions).sum(0)
-            varies &= spread > ROUNDINGS**2 * (directions.square() * error[:, None]).sum(0)
+            varies &= spread > (directions.square() * error[:, None]).sum(0)
         return recorded(stitch, moments, scale=scale, xy_rank=int(varies.sum()))

@@ -21,7 +21,7 @@ from hf_stitch.metrics._rows import (
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import NonNegative, Within, checked
 from hf_stitch.papers import DING_2021, KORNBLITH_2019, MORCOS_2018, RAGHU_2017
-from hf_stitch.statistics.spectrum import EPS, Side, above_rounding, rounding
+from hf_stitch.statistics.spectrum import EPS, NOTHING_VARIES, Side, Spectrum, above_rounding, rounding
 
 _EQUAL = EPS**0.5
 """Difference of two canonical correlations that may be rounding."""
@@ -71,7 +71,7 @@ class CCA(MomentsMetric):
     papers = (RAGHU_2017, KORNBLITH_2019)
     function = staticmethod(cca)
     formula = staticmethod(_cca)
-    _by_axes = True
+    _by_axes = _of_own_rows = True
     differentiable = True
 
     def __init__(self, **options: bool | float) -> None:
@@ -140,7 +140,7 @@ class PWCCA(MomentsMetric):
     papers = (MORCOS_2018, DING_2021)
     function = staticmethod(pwcca)
     formula = staticmethod(_pwcca)
-    _by_axes = True
+    _by_axes = _of_own_rows = True
     symmetric = False
 
     @checked
@@ -195,7 +195,7 @@ class SVCCA(MomentsMetric):
     papers = (RAGHU_2017,)
     function = staticmethod(svcca)
     formula = staticmethod(_svcca)
-    _by_axes = True
+    _by_axes = _of_own_rows = True
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
@@ -222,7 +222,7 @@ def independent(name: str, moments: SecondMoments, side: Side, remedy: str) -> T
     kept = above_rounding(values, vectors, rounding(moments, side) * scale.square())
     rank = int(kept.sum())
     if not rank:
-        raise ValueError(f"{name}: {side} does not vary by more than rounding; run the network in a wider dtype")
+        raise ValueError(NOTHING_VARIES.format(f"{name}: {side}"))
     why = f", as {side} has rank {rank}: with n <= rank + 1 every canonical correlation is 1{remedy}"
     check_count(name, moments.n, least_for_full_rank(rank), why)
     return None if rank == len(kept) else scale[:, None] * vectors[:, kept]
@@ -272,13 +272,9 @@ def _axes(parts: Tensor) -> Tensor:
 
 
 def _leading(moments: SecondMoments, side: Side, variance: float) -> tuple[Tensor, Tensor]:
-    """The fewest leading eigenvalues that reach this share of their sum, and their eigenvectors.
-
-    Directions that are rounding are dropped.
-    """
-    values, vectors = (part.flip(-1) for part in torch.linalg.eigh(moments.sxx if side == "x" else moments.syy))
-    varies = above_rounding(values, vectors, rounding(moments, side))
-    values, vectors = values[varies], vectors[:, varies]
+    """The fewest leading eigenvalues that reach this share of the sum of those above rounding, and their vectors."""
+    spectrum = Spectrum.of(moments, side)
+    values, vectors = spectrum.values.flip(0), spectrum.vectors.flip(1)
     shares = values.cumsum(0)
     kept = int((shares < variance * shares[-1]).sum()) + 1
     return values[:kept], vectors[:, :kept]

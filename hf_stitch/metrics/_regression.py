@@ -22,7 +22,7 @@ from hf_stitch.metrics._rows import (
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import checked
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019
-from hf_stitch.statistics.spectrum import above_rounding, rounding
+from hf_stitch.statistics.spectrum import NOTHING_VARIES, above_rounding, rounding
 
 
 @of_own_rows
@@ -81,6 +81,7 @@ class LinearRegression(MomentsMetric):
     papers = (KORNBLITH_2019,)
     function = staticmethod(linear_regression)
     formula = staticmethod(_linear_regression)
+    _of_own_rows = True
     symmetric = False
 
     def __init__(self, **options: Any) -> None:
@@ -156,6 +157,8 @@ def _explained(moments: SecondMoments, offset: int) -> Tensor:
     sxy = moments.sxy + offset * torch.outer(moments.mean_x, moments.mean_y)
     values, vectors = torch.linalg.eigh(sxx)
     kept = above_rounding(values, vectors, rounding(moments, "x"))
+    if not kept.any():
+        raise ValueError(NOTHING_VARIES.format("linear_regression: x"))
     return ((vectors[:, kept].T @ sxy).square().sum(1) / values[kept]).sum()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_stitch.options import check_call
 from hf_stitch.statistics.base import Rows
-from hf_stitch.statistics.spectrum import EPS, Side, above_rounding, eps_of, rounding
+from hf_stitch.statistics.spectrum import EPS, UNCERTAIN, Side, above_rounding, eps_of, rounding
 
 Array = NDArray[np.floating[Any]]
 Options = ParamSpec("Options")
@@ -175,14 +175,15 @@ class RowMoments:
     def of_axes(cls, rows: Tensor) -> RowMoments:
         """Return the moments of rows with themselves, along their principal axes, the largest first.
 
-        Features of which one is a copy of others, or tiny beside them, stay as they are: metrics judge their rank.
+        Features of which one is a copy of others, or tiny beside them, stay as they are, and so do those with an axis
+        near rounding in the dtype of the rows: metrics judge their rank.
         """
         own = cls(rows, rows)
         left, lengths, _ = torch.linalg.svd(_coordinates(own.x), full_matrices=False)
         kept = lengths > max(rows.shape) * EPS * lengths[0]
-        axes = own.x.T @ (left / torch.where(kept, lengths, torch.inf))
-        kept &= above_rounding(lengths.square(), axes, rounding(own, "x"))
-        if rows.shape[1] < len(rows) and not kept.all():
+        axes = own.x.T @ (left[:, kept] / lengths[kept])
+        certain = above_rounding(lengths[kept].square(), axes, rounding(own, "x"), UNCERTAIN)
+        if not certain.all() or (rows.shape[1] < len(rows) and not kept.all()):
             return own
         moments = cls(found := left[:, kept] * lengths[kept], found)
         moments.along_axes = True

@@ -71,7 +71,7 @@ class ShapeDistance(MomentsMetric):
     papers = (WILLIAMS_2021,)
     function = staticmethod(shape_distance)
     formula = staticmethod(_shape_distance)
-    _by_axes = True
+    _by_axes = _of_own_rows = True
     triangle_inequality = True
     differentiable = True
 

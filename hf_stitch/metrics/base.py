@@ -356,6 +356,7 @@ class MomentsMetric(ActivationMetric):
     formula: ClassVar[Callable[..., Tensor]]
     statistic: Statistic = "moments"
     _by_axes: ClassVar[bool] = False  # whether a permutation test may take principal axes for features, and fewer
+    _of_own_rows: ClassVar[bool] = False  # whether the value depends on what is rounding in the dtype of the rows
     _moments: Moments | None = None
 
     @property
@@ -367,6 +368,7 @@ class MomentsMetric(ActivationMetric):
     def _prepared(self, side: Operand, rows: Tensor) -> Any:
         turned = self._by_axes and {"orthogonal", "translation"} <= {*self.invariances}
         turned = turned and not self.options.get("ridge")  # a ridge depends on the width
+        rows = rows if self._of_own_rows else rows.double()
         moments = RowMoments.of_axes(rows) if turned else RowMoments(rows, rows)
         moments.kept = {side: {}}
         return moments

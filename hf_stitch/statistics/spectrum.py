@@ -16,15 +16,19 @@ import torch
 from torch import Tensor
 
 EPS = torch.finfo(torch.float64).eps
+HALF = 1e-5  # eps of half precision is larger
 ROUNDINGS = 4.0
-"""A direction is rounding if its standard deviation is at most that of so many rounding errors.
+"""Errors of features in float32 and float64, in units of eps; in half precision, whose sums are float32, they are 1.
 
-Norms leave .1 (half precision) to 2 (float32, width 3072) in the direction that they remove.
+Norms leave .2 (half precision) to 2 (float32, width 3072) in the direction that they remove.
 """
 UNCERTAIN = 32.0
-"""A direction between ``ROUNDINGS`` and so many rounding errors counts only if it explains something of the target."""
+"""A direction whose standard deviation is at most that of so many errors counts only if it explains something of the
+target; one whose standard deviation is at most that of one error does not count."""
 NEGLIGIBLE = 5e-4
 """Share of the variance of the target that all uncertain directions left out may explain together."""
+
+NOTHING_VARIES = "{} does not vary by more than rounding in its dtype: run the network in a wider dtype"
 
 Side = Literal["x", "y"]
 
@@ -52,19 +56,21 @@ def eps_of(*rows: Tensor) -> Tensor:
 
 
 def rounding(moments: _BothSides, side: Side) -> Tensor:
-    """Return the scatter of rounding errors of each feature of a side, ``(eps (√n + √d))² E[f²]``, ``(d,)`` float64.
+    """Return the scatter of rounding errors of each feature of a side, ``(e (√n + √d))² E[f²]``, ``(d,)`` float64.
 
-    An error is relative to the number that is rounded, so that it grows with the mean of a feature, too. The largest
-    singular value of a matrix of n × d independent errors is at most ``√n + √d`` times their standard deviation.
+    An error e is relative to the number that is rounded, so that it grows with the mean of a feature, too: eps in half
+    precision, else ``ROUNDINGS`` times eps. The largest singular value of a matrix of n × d independent errors is at
+    most ``√n + √d`` times their standard deviation.
     """
     mean, scatter = (moments.mean_x, moments.sxx) if side == "x" else (moments.mean_y, moments.syy)
-    n, error = moments.n, float(moments.eps["xy".index(side)])
+    n, eps = moments.n, float(moments.eps["xy".index(side)])
+    error = eps if eps > HALF else ROUNDINGS * eps
     squares = mean.square() + scatter.diagonal().detach().clamp(min=0) / n
     return (error * (math.sqrt(n) + math.sqrt(len(mean)))) ** 2 * squares.detach()
 
 
-def above_rounding(values: Tensor, vectors: Tensor, errors: Tensor, times: float = ROUNDINGS) -> Tensor:
-    """Return which eigenvectors of a scatter matrix, ``(d, k)``, vary by more than some rounding errors, ``(k,)`` bool.
+def above_rounding(values: Tensor, vectors: Tensor, errors: Tensor, times: float = 1.0) -> Tensor:
+    """Return which eigenvectors of a scatter matrix, ``(d, k)``, vary by more than rounding, ``(k,)`` bool.
 
     ``errors`` are those of each feature, as :func:`rounding` returns them.
     """
@@ -104,11 +110,7 @@ class Spectrum:
             shares = torch.where(doubtful, explained, 0).cumsum(0) / total
             kept &= ~(doubtful & (shares <= NEGLIGIBLE))
         if not kept.any():
-            eps = float(moments.eps["xy".index(side)])
-            raise ValueError(
-                f"no direction of {side} varies by more than rounding, whose eps is {eps:.1e}: run the network in a "
-                "wider dtype"
-            )
+            raise ValueError(NOTHING_VARIES.format(side))
         largest = torch.where(kept, 0, values).max().clamp(min=float(len(values) * EPS * values[-1]))
         return cls(values[kept], vectors[:, kept], float((largest / values[-1]).sqrt()))
 

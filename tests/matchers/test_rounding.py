@@ -85,15 +85,26 @@ def test_spectral_metrics_are_those_of_the_exact_activations(metric: str, dtype:
     assert built.compute() == pytest.approx(built.function(*less, **built.options).item(), rel=1e-8)
 
 
-def test_a_permutation_test_keeps_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = bert(8, 0, torch.float32)
-    rows = network(ids(40, 4)).last_hidden_state.flatten(0, 1).detach()
-    other = bert(8, 1, torch.float32)(ids(40, 4)).last_hidden_state.flatten(0, 1).detach()
-    for name in ("cca", "svcca"):
-        built = registries.metrics.build(name)
-        prepared = built._prepared("x", rows), built._prepared("y", other)
-        order = torch.randperm(len(rows))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [12, 400])
+@pytest.mark.parametrize(
+    "metric", ["cca", "svcca", "svcca:variance=1", "linear_regression", "procrustes", "shape_distance", "linear_cka"]
+)
+def test_a_permutation_test_keeps_the_rank(metric: str, n: int, dtype: torch.dtype) -> None:
+    """Also near rounding, and with more features than rows."""
+    torch.manual_seed(0)
+    built = registries.metrics.build(metric)
+    width = 5 if metric in ("cca", "linear_regression", "svcca:variance=1") else 16
+    sides = [torch.nn.functional.layer_norm(torch.randn(n, width), (width,)) for _ in "xy"]
+    sides[1] = 20 + sides[0] + sides[1] * torch.arange(1, width + 1) ** -2.0
+    x, y = (side.to(dtype) for side in sides)
+    prepared = built._prepared("x", x), built._prepared("y", y)
+    for order in (torch.arange(n), torch.randperm(n)):
         found = built._permuted(*prepared, order)
-        assert found == pytest.approx(built.function(rows, other[order], **built.options).item(), abs=1e-9), name
+        assert found == pytest.approx(built.function(x, y[order], **built.options).item(), abs=1e-9)
+
+
+def test_a_bootstrap_keeps_the_rank() -> None:
+    rows, other = (bert(8, seed, torch.float32)(ids(40, 4)).last_hidden_state.flatten(0, 1).detach() for seed in (0, 1))
     interval = hf_stitch.analysis.bootstrap("cca", rows, other, samples=[i // 10 for i in range(400)], resamples=5)
     assert interval.value == pytest.approx(metrics.cca(rows, other).item(), rel=1e-8)
