@@ -23,6 +23,9 @@ from hf_stitch.results import Result
 if TYPE_CHECKING:
     import pandas
 
+FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""Modules of PyTorch that have a fused path; those around them take it through them."""
+
 FAILED = {
     "loading": "The network could not be loaded:",
     "inputs": "The network was loaded, but its inputs are missing or do not fit:",
@@ -189,15 +192,25 @@ def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
 
 def _compare_with_fused(adapter: Adapter) -> None:
     """Run a network, and warn if PyTorch's fused path returns other outputs, by how much."""
-    plain = tree.tensors(adapter._run(adapter.example))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fused = tree.tensors(adapter._run(adapter.example, fused=True))
-    pairs = [(x.double(), fused[path].double()) for path, x in plain.items() if not torch.equal(x, fused[path])]
-    if gap := max((float((x - y)[x != y].abs().max() / x[x.isfinite()].abs().max()) for x, y in pairs), default=0.0):
+    outputs = tree.tensors(adapter._run(adapter.example))
+    if not any(isinstance(module, FUSED) for module in adapter.model.modules()):
+        return
+    again, gaps = tree.tensors(adapter._run(adapter.example)), [0.0]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fused = tree.tensors(adapter._run(adapter.example, fused=True))
+        for path, x in outputs.items():
+            apart = (x.double() - fused[path]).abs()
+            if torch.equal(x, again[path]) and (finite := apart.isfinite()).any():
+                gaps.append(float(apart[finite].max() / x[finite].abs().max()))
+        effect = f"whose outputs differ by up to {max(gaps):.1g} of the largest" if max(gaps) else ""
+    except Exception as error:  # the code of the network can raise anything
+        effect = f"on which the network does not run ({type(error).__name__}: {error})"
+    if effect:
         warnings.warn(
-            "in eval mode without gradients, modules of PyTorch take a fused path, whose outputs differ by up to "
-            f"{gap:.1g} of the largest; hf-stitch runs the plain path",
+            f"in eval mode without gradients, modules of PyTorch take a fused path, {effect}; hf-stitch runs the plain "
+            "path",
             stacklevel=2,
         )
 

@@ -254,6 +254,33 @@ def test_the_doctor_tells_how_far_the_fused_path_is(batch_first: bool) -> None:
     assert "prototype" not in notes
 
 
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+def test_the_doctor_does_not_take_noise_for_a_fused_path() -> None:
+    attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+    noisy = Around(nn.ModuleList([Noise(), attention]), lambda m, x: m[1](*[m[0](x)] * 3)[0])
+    for net in (Around(Noise(), lambda m, x: m(x)), noisy):
+        assert not any("fused" in note for note in diagnose(net.eval(), example_inputs=torch.randn(2, 5, 4)).notes)
+
+
+def test_the_doctor_goes_on_where_the_fused_path_fails() -> None:
+    net = encoder()
+    net.encoder.layers[1].register_forward_pre_hook(lambda module, args: args[0].size(1) and None)
+    found = diagnose(net, example_inputs=texts(2))
+    assert not found.failed and found.cuts
+    assert any("on which the network does not run (RuntimeError: Given dimension 1" in note for note in found.notes)
+
+
+def test_the_doctor_compares_outputs_where_they_are_finite() -> None:
+    net = KINDS["attention"]().eval()
+    with torch.no_grad():
+        net.last.bias[0] = float("nan")
+    assert not diagnose(net, example_inputs=torch.randn(2, 5, 4)).failed
+
+
 class Nested(nn.Module):
     """User code that passes texts of several lengths as a nested tensor between two of its modules."""
 
