@@ -99,11 +99,12 @@ def longer_feeds(
                 runs = all(_runs(each, feed, MOST_VALUES) for each in networks[1:])
                 bound = f"images of {height}×{width}: the second network does not run on other sizes"
                 return ([feed], "") if runs else ([], bound)
-    if a.interface.modality != "text":
-        return [], ""
     both = [a] if b is None else [a, b]
-    limit = min((each.interface.max_tokens for each in both if each.interface.max_tokens), default=None)
+    limit = min((end for each in both if (end := _end(each))), default=None)
     named = {name: min(tokens, limit or tokens) for each in both for name, tokens in _named_lengths(each).items()}
+    if a.interface.modality != "text":
+        bounded = a.interface.modality == "tensor" and named
+        return [], f"inputs of the size of the example, which may not reach past {', '.join(named)}" if bounded else ""
     reached, ids = max(LENGTHS), _vocabulary(a, a.example[a.interface.content[0]])
     longer = sorted({tokens for tokens in named.values() if tokens > reached}, reverse=True)
     found = list[Feed]()
@@ -116,6 +117,12 @@ def longer_feeds(
     missed = ", ".join(name for name, tokens in named.items() if tokens > reached)
     bound = f"texts of up to {reached} tokens, which do not reach past {missed}: pass longer ones as data"
     return found, bound if missed else ""
+
+
+def _end(adapter: Adapter) -> int | None:
+    """Return the number of tokens with which the positions of a network end, as in a table; rotary ones go on."""
+    rotary = any("original_max_seq_len" in vars(module) for module in adapter.model.modules())
+    return None if rotary else adapter.interface.max_tokens
 
 
 def _named_lengths(adapter: Adapter) -> dict[str, int]:
@@ -140,6 +147,8 @@ def _named_lengths(adapter: Adapter) -> dict[str, int]:
     read(settings)
     for module in adapter.model.modules():
         read({key: value for key, value in vars(module).items() if isinstance(value, int)})
+        if "dynamic" in str(vars(module).get("rope_type")):
+            read({"original_max_position_embeddings": vars(module).get("original_max_seq_len")})
     return found
 
 
@@ -213,7 +222,7 @@ def _vocabulary(adapter: Adapter, ids: Tensor) -> int:
     sizes: list[int] = []
     hooks = [
         module.register_forward_pre_hook(
-            lambda module, args: sizes.append(module.num_embeddings) if args and args[0].shape == ids.shape else None
+            lambda module, args: sizes.append(module.num_embeddings) if args and _size(args[0]) == ids.shape else None
         )
         for module in adapter.model.modules() if isinstance(module, nn.Embedding)
     ]  # fmt: skip
@@ -224,6 +233,10 @@ def _vocabulary(adapter: Adapter, ids: Tensor) -> int:
         for hook in hooks:
             hook.remove()
     return sizes[0] if sizes else int(ids.max()) + 1
+
+
+def _size(value: Any) -> torch.Size | None:
+    return value.shape if isinstance(value, Tensor) else None  # a table of positions may read a size
 
 
 def for_second(arguments: Mapping[str, Any], a: Adapter, b: Adapter) -> dict[str, Any]:

@@ -71,6 +71,19 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         ),
         {"rope_parameters": {**LONGROPE, "long_factor": [1.0] * 4}},
     ),
+    "sliding_window beyond the positions of training": (
+        hf.MistralForCausalLM,
+        hf.MistralConfig(**{**DECODER, "max_position_embeddings": 16}, sliding_window=32),
+        {"sliding_window": None},
+    ),
+    "dynamic positions": (
+        hf.LlamaForCausalLM,
+        hf.LlamaConfig(
+            **{**DECODER, "max_position_embeddings": 32},
+            rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+        ),
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
     "relative_attention_max_distance": (
         hf.T5EncoderModel, hf.T5Config(**T5), {"relative_attention_max_distance": 136},
     ),
@@ -182,6 +195,27 @@ def test_positions_end_where_a_table_ends() -> None:
     longer, bound = inputs.longer_feeds(hf_stitch.load(model), None, [Network(hf_stitch.load(model))], 0)
     assert longer[0].arguments["input_ids"].shape == (2, 20)
     assert not bound
+
+
+def test_inputs_of_one_size_bound_the_answer() -> None:
+    sizes: dict[str, Any] = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 8)}
+    config = hf.WavLMConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, num_buckets=16, max_bucket_distance=800, **sizes,
+    )  # fmt: skip
+    model = hf.WavLMModel(config).eval()
+    found = answer(model, copy.deepcopy(model))
+    assert found.is_same
+    assert found.bound.startswith("inputs of the size of the example, which may not reach past")
+    assert "max_bucket_distance 800" in found.bound
+
+
+def test_tables_of_positions_that_read_a_size_have_no_vocabulary() -> None:
+    model = hf.LEDModel(hf.LEDConfig(
+        vocab_size=100, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, attention_window=8, pad_token_id=0,
+    )).eval()  # fmt: skip
+    assert answer(model, copy.deepcopy(model)).is_same
 
 
 class Windowed(nn.Module):
