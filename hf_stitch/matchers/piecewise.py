@@ -49,7 +49,8 @@ class Piecewise(RowsMatcher):
 
         moments = moments_of(x, y)
         require(moments, 2)
-        x, y = x.detach().cpu().double(), y.detach().cpu().double()
+        rounded = x.detach().cpu()
+        x, y = rounded.double(), y.detach().cpu().double()
         common = affine_part(moments)
         with torch.no_grad():
             residual = y - common(x)
@@ -60,7 +61,7 @@ class Piecewise(RowsMatcher):
         weights, biases = x.new_zeros(count, y.shape[1], x.shape[1]), x.new_zeros(count, y.shape[1])
         for piece in range(count):
             rows = labels == piece
-            inside = moments_of(x[rows], residual[rows])
+            inside = moments_of(rounded[rows], residual[rows])
             if inside.n > 1 and inside.sxx.trace() > 0:
                 weights[piece], _ = penalised(inside, "gcv")
                 biases[piece] = inside.mean_y - weights[piece] @ inside.mean_x

@@ -99,6 +99,7 @@ class SeededRefinement(UnpairedMatcher):
             seed=self.seed, keep=True,
         )  # fmt: skip
         moments = moments_of(torch.cat([x, u[found.x]]), torch.cat([y, v[found.y]]))
+        moments.eps = seeds.eps
         stitch = orthogonal(moments, torch.cat([x, u]), torch.cat([y, v]), dtype)
         stitch.fitted |= {
             "seeds": len(x), "mutual": len(found.x), "rounds": found.rounds, "stable": found.stable, "seed_rank": rank,

@@ -76,6 +76,17 @@ def test_one_piece_is_ridge_on_the_rows_and_on_what_it_leaves() -> None:
     np.testing.assert_allclose(stitch(x.double()).detach().numpy(), expected, atol=1e-8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pieces_take_nothing_from_the_direction_that_a_norm_removes(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    region = torch.randint(0, 2, (2000, 1)) * 2 - 1
+    x = torch.nn.functional.layer_norm(0.3 * torch.randn(2000, 8) + 4 * region * torch.arange(8).sub(3.5).sign(), (8,))
+    y = torch.where(region > 0, x @ torch.randn(8, 4), x @ torch.randn(8, 4))
+    stitch = Piecewise(clusters=2).fit(x.to(dtype), y, dtype=torch.float64)
+    assert stitch.weights.abs().max() > 1
+    assert stitch.weights.mean(2).abs().max() < 50 * torch.finfo(dtype).eps
+
+
 def test_shares_are_those_of_the_formula() -> None:
     x, y = rows()
     stitch = Piecewise(clusters=3).fit(x, y, dtype=torch.float64)

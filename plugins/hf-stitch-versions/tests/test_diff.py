@@ -14,6 +14,7 @@ import torch
 import transformers
 from hf_stitch_testing import check_command
 from hf_stitch_versions import Difference, diff
+from hf_stitch_versions.changes.moved import Moved
 from hf_stitch_versions.changes.weights import effective, weight_change
 from hf_stitch_versions.cli import diff as command
 from torch import Tensor, nn
@@ -600,3 +601,10 @@ def test_two_processes_find_what_one_does(code: Path, tmp_path: Path) -> None:
     ]
     subprocess.run([*launched, "--redirects", "3", script, code], check=True)
     assert [path.read_text() for path in sorted(tmp_path.glob("log/**/stdout.log"))] == [alone, alone]
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (6, 5, 8), (6, 8, 2, 2)])
+def test_moments_of_blocks_have_the_dtype_in_which_they_were_computed(shape: tuple[int, ...]) -> None:
+    moved = Moved()
+    moved.add("block", torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16(), None)
+    assert moved.moments["block"][0].eps.tolist() == [torch.finfo(torch.bfloat16).eps] * 2

@@ -137,7 +137,7 @@ class Approximated(ClosedFormMatcher):
         projection = kept @ kept.T
         found = Moments.of(
             moments.n, moments.mean_x, moments.mean_y, projection @ moments.sxx @ projection, moments.syy,
-            projection @ moments.sxy,
+            projection @ moments.sxy, moments.eps,
         )  # fmt: skip
         fitted = self.matcher.fit(found, torch.float64)
         if not isinstance(fitted, LinearStitch) or fitted.bias is None:

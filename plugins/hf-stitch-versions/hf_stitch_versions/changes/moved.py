@@ -118,7 +118,7 @@ def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
         last = values.shape[1] == values.shape[2] != values.shape[3]
         values = values.flatten(1, 2) if last else values.flatten(2).transpose(1, 2)
     if values.dim() == 2:
-        return values[:, None].double()
+        return values[:, None]
     mask = mask.to(values.device) if mask is not None and mask.shape == values.shape[:2] else None
     real = values.new_ones(values.shape[:2], dtype=torch.bool) if mask is None else mask
     count = real.sum(1, keepdim=True)
@@ -126,5 +126,5 @@ def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
     spaced = torch.where(count > POSITIONS, (wanted * (count - 1) / (POSITIONS - 1)).round().long(), wanted)
     places = real.int().sort(dim=1, descending=True, stable=True).indices  # real tokens first
     chosen = places.gather(1, spaced.clamp(max=values.shape[1] - 1))
-    rows = values.double().gather(1, chosen[..., None].expand(-1, -1, values.shape[2]))
+    rows = values.gather(1, chosen[..., None].expand(-1, -1, values.shape[2]))
     return rows.masked_fill((wanted >= count)[..., None], torch.nan)
