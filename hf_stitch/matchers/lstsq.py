@@ -29,7 +29,7 @@ class Lstsq(ClosedFormMatcher):
         rcond: Threshold in [0, 1). Directions of x whose singular value is below ``rcond`` times the largest are
             dropped. The singular values are those of centred x (of x itself without an intercept). None drops the
             directions that are rounding in the dtype of x, for example the direction that a LayerNorm removes. In
-            half precision it also drops directions near rounding, as long as they explain less than .0005 of the
+            half precision it also drops directions near rounding, as long as they explain at most .0005 of the
             variance of y together.
 
     Example:

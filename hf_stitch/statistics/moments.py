@@ -30,7 +30,7 @@ class Moments(Statistic):
         mean: ``(dx + dy,)``: mean of x and y side by side.
         scatter: ``(dx + dy, dx + dy)``: co-moments of x and y side by side.
         eps: ``(2,)`` float64: machine epsilon of the coarsest dtype of the x rows and of the y rows, 0 without rows.
-            :meth:`rounding` derives from it which variation is rounding.
+            :func:`hf_stitch.statistics.spectrum.rounding` derives the scatter of rounding errors from it.
 
     Args:
         dx: Width of the x rows, at least 1.
