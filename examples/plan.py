@@ -1,15 +1,15 @@
-"""See what a job takes before it runs, and keep activations on the disk for the next one."""
+"""See what a job takes before it runs, and save activations for the next one."""
 
 import tempfile
 
 from networks import cnn, digits, vit
 
 import hf_stitch
-from hf_stitch.analysis import extract_activations
+from hf_stitch.analysis import Activations, extract_activations
 
 print(hf_stitch.plan(hf_stitch.stitch_grid, cnn(), vit(), digits(), test_data=digits("test")))
 
 with tempfile.TemporaryDirectory() as folder:
-    for _ in range(2):  # the second time, the network does not run
-        kept = extract_activations(cnn(), digits("test"), layers=["layer3.0"], cache=folder)
-        print(kept.values["layer3.0"].shape, kept.layers)
+    extract_activations(cnn(), digits("test"), layers=["layer3.0"]).save(f"{folder}/cnn.safetensors")
+    saved = Activations.load(f"{folder}/cnn.safetensors")
+    print(hf_stitch.compare(saved, vit(), digits("test"), progress=False))  # of the two networks, only the ViT runs

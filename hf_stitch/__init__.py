@@ -19,9 +19,9 @@ _imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def __getattr__(name: str) -> object:
     """Import a public name; tell where a name is that a plugin has."""
     if name not in __all__:
-        from hf_stitch.plugins import install_hint
+        from hf_stitch.plugins import hint_for
 
-        hint = install_hint("names", name)
+        hint = hint_for("names", name)
         raise AttributeError(f"hf_stitch has no attribute {name!r}" + (f"; {hint}" if hint else ""), name=name)
     return _imported(name)
 

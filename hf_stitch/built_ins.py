@@ -152,7 +152,6 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "pull": "hf_stitch.cli.hub:pull",
         "info": "hf_stitch.cli.info:info",
         "list": "hf_stitch.cli.listing:listing",
-        "cache": "hf_stitch.cli.cache:cache",
     },
 }
 """From registry to built-in name to the class behind it, as ``module:attribute``."""

@@ -195,15 +195,17 @@ def defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
     )
 
 
+GONE = {"cache": "keep activations with extract_activations(…).save(path), and read them with Activations.load(path)"}
+"""Options that functions had before -> what to do instead, for messages alone."""
+
+
 def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
     """Refuse options that a function or a method does not have."""
     for option in given:
         if option not in known:
-            hint = did_you_mean(option, known)
-            raise TypeError(
-                f"{owner} has no option {option!r}{f'; did you mean {hint!r}?' if hint else '.'} "
-                f"Its options: {', '.join(known) or 'none'}"
-            )
+            similar = did_you_mean(option, known)
+            hint = f"; {GONE[option]}." if option in GONE else f"; did you mean {similar!r}?" if similar else "."
+            raise TypeError(f"{owner} has no option {option!r}{hint} Its options: {', '.join(known) or 'none'}")
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

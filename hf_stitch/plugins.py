@@ -172,11 +172,21 @@ def entry_of(kind: str, point: EntryPoint) -> Entry:
     )  # fmt: skip
 
 
-def install_hint(kind: str, name: str) -> str:
-    """Return how to install a name that this installation lacks, for messages.
+GONE = {
+    "commands": {
+        "cache": "keep activations with extract_activations(…).save(path), and read them with Activations.load"
+    }
+}
+"""Registry -> names that it had before -> what to do instead, for messages alone."""
+
+
+def hint_for(kind: str, name: str) -> str:
+    """Return what to do about a name that this installation lacks, for messages: how to install it, or what replaced it.
 
     The names in the plugins of this project are in ``distributions.json``, which a test keeps up to date.
     """
+    if instead := GONE.get(kind, {}).get(name):
+        return instead
     table = json.loads(Path(__file__).with_name("distributions.json").read_text(encoding="utf-8"))
     found = (distribution for distribution, names in table.get(kind, {}).items() if name in names.split())
     return next((f"it comes with {distribution}: pip install {distribution}" for distribution in found), "")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from hf_stitch.built_ins import BASES, BUILT_INS
 from hf_stitch.options import check, check_names, did_you_mean, options_in
-from hf_stitch.plugins import RUNNING, Entry, PluginError, first_line, install_hint, installed, load_named, normalized
+from hf_stitch.plugins import RUNNING, Entry, PluginError, first_line, hint_for, installed, load_named, normalized
 from hf_stitch.printing import warn
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Registry(Generic[T]):
                 distribution of this project to install.
         """
         if name not in self:
-            plugin, similar = install_hint(self.kind, name), did_you_mean(name, self.names())
+            plugin, similar = hint_for(self.kind, name), did_you_mean(name, self.names())
             hint = f"; {plugin}." if plugin else f"; did you mean {similar!r}?" if similar else "."
             raise UnknownNameError(
                 f"no {name!r} among {self.kind}{hint} Available: {', '.join(self.names()) or 'none'}"

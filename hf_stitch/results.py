@@ -12,7 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from hf_stitch.plugins import install_hint
+from hf_stitch.plugins import hint_for
 from hf_stitch.printing import Visible, make_visible, visible
 from hf_stitch.processes import Processes
 from hf_stitch.records import encode, nested, read
@@ -171,7 +171,7 @@ class Result(ABC):
             kind = record.pop("result", None) if isinstance(record, dict) else None
             if kind != cls.__name__:
                 found = f"a result of class {kind}" if kind else "no result"
-                where = f" ({hint})" if (hint := install_hint("results", str(kind))) else ""
+                where = f" ({hint})" if (hint := hint_for("results", str(kind))) else ""
                 raise ValueError(
                     f"it contains {found}, not {cls.__name__}; load it with the class that saved it{where}"
                 )

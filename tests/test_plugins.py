@@ -85,6 +85,13 @@ def test_a_command_of_a_plugin_that_is_not_installed_tells_which(alone: None) ->
     assert "No such command 'banch'" in CliRunner().invoke(app, ["banch"]).output
 
 
+@pytest.mark.parametrize(("name", "instead"), [("cache", "keep activations with extract_activations(…).save(path)")])
+def test_a_command_that_is_gone_tells_what_to_do_instead(name: str, instead: str) -> None:
+    found = CliRunner().invoke(app, [name, "ls"])
+    assert found.exit_code == 2
+    assert f"There is no command '{name}' here; {instead}" in " ".join(found.output.replace("│", " ").split())
+
+
 def test_an_attribute_that_a_plugin_exports_tells_which() -> None:
     with pytest.raises(AttributeError, match="no attribute 'bench'; it comes with hf-stitch-studies: pip install"):
         hf_stitch.bench  # type: ignore[attr-defined]  # noqa: B018

@@ -1,6 +1,6 @@
 """Hashes of live objects: their values, and the code that they run.
 
-Code of installed packages is pinned by names and versions, values by their bytes. Functions and classes of user code
+Code of installed packages is pinned by its name, values by their bytes. Functions and classes of user code
 are pinned by the code that Python has loaded: bytecode, defaults, closures, and the globals that they name. A change of
 any of them changes the hash, also in a notebook; comments and positions in files do not. Imports inside of functions,
 ``getattr`` with a computed name and code in other languages are not followed.
@@ -16,7 +16,6 @@ import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,6 @@ class Pins:
     """Hashes of objects, by their values and by the code that they run."""
 
     def __init__(self, without_weights: nn.Module | None = None) -> None:
-        self.packages: set[str] = set()
         self._bare = set() if without_weights is None else set(map(id, without_weights.modules()))
         self._known: dict[int, bytes] = {}
         self._entered: dict[int, int] = {}
@@ -82,12 +80,8 @@ class Pins:
         except RecursionError as error:
             raise ValueError(
                 f"{type(value).__name__} cannot be hashed, because its objects or functions refer to each other in a "
-                "chain that is too long: pass cache=False"
+                "chain that is too long"
             ) from error
-
-    def versions(self) -> dict[str, str]:
-        """Return the versions of the packages whose code the objects run that were hashed so far."""
-        return {name: _version(name) for name in sorted(self.packages)}
 
     def _hash(self, value: Any) -> bytes:
         if isinstance(value, PLAIN):
@@ -136,9 +130,7 @@ class Pins:
 
     def _of_module(self, module: nn.Module) -> Iterator[str | bytes]:
         if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(
-                f"{module.original_name} is a network of TorchScript, whose code cannot be read: pass cache=False"
-            )
+            raise ValueError(f"{module.original_name} is a network of TorchScript, whose code cannot be read")
         yield "module"
         yield self._hash([type(module), type(module).forward])
         if isinstance(module, torch._dynamo.OptimizedModule):  # runs uncompiled
@@ -213,11 +205,7 @@ class Pins:
     def _package(self, module: str) -> str | None:
         """Return the installed package to which a module belongs; ``None`` for user code."""
         top = module.partition(".")[0]
-        if not _is_installed(top):
-            return None
-        if top not in sys.stdlib_module_names and top not in ("torch", "hf_stitch"):
-            self.packages.add(top)
-        return top
+        return top if _is_installed(top) else None
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
@@ -296,12 +284,3 @@ def _is_installed(top: str) -> bool:
     places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
     roots = (*(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")), site.getusersitepackages())
     return any(place.startswith(roots) for place in places if place)
-
-
-@cache
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        found = packages_distributions().get(package, [])
-        return ", ".join(f"{name} {version(name)}" for name in sorted(found)) or "unknown"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -12,13 +11,11 @@ from torch import Tensor, nn
 from hf_stitch.adapters import Adapter, load_on
 from hf_stitch.adapters.recording import record
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.caching import LayerCache, Recorded
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, seconds_per_sample
 from hf_stitch.data import Batch, Samples
 from hf_stitch.options import checked
 from hf_stitch.representation import Pooling, Representation
 from hf_stitch.running import Run, RunOptions
-from hf_stitch.storage.cache import Cache
 
 
 @checked
@@ -28,14 +25,9 @@ def extract_activations(
     *,
     layers: Iterable[str] | None = None,
     pooling: Pooling = "mean",
-    cache: bool | str | Path = False,
     **options: Unpack[RunOptions],
 ) -> Activations:
     """Run a network on samples and return its activations, for later comparison or saving.
-
-    With a cache, the activations of each layer are kept on the disk, and a later call runs the network only for the
-    layers that are not there. They are the same bit for bit: what changes a bit of them is another entry, be it the
-    network, its code or processor, a sample, an option or the machine. ``hf-stitch cache`` lists and removes entries.
 
     Under ``accelerate launch`` each process runs a part of the samples, and all processes return the same activations.
 
@@ -45,10 +37,6 @@ def extract_activations(
         layers: Names of modules; ``None`` uses the ``candidates`` of the adapter.
         pooling: Pooling of the activations: ``none`` keeps the vectors of all positions, all other poolings return one
             vector per sample.
-        cache: Whether to keep activations and use those that are kept: ``True`` for the cache of the user
-            (``HF_STITCH_CACHE``, by default ``~/.cache/hf-stitch``), or the folder of another one. Beyond
-            ``HF_STITCH_CACHE_SIZE`` (by default 20 GB), what was not used for the longest time is removed. Of several
-            processes, the first one reads and writes.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``progress``,
             ``accelerator``.
 
@@ -58,8 +46,8 @@ def extract_activations(
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
-        ValueError: If an option is out of range, there are fewer samples than processes, the activations do not fit
-            into memory, or the code of a network cannot be read (TorchScript) and there is a cache.
+        ValueError: If an option is out of range, there are fewer samples than processes, or the activations do not
+            fit into memory.
 
     Example:
         >>> import hf_stitch, torch
@@ -68,54 +56,20 @@ def extract_activations(
         >>> extract_activations(adapter, torch.randn(20, 4), layers=["0"]).values["0"].shape
         torch.Size([20, 8])
     """
-    if not isinstance(cache, bool | str | Path) or cache == "":
-        raise ValueError(f"cache must be True, False or a folder, got {cache!r}")
     with Run.of(extract_activations, options, ("batch_size", "progress", "accelerator")) as run:
-        processes = run.processes
-        adapter = load_on(model, processes.device)
+        adapter = load_on(model, run.processes.device)
         samples = Samples.of(data)
+        names = list(dict.fromkeys(adapter.candidates if layers is None else layers))
         if run.planning:
-            return _planned(adapter, samples, tuple(layers or adapter.candidates), pooling, run)
-        kept = None
-        if cache is not False and processes.rank == 0:
-            folder = None if cache is True else Path(cache)
-            kept = LayerCache(Cache(folder), adapter, samples, pooling, _batches(len(samples), run))
-        if layers is not None:
-            names = list(dict.fromkeys(layers))
-        elif cache is False:
-            names = list(adapter.candidates)
-        else:
-            names = processes.agree([] if kept is None else kept.candidates())
-        found: dict[str, Recorded] = {}
-        if cache is not False:
-            found = processes.agree({} if kept is None else kept.read(names))
-        if missing := [name for name in names if name not in found]:
-            recorded = _record(adapter, samples, missing, pooling, run)
-            if kept is not None:
-                kept.write(recorded)
-            found |= recorded
-    values = {name: found[name].values for name in names}
-    masks = (mask for name in names if (mask := found[name].mask) is not None)
-    grids = {name: grid for name in names if (grid := found[name].grid) is not None}
-    return Activations(values, samples.ids, pooling, next(masks, None), grids)
-
-
-def _batches(count: int, run: Run) -> str:
-    """Return what decides which samples share a forward: batches, or processes that have less than one each."""
-    whole = -(-count // run.batch_size) >= run.processes.count
-    return f"of {min(run.batch_size, count)}" if whole else f"in {run.processes.count} processes"
-
-
-def _record(
-    adapter: Adapter, samples: Samples, names: Sequence[str], pooling: Pooling, run: Run
-) -> dict[str, Recorded]:
-    """Run the network on the samples."""
-    grids: dict[str, tuple[int, int]] = {}
-    read = partial(_read, adapter, names, pooling, grids)
-    what = f"the activations of {len(names)} layers on {len(samples):,} samples"
-    instead = f"use fewer samples or layers, or another pooling than {pooling!r}"
-    found = record(samples, run, "recording", read, what, instead)
-    return {name: Recorded(found[name, "values"], found.get((name, "mask")), grids.get(name)) for name in names}
+            return _planned(adapter, samples, names, pooling, run)
+        grids: dict[str, tuple[int, int]] = {}
+        read = partial(_read, adapter, names, pooling, grids)
+        what = f"the activations of {len(names)} layers on {len(samples):,} samples"
+        instead = f"use fewer samples or layers, or another pooling than {pooling!r}"
+        found = record(samples, run, "recording", read, what, instead)
+    values = {name: found[name, "values"] for name in names}
+    mask = next((found[name, "mask"] for name in names if (name, "mask") in found), None)
+    return Activations(values, samples.ids, pooling, mask, {name: grids[name] for name in names if name in grids})
 
 
 def _read(

@@ -17,7 +17,7 @@ from typer.main import get_command
 from hf_stitch import __version__
 from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.cli.messages import GIVEN, in_options
-from hf_stitch.plugins import PluginError, install_hint, load_named, load_plugin
+from hf_stitch.plugins import PluginError, hint_for, load_named, load_plugin
 from hf_stitch.printing import visible
 from hf_stitch.registry import registries
 
@@ -63,7 +63,7 @@ class _Group(TyperGroup):
         return _Listed(cmd_name) if cmd_name in registries.commands else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in registries.commands and (hint := install_hint("commands", args[0])):
+        if args[0] not in registries.commands and (hint := hint_for("commands", args[0])):
             ctx.fail(f"There is no command {args[0]!r} here; {hint}.")
         return super().resolve_command(ctx, args)
 

@@ -11,7 +11,6 @@ from rich.table import Table
 from hf_stitch.cli.functions import shown
 from hf_stitch.cli.options import NAMES, AsJson, Device, Dtype, Task, load_network
 from hf_stitch.cli.output import Output
-from hf_stitch.storage.cache import FOLDER, Cache
 
 if TYPE_CHECKING:
     from hf_stitch.adapters import CutInfo
@@ -22,20 +21,12 @@ def layers(
     task: Task = None,
     device: Device = None,
     dtype: Dtype = None,
-    cache: Annotated[
-        bool, typer.Option("--cache", help=f"Keep the list in the cache ({FOLDER}), or use the one that is kept there.")
-    ] = False,
     json: AsJson = False,
 ) -> None:
     """List the layers at which a network can be cut, with the layout and width of the activations."""
     output = Output(json)
     adapter, name = load_network(model, device, dtype, task), shown(model)
-    if cache:
-        from hf_stitch.analysis.caching import NetworkCache
-
-        found = NetworkCache(Cache(), adapter).cuts()
-    else:
-        found = list(map(adapter.cut_info, adapter.layers))
+    found = list(map(adapter.cut_info, adapter.layers))
     if not found:
         raise ValueError(
             f"{model} cannot be cut between its blocks: the whole computation passes through none of its layers. "

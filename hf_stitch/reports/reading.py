@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from hf_stitch.plugins import install_hint
+from hf_stitch.plugins import hint_for
 from hf_stitch.records import read
 from hf_stitch.registry import registries
 from hf_stitch.reports.writing import DATA, FORMAT_VERSION
@@ -68,7 +68,7 @@ def _result(record: Mapping[str, Any]) -> Result:
         kind = registries.results.get(name)
         if package in ("hf_stitch", kind.__module__.partition(".")[0]):  # results moved between them
             return kind.from_dict(fields)
-    hint = package.startswith("hf_stitch") and install_hint("results", name)
+    hint = package.startswith("hf_stitch") and hint_for("results", name)
     raise ValueError(f"it contains a {name} of {module}, which is not known: {hint or 'import that module before'}")
 
 

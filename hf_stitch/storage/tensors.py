@@ -32,8 +32,6 @@ def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any
     except OSError:
         raise
     except Exception as error:  # whatever the libraries raise for bytes that are no such file
-        if not path.exists():  # another process removed it between two steps of safetensors
-            raise FileNotFoundError(path) from error
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 

@@ -299,12 +299,6 @@ def test_torchscript_is_refused() -> None:
         pin(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
 
 
-def test_packages_are_named_with_their_versions() -> None:
-    pins = Pins()
-    pins.hash([network("cnn").model, network("bert").model])
-    assert set(pins.versions()) == {"timm", "transformers"} and all(pins.versions().values())
-
-
 SOME = ("cnn", "swin", "vit", "llama", "t5")
 PRINTED = f"""
 from tiny_networks import network

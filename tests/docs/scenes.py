@@ -563,7 +563,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/explanation/rows.md": compare,
     **{f"docs/errors/{page.name}": errors for page in ERRORS if page.stem != "index"},
     "docs/how-to/bench.md": bench,
-    "docs/how-to/cache.md": compare,
+    "docs/how-to/activations.md": compare,
     "docs/how-to/compare.md": compare,
     "docs/how-to/cut.md": cut,
     "docs/how-to/gpu.md": partial(stitch, SHORT),

@@ -66,7 +66,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path / "work")
     with turned_to_a_hub(tmp_path / "cache") as server:
         monkeypatch.setenv("HF_TOKEN", "your-token")
-        monkeypatch.setenv("HF_STITCH_CACHE", str(tmp_path / "activations"))
         for name, files in on_the_hub().items():
             server.put(name, files)
         yield

@@ -14,10 +14,8 @@ from transformers import Trainer, TrainingArguments
 
 import hf_stitch
 from hf_stitch import Samples
-from hf_stitch.analysis.caching import LayerCache, Recorded
 from hf_stitch.relative import AnchorSet
 from hf_stitch.results import Result
-from hf_stitch.storage.cache import Cache
 from hf_stitch.training import DynamicsRecorder, SimilarityCallback, StitchabilityCallback, TaskLoss
 
 from tiny_networks import LAYERS, build  # isort: skip
@@ -81,18 +79,6 @@ def test_no_result_holds_the_path_of_a_network(verb: str, folders: list[str], im
         assert found.between("x", "y").recipe["a"]["name"] == "first/vit"
     if verb == "grid":
         assert found._titles == ("layers of the source: first/vit", "layers of the target: second/vit")
-
-
-def test_activations_anchors_and_entries_of_caches_hold_no_path(
-    folders: list[str], images: Any, tmp_path: Path
-) -> None:
-    adapter = hf_stitch.load(folders[0])
-    cached = LayerCache(Cache(tmp_path / "cache"), adapter, Samples.of(images), "mean", "of 8")
-    cached.write({LAYER: Recorded(torch.ones(3, 2), None, None)})
-    (entry,) = Cache(tmp_path / "cache").entries()
-    assert entry.about["network"].startswith("vit ")
-    for path in tmp_path.rglob("*"):
-        assert path.is_dir() or SECRET.encode() not in path.read_bytes(), path
 
 
 def test_trained_maps_and_their_checkpoints_hold_no_path(folders: list[str], images: Any, tmp_path: Path) -> None:
