@@ -134,7 +134,6 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "NetworkAtlas": "hf_stitch.analysis.comparison.networks:NetworkAtlas",
         "PermutationTestResult": "hf_stitch.analysis.permutation:PermutationTestResult",
         "Plan": "hf_stitch.analysis.planning:Plan",
-        "SelfTest": "hf_stitch.selftest:SelfTest",
         "SimilarityAtlas": "hf_stitch.analysis.comparison.atlas:SimilarityAtlas",
         "StitchGrid": "hf_stitch.analysis.grid.result:StitchGrid",
     },

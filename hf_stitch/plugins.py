@@ -181,7 +181,7 @@ GONE = {
 
 
 def hint_for(kind: str, name: str) -> str:
-    """Return what to do about a name that this installation lacks, for messages: how to install it, or what replaced it.
+    """Return how to install a name that this installation lacks, or what to do instead, for messages.
 
     The names in the plugins of this project are in ``distributions.json``, which a test keeps up to date.
     """

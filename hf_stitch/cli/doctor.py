@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import time
+import platform
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from hf_stitch.cli import functions
 from hf_stitch.cli.options import NAMES, AsJson, Device, Dtype, Task, check_place
 from hf_stitch.cli.output import Output
+from hf_stitch.cli.versions import installed_versions
 
 
 def doctor(
@@ -71,44 +74,38 @@ def doctor(
 
 def _examine_installation(output: Output) -> None:
     """Show the versions before the libraries are imported, because that can fail or end the process."""
-    from hf_stitch.cli import versions
+    rows, system = installed_versions(), f"Python {platform.python_version()} on {platform.platform()}"
+    table = Table("", "installed", "tested", "status", caption=system, caption_justify="left")
+    for row in rows:
+        table.add_row(row.name, row.installed or "–", row.tested or "–", Text(row.status, "" if row.is_met else "red"))
+    output.show(table)
 
-    tested, unknown = None, ""
+    def show(name: str, error: str) -> None:
+        output.show(f"{name}: {f'failed, {error}' if error else 'passed'}")
+
     try:
-        tested = versions.read_tested()
-    except (OSError, ValueError) as error:
-        unknown = str(error)
-        output.show(f"The tested versions are unknown: {unknown}")
-    rows = versions.installed_versions(tested)
-    output.show(versions.table(rows))
-    shown, parts = _self_test()
-    output.show(shown)
-    failed = [part["name"] for part in parts if part["error"]]
-    passed, advice = not failed and all(row.is_met for row in rows), versions.advise(rows, failed)
+        with _quiet():
+            from hf_stitch.selftest import self_test
+
+            parts = self_test(show)
+    except Exception as error:  # a library that is missing or broken can raise anything
+        parts = {"import the libraries": " ".join(f"{type(error).__name__}: {error}".split())}
+        show(*next(iter(parts.items())))
+    unmet = [shlex.quote(row.name + row.required) for row in rows if not row.is_met]
+    differ = [f"{row.name}=={row.tested}" for row in rows if row.status.endswith("than tested")]
+    failed, advice = any(parts.values()), "everything works"
+    if unmet:
+        advice = f"pip install {' '.join(unmet)}"
+    elif failed:
+        advice = f"pip install {' '.join(differ)}, or open" if differ else "open"
+        advice += " an issue with this output"
     output.show(advice)
     output.record({
-        "passed": passed, "advice": advice, "system": versions.SYSTEM, "versions": list(map(asdict, rows)),
-        "problem": unknown, "parts": parts,
+        "passed": not failed and not unmet, "advice": advice, "system": system,
+        "versions": [{**asdict(row), "status": row.status} for row in rows], "parts": parts,
     })  # fmt: skip
-    if not passed:
+    if failed or unmet:
         raise typer.Exit(1)
-
-
-def _self_test() -> tuple[object, list[dict[str, Any]]]:
-    """Run the self-test, and return what to show and the record of its parts."""
-    start = time.perf_counter()
-    with Console(stderr=True).status("importing libraries") as status:
-        try:
-            with _quiet():
-                from hf_stitch.selftest import self_test
-
-                found = self_test(lambda part: status.update(f"self-test: {part}"))
-        except Exception as error:  # a library that is missing or broken can raise anything
-            line = " ".join(f"{type(error).__name__}: {error}".split())
-            return f"The import failed: {line}", [
-                {"name": "importing the libraries", "seconds": time.perf_counter() - start, "error": line}
-            ]
-    return found, found.to_dict()["parts"]
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hf_stitch_studies import bench
 from transformers import Trainer, TrainingArguments
 
