@@ -70,16 +70,10 @@ class ConfidenceInterval(Result):
         return pandas.DataFrame([{**figures, "standard_error": self.standard_error, "resamples": len(self.values)}])
 
     def plot(self) -> Figure:
-        """Plot a histogram of the resampled values, centred on the value on all samples.
+        """Plot the value with its interval."""
+        from hf_stitch.plots import intervals
 
-        Returns:
-            The matplotlib figure, with the value and the ends of the interval marked.
-        """
-        from hf_stitch.plots.histogram import binned, histogram
-
-        edges, counts = binned(self.values - self.values.mean() + self.value)
-        marks = {"low": self.low, "value": self.value, "high": self.high}
-        return histogram(edges, {"resampled": counts}, marks=marks, label=self.metric)
+        return intervals({"value": (self.value, self.low, self.high)}, self.metric)
 
     def __rich__(self) -> str:
         """Return one line, e.g. ``LinearCKA(debiased=True) 0.530 [0.478, 0.583]``."""

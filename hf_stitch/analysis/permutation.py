@@ -115,18 +115,12 @@ class PermutationTestResult(Result):
         return pandas.DataFrame([{**figures, "permutations": len(self.values)}])
 
     def plot(self) -> Figure:
-        """Plot a histogram of the null values.
+        """Plot the observed value beside the mean of the null values and the interval of 95% of them."""
+        from hf_stitch.plots import intervals
 
-        Returns:
-            The matplotlib figure, with the observed value marked.
-        """
-        from hf_stitch.plots.histogram import binned, histogram
-
-        edges, counts = binned(self.values)
-        return histogram(
-            edges, {"permuted": counts}, marks={"observed": self.observed}, label=self.metric,
-            title=f"p = {self.p_value:.3g}",
-        )  # fmt: skip
+        low, high = np.quantile(self.values, [0.025, 0.975]).tolist()
+        shown = {f"observed, p = {self.p_value:.3g}": (self.observed,) * 3, "permuted": (self.chance, low, high)}
+        return intervals(shown, self.metric)
 
     def __rich__(self) -> str:
         """Return one line, e.g. ``LinearCKA(debiased=False) 0.743, chance 0.741: calibrated 0.006, p = 0.373``."""

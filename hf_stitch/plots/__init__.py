@@ -8,7 +8,6 @@ from importlib.util import find_spec
 
 from hf_stitch.plots.curves import curves
 from hf_stitch.plots.heatmap import heatmap, heatmaps
-from hf_stitch.plots.histogram import histogram
 from hf_stitch.plots.intervals import interval_panels, intervals
 from hf_stitch.plots.strips import strips
 
@@ -17,4 +16,4 @@ if find_spec("matplotlib") is None:
         "figures require matplotlib, which is not installed: pip install 'hf-stitch[plots]'", name="matplotlib"
     )
 
-__all__ = ["curves", "heatmap", "heatmaps", "histogram", "interval_panels", "intervals", "strips"]
+__all__ = ["curves", "heatmap", "heatmaps", "interval_panels", "intervals", "strips"]

@@ -14,7 +14,6 @@ from torch import nn
 
 from hf_stitch import metrics
 from hf_stitch.analysis import ConfidenceInterval, PermutationTestResult, bootstrap, permutation_test
-from hf_stitch.plots.histogram import binned, histogram
 from hf_stitch.registry import registries
 
 ROUTES = [
@@ -261,7 +260,11 @@ def test_results_convert_to_records_tables_and_figures(tmp_path) -> None:
         result.plot().savefig(tmp_path / "figure.png", dpi=50)
     assert f"p = {null.p_value:.3g}" in str(null)
     assert f"[{interval.low:.3f}, {interval.high:.3f}]" in str(interval)
-    assert null.plot().axes[0].lines[0].get_xdata()[0] == null.observed
+    np.testing.assert_allclose(null.plot().axes[0].lines[0].get_xdata(), [null.observed, null.chance])
+    segments = [segment for drawn in null.plot().axes[0].collections for segment in drawn.get_segments()]
+    np.testing.assert_allclose(segments[1][:, 0], np.quantile(null.values, [0.025, 0.975]))
+    ((first, last),) = interval.plot().axes[0].collections[0].get_segments()
+    assert (first[0], last[0]) == (interval.low, interval.high)
 
 
 def test_undefined_values_are_nan_or_infinite() -> None:
@@ -277,14 +280,6 @@ def test_undefined_values_are_nan_or_infinite() -> None:
     odd = ConfidenceInterval("m", 0.5, -np.inf, np.nan, 0.95, np.array([0.1, np.nan]), 4, 4, 0)
     again = ConfidenceInterval.from_dict(json.loads(json.dumps(odd.to_dict(), allow_nan=False)))
     assert again.low == -np.inf and np.isnan(again.high) and np.isnan(again.values[1])
-
-
-def test_histogram_rejects_bad_input() -> None:
-    for values in ([], [float("nan")]):
-        with pytest.raises(ValueError, match="at least one finite number, got"):
-            binned(values)
-    with pytest.raises(ValueError, match="marks must be finite"):
-        histogram(range(4), {"permuted": [1, 2, 1]}, marks={"observed": float("nan")})
 
 
 @pytest.mark.parametrize(

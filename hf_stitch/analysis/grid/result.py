@@ -396,48 +396,6 @@ class StitchGrid(Result):
             return values, ""
         return np.minimum(values, max(DOSES)), f"{max(DOSES):g}"
 
-    def plot_scores(
-        self, layer_a: str, layer_b: str, detector: str | None = None, matcher: str | None = None
-    ) -> Figure:
-        """Plot histograms of a detector's scores, of stitched activations and of the target's own.
-
-        Figure 1c of Balogh & Jelasity 2025.
-
-        Args:
-            layer_a: Layer of the source.
-            layer_b: Layer of the target.
-            detector: Label of the detector; ``None`` uses the first.
-            matcher: Label of the matcher; ``None`` uses the first.
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            KeyError: If the grid has no such layer, detector or matcher.
-            ValueError: If there are no detectors or no histograms, or the stitch, or the detector there, is undefined.
-        """
-        from hf_stitch.plots import histogram
-
-        if not self.detections:
-            raise ValueError("the grid has no detectors; pass detectors= to stitch_grid")
-        name, label = matcher or self.matchers[0], detector or next(iter(self.detections))
-        if label not in self.detections:
-            raise KeyError(f"the grid has no detector {label!r}; it has {', '.join(self.detections)}")
-        if name in self.matchers and name not in self.detections[label].histograms:
-            raise ValueError(f"{label} has no histograms of {name}: the grid was saved without; run stitch_grid again")
-        value = self.score(layer_a, layer_b, f"auroc({label})", name)  # which names what the grid does not have
-        if np.isnan(value.value):
-            raise ValueError(
-                f"{label} has no scores of {cell_name(name, layer_a, layer_b)}; .undefined of the grid, or .blind or "
-                ".undefined of its detection, has the reason"
-            )
-        place = self.layers_a.index(layer_a), self.layers_b.index(layer_b)
-        found = {part: values[place] for part, values in self.detections[label].histograms[name].items()}
-        return histogram(
-            found["edges"], {part: found[part] for part in ("own", "stitched")}, label=f"score of {label}",
-            title=f"{cell_name(name, layer_a, layer_b)}, AUROC {value}",
-        )  # fmt: skip
-
     def __rich__(self) -> Table:
         """Return the table that ``rich`` prints: the best layer of the target for each layer of the source."""
         from rich.table import Table
