@@ -119,7 +119,6 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "text-generation": "hf_stitch.tasks.tokens:NextToken",
         "token-classification": "hf_stitch.tasks.words:Words",
     },
-    "networks": {"Head": "hf_stitch.artefacts.head:Head"},
     "data": {"sklearn": "hf_stitch.data.digits:ScikitLearn"},
     "results": {
         "Audit": "hf_stitch.analysis.auditing:Audit",
@@ -166,7 +165,6 @@ BASES: dict[str, str] = {
     "similarities": "hf_stitch.relative.similarities:Similarity",
     "anchors": "hf_stitch.relative.selection:Selection",
     "tasks": "hf_stitch.tasks.base:Task",
-    "networks": "transformers:PreTrainedModel",
     "data": "hf_stitch.data.sources:DataSource",
     "results": "hf_stitch.results:Result",
     "commands": "types:FunctionType",

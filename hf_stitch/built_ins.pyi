@@ -3,8 +3,6 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # mypy then resolves these rooms before this one
-    from transformers import PreTrainedModel as PreTrainedModel
-
     from hf_stitch.adapters import Library as Library, Override as Override
     from hf_stitch.adapters.rewriting import Rewrite as Rewrite
     from hf_stitch.data import DataSource as DataSource

@@ -1,16 +1,16 @@
 """Plugins: entry points of other distributions with the contracts they were built for, and single files.
 
 A distribution adds entries to a registry with entry points in the group ``hf_stitch.<registry>``, and states for which
-contract they were written, for example in its ``pyproject.toml``::
+contract it was written, for example in its ``pyproject.toml``::
 
     [project.entry-points."hf_stitch.matchers"]
     diagonal = "hf_stitch_diagonal:Diagonal"
 
     [project.entry-points."hf_stitch.contracts"]
-    matchers = "contract_1"
+    contract = "contract_1"
 
 A file registers its entries when it runs (``registries.matchers.register``), and runs only where it is named: with
-:func:`load_plugin`, ``hf-stitch --plugin file.py`` or the environment variable ``HF_STITCH_PLUGINS``.
+:func:`load_plugin` or ``hf-stitch --plugin file.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -35,7 +34,7 @@ CONTRACT = "contract_1"
 """The present contract of all registries. It rises when entries of plugins must be adapted."""
 
 VARIABLE = "HF_STITCH_PLUGINS"
-"""Environment variable with paths of files, separated as in ``PATH``."""
+"""Environment variable that named files before; a warning tells how to name them."""
 
 
 class PluginError(ImportError):
@@ -82,7 +81,7 @@ class Entry:
     """An entry of a registry, and where it comes from; making it imports nothing.
 
     Attributes:
-        name: Its name, without the distribution.
+        name: Its name.
         source: The class or function, as ``module:attribute``.
         load: What imports and returns the class or function. Of plugins, it raises :class:`PluginError` if they are
             broken, or were built for another contract.
@@ -127,11 +126,6 @@ class Entry:
         return self.about()
 
     @property
-    def full_name(self) -> str:
-        """``distribution/name``, by which entries with the same name are told apart."""
-        return f"{normalized(self.distribution[0]) if self.distribution else ''}/{self.name}"
-
-    @property
     def provider(self) -> tuple[str, str] | None:
         """The distribution with its version, or the file with its hash, that an entry of a plugin comes from."""
         return self.distribution if self.file is None else (self.file.path.name, f"sha256:{self.file.sha256}")
@@ -146,11 +140,10 @@ def entry_of(kind: str, point: EntryPoint) -> Entry:
     """Describe the entry that an installed distribution adds to a registry."""
     dist = point.dist
     origin = f"plugin {point.value}" if dist is None else f"plugin {dist.name} {dist.version}"
-    stated = () if dist is None else dist.entry_points.select(group="hf_stitch.contracts", name=kind)
-    problem = "".join(
-        f"it was built for {each.value} of {kind}, and this hf-stitch has {CONTRACT}; install versions of both that fit"
-        for each in stated
-        if each.value != CONTRACT
+    stated = () if dist is None else dist.entry_points.select(group="hf_stitch.contracts")
+    other = next((each.value for each in stated if each.value != CONTRACT), "")
+    problem = (
+        other and f"it was built for {other}, and this hf-stitch has {CONTRACT}; install versions of both that fit"
     )
 
     def load() -> Any:
@@ -193,9 +186,9 @@ def hint_for(kind: str, name: str) -> str:
 
 
 def installed(kind: str) -> list[Entry]:
-    """Return the entries that installed distributions add to a registry, by their full names; imports nothing."""
+    """Return the entries that installed distributions add to a registry, in the order of names; imports nothing."""
     found = (entry_of(kind, point) for point in entry_points(group=f"hf_stitch.{kind}"))
-    return sorted(found, key=lambda entry: entry.full_name)
+    return sorted(found, key=lambda entry: (entry.name, entry.origin))
 
 
 RUNNING: ContextVar[FilePlugin | None] = ContextVar("running", default=None)
@@ -274,15 +267,3 @@ def run_file(name: str, place: Path, code: bytes) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def load_named() -> None:
-    """Load the files that the environment variable ``HF_STITCH_PLUGINS`` names, unless they are loaded already."""
-    if RUNNING.get() is not None:  # a file looks something up while it is loaded
-        return
-    for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        if Path(path).expanduser().resolve() not in _LOADED:
-            try:
-                load_plugin(path)
-            except FileNotFoundError as error:
-                raise FileNotFoundError(f"{VARIABLE}: {error}") from None

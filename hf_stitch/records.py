@@ -19,6 +19,9 @@ from hf_stitch.registry import UnknownNameError
 
 AGAIN = "save or download it again"
 
+NETWORKS = {"Head": "hf_stitch.artefacts.head:Head"}
+"""Classes of networks of this package that a blueprint may name, as ``module:attribute``."""
+
 DEEPEST = 100
 """Deepest nesting of the values of a record."""
 

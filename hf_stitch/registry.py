@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from hf_stitch.built_ins import BASES, BUILT_INS
 from hf_stitch.options import check, check_names, did_you_mean, options_in
-from hf_stitch.plugins import RUNNING, Entry, PluginError, first_line, hint_for, installed, load_named, normalized
+from hf_stitch.plugins import RUNNING, VARIABLE, Entry, PluginError, first_line, hint_for, installed
 from hf_stitch.printing import warn
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         Matcher,
         Metric,
         Override,
-        PreTrainedModel,
         Result,
         Rewrite,
         Selection,
@@ -78,10 +78,9 @@ def _docstring(source: str) -> str:
 class Registry(Generic[T]):
     """A mapping from names to classes or functions of one kind, for example matchers or metrics.
 
-    Listing names imports nothing; :meth:`get` imports only the requested entry. Built-in entries cannot be replaced. An
-    entry of a plugin has the full name ``distribution/name``. If its short name is taken by a built-in entry or by
-    another plugin, it is listed, chosen and recorded by its full name. A registration at run time under a name that is
-    taken raises an error.
+    Listing names imports nothing; :meth:`get` imports only the requested entry. An entry of a
+    plugin whose name is taken is left out with a warning. A registration at run time under a name that is taken raises
+    an error.
 
     Args:
         kind: Plural name of the registry, for example ``"matchers"``. Plugins use the entry point group
@@ -119,9 +118,7 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         """Whether the registry contains a name; imports nothing."""
-        if name in self._entries:
-            return True
-        return isinstance(name, str) and bool(self._named(name) or name in self._entries)  # of a file, loaded just now
+        return name in self._entries or name in self._plugins
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in sorted order."""
@@ -135,8 +132,7 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Return all names in sorted order; imports no entry, so that broken plugins are listed too."""
-        of_plugins = [self._name_of(entry) for entry in self._plugins]  # loads files, which register their entries
-        return tuple(sorted({*self._entries, *of_plugins}))
+        return tuple(sorted({*self._entries, *self._plugins}))
 
     def check(self, name: str) -> None:
         """Raise an error if a name is not in the registry; imports nothing.
@@ -172,11 +168,7 @@ class Registry(Generic[T]):
             >>> registries.matchers.get("ridge").__name__
             'Ridge'
         """
-        entry = self.entry(name)
-        found = entry.load()
-        if entry is not self._entries.get(name) and self._name_of(entry) != entry.name and hasattr(found, "name"):
-            found.name = entry.full_name  # records must tell it from the other entry with its name
-        return found
+        return self.entry(name).load()
 
     def entry(self, name: str) -> Entry:
         """Describe the entry behind a name; imports nothing.
@@ -195,15 +187,7 @@ class Registry(Generic[T]):
             'built-in'
         """
         self.check(name)
-        if name in self._entries:
-            return self._entries[name]
-        found = self._named(name)
-        if len(found) > 1:
-            raise UnknownNameError(
-                f"{len(found)} plugins have an entry {name!r} among {self.kind}: choose one in full, "
-                f"{' or '.join(repr(entry.full_name) for entry in found)}, or uninstall the others"
-            )
-        return found[0]
+        return self._entries.get(name) or self._plugins[name]
 
     def usable(self, without: Collection[str] = ()) -> Iterator[Any]:
         """Import all entries, for a choice among all of them; those of broken plugins are left out with a warning.
@@ -378,21 +362,20 @@ class Registry(Generic[T]):
         return factory
 
     @cached_property
-    def _plugins(self) -> list[Entry]:
-        """Entries of installed distributions, read once, after the files that the environment names were loaded."""
-        load_named()
-        return installed(self.kind)
-
-    def _named(self, name: str) -> list[Entry]:
-        """Entries of plugins with this name, or with this full name."""
-        distribution, _, plain = name.rpartition("/")
-        full = f"{normalized(distribution)}/{plain}"
-        return [entry for entry in self._plugins if entry.name == name or (distribution and entry.full_name == full)]
-
-    def _name_of(self, entry: Entry) -> str:
-        """The name of an entry of a plugin, in full if its short name is taken."""
-        taken = entry.name in self._entries or len(self._named(entry.name)) > 1
-        return entry.full_name if taken else entry.name
+    def _plugins(self) -> dict[str, Entry]:
+        """Entries of installed distributions, read once; names that are taken are left out with a warning."""
+        if os.environ.get(VARIABLE):
+            warn(f"{VARIABLE} has no effect: name each file in hf-stitch --plugin or hf_stitch.load_plugin")
+        found: dict[str, Entry] = {}
+        for entry in installed(self.kind):
+            if (holder := self._entries.get(entry.name) or found.get(entry.name)) is not None:
+                warn(
+                    f"{entry.name!r} among {self.kind} of the {entry.origin} is left out, because this name is taken "
+                    f"({holder.origin}): uninstall one of them, or rename its entry"
+                )
+            else:
+                found[entry.name] = entry
+        return found
 
 
 @dataclass(frozen=True)
@@ -412,7 +395,6 @@ class Registries:
         similarities: Similarity functions of relative representations.
         anchors: Methods that select anchors.
         tasks: Tasks by which stitched models are scored and trained.
-        networks: Networks defined by this package.
         data: Sources of data sets.
         results: Classes of results, which pages restore.
         commands: Commands of ``hf-stitch``.
@@ -424,7 +406,7 @@ class Registries:
         True
         >>> list(registries)
         ['adapters', 'overrides', 'rewrites', 'stitches', 'matchers', 'metrics', 'detectors', 'similarities', 'anchors',
-         'tasks', 'networks', 'data', 'results', 'commands']
+         'tasks', 'data', 'results', 'commands']
     """
 
     adapters: Registry[Library]
@@ -437,7 +419,6 @@ class Registries:
     similarities: Registry[Similarity]
     anchors: Registry[Selection]
     tasks: Registry[Task]
-    networks: Registry[PreTrainedModel]
     data: Registry[DataSource]
     results: Registry[Result]
     commands: Registry[FunctionType]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +55,7 @@ def test_the_table_of_their_names_is_up_to_date() -> None:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plugin is installed."""
     for kind in registries:
-        monkeypatch.setitem(vars(registries[kind]), "_plugins", [])
+        monkeypatch.setitem(vars(registries[kind]), "_plugins", {})
 
 
 @pytest.mark.parametrize(
@@ -178,17 +176,3 @@ def test_results_and_artefacts_record_it(file: Path) -> None:
     plugin.unload()
     with pytest.raises(PluginError, match=r"stitcher\.json needs 'file_lstsq' among matchers.*from the file own\.py"):
         check_requirements(needed, "stitcher.json")
-
-
-def test_the_environment_names_files(file: Path) -> None:
-    code = "from hf_stitch import registries; print(registries.matchers.entry('file_lstsq').origin)"
-
-    def run(named: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "HF_STITCH_PLUGINS": named}
-        return subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
-
-    assert run(str(file)).stdout.startswith("file own.py (sha256 ")
-    assert "HF_STITCH_PLUGINS: the plugin /absent.py is no file" in run(f"{file}{os.pathsep}/absent.py").stderr
-    assert "no 'file_lstsq' among matchers" in run("").stderr

@@ -119,45 +119,40 @@ def test_broken_plugin_does_not_affect_other_entries(shapes, install, value, cau
     assert isinstance(error.value.__cause__, cause)
 
 
-def test_plugin_cannot_replace_built_in_and_is_chosen_by_its_full_name(shapes, install):
-    install("greedy-plugin", "1.0", "shapes", {"ordered": "builtins:list"})
-    assert shapes.names() == ("gone", "greedy-plugin/ordered", "ordered")
-    assert shapes.entry("ordered").origin == "built-in" and shapes.get("ordered") is not list
-    assert shapes.entry("greedy-plugin/ordered").origin == "plugin greedy-plugin 1.0"
-    assert shapes.get("greedy-plugin/ordered") is list
+def test_an_entry_of_a_plugin_whose_name_is_taken_is_left_out_with_a_warning(shapes, install):
+    install("greedy-plugin", "1.0", "shapes", {"ordered": "builtins:list", "disc": "builtins:tuple"})
+    install("other-plugin", "1.0", "shapes", {"disc": "builtins:set", "cube": "builtins:set"})
+    with pytest.warns(UserWarning) as warned:
+        assert shapes.names() == ("cube", "disc", "gone", "ordered")
+    assert [str(each.message) for each in warned] == [
+        f"{name!r} among shapes of the plugin {plugin} is left out, because this name is taken ({holder}): "
+        "uninstall one of them, or rename its entry"
+        for name, plugin, holder in [
+            ("disc", "other-plugin 1.0", "plugin greedy-plugin 1.0"), ("ordered", "greedy-plugin 1.0", "built-in")
+        ]
+    ]  # fmt: skip
+    assert shapes.entry("ordered").origin == "built-in" and shapes.get("disc") is tuple
+    with pytest.raises(ValueError, match="'disc' among shapes is taken"):
+        shapes.register("disc", list)
 
 
-def test_of_two_plugins_with_one_name_both_are_named_and_chosen_by_their_full_names(shapes, install):
-    disc = "class Disc:\n    name = 'disc'"
-    install("b_plugin", "1.0", "shapes", {"disc": "disc_of_b:Disc", "cube": "builtins:set"}, disc_of_b=disc)
-    install("a-plugin", "1.0", "shapes", {"disc": "disc_of_a:Disc"}, disc_of_a=disc)
-    assert shapes.names() == ("a-plugin/disc", "b-plugin/disc", "cube", "gone", "ordered")
-    with pytest.raises(UnknownNameError, match=r"2 plugins have an entry 'disc'.*'a-plugin/disc' or 'b-plugin/disc'"):
-        shapes.get("disc")
-    with pytest.raises(ValueError, match="2 plugins have an entry 'disc'"):
-        shapes.register("disc", tuple)
-    found = shapes.get("b_plugin/disc")
-    assert found.__module__ == "disc_of_b" and found.name == "b-plugin/disc"  # which is what records contain
-    assert shapes.entry("b-plugin/disc").distribution == ("b_plugin", "1.0")
-    assert shapes.get("b-plugin/cube") is shapes.get("cube") is set
-
-
-def test_full_names_are_recorded_only_where_they_are_needed(shapes, install):
-    install("b-plugin", "1.0", "shapes", {"disc": "disc_alone:Disc"}, disc_alone="class Disc:\n    name = 'disc'")
-    assert shapes.get("b-plugin/disc").name == "disc"
+def test_files_that_the_environment_names_are_not_read_and_a_warning_tells_how_to_name_them(shapes, monkeypatch):
+    monkeypatch.setenv("HF_STITCH_PLUGINS", "/own.py")
+    with pytest.warns(UserWarning, match=r"HF_STITCH_PLUGINS has no effect: name each file in hf-stitch --plugin or"):
+        assert shapes.names() == ("gone", "ordered")
 
 
 @pytest.mark.parametrize("built_for", ["contract_1", "contract_2", "v1"])
 def test_the_contract_is_read_from_metadata(shapes, install, tmp_path, built_for):
     install("shape-plugin", "2.0", "shapes", {"disc": "disc_of_contract:Disc"}, disc_of_contract="class Disc: pass")
     with next(tmp_path.glob("*.dist-info")).joinpath("entry_points.txt").open("a") as file:
-        file.write(f"[hf_stitch.contracts]\nshapes = {built_for}\n")
+        file.write(f"[hf_stitch.contracts]\ncontract = {built_for}\n")
     assert "disc_of_contract" not in sys.modules
     if built_for == "contract_1":
         assert shapes.entry("disc").problem == "" and shapes.get("disc").__name__ == "Disc"
         sys.modules.pop("disc_of_contract")
         return
-    assert f"built for {built_for} of shapes, and this hf-stitch has contract_1" in shapes.entry("disc").problem
+    assert f"built for {built_for}, and this hf-stitch has contract_1" in shapes.entry("disc").problem
     with pytest.raises(PluginError, match=rf"'disc' among shapes comes from the plugin shape-plugin 2.0.*{built_for}"):
         shapes.get("disc")
     assert "disc_of_contract" not in sys.modules

@@ -27,7 +27,6 @@ from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.provenance import Method
 from hf_stitch.records import encode
 from hf_stitch.reference import Settings
-from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 
 if TYPE_CHECKING:
@@ -66,8 +65,6 @@ def networks_of(record: Mapping[str, Any]) -> Iterator[Method]:
     for half in every_half(record):
         blueprint = half["blueprint"]
         yield "adapters", blueprint["library"]
-        if blueprint.get("class") in registries.networks:
-            yield "networks", blueprint["class"]
         yield from (("rewrites", each["name"]) for each in blueprint.get(REWRITES, ()))
         if (inner := chained(half)) is not None:
             yield from Description.of(inner, whole=True).methods

@@ -17,7 +17,7 @@ from typer.main import get_command
 from hf_stitch import __version__
 from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.cli.messages import GIVEN, in_options
-from hf_stitch.plugins import PluginError, hint_for, load_named, load_plugin
+from hf_stitch.plugins import PluginError, hint_for, load_plugin
 from hf_stitch.printing import visible
 from hf_stitch.registry import registries
 
@@ -99,7 +99,6 @@ def _show_version(requested: bool) -> None:
 def _load_plugins(paths: list[Path] | None) -> None:
     for path in paths or ():
         try:
-            load_named()  # else what it registers hides what the files of the environment register
             load_plugin(path)
         except (OSError, PluginError) as error:
             raise typer.BadParameter(str(error)) from error
@@ -117,7 +116,7 @@ def hf_stitch(
             callback=_load_plugins,
             is_eager=True,
             help="Python file that registers methods, run before the command; it can be repeated. It may do whatever "
-            "Python can: name only files that you trust. HF_STITCH_PLUGINS names files for every command.",
+            "Python can: name only files that you trust.",
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,

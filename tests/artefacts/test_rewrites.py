@@ -119,11 +119,11 @@ def test_a_rewrite_that_is_not_installed_is_named_before_anything_is_built(
     monkeypatch.undo()
     entry = EntryPoint("factorise", "factorising:Factorise", "hf_stitch.rewrites")
     vars(entry)["dist"] = SimpleNamespace(name="hf-stitch-factorising", version="0.1.0", entry_points=EntryPoints())
-    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", [entry_of("rewrites", entry)])
+    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", {entry.name: entry_of("rewrites", entry)})
     a, b = rewritten("deit", Factorise(3)), rewritten("deit", seed=1)
     stitched(a, b, images, ("blocks.1", "blocks.1")).save_pretrained(tmp_path / "other")
     StitchedModel.from_pretrained(tmp_path / "other")
-    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", [])
+    monkeypatch.setitem(registries.rewrites.__dict__, "_plugins", {})
     monkeypatch.setattr(timm, "create_model", lambda *args, **options: built.append(args))
     with pytest.raises(PluginError, match=r"hf-stitch-factorising 0.1.0.*pip install hf-stitch-factorising"):
         StitchedModel.from_pretrained(tmp_path / "other")

@@ -72,7 +72,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install(
         folder, "hanging-plugin", {"metrics": {"hanging": "hanging:Hanging"}}, hanging="import time\ntime.sleep(600)"
     )
-    newer = {"metrics": {"newer": "newer:Newer"}, "contracts": {"metrics": "contract_7"}}
+    newer = {"metrics": {"newer": "newer:Newer"}, "contracts": {"contract": "contract_7"}}
     install(folder, "newer-plugin", newer, newer="raise SystemError('imported')")
     for name in ("first", "second"):
         code = METRIC.format(name="Double", entry="double")
@@ -84,9 +84,11 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bad_plugins_are_named_and_the_others_work(bad: Path) -> None:
     (found,) = run(bad, ["list", "metrics", "--json"])  # imports none of them, or it would hang
     listed = {each["name"]: each for each in json.loads(found["out"])}
-    assert {"first-plugin/double", "second-plugin/double", "raising", "hanging", "newer", "good"} <= listed.keys()
-    assert "double" not in listed and listed["good"]["origin"] == "plugin good-plugin 1.0"
-    assert listed["newer"]["source"] == "broken" and "built for contract_7 of metrics" in listed["newer"]["summary"]
+    assert {"double", "raising", "hanging", "newer", "good"} <= listed.keys()
+    assert listed["double"]["origin"] == "plugin first-plugin 1.0"
+    assert "'double' among metrics of the plugin second-plugin 1.0 is left out" in found["err"]
+    assert listed["good"]["origin"] == "plugin good-plugin 1.0"
+    assert listed["newer"]["source"] == "broken" and "built for contract_7, and" in listed["newer"]["summary"]
     assert listed["raising"]["source"] == "raising:Raising"
 
 
@@ -103,57 +105,32 @@ def test_list_check_shows_what_is_broken_and_why(tmp_path: Path) -> None:
     assert listed["good"]["summary"] == "Count the letters of a name." and listed["good"]["source"] == "good:count"
 
 
-def test_the_chosen_one_of_two_is_recorded(bad: Path) -> None:
-    code = """
-import numpy as np
-from hf_stitch import registries
-for name in ("first-plugin/double", "second-plugin/double"):
-    built = registries.metrics.build(name)
-    print(type(built).__module__, built.name, registries.metrics.entry(built.name).distribution[0])
-try:
-    registries.metrics.build("double")
-except ValueError as error:
-    print(error)
-"""
-    call = [sys.executable, "-c", code]
-    found = subprocess.run(
-        call, env={**os.environ, "PYTHONPATH": str(bad)}, capture_output=True, text=True, check=False
-    )
-    lines = found.stdout.splitlines()
-    assert lines[0] == "first first-plugin/double first-plugin", found.stderr
-    assert lines[1] == "second second-plugin/double second-plugin"
-    assert "choose one in full, 'first-plugin/double' or 'second-plugin/double'" in lines[2]
-
-
 def test_commands_of_plugins_run_and_are_not_imported_for_help(tmp_path: Path) -> None:
     install(tmp_path, "count-plugin", {"commands": {"count": "count_plugin:count", "fails": "count_plugin:fails"}},
             count_plugin=COMMAND)  # fmt: skip
     install(
         tmp_path, "slow-plugin", {"commands": {"slow": "slow_plugin:slow"}}, slow_plugin="import time; time.sleep(600)"
     )
-    install(tmp_path, "list-plugin", {"commands": {"list": "count_plugin:count"}})
     install(tmp_path, "wrong-plugin", {"commands": {"wrong": "count_plugin:typer"}})
-    names = (["count", "seven", "--twice"], ["fails"], ["list-plugin/list", "four"], ["wrong"], ["absent"])
-    shown, helped, counted, failed, listed, wrong, absent = run(tmp_path, ["--help"], ["count", "--help"], *names)
+    names = (["count", "seven", "--twice"], ["fails"], ["wrong"], ["absent"])
+    shown, helped, counted, failed, wrong, absent = run(tmp_path, ["--help"], ["count", "--help"], *names)
     assert "About count-plugin (plugin count-plugin 1.0)." in shown["out"] and "slow" in shown["out"]
     assert "Count the letters of a name." in helped["out"]
-    assert counted["out"] == "10\n" and listed["out"] == "4\n"
+    assert counted["out"] == "10\n"
     assert failed["code"] == 1 and failed["err"].startswith("error: no letters\n")
     assert wrong["code"] == 1 and "'wrong' among commands is <module 'typer'" in wrong["err"]
     assert "No such command 'absent'" in absent["err"]
 
 
 def test_a_file_is_named_as_an_option(tmp_path: Path) -> None:
-    own, other, broken = (tmp_path / f"{name}.py" for name in ("own", "other", "broken"))
-    for place in (own, other):
-        place.write_text(
-            f"from hf_stitch import registries\n{COMMAND}registries.commands.register({place.stem!r}, count)\n"
-        )  # fmt: skip
+    own, broken = (tmp_path / f"{name}.py" for name in ("own", "broken"))
+    own.write_text(f"from hf_stitch import registries\n{COMMAND}registries.commands.register('own', count)\n")
     broken.write_text("1 / 0")
     listing = ["list", "commands", "--json"]
     calls = [["--plugin", str(file), *listing] for file in (own, tmp_path / "absent.py", broken)]
-    found, missing, failed = run(tmp_path, *calls, HF_STITCH_PLUGINS=str(other))
+    found, missing, failed = run(tmp_path, *calls, HF_STITCH_PLUGINS=str(own))
     origins = {each["name"]: each["origin"] for each in json.loads(found["out"])}
-    assert origins["own"].startswith("file own.py (sha256 ") and origins["other"].startswith("file other.py")
+    assert origins["own"].startswith("file own.py (sha256 ")
+    assert found["err"].count("HF_STITCH_PLUGINS has no effect: name each file in hf-stitch --plugin") == 1
     assert missing["code"] == 2 and "absent.py is no file" in missing["err"]
     assert failed["code"] == 2 and "ZeroDivisionError: division by zero" in failed["err"]

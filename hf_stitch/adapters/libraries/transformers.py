@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import torch
@@ -38,8 +39,9 @@ from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.hub import ACCESS, commit_of, is_out_of_reach
 from hf_stitch.printing import visible, warn
+from hf_stitch.records import NETWORKS
 from hf_stitch.reference import ModelReference, Settings, libraries_reading
-from hf_stitch.registry import PluginError, registries
+from hf_stitch.registry import registries
 
 AUTO_CLASSES = {
     "image-classification": "AutoModelForImageClassification",
@@ -108,9 +110,8 @@ class Transformers(Library):
         assert reference.id is not None
         place = reference.id
         options.setdefault("trust_remote_code", False)
-        for name in registries.networks:  # the import registers their configs with AutoConfig
-            with suppress(PluginError):
-                registries.networks.get(name)
+        for source in NETWORKS.values():  # the import registers their configs with AutoConfig
+            resolve_name(source)
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if reference.revision:
             hub["revision"] = reference.revision
@@ -246,7 +247,7 @@ class Transformers(Library):
         Returns JSON values: ``class``, ``config``, ``attention``, ``module`` of a class that transformers does not
         export, and ``arguments`` of the constructor beside the config if they are not the default.
         """
-        own = type(model).__name__ in registries.networks and type(model) is _class(type(model).__name__)
+        own = type(model).__name__ in NETWORKS and type(model) is _class(type(model).__name__)
         if not (own or type(model).__module__.startswith("transformers.")):
             raise ValueError(
                 f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and "
@@ -322,7 +323,7 @@ def _arguments(model: nn.Module) -> dict[str, bool]:
 
 
 def _class(name: str, module: str | None = None) -> Any:
-    """Return a model class of the registry of networks or of transformers by its name, or ``None``.
+    """Return a model class of this package or of transformers by its name, or ``None``.
 
     A class that transformers does not export (an inner encoder) is looked for in a module with models.
     """
@@ -331,7 +332,7 @@ def _class(name: str, module: str | None = None) -> Any:
     if module is not None:
         inner = re.fullmatch(r"transformers\.models\.\w+\.modeling_\w+", module)
         return getattr(importlib.import_module(module), name, None) if inner else None
-    return registries.networks.get(name) if name in registries.networks else getattr(transformers, name, None)
+    return resolve_name(NETWORKS[name]) if name in NETWORKS else getattr(transformers, name, None)
 
 
 def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
