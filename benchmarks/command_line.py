@@ -119,7 +119,7 @@ def commands(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
         "layers, BERT": (["layers", bert], ["bert"]),
         "compare, CNN with ViT": (["compare", cnn, vit, *digits], ["cnn", "vit", "data"]),
         "stitch, CNN to ViT": (["stitch", cnn, vit, *cells, *digits, "--out", out], ["cnn", "vit", "data", "picture"]),
-        "info": (["info", str(folder / "out-0" / "stitcher")], []),
+        "layers of a stitcher": (["layers", str(folder / "out-0" / "stitcher")], []),
     }
 
 

@@ -148,7 +148,6 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "audit": "hf_stitch.cli.evaluate:audit",
         "push": "hf_stitch.cli.hub:push",
         "pull": "hf_stitch.cli.hub:pull",
-        "info": "hf_stitch.cli.info:info",
         "list": "hf_stitch.cli.listing:listing",
     },
 }

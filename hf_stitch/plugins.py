@@ -167,7 +167,8 @@ def entry_of(kind: str, point: EntryPoint) -> Entry:
 
 GONE = {
     "commands": {
-        "cache": "keep activations with extract_activations(…).save(path), and read them with Activations.load"
+        "cache": "keep activations with extract_activations(…).save(path), and read them with Activations.load",
+        "info": "hf-stitch layers ID_OR_FOLDER shows the parents, recipe and scores",
     }
 }
 """Registry -> names that it had before -> what to do instead, for messages alone."""

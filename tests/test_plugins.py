@@ -83,7 +83,13 @@ def test_a_command_of_a_plugin_that_is_not_installed_tells_which(alone: None) ->
     assert "No such command 'banch'" in CliRunner().invoke(app, ["banch"]).output
 
 
-@pytest.mark.parametrize(("name", "instead"), [("cache", "keep activations with extract_activations(…).save(path)")])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("cache", "keep activations with extract_activations(…).save(path)"),
+        ("info", "hf-stitch layers ID_OR_FOLDER shows the parents"),
+    ],
+)
 def test_a_command_that_is_gone_tells_what_to_do_instead(name: str, instead: str) -> None:
     found = CliRunner().invoke(app, [name, "ls"])
     assert found.exit_code == 2

@@ -88,7 +88,7 @@ def card(
         sample=("import torch\n", sample) if sample else SAMPLES[_modality(described)],
         causal=task is not None and task.causal,
         usage="" if task is None else task.usage(),
-        recipe=_recipe(described),
+        recipe=recipe_rows(described),
         conflicts=conflicts,
         papers=[(paper.title, paper.url) for paper in _papers(described)],
         **_scores(described.scores),
@@ -273,7 +273,8 @@ def _beats(own: Mapping[str, Any], other: Mapping[str, Any], higher_is_better: b
     return low > value if higher_is_better else high < value
 
 
-def _recipe(described: Description) -> dict[str, str]:
+def recipe_rows(described: Description) -> dict[str, str]:
+    """Return what an artefact is made of: name -> Markdown, of which entries that are unknown are left out."""
     recipe, body, (width, other) = described.recipe, described.body, described.widths
     matcher, samples = dict(recipe.get("matcher") or {}), recipe.get("samples")
     rows = {

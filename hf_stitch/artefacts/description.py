@@ -1,4 +1,4 @@
-"""Description of an artefact as plain values, the source of its model card and of ``hf-stitch info``."""
+"""Description of an artefact as plain values, the source of its model card and of ``hf-stitch layers``."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_a_stitch_is_evaluated_with_the_functions_again(mine: Path, tmp_path: Pa
         "evaluate", out / "stitcher", "--source", f"{mine}:small", "--target", f"{mine}:third", *DIGITS
     )  # fmt: skip
     assert again["scores"]["source"]["accuracy"]["value"] >= 0 and again["n"] == 40
-    shown = recorded("info", out / "stitcher")
+    shown = recorded("layers", out / "stitcher")
     assert shown["source"]["id"] is None and shown["source"]["summary"].startswith("mine.py:small, Net, ")
     swapped = error("evaluate", out / "stitcher", "--source", f"{mine}:third", "--target", f"{mine}:small", *DIGITS)
     assert "source and target are swapped" in swapped
@@ -294,7 +294,7 @@ def test_options_of_loading_belong_into_the_function(command: str, option: str, 
     assert option.partition("=")[0] in message and "in the function" in message
 
 
-@pytest.mark.parametrize("command", [("info",), ("evaluate", *DIGITS)])
+@pytest.mark.parametrize("command", [("evaluate", *DIGITS)])
 def test_a_network_is_no_artefact(command: tuple[str, ...], mine: Path) -> None:
     assert "is a network" in usage_error(command[0], f"{mine}:small", *command[1:])
     assert not mine.with_name("ran").exists()
@@ -373,9 +373,8 @@ def test_records_never_run_a_file(artefacts: Path, mine: Path) -> None:
         ("evaluate {at}/stitcher", "--source: is required"),
         ("evaluate {at}/model", "--target: is required"),
         ("evaluate {at}/model --target {at}/model", ""),
-        ("info {at}/stitcher", "mine.py:small"),
-        ("info {at}/model", "mine.py:small"),
-        ("layers {at}/model", ""),
+        ("layers {at}/stitcher", "mine.py:small"),
+        ("layers {at}/model", "mine.py:small"),
         ("doctor {at}/model", ""),
         ("swap {at}/stitcher {at}/model --encoder-layer 0 --out {at}/out", "only the command line runs"),
     ],

@@ -372,7 +372,7 @@ def test_list_metrics_describes_each_and_imports_nothing() -> None:
         (["compare", "a", "b", "--data", "d", "--align", "offsets"], 2),
         (["compare", "a", "b", "--data", "d", "--rows", "positions", "--permutations", "9"], 2),
         (["swap", "a", "b", "--data", "d", "--out", "o", "--matcher", "nosuch"], 2),
-        (["info", "nosuch/folder/of/nothing"], 1),
+        (["layers", "nosuch/folder/of/nothing"], 1),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else str(part),
 )

@@ -162,7 +162,7 @@ def test_a_stitch_on_the_command_line_names_its_layers_and_its_folder_leads_to_t
     layers = (record["source_layer"], record["target_layer"])
     found = hf_stitch.StitchedModel.from_pretrained(out / "model")
     assert layers == (found.source.cut.layer, found.target.cut.layer) and " → ".join(layers) in made.stderr
-    for command in (["info"], ["evaluate", "--data", str(shades)], ["push", "--private"]):
+    for command in (["evaluate", "--data", str(shades)], ["push", "--private"]):
         failed = run(app, [command[0], str(out), *command[1:], *(["me/it"] if command[0] == "push" else [])])
         assert failed.exit_code == 1
         assert f"name one of its subfolders: {out / 'model'}, {out / 'stitcher'}" in failed.stderr.replace("\n", "")

@@ -61,7 +61,7 @@ def test_a_stitched_model_is_loaded_examined_compared_and_stitched_like_any_netw
         with pytest.warns(UserWarning, match="was fitted to 50.0% of these samples"):
             scores = hf_stitch.evaluate(again, data, progress=False)  # its target comes from the Hub
         assert scores.to_dict()["scores"]["stitched"]
-        shown = CliRunner().invoke(app, ["layers", "alice/chain"])
+        shown = CliRunner().invoke(app, ["doctor", "alice/chain"])
         assert shown.exit_code == 0 and f"target.target.{layer}" in shown.output.replace("\n", "")
         if b.task == "text-classification":
             (found,) = transformers.pipeline(b.task, model="alice/chain")(few[:1])

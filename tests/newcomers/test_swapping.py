@@ -248,7 +248,7 @@ def test_info_of_a_relative_map_names_no_matcher_and_sorts_chance_last(tmp_path:
         model, adapter, data.take(9), encoder_layer="layer4.0", data=data.select(range(9, 24)), progress=False
     )
     swapped.save_pretrained(tmp_path)
-    shown = CliRunner().invoke(app, ["info", str(tmp_path)], env={"COLUMNS": "200"}).stdout
+    shown = CliRunner().invoke(app, ["layers", str(tmp_path)], env={"COLUMNS": "200"}).stdout
     assert "matcher" not in shown and "unknown" not in shown
     places = [shown.index(f" {name} ") for name in ("stitched", "target", "chance")]
     assert places == sorted(places)
