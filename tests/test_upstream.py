@@ -286,7 +286,7 @@ CONFIGS = [
     fact("configs name the class of the network", saves_its_class,
          "hf_stitch/adapters/libraries/transformers.py, load"),
     fact("configs have _attn_implementation", attention_can_be_set,
-         "hf_stitch/adapters/libraries/transformers.py, blueprint and build, and adapters/pins.py"),
+         "hf_stitch/adapters/libraries/transformers.py, blueprint and build"),
     fact("configs name implementations by these keys",
          lambda: implementations() <= {f"{before}{what}_implementation{after}" for what in ("attn", "experts")
                                        for before in ("", "_") for after in ("", "_internal")},
@@ -296,7 +296,7 @@ CONFIGS = [
                                                      "use_timm_backbone", "timm_backbone"},
          "hf_stitch/adapters/libraries/rebuilding.py, ELSEWHERE and own_code_only"),
     fact("configs have to_diff_dict", lambda: has(hf.PreTrainedConfig, "to_diff_dict"),
-         "hf_stitch/adapters/pinning.py, settings_of_config, and adapters/pins.py, Pins"),
+         "hf_stitch/adapters/pinning.py, settings_of_config, and adapters/skeleton.py, changed"),
     fact("what is read of a whole config is not set per layer", lambda: not ambiguous() & READ,
          "hf_stitch: read config.per_layer_config[i] instead"),
     fact("numbers of layers have known keys", lambda: not unknown_counts(), "hf_stitch/artefacts/record.py, LAYERS"),
@@ -666,7 +666,7 @@ def launchers() -> set[str]:
 ACCELERATE = [
     fact("modules with a hook have _hf_hook and _old_forward",
          lambda: {"_hf_hook", "_old_forward", "forward"} <= vars(hooked()[0]).keys() | vars(hooked()).keys(),
-         "hf_stitch/offloading.py, hooks_of; adapters/cutting/copying.py, hollow; adapters/pins.py, REPLACED"),
+         "hf_stitch/offloading.py, hooks_of; adapters/cutting/copying.py, hollow; adapters/attributes.py, REPLACED"),
     fact("hooks have the place and the source of weights",
          lambda: offloaded()[0].weight.is_meta and "weight" in offloaded()[0]._hf_hook.weights_map
          and str(offloaded()[0]._hf_hook.execution_device) == "cpu" and has(offloaded()[0]._hf_hook, "tied_params_map"),
@@ -823,7 +823,7 @@ def arrow() -> bool:
 
 TORCH = [
     fact("unsaved buffers are those in _non_persistent_buffers_set", unsaved_buffers,
-         "hf_stitch/adapters/cutting/halves.py, _persist_buffers, and adapters/pins.py"),
+         "hf_stitch/adapters/cutting/halves.py, _persist_buffers, and adapters/attributes.py"),
     fact("a module that is compiled in place has _compiled_call_impl", compiled_in_place,
          "hf_stitch/adapters/cutting/copying.py, is_compiled"),
     fact("torch.compile wraps a module as _orig_mod",

@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_stitch.adapters.attributes import Alike, attributes_of
 from hf_stitch.adapters.pinning import is_read
-from hf_stitch.adapters.pins import Pins, attributes_of
 from hf_stitch.adapters.sealed import sealed
 from hf_stitch.reference import Settings
 
@@ -162,7 +162,7 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
     Attributes that the record does not give count only if they hide what the class has, as a ``forward`` does.
     """
     found: dict[str, tuple[Any, Any]] = {}
-    recorded, hashes, compared = dict(skeleton.named_modules()), (Pins(model).hash, Pins(skeleton).hash), set()
+    recorded, alike, compared = dict(skeleton.named_modules()), Alike(model, skeleton), set()
     for name, module in model.named_modules():
         if (other := recorded.get(name)) is None:
             continue
@@ -191,9 +191,8 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
                     first, second = (_read(type(values[1]).from_dict(value.to_dict())) for value in values)
                     both = {each: (first[each], second[each]) for each in sorted(first.keys() & second.keys())}
                     found |= {f"{place}.{each}": pair for each, pair in both.items() if pair[0] != pair[1]}
-            elif not _same(*values) and values[1] != {}:  # or a cache, which forwards fill
-                one, two = (each(_listed(value)) for each, value in zip(hashes, values, strict=True))
-                found |= {place: values} if one != two else {}
+            elif values[1] != {} and not alike(*map(_listed, values)):  # or a cache, which forwards fill
+                found[place] = values
     own, theirs = ({name: pair[side] for name, pair in found.items() if pair[side] is not NOT_SET} for side in (0, 1))
     return Settings.of(own), Settings.of(theirs)
 
@@ -220,11 +219,6 @@ def _read(config: Any) -> dict[str, Any]:
     values = Settings.of(config.to_dict()).chosen
     values.pop("down_ops", None)  # to which the constructor of LeViT appends
     return {name: value for name, value in values.items() if all(map(is_read, name.split(".")))}
-
-
-def _same(one: Any, two: Any) -> bool:
-    """Return whether two attributes have one hash for sure, without computing it."""
-    return one is two or (type(one) is type(two) and isinstance(one, (bool, int, str)) and one == two)
 
 
 def _listed(value: Any) -> Any:
