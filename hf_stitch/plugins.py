@@ -169,7 +169,9 @@ GONE = {
     "commands": {
         "cache": "keep activations with extract_activations(…).save(path), and read them with Activations.load",
         "info": "hf-stitch layers ID_OR_FOLDER shows the parents, recipe and scores",
-    }
+    },
+    "registries": {"networks": "an hf_stitch.adapters.Library builds the networks of a plugin"},
+    "results": {"SelfTest": "hf_stitch.selftest.self_test() returns the error of each part"},
 }
 """Registry -> names that it had before -> what to do instead, for messages alone."""
 

@@ -430,7 +430,8 @@ class Registries:
     def __getitem__(self, kind: str) -> Registry[Any]:
         """Return the registry with a name."""
         if kind not in tuple(self):
-            raise UnknownNameError(f"there is no registry {kind!r}. Available: {', '.join(self)}")
+            instead = f"; {hint}" if (hint := hint_for("registries", kind)) else ""
+            raise UnknownNameError(f"there is no registry {kind!r}{instead}. Available: {', '.join(self)}")
         registry: Registry[Any] = getattr(self, kind)
         return registry
 

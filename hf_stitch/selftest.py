@@ -21,6 +21,7 @@ from hf_stitch.resources import one_thread
 __all__ = ["self_test"]
 
 LAYER, WORDS, NEW = "model.layers.1", 60, 8
+VIT: dict[str, Any] = dict(img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5)
 DECODER: dict[str, Any] = dict(  # with weights as large as these, all earlier tokens matter for the next one
     hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, vocab_size=WORDS + 2,
     initializer_range=0.2, pad_token_id=0, bos_token_id=1, eos_token_id=1,
@@ -60,8 +61,7 @@ def self_test(finished: Callable[[str, str], object] = lambda name, error: None)
 def _vit() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        options = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
-        return hf_stitch.load(timm.create_model("vit_tiny_patch16_224", **options).eval())
+        return hf_stitch.load(timm.create_model("vit_tiny_patch16_224", **VIT).eval())
 
 
 @cache
@@ -82,8 +82,10 @@ def _stitched(target: int) -> Any:
     """Stitch the middle layers by least squares, which random weights make no better than a baseline."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* is no better than ")
-        samples = {"source_layer": LAYER, "target_layer": LAYER, "data": TEXTS[:30], "test_data": TEXTS[30:]}
-        return hf_stitch.stitch(_decoder(0), _decoder(target), **samples, matcher="lstsq", progress=False)
+        return hf_stitch.stitch(
+            _decoder(0), _decoder(target), TEXTS[:30], test_data=TEXTS[30:], source_layer=LAYER, target_layer=LAYER,
+            matcher="lstsq", progress=False,
+        )  # fmt: skip
 
 
 def _require(condition: bool, message: str) -> None:

@@ -58,6 +58,8 @@ def test_unknown_name_raises_value_and_key_error_with_suggestion(shapes):
         shapes.entry("orderd")
     with pytest.raises(ValueError):
         registries["matcher"]
+    with pytest.raises(ValueError, match=r"no registry 'networks'; an hf_stitch\.adapters\.Library builds"):
+        registries["networks"]
 
 
 def test_built_in_with_missing_module_names_the_module(shapes):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -79,6 +81,10 @@ def _examine_installation(output: Output) -> None:
     for row in rows:
         table.add_row(row.name, row.installed or "–", row.tested or "–", Text(row.status, "" if row.is_met else "red"))
     output.show(table)
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    left = Path(os.environ.get("HF_STITCH_CACHE") or f"{caches}/hf-stitch").expanduser()
+    if any(left.glob("*.safetensors")):
+        output.show(f"{left} contains activations that an earlier version kept and nothing reads now: delete it")
 
     def show(name: str, error: str) -> None:
         output.show(f"{name}: {f'failed, {error}' if error else 'passed'}")

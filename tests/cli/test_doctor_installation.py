@@ -159,6 +159,14 @@ def test_a_part_that_fails_is_named_and_the_others_run(
 
 
 @pytest.mark.usefixtures("parts")
+def test_what_an_earlier_version_kept_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_STITCH_CACHE", str(tmp_path))
+    assert "earlier version" not in run().stdout
+    (tmp_path / "0f.safetensors").touch()
+    assert f"{tmp_path} contains activations that an earlier version kept" in run().stdout.replace("\n", "")
+
+
+@pytest.mark.usefixtures("parts")
 def test_a_requirement_that_is_not_met_is_a_failure(installed: dict[str, str]) -> None:
     installed["transformers"] = "5.9.0"
     del installed["timm"]
