@@ -8,7 +8,7 @@ from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
-from hf_stitch.adapters.loading import load, load_on, unwrap
+from hf_stitch.adapters.loading import load, load_on, load_recorded, unwrap
 from hf_stitch.adapters.overrides.base import Override
 from hf_stitch.adapters.rewriting import Rewrite, rewrite, rewrites_of
 from hf_stitch.adapters.untraining import untrained
@@ -30,6 +30,7 @@ __all__ = [
     "Rewrite",
     "load",
     "load_on",
+    "load_recorded",
     "rewrite",
     "rewrites_of",
     "untrained",

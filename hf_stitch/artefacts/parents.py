@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_stitch.adapters import Adapter, load
-from hf_stitch.adapters.loading import load_recorded
+from hf_stitch.adapters import Adapter, load, load_recorded
 from hf_stitch.errors import see
 from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference, as_recorded

@@ -82,10 +82,11 @@ def _artefact(name: str) -> Path | None:
     """Return the folder of a stitcher or a stitched model, as far as its record goes; ``None`` for a network."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        if is_function(name) or (found := ModelReference.parse(name)).library != HUB_DEFAULT:
+        if is_function(name):
             return None
-        with suppress(OSError):  # loading the network raises an error
-            folder = download(str(found.id), files=["stitcher.json", "config.json"], revision=found.revision)
+        with suppress(ValueError, OSError):  # loading the network raises an error
+            if (found := ModelReference.parse(name)).library == HUB_DEFAULT:
+                folder = download(str(found.id), files=["stitcher.json", "config.json"], revision=found.revision)
     if (folder / "stitcher.json").is_file():
         return folder
     if not (config := folder / "config.json").is_file():

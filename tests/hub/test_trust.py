@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, Stitcher
-from hf_stitch.adapters.loading import load_recorded
+from hf_stitch.adapters import load_recorded
 from hf_stitch.artefacts.files import MODULE
 from hf_stitch.reference import ModelReference
 
