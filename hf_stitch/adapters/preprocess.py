@@ -73,7 +73,7 @@ def preprocess(
     else:
         inputs = _stack(samples, processor, interface)
     if POSITIONS in interface.arguments and MASK in inputs and not bool(inputs[MASK][:, 0].all()):
-        inputs[POSITIONS] = positions_of(inputs[MASK])
+        inputs = {POSITIONS: positions_of(inputs[MASK]), **inputs}
     if interface.modality == "image":
         (pixels,) = inputs.values()
         finite = pixels.isfinite().flatten(1).all(1)

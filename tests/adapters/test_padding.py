@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+from transformers import (
+    BertConfig,
+    BertModel,
+    ConvBertConfig,
+    ConvBertForSequenceClassification,
+    ConvBertForTokenClassification,
+    GPT2Config,
+    GPT2Model,
+)
 
 import hf_stitch
 from benchmarks import padding, zoo
@@ -19,7 +27,7 @@ from hf_stitch.adapters.cutting.interface import positions_of
 from hf_stitch.analysis import extract_activations
 from hf_stitch.artefacts.joining import joined_to_itself
 
-from tiny_networks import LAYERS, build, plain_tokenizer  # isort: skip
+from tiny_networks import CLASSES, LAYERS, build, plain_tokenizer  # isort: skip
 
 FAMILIES = {
     ("causal", "gpt2"): "right or left, with position_ids",
@@ -178,6 +186,69 @@ def test_a_step_with_a_cache_counts_positions_from_the_mask() -> None:
     step = model(input_ids=inputs["input_ids"][:, -1:], attention_mask=inputs["attention_mask"], **{
         name: value for name, value in first.items() if "cache" in name or "past" in name})  # fmt: skip
     torch.testing.assert_close(step.logits[:, -1], whole[:, -1])
+
+
+# -- texts by length ---------------------------------------------------------------------------------------------
+def by_length(kind: Any = ConvBertForSequenceClassification, labels: int = CLASSES) -> hf_stitch.Adapter:
+    config = ConvBertConfig(
+        vocab_size=80, hidden_size=16, embedding_size=16, num_hidden_layers=3, num_attention_heads=2, head_ratio=1,
+        intermediate_size=16, conv_kernel_size=3, max_position_embeddings=32, num_labels=labels,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return hf_stitch.load(kind(config).eval(), processor=plain_tokenizer())
+
+
+@pytest.mark.parametrize("kind", [ConvBertForSequenceClassification, ConvBertForTokenClassification])
+@pytest.mark.parametrize("tokens", [CLASSES, 3])
+def test_outputs_of_texts_of_one_length_have_the_shape_of_the_network(kind: Any, tokens: int) -> None:
+    network = by_length(kind)
+    text = network.preprocess([" ".join(["w7"] * tokens)])
+    padded = {name: torch.nn.functional.pad(value, (0, 2)) for name, value in text.items()}
+    found, expected = network.forward(padded).logits, network.model(**padded).logits
+    assert network._padded().sides == () and found.shape == expected.shape
+    alone = network.model(**text).logits
+    assert torch.equal(found[:, :tokens] if found.dim() == 3 else found, alone)
+
+
+@pytest.mark.parametrize("asked", ["output_hidden_states", "output_attentions"])
+def test_hidden_states_and_attentions_of_texts_of_several_lengths(asked: str) -> None:
+    network, given = by_length(), texts(5)
+    model, key = joined_to_itself(network, "convbert.encoder.layer.1", network.task), asked[7:]
+    inputs = model.preprocess(given)
+    every = model(**inputs, **{asked: True})[key]
+    for row, text in enumerate(given):
+        count = int(inputs["attention_mask"][row].sum())
+        alone = model(**model.preprocess([text]), **{asked: True})[key]
+        for found, expected in zip(every, alone, strict=True):
+            tokens = found[row, :count] if expected.dim() == 3 else found[row, :, :count, :count]
+            torch.testing.assert_close(tokens, expected[0])
+
+
+def test_one_row_of_positions_is_that_of_all_texts_of_any_length() -> None:
+    network = by_length()
+    inputs = network.preprocess(texts(4))
+    positions = torch.arange(inputs["input_ids"].shape[1])[None]
+    assert torch.equal(network.forward({**inputs, "position_ids": positions}).logits, network.forward(inputs).logits)
+
+
+def test_a_mask_of_zeros_changes_no_text_of_another_length() -> None:
+    network, layer = by_length(), "convbert.encoder.layer.1"
+    inputs = network.preprocess(texts(4))
+    inputs["attention_mask"][0] = 0
+    found = network.encode(inputs, layer)[layer]
+    assert not bool(found.mask[0].any())
+    alone = network.encode(network.preprocess(texts(4)[1:2]), layer)[layer]
+    torch.testing.assert_close(found.values[1][found.mask[1]], alone.values[0])
+
+
+def test_positions_of_a_processor_reach_the_network() -> None:
+    def read(text: str) -> dict[str, Tensor]:
+        ids = torch.tensor([0, 0, *(int(word[1:]) + 4 for word in text.split())])
+        return {"input_ids": ids, "attention_mask": ids.ne(0).long(), "position_ids": torch.arange(len(ids)) + 3}
+
+    network = hf_stitch.load(build("gpt2", 0), processor=read)
+    assert network.preprocess(["w1 w2 w3"])["position_ids"].tolist() == [[3, 4, 5, 6, 7]]
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------------

@@ -94,8 +94,15 @@ class Front(nn.Module):
 
     def __call__(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
         """Compute the representation at the cut."""
-        run = partial(self._observed, seen)
-        return cast(Representation, run_by_length(run, self.interface.complete(inputs), self.interface))
+
+        def run(part: Mapping[str, Any]) -> tuple[Representation, Any]:
+            here = None if seen is None else Observed(seen.flags)
+            return self._observed(here, part), None if here is None else here.output
+
+        found, output = run_by_length(run, self.interface.complete(inputs), self.interface)
+        if seen is not None:
+            seen.output, seen.values = output, self.cut.restore(found.values)
+        return cast(Representation, found)
 
     def _observed(self, seen: Observed | None, inputs: Mapping[str, Any]) -> Representation:
         values = super().__call__(*(() if seen is None else (seen,)), **inputs)
@@ -133,7 +140,7 @@ class Front(nn.Module):
         finally:
             self._slot.values = None
         if seen is not None:
-            seen.output, seen.values = output, values
+            seen.output = output
         return values
 
     def _represent(self, values: Tensor, inputs: Mapping[str, Any]) -> Representation:
