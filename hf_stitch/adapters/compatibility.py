@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.errors import see
 from hf_stitch.printing import warn
@@ -35,3 +38,21 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
             f"the vocabularies of the two tokenizers differ, so token positions do not correspond: {remedy}"
             + see("other-tokens")
         )
+
+
+def padded_alike(source: Adapter, target: Adapter) -> tuple[Adapter, Adapter]:
+    """Return two networks that pad texts on one side, if both have one in common: their tokens correspond by place.
+
+    Networks whose texts run by length are padded on the right. The adapters that are passed do not change.
+    """
+    first, second = (each._padded().sides or ("right",) for each in (source, target))
+    common = tuple(side for side in first if side in second)
+
+    def padded(network: Adapter) -> Adapter:
+        if not common or len(network.interface.sides) <= len(common):
+            return network
+        twin = copy.copy(network)
+        twin.interface = replace(network.interface, sides=common)
+        return twin
+
+    return padded(source), padded(target)

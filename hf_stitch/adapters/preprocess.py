@@ -37,7 +37,7 @@ def preprocess(
     """Turn raw samples into the inputs of a model, on its device and in its dtype.
 
     Texts are padded to the longest of the batch: on the side of the tokenizer, unless only padding on the other one
-    changes no activation. Beside padding on the left, the model gets the positions of the tokens if it takes them.
+    changes no activation, and on the right if texts run by length. Beside padding on the left, the model gets the positions of the tokens if it takes them.
     Texts over the token limit of the model are truncated, with a warning that counts them. The decoder of an
     encoder-decoder receives the texts of the encoder, shifted one token to the right, as transformers derives decoder
     inputs from inputs (Bart) or from labels.
@@ -133,8 +133,8 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
         long = int((inputs[MASK].sum(1) > limit).sum())
         warn(f"{long} of {len(samples)} texts are longer than the {limit} tokens of the model and are truncated")
         inputs = tokenizer(*texts, truncation=True, max_length=limit, **options)
-    if len(interface.sides) == 1:  # padding_side= of the call would be saved with the tokenizer
-        order = inputs[MASK].argsort(dim=1, descending=interface.sides == ("right",), stable=True)
+    if len(interface.sides) < 2:  # padding_side= of the call would be saved with the tokenizer
+        order = inputs[MASK].argsort(dim=1, descending=interface.sides != ("left",), stable=True)
         inputs = {name: value[torch.arange(len(order))[:, None], order] for name, value in inputs.items()}
     if DECODER + "input_ids" in (*interface.content, *interface.given):
         inputs = {**inputs, **decoder_inputs(inputs, interface)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.compatibility import check_meet, padded_alike
 from hf_stitch.adapters.naming import layer_names
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.data import Batch, PairedSamples, Samples
@@ -95,6 +95,8 @@ class Pair:
         elif own:
             raise ValueError("own=True belongs to align='prefix': with one tokenizer the source knows the token")
         check_meet(a, b, pooling)
+        if pooling == "none" and align == "tokens" and a.interface.modality == "text":
+            a, b = padded_alike(a, b)
         found = scored_task(b, task) if scored else task_of(b, task)
         if task_named(found).per_token and pooling in POOLED:
             raise ValueError(

@@ -189,14 +189,16 @@ def test_a_step_with_a_cache_counts_positions_from_the_mask() -> None:
 
 
 # -- texts by length ---------------------------------------------------------------------------------------------
-def by_length(kind: Any = ConvBertForSequenceClassification, labels: int = CLASSES) -> hf_stitch.Adapter:
+def by_length(kind: Any = ConvBertForSequenceClassification, side: str = "right") -> hf_stitch.Adapter:
     config = ConvBertConfig(
         vocab_size=80, hidden_size=16, embedding_size=16, num_hidden_layers=3, num_attention_heads=2, head_ratio=1,
-        intermediate_size=16, conv_kernel_size=3, max_position_embeddings=32, num_labels=labels,
+        intermediate_size=16, conv_kernel_size=3, max_position_embeddings=32, num_labels=CLASSES,
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return hf_stitch.load(kind(config).eval(), processor=plain_tokenizer())
+        model, tokenizer = kind(config).eval(), plain_tokenizer()
+    tokenizer.padding_side = side
+    return hf_stitch.load(model, processor=tokenizer)
 
 
 @pytest.mark.parametrize("kind", [ConvBertForSequenceClassification, ConvBertForTokenClassification])
@@ -287,6 +289,26 @@ def test_activations_stitches_and_scores_do_not_depend_on_the_batch(name: str) -
     torch.testing.assert_close(weights[0], weights[1], atol=1e-5, rtol=1e-5)
     scores = [hf_stitch.evaluate(made[0], data, batch_size=size, progress=False)["cross_entropy"] for size in (1, 24)]
     assert abs(scores[0].value - scores[1].value) < 1e-6
+
+
+@pytest.mark.parametrize("names", [("gpt2", "bert"), ("bert", "gpt2"), ("convbert", "bert"), ("gpt2", "convbert")], ids="-".join)
+def test_networks_that_pad_on_other_sides_are_stitched_token_by_token(names: tuple[str, str]) -> None:
+    layers = {**LAYERS, "convbert": "convbert.encoder.layer.1"}
+    a, b = (by_length(side="left") if name == "convbert" else decoder(name) for name in names)
+    sides = a._padded().sides, b._padded().sides
+    made = [
+        hf_stitch.stitch(a, b, texts(), source_layer=layers[names[0]], target_layer=layers[names[1]], matcher="ridge",
+                         ridge=0.1, batch_size=size, progress=False)
+        for size in (1, 24)
+    ]  # fmt: skip
+    torch.testing.assert_close(made[0].stitch.body.weight, made[1].stitch.body.weight, atol=1e-5, rtol=1e-5)
+    inputs = made[0].preprocess(texts(5))
+    assert bool(inputs["attention_mask"][:, 0].all()) and (a.interface.sides, b.interface.sides) == sides
+    every = made[0](**inputs).logits
+    for row, text in enumerate(texts(5)):
+        alone = made[0](**made[0].preprocess([text])).logits[0]
+        real = inputs["attention_mask"][row].bool()
+        torch.testing.assert_close(every[row][real] if alone.dim() == 2 else every[row], alone)
 
 
 def test_activations_are_read_from_the_cache_after_padding_is_verified(tmp_path: Path) -> None:
