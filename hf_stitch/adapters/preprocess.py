@@ -37,10 +37,10 @@ def preprocess(
     """Turn raw samples into the inputs of a model, on its device and in its dtype.
 
     Texts are padded to the longest of the batch: on the side of the tokenizer, unless only padding on the other one
-    changes no activation, and on the right if texts run by length. Beside padding on the left, the model gets the positions of the tokens if it takes them.
-    Texts over the token limit of the model are truncated, with a warning that counts them. The decoder of an
-    encoder-decoder receives the texts of the encoder, shifted one token to the right, as transformers derives decoder
-    inputs from inputs (Bart) or from labels.
+    changes no activation, and on the right if texts run by length. Beside padding on the left, the model gets the
+    positions of the tokens if it takes them. Texts over the token limit of the model are truncated, with a warning that
+    counts them. The decoder of an encoder-decoder receives the texts of the encoder, shifted one token to the right, as
+    transformers derives decoder inputs from inputs (Bart) or from labels.
 
     Images of any mode are converted to grey or RGB before an image processor gets them: 16-bit grey values are scaled
     to 8 bit, and transparent images are put on white. A function gets each sample as it is, also a text.

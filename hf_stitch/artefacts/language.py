@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from hf_stitch.adapters.cutting.halves import HalfError, Observed
-from hf_stitch.adapters.cutting.interface import positions_of
+from hf_stitch.adapters.cutting.interface import MASK, positions_of
 from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.libraries.padding import positions_from_padding
 from hf_stitch.adapters.prefixes import PrefixFront
@@ -315,6 +315,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             if positioned:
                 if position_ids is not None:
                     options["position_ids"] = position_ids
+                    if mask is None and cache is None and MASK in half.interface.arguments:
+                        options[MASK] = None  # with a mask, texts that are packed into one row would attend to another
                 elif input_ids is not None and not from_padding and mask is not None and mask.dim() == 2:
                     options["position_ids"] = positions_of(mask)[:, -new:]
                 elif past is not None and input_ids is not None and not from_padding:

@@ -176,6 +176,17 @@ def test_a_stitched_model_generates_the_same_with_padding_on_the_left() -> None:
             assert found[row, -5:].tolist() == alone[0, -5:].tolist()
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_texts_that_are_packed_into_one_row_do_not_attend_to_another(name: str) -> None:
+    network = decoder(name)
+    model = joined_to_itself(network, LAYERS[name], network.task)
+    ids = torch.tensor([[7, 8, 9, 10, 7, 11, 12]])
+    packed = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2]]), "use_cache": False}
+    found = model(**packed).logits
+    assert torch.equal(found, network.model(**packed).logits)
+    torch.testing.assert_close(found[:, 4:], model(input_ids=ids[:, 4:]).logits)
+
+
 def test_a_step_with_a_cache_counts_positions_from_the_mask() -> None:
     network = decoder()
     model, inputs = joined_to_itself(network, LAYERS["gpt2"], network.task), without_positions(network)
@@ -291,7 +302,9 @@ def test_activations_stitches_and_scores_do_not_depend_on_the_batch(name: str) -
     assert abs(scores[0].value - scores[1].value) < 1e-6
 
 
-@pytest.mark.parametrize("names", [("gpt2", "bert"), ("bert", "gpt2"), ("convbert", "bert"), ("gpt2", "convbert")], ids="-".join)
+@pytest.mark.parametrize(
+    "names", [("gpt2", "bert"), ("bert", "gpt2"), ("convbert", "bert"), ("gpt2", "convbert")], ids="-".join
+)
 def test_networks_that_pad_on_other_sides_are_stitched_token_by_token(names: tuple[str, str]) -> None:
     layers = {**LAYERS, "convbert": "convbert.encoder.layer.1"}
     a, b = (by_length(side="left") if name == "convbert" else decoder(name) for name in names)
