@@ -315,7 +315,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             if positioned:
                 if position_ids is not None:
                     options["position_ids"] = position_ids
-                    if mask is None and cache is None and MASK in half.interface.arguments:
+                    if mask is None and cache is None and takes(half.model, MASK):
                         options[MASK] = None  # with a mask, texts that are packed into one row would attend to another
                 elif input_ids is not None and not from_padding and mask is not None and mask.dim() == 2:
                     options["position_ids"] = positions_of(mask)[:, -new:]
