@@ -17,8 +17,11 @@ from families import BERT, GPT2, VIT
 from safetensors.torch import load_file, save_file
 from tiny_networks import plain_tokenizer
 from torch import Tensor
+from transformers.integrations import PeftAdapterMixin
 
 import hf_stitch
+from hf_stitch.adapters.libraries.completeness import complete
+from hf_stitch.reference import ModelReference
 
 NAME = "model.safetensors"
 SMALL = {**BERT, "num_hidden_layers": 2, "max_position_embeddings": 16}
@@ -234,6 +237,15 @@ HEADS: dict[str, tuple[Any, dict[str, Any], set[str]]] = {
     "classes by their names": (
         bert(hf.BertForSequenceClassification), {"id2label": {"0": "a", "1": "b", "2": "c"}}, {"classifier"},
     ),
+    "a head within the base model": (
+        hf.TimmWrapperForImageClassification(
+            hf.TimmWrapperConfig(
+                architecture="resnet10t", num_classes=3, model_args={"channels": (8, 8, 8, 8)},
+                pretrained_cfg={"input_size": (3, 64, 64), "mean": (0.5,) * 3, "std": (0.5,) * 3},
+            )
+        ),
+        {"num_labels": 5, "processor": None}, {"timm_model.fc"},
+    ),
     "a part of a head": (
         hf.RobertaForSequenceClassification(hf.RobertaConfig(**SMALL)), {"num_labels": 5}, {"classifier.out_proj"},
     ),
@@ -429,3 +441,27 @@ def test_classes_of_a_repository_are_checked_too(tmp_path: Path) -> None:
         change(tmp_path, lambda name: "layer.1.output.dense.weight" in name)
         with pytest.raises(ValueError, match=r"lacks weights of OwnModel.*layer.1.output.dense.weight"):
             loaded(str(tmp_path), trust_remote_code=True)
+
+
+class Nested(hf.BertModel):
+    """A network that loads another one on its way, which lacks a pooler."""
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **options: Any) -> Any:
+        hf.BertModel.from_pretrained(Path(name).parent / "other")
+        return super().from_pretrained(name, *args, **options)
+
+
+def test_a_network_that_is_loaded_on_the_way_does_not_count(tmp_path: Path) -> None:
+    saved(tmp_path / "other", bert(hf.BertModel), "pooler")
+    reference = ModelReference.parse(saved(tmp_path / "own", bert(hf.BertModel)))
+    model, new = complete(Nested.from_pretrained, reference, ("BertModel",), {})
+    assert type(model) is Nested and new == ()
+
+
+def test_loading_leaves_the_classes_of_transformers_as_they_were(tmp_path: Path) -> None:
+    before = {kind: dict(vars(kind)) for kind in (hf.PreTrainedModel, PeftAdapterMixin, torch.nn.Module)}
+    folder = saved(tmp_path, bert(hf.BertModel), "layer.1.output.dense.bias")
+    with pytest.raises(ValueError, match="lacks weights"):
+        loaded(folder)
+    assert all(dict(vars(kind)) == values for kind, values in before.items())

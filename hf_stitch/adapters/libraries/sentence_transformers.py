@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.interface import PROMPT
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
 from hf_stitch.adapters.libraries.completeness import complete
 from hf_stitch.adapters.libraries.transformers import ACCESS, Transformers
 from hf_stitch.adapters.pinning import settings_of_config
-from hf_stitch.adapters.preprocess import PROMPT, preprocess
+from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.adapters.untraining import initialise
 from hf_stitch.hub import file_of
 from hf_stitch.reference import MODULES, OF_SENTENCES, SENTENCES, ModelReference, Settings
