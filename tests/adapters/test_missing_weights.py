@@ -443,6 +443,18 @@ def test_classes_of_a_repository_are_checked_too(tmp_path: Path) -> None:
             loaded(str(tmp_path), trust_remote_code=True)
 
 
+def test_a_loss_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = saved(tmp_path, bert(hf.BertModel), "pooler", extra={"one.too.many": torch.ones(2)})
+    hf.utils.logging.enable_propagation()
+    try:
+        with pytest.warns(UserWarning, match="no weights of the pooler") as caught:
+            loaded(folder)
+    finally:
+        hf.utils.logging.disable_propagation()
+    assert len(caught) == 2 and "one.too.many" in str(caught[1].message)
+    assert "LOAD REPORT" not in caplog.text
+
+
 class Nested(hf.BertModel):
     """A network that loads another one on its way, which lacks a pooler."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -30,9 +31,10 @@ def complete(
 
     def recorded(method: Any, network: Any, *arguments: Any, **keywords: Any) -> Any:
         report = method(network, *arguments, **keywords) or arguments[0]
-        report.missing_keys.update(report.conversion_errors)
-        report.conversion_errors = {}  # transformers would raise an error that does not name the weights
-        reports.append((network, report))
+        reports.append((network, copy.copy(report)))
+        # Transformers would log them, too, or raise an error that does not name the weights.
+        report.missing_keys, report.unexpected_keys, report.mismatched_keys = set(), set(), set()
+        report.conversion_errors = {}
         return report
 
     adjusts = replaced(PreTrainedModel, "_adjust_missing_and_unexpected_keys", recorded)
@@ -42,7 +44,7 @@ def complete(
     model = next((network for network, _ in reports if network in parts), whole)
     kind, prefix, weights = type(model).__name__, f"{model.base_model_prefix}.", model.state_dict()
     own = [report for network, report in reports if network in parts]
-    lacking = {name: "" for report in own for name in report.missing_keys}
+    lacking = {name: "" for report in own for name in (*report.missing_keys, *report.conversion_errors)}
     shapes = {name: (old, now) for report in own for name, old, now in report.mismatched_keys}
     lacking |= {name: f" (shape {(*old,)}, not {(*now,)})" for name, (old, now) in shapes.items()}
     unused = {name for report in own for name in report.unexpected_keys}
