@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -477,3 +478,20 @@ def test_loading_leaves_the_classes_of_transformers_as_they_were(tmp_path: Path)
     with pytest.raises(ValueError, match="lacks weights"):
         loaded(folder)
     assert all(dict(vars(kind)) == values for kind, values in before.items())
+
+
+def test_networks_that_threads_load_are_tied(tmp_path: Path) -> None:
+    """Loading in threads with transformers alone leaves weights untied, in each thread and for good."""
+    folder, tied = saved(tmp_path, bert(hf.BertForMaskedLM)), list[bool]()
+
+    def load() -> None:
+        for _ in range(3):
+            model = loaded(folder).model
+            tied.append(model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight)
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tied) == 12 and all(tied)

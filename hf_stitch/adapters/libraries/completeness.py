@@ -41,9 +41,11 @@ def complete(
     with adjusts, replaced(PeftAdapterMixin, "load_adapter", recorded):
         whole = load(reference.id, **{**options, "use_safetensors": True, "ignore_mismatched_sizes": True})
     parts = {*whole.modules()}  # other networks are loaded on the way
-    model = next((network for network, _ in reports if network in parts), whole)
+    networks = [network for network, _ in reports if network in parts]
+    if not networks:
+        return whole, ()
+    model, own = networks[0], [report for network, report in reports if network in parts]
     kind, prefix, weights = type(model).__name__, f"{model.base_model_prefix}.", model.state_dict()
-    own = [report for network, report in reports if network in parts]
     lacking = {name: "" for report in own for name in (*report.missing_keys, *report.conversion_errors)}
     shapes = {name: (old, now) for report in own for name, old, now in report.mismatched_keys}
     lacking |= {name: f" (shape {(*old,)}, not {(*now,)})" for name, (old, now) in shapes.items()}
@@ -67,7 +69,7 @@ def complete(
         new |= {name for name in lacking if name.startswith(f"{pooler}.") and is_gone(pooler)}
     # Of another class than that which was saved, the caller leaves out the head.
     unused = {name for name in unused if kind in classes or name.startswith(prefix)}
-    return model, checked(reference, kind, lacking, unused, new)
+    return whole, checked(reference, kind, lacking, unused, new)
 
 
 def checked(

@@ -134,18 +134,15 @@ class SentenceTransformers(Library):
         pretrained, cache = options.pop("pretrained", True), options.pop("cache_dir", None)
         local = options.pop("local_files_only", False) or reference.is_local
         whole = {name: options.pop(name) for name in (*CHOSEN, "token", "trust_remote_code") if name in options}
-        model: Any = None
 
-        def network(place: str, **loading: Any) -> Any:
-            nonlocal model
-            model = SentenceTransformer(
+        def encoder(place: str, **loading: Any) -> Any:
+            return SentenceTransformer(
                 place, device=None if "device_map" in options else "cpu", cache_folder=cache and str(cache),
                 revision=reference.revision, local_files_only=local, model_kwargs=loading, **whole,
             )  # fmt: skip
-            return self.describe(model, processor=processor).model.transformer.auto_model  # type: ignore[union-attr]
 
         try:
-            _, new = complete(network, reference, (), options)
+            model, new = complete(encoder, reference, (), options)
         except TypeError as error:
             if "missing" not in str(error):  # or the user gave an option that nothing takes
                 raise
