@@ -396,6 +396,14 @@ def test_a_copy_that_is_incomplete_names_the_file(missing: str, place: str, tmp_
         hf_stitch.load(name, **options)
 
 
+def test_weights_in_another_format_are_to_be_saved_anew(tmp_path: Path) -> None:
+    folder = saved(tmp_path, bert(hf.BertModel))
+    torch.save(load_file(tmp_path / NAME), tmp_path / "pytorch_model.bin")
+    (tmp_path / NAME).unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors.*\(pytorch_model\.bin\) are not loaded.*save_pre"):
+        loaded(folder)
+
+
 def test_an_index_that_lacks_a_shard_is_noticed(tmp_path: Path) -> None:
     bert(hf.BertModel).save_pretrained(tmp_path, max_shard_size="20KB")
     index = tmp_path / f"{NAME}.index.json"
