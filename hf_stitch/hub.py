@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 
-ACCESS = ("token", "cache_dir", "local_files_only", "force_download")
-"""Loading options for access to the Hub."""
-
 
 class DownloadOptions(TypedDict, total=False):
     """Options of downloads from the Hub.
