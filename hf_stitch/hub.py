@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 
-ACCESS = ("token", "cache_dir", "local_files_only", "force_download")
-"""Loading options for access to the Hub."""
-
 
 class DownloadOptions(TypedDict, total=False):
     """Options of downloads from the Hub.
@@ -97,12 +94,11 @@ def license_of(place: str, revision: str | None = None, *, ask: bool = False) ->
 
     ``None`` if none is found, whatever the reason: what needs it goes on without.
     """
-    from huggingface_hub import ModelCard, hf_hub_download
+    from huggingface_hub import ModelCard
 
+    if (file := file_of(place, CARD, revision=revision, local_files_only=not ask)) is None:
+        return None
     try:
-        file = Path(place, CARD)
-        if not Path(place).is_dir():
-            file = Path(hf_hub_download(place, CARD, revision=revision, local_files_only=not ask))
         found = ModelCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
     except Exception:  # of the Hub, of the file, or of its metadata
         return None

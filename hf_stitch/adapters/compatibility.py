@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 
 from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.interface import PROMPT
 from hf_stitch.errors import see
 from hf_stitch.printing import warn
 from hf_stitch.representation import Pooling
@@ -21,6 +22,12 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
     kinds = source.interface.modality, target.interface.modality
     if kinds[0] != kinds[1]:
         raise ValueError(f"the networks take {kinds[0]} samples and {kinds[1]} samples: no sample serves both")
+    own, needed = source.interface.prefix, target.interface.prefix
+    if pooling == "none" and PROMPT in target.interface.arguments and own != needed:
+        raise ValueError(
+            f"the pooling of the target leaves out its prompt, {needed!r}, and the prompt of the source is {own!r}: "
+            "load both with the same (prompts=, default_prompt_name=), or use pooling='mean', 'cls' or 'last'"
+        )
     tokenizers = [a.processor for a in (source, target) if hasattr(a.processor, "get_vocab")]
     if pooling == "none" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         if target.task == "text-generation":

@@ -193,8 +193,9 @@ def _explained(reference: ModelReference, options: Mapping[str, Any], error: Exc
         found = hub.refused(failure, place, WEIGHTS, **access)
     if found is None and type(error) in (OSError, FileNotFoundError) and ".safetensors" in str(error):
         found = FileNotFoundError(
-            f"{failure}: the copy on this machine is incomplete, and files in other formats are not loaded "
-            f"({str(error).partition('. ')[0].rstrip('.')}); copy it again, or download it with a connection to the Hub"
+            f"{failure}: the copy on this machine is incomplete ({str(error).partition('. ')[0].rstrip('.')}); copy it "
+            "again, or download it with a connection to the Hub. Weights in another format (pytorch_model.bin) are not "
+            "loaded: load them with transformers, and save_pretrained writes model.safetensors"
         )
     wrong_option = isinstance(error, TypeError) and options
     missing = isinstance(error, (ImportError, FileNotFoundError))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.adapters.cutting.interface import DECODER, MASK, POSITIONS, Interface, positions_of
+from hf_stitch.adapters.cutting.interface import DECODER, MASK, POSITIONS, PROMPT, Interface, positions_of
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.images import converted
 from hf_stitch.data.samples import RawSamples, ids_of, missing_in
@@ -19,9 +19,6 @@ from hf_stitch.printing import visible, warn
 
 OFFSETS = "offset_mapping"
 """Key of the character spans of tokens."""
-
-PROMPT = "prompt_mask"
-"""Argument that marks the tokens of the prefix."""
 
 PROCESSORS = {"input_ids": ("tokenizer.json", "tokenizer_config.json"), "pixel_values": ("preprocessor_config.json",)}
 """Main input of a model -> files of its processor on the Hub, of which one at least is there."""
@@ -140,8 +137,7 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
         inputs = {**inputs, **decoder_inputs(inputs, interface)}
     if OFFSETS in inputs:  # of the text: tokens of the prefix have none, as special tokens
         inputs = {**inputs, OFFSETS: (inputs[OFFSETS] - len(interface.prefix)).clamp(min=0)}
-    if PROMPT in interface.arguments:
-        inputs = {**inputs, PROMPT: inputs[MASK] * (inputs[MASK].cumsum(1) <= interface.prefix_tokens)}
+    inputs = {**inputs, PROMPT: interface.prompted(inputs[MASK])}
     wanted = {*interface.content, *interface.given, *interface.arguments, *([OFFSETS] if offsets else [])}
     return {n: v for n, v in inputs.items() if n in wanted}
 

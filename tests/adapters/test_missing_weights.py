@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,8 +18,11 @@ from families import BERT, GPT2, VIT
 from safetensors.torch import load_file, save_file
 from tiny_networks import plain_tokenizer
 from torch import Tensor
+from transformers.integrations import PeftAdapterMixin
 
 import hf_stitch
+from hf_stitch.adapters.libraries.completeness import complete
+from hf_stitch.reference import ModelReference
 
 NAME = "model.safetensors"
 SMALL = {**BERT, "num_hidden_layers": 2, "max_position_embeddings": 16}
@@ -234,6 +238,15 @@ HEADS: dict[str, tuple[Any, dict[str, Any], set[str]]] = {
     "classes by their names": (
         bert(hf.BertForSequenceClassification), {"id2label": {"0": "a", "1": "b", "2": "c"}}, {"classifier"},
     ),
+    "a head within the base model": (
+        hf.TimmWrapperForImageClassification(
+            hf.TimmWrapperConfig(
+                architecture="resnet10t", num_classes=3, model_args={"channels": (8, 8, 8, 8)},
+                pretrained_cfg={"input_size": (3, 64, 64), "mean": (0.5,) * 3, "std": (0.5,) * 3},
+            )
+        ),
+        {"num_labels": 5, "processor": None}, {"timm_model.fc"},
+    ),
     "a part of a head": (
         hf.RobertaForSequenceClassification(hf.RobertaConfig(**SMALL)), {"num_labels": 5}, {"classifier.out_proj"},
     ),
@@ -383,6 +396,14 @@ def test_a_copy_that_is_incomplete_names_the_file(missing: str, place: str, tmp_
         hf_stitch.load(name, **options)
 
 
+def test_weights_in_another_format_are_to_be_saved_anew(tmp_path: Path) -> None:
+    folder = saved(tmp_path, bert(hf.BertModel))
+    torch.save(load_file(tmp_path / NAME), tmp_path / "pytorch_model.bin")
+    (tmp_path / NAME).unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors.*\(pytorch_model\.bin\) are not loaded.*save_pre"):
+        loaded(folder)
+
+
 def test_an_index_that_lacks_a_shard_is_noticed(tmp_path: Path) -> None:
     bert(hf.BertModel).save_pretrained(tmp_path, max_shard_size="20KB")
     index = tmp_path / f"{NAME}.index.json"
@@ -429,3 +450,56 @@ def test_classes_of_a_repository_are_checked_too(tmp_path: Path) -> None:
         change(tmp_path, lambda name: "layer.1.output.dense.weight" in name)
         with pytest.raises(ValueError, match=r"lacks weights of OwnModel.*layer.1.output.dense.weight"):
             loaded(str(tmp_path), trust_remote_code=True)
+
+
+def test_a_loss_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = saved(tmp_path, bert(hf.BertModel), "pooler", extra={"one.too.many": torch.ones(2)})
+    hf.utils.logging.enable_propagation()
+    try:
+        with pytest.warns(UserWarning, match="no weights of the pooler") as caught:
+            loaded(folder)
+    finally:
+        hf.utils.logging.disable_propagation()
+    assert len(caught) == 2 and "one.too.many" in str(caught[1].message)
+    assert "LOAD REPORT" not in caplog.text
+
+
+class Nested(hf.BertModel):
+    """A network that loads another one on its way, which lacks a pooler."""
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **options: Any) -> Any:
+        hf.BertModel.from_pretrained(Path(name).parent / "other")
+        return super().from_pretrained(name, *args, **options)
+
+
+def test_a_network_that_is_loaded_on_the_way_does_not_count(tmp_path: Path) -> None:
+    saved(tmp_path / "other", bert(hf.BertModel), "pooler")
+    reference = ModelReference.parse(saved(tmp_path / "own", bert(hf.BertModel)))
+    model, new = complete(Nested.from_pretrained, reference, ("BertModel",), {})
+    assert type(model) is Nested and new == ()
+
+
+def test_loading_leaves_the_classes_of_transformers_as_they_were(tmp_path: Path) -> None:
+    before = {kind: dict(vars(kind)) for kind in (hf.PreTrainedModel, PeftAdapterMixin, torch.nn.Module)}
+    folder = saved(tmp_path, bert(hf.BertModel), "layer.1.output.dense.bias")
+    with pytest.raises(ValueError, match="lacks weights"):
+        loaded(folder)
+    assert all(dict(vars(kind)) == values for kind, values in before.items())
+
+
+def test_networks_that_threads_load_are_tied(tmp_path: Path) -> None:
+    """Loading in threads with transformers alone leaves weights untied, in each thread and for good."""
+    folder, tied = saved(tmp_path, bert(hf.BertForMaskedLM)), list[bool]()
+
+    def load() -> None:
+        for _ in range(3):
+            model = loaded(folder).model
+            tied.append(model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight)
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tied) == 12 and all(tied)

@@ -17,6 +17,9 @@ MASK = "attention_mask"
 
 POSITIONS = "position_ids"
 
+PROMPT = "prompt_mask"
+"""Argument that marks the tokens of the prompt before each text."""
+
 Side = Literal["right", "left"]
 
 DECODER = "decoder_"
@@ -178,6 +181,10 @@ class Interface(Record):
         made = {n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}
         return {**context, **{n: erased[n] * value if value.dim() == 5 else value for n, value in made.items()}}
 
+    def prompted(self, mask: Tensor) -> Tensor:
+        """Return which real tokens belong to the prompt, 0 or 1 for each token of a mask."""
+        return mask.long() * (mask.cumsum(1) <= self.prefix_tokens)
+
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
         """Create a context for representations of another network.
 
@@ -194,7 +201,8 @@ class Interface(Record):
             ids = torch.full(mask.shape, self.filler_id, device=device)
             if self.pad_id is not None:
                 ids = torch.where(mask, ids, self.pad_id)
-            beside = {self.mask: mask.long(), POSITIONS: positions_of(mask)}
+            longer = mask.sum(1, True) > self.prefix_tokens  # a pooled representation has no prompt
+            beside = {self.mask: mask.long(), POSITIONS: positions_of(mask), PROMPT: self.prompted(mask & longer)}
             return dict.fromkeys(self.content, ids) | {n: v for n, v in beside.items() if n in self.arguments}
         blank = {}
         for name, shape in self.shapes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -23,24 +24,32 @@ def complete(
     load: Callable[..., Any], reference: ModelReference, classes: Collection[str], options: dict[str, Any]
 ) -> tuple[Any, tuple[str, ...]]:
     """Load a model, saved as one of ``classes``, without optional parts that lack weights; return what is new in it."""
-    import transformers
+    from transformers import PreTrainedModel
+    from transformers.integrations import PeftAdapterMixin
 
-    lacking: dict[str, str] = {}  # name of a weight -> shapes, where these differ
-    unused: set[str] = set()
+    reports: list[tuple[Any, Any]] = []
 
     def recorded(method: Any, network: Any, *arguments: Any, **keywords: Any) -> Any:
         report = method(network, *arguments, **keywords) or arguments[0]
-        lacking.update(dict.fromkeys((*report.missing_keys, *report.conversion_errors), ""))
-        lacking.update((name, f" (shape {(*old,)}, not {(*now,)})") for name, old, now in report.mismatched_keys)
-        unused.update(report.unexpected_keys)
-        report.conversion_errors = {}  # transformers would raise an error that does not name the weights
+        reports.append((network, copy.copy(report)))
+        # Transformers would log them, too, or raise an error that does not name the weights.
+        report.missing_keys, report.unexpected_keys, report.mismatched_keys = set(), set(), set()
+        report.conversion_errors = {}
         return report
 
-    base = transformers.PreTrainedModel
-    with replaced(base, "_adjust_missing_and_unexpected_keys", recorded), replaced(base, "load_adapter", recorded):
-        chosen = {**options, "use_safetensors": True, "ignore_mismatched_sizes": True}
-        model = load(reference.id, **chosen)
+    adjusts = replaced(PreTrainedModel, "_adjust_missing_and_unexpected_keys", recorded)
+    with adjusts, replaced(PeftAdapterMixin, "load_adapter", recorded):
+        whole = load(reference.id, **{**options, "use_safetensors": True, "ignore_mismatched_sizes": True})
+    parts = {*whole.modules()}  # other networks are loaded on the way
+    networks = [network for network, _ in reports if network in parts]
+    if not networks:
+        return whole, ()
+    model, own = networks[0], [report for network, report in reports if network in parts]
     kind, prefix, weights = type(model).__name__, f"{model.base_model_prefix}.", model.state_dict()
+    lacking = {name: "" for report in own for name in (*report.missing_keys, *report.conversion_errors)}
+    shapes = {name: (old, now) for report in own for name, old, now in report.mismatched_keys}
+    lacking |= {name: f" (shape {(*old,)}, not {(*now,)})" for name, (old, now) in shapes.items()}
+    unused = {name for report in own for name in report.unexpected_keys}
 
     def is_gone(part: str) -> bool:
         names = {name for name in weights if f"{name}.".startswith(f"{part}.")}
@@ -50,14 +59,17 @@ def complete(
         if is_gone(part := OPTIONAL_PARTS[argument]):
             warn(f"{reference} has no weights of the {part}: {kind} is built without it ({argument}=False)")
             return complete(load, reference, classes, {**options, argument: False})
-    new = {name for name, shapes in lacking.items() if shapes and options.get("ignore_mismatched_sizes")}
-    if options.keys() & {*LABELS} or (kind not in classes and task_of_head(kind, model.config)):
+    new = {*shapes} if options.get("ignore_mismatched_sizes") else set[str]()
+    if labelled := options.keys() & {*LABELS}:
+        changed = {name: {now for old, now in zip(*pair, strict=False) if old != now} for name, pair in shapes.items()}
+        new |= {name for name, sizes in changed.items() if sizes == {model.config.num_labels}}  # also within the base
+    if labelled or (kind not in classes and task_of_head(kind, model.config)):
         outside, pooler = model.base_model is not model, f"{prefix}pooler"
         new |= {name for name in lacking if not name.startswith(prefix) and (outside or is_gone(name.split(".")[0]))}
         new |= {name for name in lacking if name.startswith(f"{pooler}.") and is_gone(pooler)}
     # Of another class than that which was saved, the caller leaves out the head.
     unused = {name for name in unused if kind in classes or name.startswith(prefix)}
-    return model, checked(reference, kind, lacking, unused, new)
+    return whole, checked(reference, kind, lacking, unused, new)
 
 
 def checked(

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.interface import PROMPT
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
 from hf_stitch.adapters.libraries.completeness import complete
-from hf_stitch.adapters.libraries.transformers import ACCESS, Transformers
+from hf_stitch.adapters.libraries.transformers import Transformers
 from hf_stitch.adapters.pinning import settings_of_config
-from hf_stitch.adapters.preprocess import PROMPT, preprocess
+from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.adapters.untraining import initialise
-from hf_stitch.hub import file_of
+from hf_stitch.hub import DownloadOptions, file_of
 from hf_stitch.reference import MODULES, OF_SENTENCES, SENTENCES, ModelReference, Settings
 
 ALONE = "or load its transformer alone, with task='feature-extraction', or that of its head"
@@ -116,8 +117,8 @@ class SentenceTransformers(Library):
         as a network of transformers with a head.
         """
         place = str(reference.id)
-        access = {name: options[name] for name in ACCESS if name in options} | {"revision": reference.revision}
-        files = [file_of(place, name, **access) for name in (OF_SENTENCES, MODULES)]
+        access: Any = {name: options[name] for name in DownloadOptions.__annotations__ if name in options}
+        files = [file_of(place, name, **access, revision=reference.revision) for name in (OF_SENTENCES, MODULES)]
         config, modules = (file and json.loads(file.read_text(encoding="utf-8")) for file in files)
         kind = (config or {}).get("model_type", "SentenceTransformer")
         if kind == "CrossEncoder" and modules and len(modules) == 1:
@@ -133,18 +134,15 @@ class SentenceTransformers(Library):
         pretrained, cache = options.pop("pretrained", True), options.pop("cache_dir", None)
         local = options.pop("local_files_only", False) or reference.is_local
         whole = {name: options.pop(name) for name in (*CHOSEN, "token", "trust_remote_code") if name in options}
-        model: Any = None
 
-        def network(place: str, **loading: Any) -> Any:
-            nonlocal model
-            model = SentenceTransformer(
+        def encoder(place: str, **loading: Any) -> Any:
+            return SentenceTransformer(
                 place, device=None if "device_map" in options else "cpu", cache_folder=cache and str(cache),
                 revision=reference.revision, local_files_only=local, model_kwargs=loading, **whole,
             )  # fmt: skip
-            return self.describe(model, processor=processor).model.transformer.auto_model  # type: ignore[union-attr]
 
         try:
-            _, new = complete(network, reference, (), options)
+            model, new = complete(encoder, reference, (), options)
         except TypeError as error:
             if "missing" not in str(error):  # or the user gave an option that nothing takes
                 raise

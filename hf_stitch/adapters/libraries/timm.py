@@ -66,7 +66,7 @@ class Timm(Library):
 
         assert reference.id is not None
         pretrained = options.pop("pretrained", True)
-        access = {key: options.pop(key) for key in hub.ACCESS if key in options}
+        access = {key: options.pop(key) for key in hub.DownloadOptions.__annotations__ if key in options}
         dtype = options.pop("dtype", None)
         options.pop("trust_remote_code", None)  # timm never runs code of a repository
         if reference.id.startswith("timm:"):

@@ -37,7 +37,7 @@ from hf_stitch.adapters.overrides.base import override_of
 from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
 from hf_stitch.adapters.sealed import sealed
-from hf_stitch.hub import ACCESS, commit_of, is_out_of_reach
+from hf_stitch.hub import DownloadOptions, commit_of, is_out_of_reach
 from hf_stitch.printing import visible, warn
 from hf_stitch.records import NETWORKS
 from hf_stitch.reference import ModelReference, Settings, libraries_reading
@@ -115,8 +115,8 @@ class Transformers(Library):
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if reference.revision:
             hub["revision"] = reference.revision
-        known: Any = {key: hub[key] for key in (*ACCESS, "subfolder") if key in hub}
-        if not reference.is_local and (commit := commit_of(place, revision=reference.revision, **known)):
+        known: Any = {key: hub[key] for key in (*DownloadOptions.__annotations__, "subfolder") if key in hub}
+        if not reference.is_local and (commit := commit_of(place, **known)):
             reference = dataclasses.replace(reference, revision=commit)  # pins all files and the record
             hub["revision"] = commit
             if not hub.get("local_files_only") and is_out_of_reach(place, revision=commit, token=hub.get("token")):

@@ -131,6 +131,35 @@ def test_the_output_is_that_of_encode_and_every_cut_is_exact(case: str, body: An
     torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_identity_stitching_is_exact(case: str, body: Any) -> None:
+    adapter = hf_stitch.load(CASES[case](body))
+    inputs = adapter.preprocess(SAMPLES)
+    for layer in (adapter.layers[1], "pooled"):
+        layers = {"source_layer": layer, "target_layer": layer}
+        stitched = hf_stitch.stitch(adapter, adapter, SAMPLES, **layers, matcher="identity", progress=False)
+        with torch.no_grad():
+            assert torch.equal(stitched(**inputs), adapter.forward(inputs))
+
+
+def test_a_prompt_that_the_pooling_leaves_out_is_that_of_both_sides(body: Any) -> None:
+    source, target = (
+        hf_stitch.load(
+            encoder(
+                body(seed=seed), Pooling(32, "mean", include_prompt=False), prompts=PROMPTS, default_prompt_name=name
+            )
+        )
+        for seed, name in ((1, None), (2, "query"))
+    )
+    layers = {"source_layer": source.layers[0], "target_layer": target.layers[0], "progress": False}
+    layers["matcher"] = "identity"
+    with pytest.raises(ValueError, match=r"pooling of the target leaves out its prompt, 'w1 w2 ', and .* source is ''"):
+        hf_stitch.stitch(source, target, SAMPLES, **layers)
+    pooled = hf_stitch.stitch(source, target, SAMPLES, **layers, pooling="mean")
+    with torch.no_grad():
+        assert bool(pooled(**source.preprocess(SAMPLES)).any(1).all())  # the pooling leaves out no position
+
+
 def test_the_route_and_the_prompt_of_queries_are_those_of_encode_query(body: Any) -> None:
     model = encoder(router(body), prompts=PROMPTS)
     model[0].default_route, model.default_prompt_name = "query", "query"
