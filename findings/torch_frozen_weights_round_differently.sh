@@ -8,7 +8,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet torch==2.15.0 numpy
+"$folder/venv/bin/pip" install --quiet torch==2.15.0 numpy==2.4.6
 "$folder/venv/bin/python" - <<'PYTHON'
 import sys
 
