@@ -685,9 +685,9 @@ class Adapter:
     def _padded(self) -> Interface:
         """Return how the network takes its input, after a trial, once, of how its texts are padded."""
         if self.interface.modality == "text" and not self._padding_is_tried:
-            self._padding_is_tried = True
             text, pad = self.example.get("input_ids"), getattr(self.processor, "pad_token_id", None)
             self.interface = tried(self.model, partial(self._run, trial=True), self.interface, text, pad)
+            self._padding_is_tried = True
         return self.interface
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
-    BertConfig,
-    BertModel,
     ConvBertConfig,
     ConvBertForSequenceClassification,
     ConvBertForTokenClassification,
@@ -322,18 +319,6 @@ def test_networks_that_pad_on_other_sides_are_stitched_token_by_token(names: tup
         alone = made[0](**made[0].preprocess([text])).logits[0]
         real = inputs["attention_mask"][row].bool()
         torch.testing.assert_close(every[row][real] if alone.dim() == 2 else every[row], alone)
-
-
-def test_activations_are_read_from_the_cache_after_padding_is_verified(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"layers": ["encoder.layer.0"], "pooling": "mean", "cache": tmp_path, "progress": False}
-    tokenizer = plain_tokenizer()
-    tokenizer.padding_side = "left"
-    body = BertConfig(vocab_size=80, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
-    network, runs = hf_stitch.load(BertModel(body).eval(), processor=tokenizer), list[int]()
-    expected = extract_activations(network, texts(4), **options)
-    network.model.register_forward_hook(lambda *_: runs.append(1))
-    found = extract_activations(network, texts(4), **options)
-    assert torch.equal(found.values["encoder.layer.0"], expected.values["encoder.layer.0"]) and not runs
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from hf_stitch.adapters.discovery.verify import Run, unchanged
 from hf_stitch.adapters.preprocess import decoder_inputs
 from hf_stitch.printing import warn
 
-PADDED, LARGEST = 2, 1e30
-"""Tokens of padding in a trial, and the largest output that is no mark of an excluded token."""
+PADDED, LARGEST, INTEGERS = 2, 1e30, 0.1
+"""Tokens of padding in a trial, the largest output that is no mark of an excluded token, and rounding of integers."""
 
 
 @torch.no_grad()
@@ -39,7 +39,8 @@ def tried(model: nn.Module, run: Run, interface: Interface, text: Tensor | None,
             padded = {"input_ids": _beside(text, fill), MASK: _beside(ones, 0)}
             padded[POSITIONS] = positions_of(padded[MASK])
             found = _activations(model, run, interface, padded)
-            sides = tuple(side for side in get_args(Side) if _is_unchanged(alone, found, side, text))
+            least = INTEGERS if _has_integers(model) else 0.0
+            sides = tuple(side for side in get_args(Side) if _is_unchanged(alone, found, side, text, least))
             merged = (found[at].shape[1] - v.shape[1] not in (0, PADDED) for at, v in alone.items() if v.dim() == 3)
             apart = not any(merged)
     if "right" not in sides and POSITIONS in interface.arguments:  # the network counts other ones itself
@@ -78,7 +79,15 @@ def _activations(model: nn.Module, run: Run, interface: Interface, inputs: Mappi
     return found
 
 
-def _is_unchanged(alone: Mapping[Any, Tensor], padded: Mapping[Any, Tensor], side: Side, text: Tensor) -> bool:
+def _has_integers(model: nn.Module) -> bool:
+    """Return whether layers multiply integers, whose scales depend on all tokens of a batch."""
+    kept = model.state_dict().values()  # packed ones are tuples
+    return any(isinstance(v, tuple) or (isinstance(v, Tensor) and v.element_size() == 1) for v in kept)
+
+
+def _is_unchanged(
+    alone: Mapping[Any, Tensor], padded: Mapping[Any, Tensor], side: Side, text: Tensor, least: float
+) -> bool:
     """Return whether padding on a side leaves the activations of real tokens, but for rounding."""
     for at, expected in alone.items():
         rows, first = (padded[at][: len(text)], 0) if side == "right" else (padded[at][len(text) :], PADDED)
@@ -86,7 +95,7 @@ def _is_unchanged(alone: Mapping[Any, Tensor], padded: Mapping[Any, Tensor], sid
         if expected.shape == values.shape and expected.is_floating_point():
             sizes = expected.abs().where(expected.abs() < LARGEST, 0)
             size = sizes.amax(-1, keepdim=True) if sizes.dim() > 2 else sizes.max()  # of each token
-            most = max(torch.finfo(expected.dtype).eps, torch.finfo(torch.float32).eps) ** 0.6
+            most = max(max(torch.finfo(expected.dtype).eps, torch.finfo(torch.float32).eps) ** 0.6, least)
             if not bool(((values - expected).abs().where(values != expected, 0) <= most * size).all()):
                 return False
     return True

@@ -154,7 +154,7 @@ def _check_mask_arrives(adapter: Adapter) -> None:
     handle = inside.register_forward_pre_hook(look, with_kwargs=True)
     try:
         with suppress(CutReached), torch.no_grad():
-            adapter.forward(adapter.example)
+            adapter._run(adapter.example)  # forward would try padding first
     finally:
         handle.remove()
     if arrived == [False]:

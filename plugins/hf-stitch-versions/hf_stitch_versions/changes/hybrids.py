@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from hf_stitch import Adapter
+from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch_versions.changes.parts import Part
 from hf_stitch_versions.changes.weights import Weights, dense, key_of, plain, tensors_of
 
@@ -44,10 +45,11 @@ class Recording:
 
 @torch.no_grad()
 def run(network: Adapter, arguments: Mapping[str, Any]) -> Any:
-    """Run a network; noise of its own is the same in all forwards."""
-    with torch.random.fork_rng([network.device] if network.device.type == "cuda" else []):
+    """Run a network on all texts at once, as they were recorded; noise of its own is the same in all forwards."""
+    drawn = [network.device] if network.device.type == "cuda" else []
+    with torch.random.fork_rng(drawn), alone(network.model):
         torch.manual_seed(0)
-        return network.forward(arguments)
+        return network._run(network.inputs(arguments))
 
 
 @contextmanager
