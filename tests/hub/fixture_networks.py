@@ -13,6 +13,7 @@ import timm
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import hf_stitch
@@ -36,11 +37,11 @@ LAYER = {
 
 
 def networks() -> tuple[Adapter, Adapter]:
-    """Build two networks of user code, for a stitcher."""
-    nets = []
-    for seed in range(2):
-        torch.manual_seed(seed)
+    """Build two networks of user code, for a stitcher; kernels of processors draw different weights from a seed."""
+    nets, saved = [], load_file(Path(__file__).with_name("networks.safetensors"))
+    for place in "01":
         nets.append(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+        nets[-1].load_state_dict({name[2:]: value for name, value in saved.items() if name[0] == place})
     a, b = (hf_stitch.load(net, example_inputs=torch.zeros(2, 4)) for net in nets)
     return a, b
 
