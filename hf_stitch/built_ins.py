@@ -62,11 +62,8 @@ BUILT_INS: dict[str, dict[str, str]] = {
     },
     "metrics": {
         "cca": "hf_stitch.metrics._cca:CCA",
-        "correlation_matching": "hf_stitch.metrics._matching:CorrelationMatching",
         "direct_matching": "hf_stitch.metrics._regression:DirectMatching",
         "disagreement": "hf_stitch.metrics._outputs:Disagreement",
-        "distance_correlation": "hf_stitch.metrics._rsa:DistanceCorrelation",
-        "frechet": "hf_stitch.metrics._frechet:Frechet",
         "jaccard": "hf_stitch.metrics._neighbours:Jaccard",
         "jensen_shannon": "hf_stitch.metrics._outputs:JensenShannon",
         "linear_cka": "hf_stitch.metrics._cka:LinearCKA",
@@ -81,7 +78,6 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "relative_cosine": "hf_stitch.metrics._relative:RelativeCosine",
         "rsa": "hf_stitch.metrics._rsa:RSA",
         "shape_distance": "hf_stitch.metrics._shape:ShapeDistance",
-        "soft_matching": "hf_stitch.metrics._matching:SoftMatching",
         "svcca": "hf_stitch.metrics._cca:SVCCA",
     },
     "detectors": {
