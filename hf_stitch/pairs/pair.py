@@ -18,8 +18,8 @@ from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
-from hf_stitch.tasks.heads import logits_of, task_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.base import logits_of
+from hf_stitch.tasks.heads import task_named, task_of
 
 Cell = tuple[str, str]
 """Layer of the source, layer of the target."""
