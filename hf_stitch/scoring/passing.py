@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.data import Batch, PairedSamples
 from hf_stitch.data.samples import Id
 from hf_stitch.pairs.pair import Ran, run_to

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.data.splits import chance
+from hf_stitch.data.samples import chance
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_arrays, ratio, total
 from hf_stitch.tasks.heads import logits_of
 from hf_stitch.tasks.tokens import check_same_tokens, mask_of

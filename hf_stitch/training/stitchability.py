@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter, Back, load_on, untrained
-from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.checks import check_meet
 from hf_stitch.data import Batch, Data, Samples
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.options import Count, Natural, checked

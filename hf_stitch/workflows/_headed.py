@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.checks import check_meet
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.recording import record
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
