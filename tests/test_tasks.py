@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto
 
 import hf_stitch
 from benchmarks.tiny import config as tiny_config
-from hf_stitch.adapters.heads import task_of_head, unscored_head
+from hf_stitch.adapters.libraries.configs import task_of_head, unscored_head
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import Samples

@@ -15,10 +15,9 @@ from torch import nn
 from transformers import GenerationConfig
 
 from hf_stitch import hub
-from hf_stitch.adapters.libraries.rebuilding import AttentionError
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.prefixes import PrefixFront, fast
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import AttentionError, weightless
 from hf_stitch.artefacts.artefact import folder_of
 from hf_stitch.artefacts.casting import cast
 from hf_stitch.artefacts.configuration import StitchConfig

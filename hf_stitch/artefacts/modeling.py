@@ -20,7 +20,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.halves import Back, Front, Observed
 from hf_stitch.adapters.cutting.interface import MASK, POSITIONS, Interface, positions_of
 from hf_stitch.adapters.examples import arguments_of, passes_on
-from hf_stitch.adapters.heads import GENERATES, unscored_head
+from hf_stitch.adapters.libraries.configs import GENERATES, unscored_head
 from hf_stitch.adapters.libraries.transformers import EXTRA_OUTPUTS
 from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixFront
 from hf_stitch.adapters.preprocess import preprocess

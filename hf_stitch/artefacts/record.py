@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from hf_stitch.adapters.cutting.cut import Cut
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import CutPlan
-from hf_stitch.adapters.libraries.rebuilding import AttentionError
+from hf_stitch.adapters.untrusted import AttentionError
 from hf_stitch.options import Constraint, Count, Natural
 from hf_stitch.provenance import check_requirements
 from hf_stitch.records import AGAIN, OTHERS, SPARSE, Dtype, Place, encode, nested, read

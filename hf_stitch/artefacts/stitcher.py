@@ -14,7 +14,7 @@ from torch import nn
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.adapters.prefixes import PrefixAdapter
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
 from hf_stitch.artefacts.description import Description

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.compatibility import check_meet, padded_alike
-from hf_stitch.adapters.naming import layer_names
+from hf_stitch.adapters.checks import check_meet, layer_names, padded_alike
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec, all_set, finite

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch

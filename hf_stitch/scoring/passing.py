@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.data import Batch, PairedSamples
 from hf_stitch.data.samples import Id
 from hf_stitch.pairs.pair import Ran, run_to
@@ -118,7 +118,6 @@ class Scoring:
         return seconds * len(samples) / len(few) / run.processes.count, found[0]
 
     def _measure(self, batch: Batch, twin: Batch) -> dict[Key, Any]:
-        """Measure a batch."""
         target, sizes = self._target(twin)
         measured: dict[Key, Any] = {}
         if self.watch is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.data.overlap import FITTED, MOST_SHARED, ContentSketch

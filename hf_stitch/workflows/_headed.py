@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.checks import check_meet
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.recording import record
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -161,7 +161,6 @@ def _of_model(model: StitchedModel, given: Anchors | None, run: Run) -> Headed:
 
 
 def _of_network(network: Adapter, layer: str, task: str | None, given: Anchors, new: Encoder, scored: bool) -> Headed:
-    """Return the head of a whole network from a cut on."""
     check_meet(new.network, network, new.pooling)
     task = network.task if task == "auto" and not scored else task_of(network, task)
     if task_named(task).per_token:
