@@ -247,5 +247,5 @@ def test_what_was_saved_is_read_without_it(tmp_path: Path, monkeypatch: pytest.M
         assert list(read.values) == ["frechet", "soft_matching"]
         assert read["frechet"].item() == atlas["frechet"].item()
         assert "frechet" in str(read) and read.to_dict() == atlas.to_dict()
-    with pytest.raises(UnknownNameError, match="'frechet'.* comes with hf-stitch-metrics: pip install"):
+    with pytest.raises(UnknownNameError, match=r"'frechet'.* comes with hf-stitch-metrics: pip install"):
         hf_stitch.compare(layers, layers, metrics=["frechet"], progress=False)
