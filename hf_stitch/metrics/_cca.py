@@ -11,7 +11,6 @@ from torch import Tensor
 from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import (
     RowMoments,
-    SecondMoments,
     check_count,
     check_variation,
     nuclear,
@@ -21,7 +20,7 @@ from hf_stitch.metrics._rows import (
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import NonNegative, Within, checked
 from hf_stitch.papers import DING_2021, KORNBLITH_2019, MORCOS_2018, RAGHU_2017
-from hf_stitch.statistics.spectrum import EPS, NOTHING_VARIES, Side, Spectrum, above_rounding, rounding
+from hf_stitch.statistics.spectrum import EPS, NOTHING_VARIES, SecondMoments, Side, Spectrum, above_rounding, rounding
 
 _EQUAL = EPS**0.5
 """Difference of two canonical correlations that may be rounding."""

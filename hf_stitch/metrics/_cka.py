@@ -8,15 +8,23 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._pairwise import centred, pairwise, upper
 from hf_stitch.metrics._routes import Route, from_hsic, of_grams
-from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
+from hf_stitch.metrics._rows import (
+    RowMoments,
+    Rows,
+    centred,
+    check_count,
+    check_variation,
+    of_rows,
+    pairwise,
+    upper,
+)
 from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, MomentsMetric, Operand
 from hf_stitch.options import Positive, Within, checked
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
-from hf_stitch.statistics.hsic import HSIC, unbiased_hsic
+from hf_stitch.statistics.grams import HSIC, MinibatchGrams, unbiased_hsic
 from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.minibatch_grams import MinibatchGrams
+from hf_stitch.statistics.spectrum import SecondMoments
 
 _LEAST_UNBIASED = 4
 _UNBIASED = ", as the unbiased estimate of HSIC is undefined below"

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._pairwise import directions
-from hf_stitch.metrics._rows import check_widths, of_rows
+from hf_stitch.metrics._rows import check_widths, directions, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Operand
 from hf_stitch.options import Count, checked
 from hf_stitch.papers import HUH_2024, KLABUNDE_2023, MOSCHELLA_2023

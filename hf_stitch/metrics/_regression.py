@@ -12,7 +12,6 @@ from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._rows import (
     RowMoments,
     Rows,
-    SecondMoments,
     check_count,
     check_variation,
     check_widths,
@@ -22,7 +21,7 @@ from hf_stitch.metrics._rows import (
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import checked
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019
-from hf_stitch.statistics.spectrum import NOTHING_VARIES, above_rounding, rounding
+from hf_stitch.statistics.spectrum import NOTHING_VARIES, SecondMoments, above_rounding, rounding
 
 
 @of_own_rows

@@ -33,7 +33,7 @@ NOTHING_VARIES = "{} does not vary by more than rounding in its dtype: run the n
 Side = Literal["x", "y"]
 
 
-class _BothSides(Protocol):
+class SecondMoments(Protocol):
     """Counts, means, co-moments of two sides, and the machine epsilons of their rows, as ``Moments`` has them."""
 
     @property
@@ -47,6 +47,8 @@ class _BothSides(Protocol):
     @property
     def syy(self) -> Tensor: ...
     @property
+    def sxy(self) -> Tensor: ...
+    @property
     def eps(self) -> Tensor: ...
 
 
@@ -55,7 +57,7 @@ def eps_of(*rows: Tensor) -> Tensor:
     return torch.tensor([torch.finfo(side.dtype).eps for side in rows], dtype=torch.float64)
 
 
-def rounding(moments: _BothSides, side: Side) -> Tensor:
+def rounding(moments: SecondMoments, side: Side) -> Tensor:
     """Return the scatter of rounding errors of each feature of a side, ``(e (√n + √d))² E[f²]``, ``(d,)`` float64.
 
     An error e is relative to the number that is rounded, so that it grows with the mean of a feature, too: eps in half
@@ -88,7 +90,7 @@ class Spectrum:
 
     @classmethod
     def of(
-        cls, moments: _BothSides, side: Side = "x", rcond: float | None = None, sxy: Tensor | None = None
+        cls, moments: SecondMoments, side: Side = "x", rcond: float | None = None, sxy: Tensor | None = None
     ) -> Spectrum:
         """Decompose the scatter matrix of a side.
 
