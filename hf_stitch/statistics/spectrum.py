@@ -37,19 +37,32 @@ class SecondMoments(Protocol):
     """Counts, means, co-moments of two sides, and the machine epsilons of their rows, as ``Moments`` has them."""
 
     @property
-    def n(self) -> int: ...
+    def n(self) -> int:
+        """Number of rows."""
+
     @property
-    def mean_x(self) -> Tensor: ...
+    def mean_x(self) -> Tensor:
+        """Means of x, ``(dx,)``."""
+
     @property
-    def mean_y(self) -> Tensor: ...
+    def mean_y(self) -> Tensor:
+        """Means of y, ``(dy,)``."""
+
     @property
-    def sxx(self) -> Tensor: ...
+    def sxx(self) -> Tensor:
+        """Co-moments of x, ``(dx, dx)``."""
+
     @property
-    def syy(self) -> Tensor: ...
+    def syy(self) -> Tensor:
+        """Co-moments of y, ``(dy, dy)``."""
+
     @property
-    def sxy(self) -> Tensor: ...
+    def sxy(self) -> Tensor:
+        """Co-moments of x with y, ``(dx, dy)``."""
+
     @property
-    def eps(self) -> Tensor: ...
+    def eps(self) -> Tensor:
+        """Machine epsilons of the rows of x and of y."""
 
 
 def eps_of(*rows: Tensor) -> Tensor:
