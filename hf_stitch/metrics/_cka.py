@@ -44,12 +44,6 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
             then close to 0 at any width, and may be negative. Each row must be a different sample, not a position of
             one of a few samples.
 
-    Returns:
-        Similarity in [0, 1], or in [-1, 1] if debiased; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows (4 if debiased), or all rows of a side are equal.
-
     Example:
         >>> import torch
         >>> x = torch.randn(50, 8)
@@ -152,12 +146,6 @@ def minibatch_cka(x: Tensor, y: Tensor, *, batch_size: Annotated[int, Within(4)]
         y: Activations of shape ``(n, dy)``, floating point.
         batch_size: Rows per batch, at least 4.
 
-    Returns:
-        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 4 rows, or all rows of a side are equal within a batch.
-
     Example:
         >>> import torch
         >>> x = torch.randn(50, 8)
@@ -212,12 +200,6 @@ def rbf_cka(x: Tensor, y: Tensor, *, bandwidth: Positive = 0.5) -> Tensor:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         bandwidth: σ as a multiple of the median distance between two rows, computed for each side separately.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows, all rows of a side are equal, or the median distance is 0.
 
     Example:
         >>> import torch

@@ -20,7 +20,7 @@ from hf_stitch.relative.similarities import Cosine
 def rsa(
     x: Tensor, y: Tensor, *, distance: Distance = "correlation", compare: Literal["spearman", "pearson"] = "spearman"
 ) -> Tensor:
-    """Representational similarity analysis: correlation of all pairwise distances (Kriegeskorte et al. 2008).
+    """Representational similarity analysis: correlation of all distances, in [-1, 1] (Kriegeskorte et al. 2008).
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
@@ -29,13 +29,6 @@ def rsa(
             ``"cosine"`` (1 minus their cosine) or ``"euclidean"``.
         compare: How the ``n (n - 1) / 2`` distances are compared: ``"spearman"`` (rank correlation; ties share their
             mean rank) or ``"pearson"``.
-
-    Returns:
-        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 3 rows, a row has no direction (constant over the features, or 0), or all
-            distances of a side are equal.
 
     Example:
         >>> import torch
@@ -109,12 +102,6 @@ def relative_cosine(x: Tensor, y: Tensor, *, center: bool = True) -> Tensor:
         center: Whether to subtract the mean of the rows first. If not, activations with a common part, for example
             after a ReLU, have cosines near 1 with all others, and so does the value, even for unrelated samples. The
             paper does not centre.
-
-    Returns:
-        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: A row is 0, or equals the mean if ``center``.
 
     Example:
         >>> import torch

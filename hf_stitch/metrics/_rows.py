@@ -43,9 +43,6 @@ def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> 
             ``(n, dy)`` and returns a 0-d tensor. Its name is the name of the metric. Its keyword-only parameters with a
             default are the options; their annotations are checked.
 
-    Returns:
-        The metric function, with the same signature.
-
     Example:
         >>> import torch
         >>> from hf_stitch.metrics import of_rows

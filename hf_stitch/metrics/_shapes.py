@@ -37,14 +37,7 @@ def procrustes(x: Tensor, y: Tensor, *, squared: bool = False, unit_norm: bool =
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         squared: Whether to return the squared distance, which does not satisfy the triangle inequality.
-        unit_norm: Whether to scale both sides to Frobenius norm 1 first.
-
-    Returns:
-        Distance >= 0; with ``unit_norm`` at most √2, or 2 if squared; a float for arrays, a 0-d float64 tensor for
-        tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows, or all rows of a side are equal.
+        unit_norm: Whether to scale both sides to Frobenius norm 1 first. Then it is at most √2, or 2 if squared.
 
     Example:
         >>> import torch
@@ -97,18 +90,10 @@ def shape_distance(
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
-        distance: ``"angular"``: ``arccos(‖XᵀY‖_* / (‖X‖ ‖Y‖))``. ``"euclidean"``: the square root of
+        distance: ``"angular"``: ``arccos(‖XᵀY‖_* / (‖X‖ ‖Y‖))``, 0 to π/2. ``"euclidean"``: the square root of
             ``‖X‖² + ‖Y‖² - 2 ‖XᵀY‖_*``. Values near 0 are accurate to about 1e-8 only, because the arccosine and the
             square root are steep there.
         alpha: Amount of whitening, from 1 (none) to 0 (full).
-
-    Returns:
-        Angle in [0, π/2] radians for ``"angular"``, distance >= 0 for ``"euclidean"``; a float for arrays, a 0-d
-        float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows, or all rows of a side are equal. With ``alpha < 1`` also: n is at most
-            the rank of a side + 1.
 
     Example:
         >>> import torch

@@ -102,22 +102,14 @@ class AnchorSet:
         """Create a set without representations.
 
         A warning names anchors that are nearly the same image or tensor.
-
-        Args:
-            samples: The anchors; :func:`hf_stitch.relative.select_anchors` selects them.
-
-        Returns:
-            The set.
         """
         warn_of_near_duplicates(samples)
         return cls(samples.ids, samples.fingerprint, contents=ContentSketch.of(samples))
 
     def __len__(self) -> int:
-        """Number of anchors."""
         return len(self.ids)
 
     def __repr__(self) -> str:
-        """Number of anchors and of encoders."""
         return f"AnchorSet({len(self)} anchors, encoded by {len(self.encoded)})"
 
     # -- representations -------------------------------------------------------------------------------------------
@@ -146,13 +138,8 @@ class AnchorSet:
             batch_size: Samples per forward pass.
             progress: Whether to show a progress bar.
 
-        Returns:
-            The set with the new representations, or this set if it already contains them.
-
         Raises:
             NotACutError: The layer is not a cut.
-            ValueError: The samples differ from the anchors or are in another order, the pooling gives several rows per
-                sample, or representations repeat, are all equal, or differ from those already in the set.
         """
         self.check_same(samples)
         adapter = load(model)
@@ -178,13 +165,6 @@ class AnchorSet:
             reference: The encoder, pinned by weights, config and processor (``adapter.pinned``).
             layer: The layer.
             pooling: The pooling that was used.
-
-        Returns:
-            The set with the new representations.
-
-        Raises:
-            ValueError: The number of representations differs from that of the anchors, they repeat or are all equal, or
-                the set already contains this encoder and layer.
         """
         if len(values) != len(self):
             raise ValueError(f"{len(self)} anchors need one representation each, got {len(values)}")
@@ -198,50 +178,19 @@ class AnchorSet:
         return dataclasses.replace(self, encoded=(*self.encoded, added))
 
     def merge(self, other: AnchorSet) -> AnchorSet:
-        """Return this set with the additional representations of another set of the same anchors.
-
-        Args:
-            other: The other set.
-
-        Returns:
-            The merged set.
-
-        Raises:
-            ValueError: The anchors differ (:meth:`check_same`).
-        """
+        """Return this set with the additional representations of another set of the same anchors."""
         self.check_same(other)
         added = (each for each in other.encoded if not self._find(each.reference, each.layer, each.pooling))
         return dataclasses.replace(self, encoded=(*self.encoded, *added))
 
     @checked
     def has(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> bool:
-        """Whether the set contains the representations by an encoder.
-
-        Args:
-            model: The encoder, or its pinned reference.
-            layer: The layer.
-            pooling: The pooling.
-
-        Returns:
-            True if :meth:`values` would return them.
-        """
+        """Whether the set contains the representations by an encoder."""
         return self._find(model.pinned if isinstance(model, Adapter) else model, layer, pooling) is not None
 
     @checked
     def values(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> Tensor:
-        """Return the representations of the anchors by an encoder.
-
-        Args:
-            model: The encoder, or its pinned reference.
-            layer: The layer.
-            pooling: The pooling.
-
-        Returns:
-            ``(k, d)``, in the order of the anchors.
-
-        Raises:
-            ValueError: The set does not contain them; the message lists what it contains.
-        """
+        """Return the representations of the anchors by an encoder, ``(k, d)``, in the order of the anchors."""
         reference = model.pinned if isinstance(model, Adapter) else model
         if found := self._find(reference, layer, pooling):
             return found.values
@@ -261,14 +210,7 @@ class AnchorSet:
         return next((each for each in self.encoded if _same(each, reference, layer, pooling)), None)
 
     def check_same(self, other: Samples | AnchorSet) -> None:
-        """Check that samples or another set are the same anchors, in the same order.
-
-        Args:
-            other: Samples, or another set.
-
-        Raises:
-            ValueError: Number, order, ids, content or labels differ; the message names the difference.
-        """
+        """Check that samples or another set are the same anchors, in the same order."""
         if len(other.ids) != len(self):
             raise ValueError(
                 f"there are {len(self)} anchors, got {len(other.ids)}; pass the same samples in the same order"
@@ -285,14 +227,7 @@ class AnchorSet:
             )
 
     def check_parallel(self, other: Samples | AnchorSet) -> None:
-        """Check that the anchors of two sides correspond: both have the same ids in the same order.
-
-        Args:
-            other: Samples, or another set.
-
-        Raises:
-            ValueError: The ids differ; the message contains the first difference.
-        """
+        """Check that the anchors of two sides correspond: both have the same ids in the same order."""
         try:
             check_same_order(self.ids, other.ids)
         except ValueError as error:
@@ -300,12 +235,6 @@ class AnchorSet:
 
     def among(self, samples: Samples) -> list[int]:
         """Return the places of samples that are anchors, recognised by their content.
-
-        Args:
-            samples: Any samples.
-
-        Returns:
-            Places in ``samples``, in order.
 
         Example:
             >>> data = Samples.of(["good", "bad", "fine"])
@@ -322,9 +251,6 @@ class AnchorSet:
 
         Paths of local models are not written; such an encoder is identified by its weights, config and processor.
 
-        Args:
-            save_directory: The folder; created if necessary.
-
         Raises:
             OSError: A file cannot be written. The previous files are unchanged then.
         """
@@ -340,15 +266,8 @@ class AnchorSet:
     def from_pretrained(cls, folder: str | Path) -> Self:
         """Read a set from a folder.
 
-        Args:
-            folder: The folder, written by :meth:`save_pretrained`.
-
-        Returns:
-            The set.
-
         Raises:
             FileNotFoundError: A file is missing.
-            ValueError: A file is damaged, or the two files do not match.
         """
         return load_whole(Path(folder), CONFIG, decoding(folder)(lambda: cls._load(Path(folder))))
 

@@ -65,13 +65,6 @@ def select_anchors(
         features: ``(n, d)``, floating point: a representation of every sample, for selections that need it.
         **options: Options of the selection, if given by name.
 
-    Returns:
-        The samples, in the order of the anchors.
-
-    Raises:
-        ValueError: There are fewer samples than anchors, what the selection needs is missing, or it does not yield
-            enough anchors.
-
     Example:
         >>> select_anchors(["good", "bad", "fine", "poor"], 2, "parallel", ids=[3, 0]).ids
         (3, 0)
@@ -269,9 +262,6 @@ class OutOfDomain(Selection):
         domain: ``(m, d)``: samples of the task, in the same representation as ``features``; at least 2.
         quantile: Quantile of the nearest-neighbour distances within the domain that serves as threshold, in (0, 1].
         seed: Seed of the hash.
-
-    Raises:
-        ValueError: There are fewer than 2 domain samples.
     """
 
     name: ClassVar[str] = "ood"
@@ -322,10 +312,6 @@ class Bootstrap(Selection):
         anchors: ``(k, d)``: representations of the anchors by the other encoder, the seeds first.
         seeds: Ids of the counterparts of the first anchors on this side, in the same order; at least 3.
         rounds: Maximum number of reassignments once all anchors are assigned.
-
-    Raises:
-        ValueError: There are fewer than 3 seeds, not fewer seeds than anchors, or repeated seeds; or the anchors are
-            invalid.
     """
 
     name: ClassVar[str] = "bootstrap"

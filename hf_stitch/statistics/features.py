@@ -38,9 +38,6 @@ class Features(Statistic):
         limit: Maximum number of rows, at least 2, or None.
         seed: Seed of the random numbers; use a different seed in every process.
 
-    Raises:
-        ValueError: The limit is below 2.
-
     Example:
         >>> import torch
         >>> x = torch.arange(100.0)[:, None]
@@ -91,13 +88,6 @@ class Features(Statistic):
         Args:
             x_rows: ``(n, dx)`` tensor of any dtype and device, or array; copied.
             y_rows: ``(n, dy)``.
-
-        Returns:
-            These features.
-
-        Raises:
-            TypeError: A side is neither a tensor nor an array.
-            ValueError: The sides differ in length, are not matrices, or have other widths than earlier rows.
         """
         x_rows, y_rows = as_tensor("x_rows", x_rows), as_tensor("y_rows", y_rows)
         if x_rows.ndim != 2 or y_rows.ndim != 2 or len(x_rows) != len(y_rows):
@@ -121,7 +111,6 @@ class Features(Statistic):
         return self
 
     def __repr__(self) -> str:
-        """The limit and the rows seen."""
         return f"Features(limit={self.limit}, seen={self.seen})"
 
     def _check_widths(self, x: Tensor, y: Tensor) -> None:

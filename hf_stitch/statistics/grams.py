@@ -290,7 +290,6 @@ class MinibatchGrams(Statistic):
                 chunks.clear()
 
     def __repr__(self) -> str:
-        """The size of a minibatch."""
         return f"MinibatchGrams({self.size})"
 
     def _add(self, grams: Sequence[Gram]) -> None:

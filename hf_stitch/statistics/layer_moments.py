@@ -106,7 +106,6 @@ class LayerMoments(Statistic):
         return unbiased_pairs(self.n, squares, traces_x, traces_y, lengths)
 
     def __repr__(self) -> str:
-        """Layers and rows seen."""
         return f"LayerMoments({len(self._x.blocks)} x {len(self._y.blocks)} layers, n={self.n})"
 
     @property
@@ -307,7 +306,6 @@ class InterpolatedMoments(Statistic):
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        """Layers and grids."""
         small, large = self.grids.tolist()
         return f"InterpolatedMoments({len(self._x)} x {len(self._y)} layers, {small} -> {large})"
 

@@ -36,12 +36,6 @@ class AffineStitch(Stitch):
         Args:
             **tensors: All tensors of the stitch by name: ``weight``, and ``bias`` unless the stitch has none.
 
-        Returns:
-            The stitch, in the dtype of ``weight``.
-
-        Raises:
-            RuntimeError: A tensor is missing or unknown, or its shape does not fit the weight.
-
         Example:
             >>> import torch
             >>> LinearStitch.of(weight=torch.eye(2), bias=torch.ones(2))(torch.zeros(1, 2))
@@ -79,9 +73,6 @@ class LinearStitch(AffineStitch, nn.Linear):  # type: ignore[misc]  # its bias m
         bias: Whether to add a bias.
         dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
 
-    Raises:
-        ValueError: A width is below 1, or the dtype is not floating point.
-
     Example:
         >>> import torch
         >>> LinearStitch(3, 2)(torch.zeros(4, 5, 3)).shape
@@ -107,9 +98,6 @@ class MaskedStitch(AffineStitch):
         out_features: Width of the output vectors, at least 1.
         bias: Whether to add a bias.
         dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
-
-    Raises:
-        ValueError: A width is below 1, or the dtype is not floating point.
 
     Example:
         >>> import torch
@@ -187,9 +175,6 @@ class LowRankStitch(Stitch):
         bias: Whether to add a bias.
         dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
 
-    Raises:
-        ValueError: A width is below 1, the rank is out of its range, or the dtype is not floating point.
-
     Example:
         >>> stitch = LowRankStitch(64, 64, rank=4)
         >>> sum(parameter.numel() for parameter in stitch.parameters())
@@ -246,9 +231,6 @@ class LowRankResidualStitch(Stitch):
         rank: Width of the bottleneck, from 1 to the smaller of the two widths.
         dtype: Dtype of the weights, as a ``torch.dtype`` or its name.
 
-    Raises:
-        ValueError: A width is below 1, the rank is out of its range, or the dtype is not floating point.
-
     Example:
         >>> stitch = LowRankResidualStitch(64, 32, rank=4)
         >>> sum(parameter.numel() for parameter in stitch.parameters())
@@ -292,15 +274,6 @@ def _check_rank(rank: int, in_features: int, out_features: int) -> None:
 
 def as_linear(stitch: Stitch) -> LinearStitch:
     """Convert any affine stitch to one weight matrix and one bias, which are copied.
-
-    Args:
-        stitch: A stitch with a ``matrix()`` method.
-
-    Returns:
-        The equivalent ``LinearStitch``.
-
-    Raises:
-        ValueError: The stitch is not affine: it has no ``matrix()``.
 
     Example:
         >>> as_linear(LowRankStitch(4, 3, rank=1))
