@@ -26,7 +26,7 @@ from distributions import TABLE, table  # isort: skip
 CODE = """
 from dataclasses import dataclass
 from hf_stitch import registries
-from hf_stitch.matchers.lstsq import Lstsq
+from hf_stitch.matchers.regression import Lstsq
 
 @registries.matchers.register("file_lstsq")
 @dataclass(frozen=True)
