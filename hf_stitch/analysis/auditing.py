@@ -186,11 +186,7 @@ class Audit(Result):
         return pandas.DataFrame(rows)
 
     def plot(self) -> Figure:
-        """Plot the AUROCs of stitched activations, noise and controls with their intervals.
-
-        Returns:
-            The matplotlib figure.
-        """
+        """Plot the AUROCs of stitched activations, noise and controls with their intervals."""
         from hf_stitch.plots import intervals
 
         scores: dict[str, tuple[float, float, float]] = {}

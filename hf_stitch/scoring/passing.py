@@ -119,7 +119,6 @@ class Scoring:
         return seconds * len(samples) / len(few) / run.processes.count, found[0]
 
     def _measure(self, batch: Batch, twin: Batch) -> dict[Key, Any]:
-        """Measure a batch."""
         target, sizes = self._target(twin)
         measured: dict[Key, Any] = {}
         if self.watch is not None:

@@ -47,10 +47,6 @@ class AnchorRefresh(TrainerCallback):
         training: Whether to embed in training mode, so that BatchNorm normalises the anchors with their own batch
             statistics, as it does with training batches; all anchors should then fit in one batch. Default: eval mode.
 
-    Raises:
-        ValueError: If the model contains no or several relative projections, the number of anchors differs from that
-            of the projection, ``encoder`` is missing, or ``every`` or ``batch_size`` is below 1.
-
     Example:
         >>> encoder = nn.Linear(4, 3)
         >>> anchors = torch.randn(5, 4)
@@ -107,11 +103,7 @@ class AnchorRefresh(TrainerCallback):
         self.steps += 1
 
     def refresh(self) -> None:
-        """Embed the anchors with the current weights.
-
-        Raises:
-            ValueError: If anchors have identical vectors, NaN or infinite values, or the weights are sharded.
-        """
+        """Embed the anchors with the current weights."""
         check_whole(self._runs)
         mode = _training if self.training else evaluating
         with unnoticed(self._runs, Processes.of(None)), mode(self._runs):

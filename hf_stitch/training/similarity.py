@@ -67,13 +67,6 @@ class SimilarityCallback(ProbingCallback):
         name: First part of the name of every value. Default: ``similarity_to_start``, ``similarity_to_previous`` or
             ``similarity_to_reference``.
 
-    Raises:
-        TypeError: If ``layers`` is a string, ``metrics`` is a single metric, or the reference is activations and a
-            metric compares weights.
-        ValueError: If the probe is too small, missing, or not needed, a metric is unknown or compares outputs,
-            ``every`` is none of the three, or the activations have other samples, another order of the samples or
-            another pooling.
-
     Example:
         >>> import torch, hf_stitch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

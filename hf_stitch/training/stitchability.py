@@ -72,11 +72,6 @@ class StitchabilityCallback(ProbingCallback):
         name: First part of the name of every value.
         **options: Options of the matcher if it is given by name, for example ``ridge=1.0``.
 
-    Raises:
-        TypeError: If ``layers`` is a string, or an option of the matcher is unknown.
-        ValueError: If the samples have no labels or are too few to split, the matcher is unknown or not fitted in
-            closed form, or ``every`` is none of the three.
-
     Example:
         >>> import hf_stitch
         >>> nets = [torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(),
@@ -190,7 +185,6 @@ class StitchabilityCallback(ProbingCallback):
         return pairs
 
     def _share(self, samples: Samples, processes: Processes) -> Iterator[Batch]:
-        """Iterate over the batches of this process."""
         return samples.select(range(*processes.part(len(samples)))).batches(self._probe.batch_size)
 
     # -- measurement ------------------------------------------------------------------------------------------------
@@ -241,11 +235,9 @@ class StitchabilityCallback(ProbingCallback):
 
     @property
     def _sources(self) -> list[str]:
-        """Layers of the network in training."""
         return list(dict.fromkeys(source for source, _ in self._pairs))
 
     def _fitted(self, adapter: Adapter, processes: Processes) -> dict[Pair, StitchingLayer | Exception]:
-        """Fit the stitching layer of each pair; the error where this fails."""
         statistics: dict[Pair, dict[str, Moments]] = {pair: {} for pair in self._pairs}
         failures: dict[Pair, str] = {}
         specs: dict[str, Any] = {}

@@ -146,7 +146,6 @@ class Stitches(nn.Module):
 
 
 def _one_batch(representations: Sequence[Representation]) -> Representation:
-    """Concatenate several batches to one."""
     masks = [one.mask for one in representations]
     mask = torch.cat([m for m in masks if m is not None]) if masks[0] is not None else None
     return representations[0].replace(values=torch.cat([one.values for one in representations]), mask=mask)

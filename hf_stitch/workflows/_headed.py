@@ -162,7 +162,6 @@ def _of_model(model: StitchedModel, given: Anchors | None, run: Run) -> Headed:
 
 
 def _of_network(network: Adapter, layer: str, task: str | None, given: Anchors, new: Encoder, scored: bool) -> Headed:
-    """Return the head of a whole network from a cut on."""
     check_meet(new.network, network, new.pooling)
     task = network.task if task == "auto" and not scored else task_of(network, task)
     if task_named(task).per_token:

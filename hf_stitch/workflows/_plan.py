@@ -63,10 +63,6 @@ def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
         last cut of the source and the first of the target, which take most time. A comparison returns its routes, too
         (:class:`hf_stitch.analysis.ComparisonPlan`).
 
-    Raises:
-        TypeError: If the function is no job with a plan.
-        ValueError: If the job would refuse its arguments. Without data, of its options only those of a run are checked.
-
     Example:
         >>> import torch, hf_stitch
         >>> from torch.nn import Linear, ReLU, Sequential
@@ -88,7 +84,6 @@ def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
 
 
 def _computed(job: str, given: dict[str, Any], run: Run) -> Plan:
-    """Return the plan of a job without data, from what its networks compute."""
     several = given.pop("networks", {})
     networks = {**given, **(several if isinstance(several, dict) else {str(i): each for i, each in enumerate(several)})}
     if not networks:

@@ -84,11 +84,6 @@ def stitch(
 
     Raises:
         NotACutError: If a network cannot be cut at the given layer.
-        ValueError: If the networks take different kinds of samples, their activations cannot be joined under the
-            pooling, the samples of both do not correspond, there are too few samples for the matcher, or labels are not
-            classes of the target. Except for too few samples, a run of a single sample finds this before the data are
-            read.
-        TypeError: If a network is saved activations.
 
     Example:
         >>> import torch, hf_stitch

@@ -121,12 +121,6 @@ def swap(
 
     Raises:
         NotACutError: If a network cannot be cut at the given layer.
-        ValueError: If the anchors are too few or too many, differ from those of the model or are in another order, do
-            not correspond to ``paired_anchors``, are encoded with another layer or pooling, have equal or constant
-            activations, or leave the similarity undefined (zero vectors for ``cosine``; no basis for
-            ``change_of_basis``); or if labels are not classes of the model. All of this is checked before ``data`` are
-            read. If some of ``data`` are anchors.
-        TypeError: If a required argument is missing, or an argument does not apply to this kind of model.
 
     Example:
         >>> import torch, hf_stitch
@@ -345,7 +339,6 @@ def _outputs(swapped: StitchedModel, batch_size: int) -> Callable[[Tensor], Tens
 
 
 def _through_head(swapped: StitchedModel, entering: Representation) -> Any:
-    """Run the head on activations that enter it."""
     try:
         return swapped.head(entering)
     except Exception as error:

@@ -235,8 +235,6 @@ def _is_pooled(side: Side) -> bool:
 
 
 class _Probe:
-    """Activations of one side for the first samples."""
-
     def __init__(self, side: Side, names: Sequence[str]) -> None:
         self.first: dict[str, str] = {}
         self.specs: dict[str, RepresentationSpec] = {}

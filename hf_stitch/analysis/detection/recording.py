@@ -115,7 +115,6 @@ def _run(
     name: str,
     task: Task,
 ) -> dict[str, Iterable[Representation]]:
-    """Run the network once over the samples."""
     kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "activations"):
