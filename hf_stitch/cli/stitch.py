@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hf_stitch.cli.output import as_json
 from hf_stitch.cli.verbs import Job, command
 from hf_stitch.printing import warn
-from hf_stitch.storage.folders import replacing
+from hf_stitch.storage.files import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts import StitchedModel

@@ -12,7 +12,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from hf_stitch.adapters import unwrap
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.options import Count, checked

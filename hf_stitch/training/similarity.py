@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load_on, unwrap
-from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.checks import check_meet
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.asking import Asked
 from hf_stitch.analysis.comparison.comparing import Comparison

@@ -29,8 +29,7 @@ from hf_stitch.registry import registries
 from hf_stitch.scoring.halves import target_changes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.heads import check_head
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import check_head, task_named
 from hf_stitch.training.loop import DivergedError, StepCallback, train
 from hf_stitch.training.maps import plain, trainable
 from hf_stitch.training.objective import ANSWERS, L1, Answer, Objective

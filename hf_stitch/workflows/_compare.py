@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Unpack
 
-from hf_stitch.adapters.naming import layer_names
+from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.comparison.alignment import Align
 from hf_stitch.analysis.comparison.asking import Asked, Comparable, Sides
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas

@@ -19,7 +19,7 @@ from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches.layer import POOLED
-from hf_stitch.storage.rows import RowStore
+from hf_stitch.storage.tensors import RowStore
 from hf_stitch.tasks.base import Task
 
 MEMORY = 2**31

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_stitch.storage.folders import replacing
+from hf_stitch.storage.files import replacing
 from hf_stitch_towers.result import GONE, worded
 
 if TYPE_CHECKING:
