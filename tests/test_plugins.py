@@ -51,6 +51,10 @@ def test_the_table_of_their_names_is_up_to_date() -> None:
     assert json.loads(TABLE.read_text(encoding="utf-8")) == table()
 
 
+MOVED = ("correlation_matching", "distance_correlation", "frechet", "soft_matching:compare=distance")
+"""Metrics that were built in before."""
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plugin is installed."""
@@ -63,6 +67,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("detectors", "energy", "hf-stitch-studies"),
         ("metrics", "weight_cosine", "hf-stitch-versions"),
+        *(("metrics", name, "hf-stitch-metrics") for name in MOVED),
         ("matchers", "diagonal:x=1", "hf-stitch-diagonal"),
         ("matchers", "unsupervised", "hf-stitch-embeddings"),
         ("results", "Bench", "hf-stitch-studies"),
@@ -99,6 +104,8 @@ def test_a_command_that_is_gone_tells_what_to_do_instead(name: str, instead: str
 def test_an_attribute_that_a_plugin_exports_tells_which() -> None:
     with pytest.raises(AttributeError, match="no attribute 'bench'; it comes with hf-stitch-studies: pip install"):
         hf_stitch.bench  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'frechet'; it comes with hf-stitch-metrics: pip install"):
+        hf_stitch.metrics.frechet  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_result_of_a_plugin_that_is_not_installed_tells_which(alone: None, tmp_path: Path) -> None:

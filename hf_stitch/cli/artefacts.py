@@ -55,7 +55,7 @@ def pull(
     from hf_stitch import hub
     from hf_stitch.artefacts.files import CONFIG, MODEL_FILES, STITCH, STITCHER
     from hf_stitch.artefacts.manifest import stale
-    from hf_stitch.storage.folders import replacing
+    from hf_stitch.storage.files import replacing
 
     output = Output(json)
     folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *MODEL_FILES], revision=revision)

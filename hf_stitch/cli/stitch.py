@@ -13,7 +13,7 @@ from hf_stitch.cli.options import draw, load_network
 from hf_stitch.cli.output import Output, as_json
 from hf_stitch.cli.verbs import Job, command
 from hf_stitch.printing import warn
-from hf_stitch.storage.folders import replacing
+from hf_stitch.storage.files import replacing
 
 if TYPE_CHECKING:
     from hf_stitch.adapters import Adapter

@@ -18,7 +18,7 @@ from hf_stitch.papers import Paper
 from hf_stitch.running import Run
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import LinearStitch, Stitch, StitchingLayer
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 T = TypeVar("T")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import numpy as np
 import torch
@@ -248,19 +248,6 @@ def check_variation(name: str, moments: SecondMoments) -> None:
         if variance.sum() <= moments.n * (8 * EPS * mean.norm()) ** 2:
             raise ValueError(
                 f"{name}: all {moments.n} rows of {side} are equal, so the value is undefined; is the layer dead?"
-            )
-
-
-def check_features_vary(name: str, moments: SecondMoments, sides: Sequence[Literal["x", "y"]] = ("x", "y")) -> None:
-    """Check that there are at least 2 rows and that no feature of these sides is constant."""
-    check_count(name, moments.n, 2)
-    for side, variance, mean in zip("xy", variances(moments), (moments.mean_x, moments.mean_y), strict=True):
-        constant = variance <= moments.n * (8 * EPS * mean) ** 2
-        if side in sides and constant.any():
-            features = constant.nonzero()[:, 0].tolist()
-            raise ValueError(
-                f"{name}: {len(features)} of {len(mean)} features of {side} are constant (the first: {features[0]}), "
-                "so the value is undefined; drop constant features"
             )
 
 

@@ -1,4 +1,4 @@
-"""Representational similarity analysis and distance correlation: whether the same pairs of samples are far apart."""
+"""Representational similarity analysis: whether the same pairs of samples are far apart."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._neighbours import kept_by
-from hf_stitch.metrics._pairwise import Distance, centred, directions, pairwise, upper
-from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, of_rows
+from hf_stitch.metrics._pairwise import Distance, directions, pairwise, upper
+from hf_stitch.metrics._rows import check_count, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Operand
 from hf_stitch.options import checked
-from hf_stitch.papers import KRIEGESKORTE_2008, SZEKELY_2007
+from hf_stitch.papers import KRIEGESKORTE_2008
 
 
 @of_rows
@@ -72,44 +72,6 @@ class RSA(FeaturesMetric):
         i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
         found[i, j] = _compared("a side", rows, **self.options)
         return found + found.T
-
-
-@of_rows
-def distance_correlation(x: Tensor, y: Tensor) -> Tensor:
-    """Distance correlation: ``√(⟨A, B⟩ / (‖A‖ ‖B‖))`` (Székely et al. 2007).
-
-    A and B are the doubly centred Euclidean distance matrices. In the limit of many rows the value is 0 only for
-    independent sides; for finitely many rows it is positive.
-
-    Args:
-        x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
-        y: Activations of shape ``(n, dy)``, floating point.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows, or all rows of a side are equal.
-
-    Example:
-        >>> import torch
-        >>> x = torch.randn(30, 8)
-        >>> round(distance_correlation(x, 2 * x + 1).item(), 6)
-        1.0
-    """
-    check_variation("distance_correlation", RowMoments(x, y))
-    a, b = (centred(pairwise(rows, "euclidean")) for rows in (x, y))
-    norms = (a.square().sum() * b.square().sum()).sqrt()
-    return (nonnegative("distance_correlation", (a * b).sum(), norms.detach(), len(x)) / norms).sqrt()
-
-
-@built_in("distance_correlation")
-class DistanceCorrelation(FeaturesMetric):
-    """Streaming ``distance_correlation``."""
-
-    papers = (SZEKELY_2007,)
-    function = staticmethod(distance_correlation)
-    differentiable = True
 
 
 def _compared(side: str, rows: Tensor, distance: Distance, compare: str) -> Tensor:

@@ -24,7 +24,7 @@ from hf_stitch.statistics import Features, Moments
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths, source_positions, source_prefix
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 Rows = dict[str, tuple[Tensor, Tensor]]
 """Rows of the source and of the target, by part of a stitching layer."""

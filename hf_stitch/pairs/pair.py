@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.compatibility import check_meet, padded_alike
-from hf_stitch.adapters.naming import layer_names
+from hf_stitch.adapters.checks import check_meet, layer_names, padded_alike
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec, all_set, finite
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths
-from hf_stitch.tasks.heads import logits_of, task_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.base import logits_of
+from hf_stitch.tasks.heads import task_named, task_of
 
 Cell = tuple[str, str]
 """Layer of the source, layer of the target."""

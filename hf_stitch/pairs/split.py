@@ -8,7 +8,7 @@ from typing import Any, Self
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.pairs.pair import Pair
 from hf_stitch.running import Run
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 TEST_SIZE = 0.2
 """Share of the samples that are held out by default."""

@@ -25,8 +25,7 @@ from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run
-from hf_stitch.storage.files import decoding, digest
-from hf_stitch.storage.folders import load_whole, replacing
+from hf_stitch.storage.files import decoding, digest, load_whole, replacing
 
 CONFIG = "anchors.json"
 WEIGHTS = "anchors.safetensors"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.data import Id, Samples
-from hf_stitch.data.splits import apportion, chance
+from hf_stitch.data.samples import apportion, chance
 from hf_stitch.options import Configured, Within
 from hf_stitch.registry import registries
 from hf_stitch.relative.neighbours import nearest

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_stitch.processes import Processes
 from hf_stitch.statistics.grams import Grams
-from hf_stitch.storage.rows import RowStore
+from hf_stitch.storage.tensors import RowStore
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 from torch import nn
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.checks import layer_names
 from hf_stitch.adapters.loading import Loadable
-from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.activations import Activations
 
 T = TypeVar("T")

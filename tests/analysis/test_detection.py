@@ -25,7 +25,7 @@ from hf_stitch.detectors import Classifier, LikelihoodRatio, Mahalanobis, Neares
 from hf_stitch.registry import registries
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 import tiny_networks as networks  # isort: skip
 

@@ -22,7 +22,7 @@ from hf_stitch.reference import weights_hash
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel
 from hf_stitch.scoring.passing import Scoring
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.training import TaskLoss
 
 N, BATCH, CLASSES = 61, 8, 3

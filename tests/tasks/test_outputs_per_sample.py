@@ -22,7 +22,7 @@ import hf_stitch.auto
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.tasks.base import resampled
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.training import StitchabilityCallback, TaskLoss
 
 BERT = "bert.encoder.layer.1"

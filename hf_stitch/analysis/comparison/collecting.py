@@ -169,7 +169,6 @@ class Collector:
 def _statistic(
     collects: Collected, options: Mapping[str, Any], group: Group, reader: LayerReader, folder: Path, n: int | None
 ) -> LayerStatistic:
-    """Return the empty statistic of a group."""
     x, y = ([reader.probe[key] for key in keys] for keys in (group.x, group.y))
     match collects:
         case "moments":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_stitch import Adapter
-from hf_stitch.storage.folders import replacing
+from hf_stitch.storage.files import replacing
 from hf_stitch_shorten.plain import SENTENCES, sentence_transformer
 
 

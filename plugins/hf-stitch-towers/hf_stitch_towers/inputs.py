@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
-from hf_stitch.adapters.images import converted
-from hf_stitch.adapters.preprocess import place_of
+from hf_stitch.adapters.preprocess import converted, place_of
 from hf_stitch.data.samples import Id, RawSamples, ids_of, missing_in
 from hf_stitch_towers.examples import MEDIA, start_of
 

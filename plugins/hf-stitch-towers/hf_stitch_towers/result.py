@@ -11,7 +11,7 @@ import numpy as np
 
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
-from hf_stitch.storage.folders import replacing
+from hf_stitch.storage.files import replacing
 
 if TYPE_CHECKING:
     import pandas

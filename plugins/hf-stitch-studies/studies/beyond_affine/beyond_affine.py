@@ -37,7 +37,7 @@ from hf_stitch.pairs import CollectedPair, CollectedParts, Pair as Networks
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel
 from hf_stitch.scoring.passing import Scoring
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.training import TaskLoss
 
 NAME = "beyond_affine"

@@ -33,7 +33,7 @@ from hf_stitch.scoring.passing import Scoring
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.tasks.base import resampled
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 NAME = "two_tokenizers"
 ROWS = ("source", "target", "mean only", "own", "prefix", "prefix + own", "untrained + own")

@@ -1,11 +1,12 @@
-"""Padding ids of transformers networks that classify texts.
+"""What classes and configs of transformers tell of a network: its head, and its padding.
 
-Decoders look for the last token that is not padding. Without an id for padding in their config, which is the default of
-many types, they take batches of one text only.
+Decoders that classify texts look for the last token that is not padding. Without an id for padding in their config,
+which is the default of many types, they take batches of one text only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,23 @@ from typing import Any
 from torch import Tensor
 
 from hf_stitch.printing import warn
+from hf_stitch.registry import registries
+
+GENERATES = ("", "conditional generation")
+"""Heads, as :func:`unscored_head` names them, that may be the language model which a task has loaded."""
+
+
+def task_of_head(name: str, config: Any) -> str | None:
+    """Return the task of a head; ``None`` for a class without a head, or with one that no task scores."""
+    return next((str(task.name) for task in registries.tasks.usable() if task.takes(name, config)), None)
+
+
+def unscored_head(name: str, config: Any) -> str:
+    """Return what a head predicts that no task scores, in a few words; empty for other classes."""
+    found = None if task_of_head(name, config) else re.search(r"(?<=For)[A-Z]\w*|DoubleHeads", name)
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z\d]*", found.group()) if found else []
+    return " ".join(word if word.isupper() else word.lower() for word in words)
+
 
 NO_TOKEN = -1
 """An id that no token has."""

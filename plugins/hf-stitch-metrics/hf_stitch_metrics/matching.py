@@ -11,23 +11,20 @@ from scipy import sparse
 from scipy.optimize import linear_sum_assignment, linprog
 from torch import Tensor
 
-from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import (
-    RowMoments,
-    SecondMoments,
-    check_features_vary,
-    check_variation,
-    nonnegative,
-    of_rows,
-    variances,
+from hf_stitch.metrics import MomentsMetric, of_rows
+from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_variation, nonnegative, variances
+from hf_stitch.papers import LI_2015, arxiv
+from hf_stitch.statistics.spectrum import EPS
+
+KHOSLA_2024 = arxiv(
+    "Khosla & Williams: Soft Matching Distance: A metric on neural representations that captures single-neuron tuning",
+    "2311.09466",
 )
-from hf_stitch.metrics.base import MomentsMetric
-from hf_stitch.papers import KHOSLA_2024, LI_2015
 
 
 @of_rows
 def correlation_matching(x: Tensor, y: Tensor, *, assignment: Literal["hard", "soft"] = "hard") -> Tensor:
-    """Mean correlation between matched features (Li et al. 2016).
+    """Mean correlation between matched features, in [-1, 1] (Li et al. 2016).
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
@@ -35,12 +32,6 @@ def correlation_matching(x: Tensor, y: Tensor, *, assignment: Literal["hard", "s
         assignment: ``"hard"``: the one-to-one assignment with the greatest sum of correlations; for unequal widths it
             matches ``min(dx, dy)`` features. ``"soft"``: each feature is matched with its most correlated feature on
             the other side, and both directions are averaged.
-
-    Returns:
-        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows, or a feature is constant.
 
     Example:
         >>> import torch
@@ -58,13 +49,16 @@ def _correlation_matching(moments: SecondMoments, *, assignment: str) -> Tensor:
     return correlations[_assigned(-correlations)].mean()
 
 
-@built_in("correlation_matching")
 class CorrelationMatching(MomentsMetric):
     """Streaming ``correlation_matching``."""
 
+    name = "correlation_matching"
+    title = "correlation of matched features"
     papers = (LI_2015,)
     function = staticmethod(correlation_matching)
     formula = staticmethod(_correlation_matching)
+    range = (-1.0, 1.0)
+    invariances = ("scaling", "permutation", "translation")
     differentiable = True
 
 
@@ -77,17 +71,9 @@ def soft_matching(x: Tensor, y: Tensor, *, compare: Literal["correlation", "dist
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
-        compare: ``"correlation"``: the maximum of ``Σᵢⱼ Pᵢⱼ corr(xᵢ, yⱼ)`` over transport plans P. ``"distance"``: the
-            square root of the minimum of ``Σᵢⱼ Pᵢⱼ ‖xᵢ - yⱼ‖²`` over centred features, which is a metric.
-
-    Returns:
-        Similarity in [-1, 1] for ``"correlation"``, distance >= 0 for ``"distance"``; a float for arrays, a 0-d float64
-        tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows, a feature is constant (``"correlation"``), or all rows of a side are
-            equal (``"distance"``).
-        ArithmeticError: The linear program for unequal widths failed.
+        compare: ``"correlation"``: the maximum of ``Σᵢⱼ Pᵢⱼ corr(xᵢ, yⱼ)`` over transport plans P, in [-1, 1].
+            ``"distance"``: the square root of the minimum of ``Σᵢⱼ Pᵢⱼ ‖xᵢ - yⱼ‖²`` over centred features, which is a
+            metric.
 
     Example:
         >>> import torch
@@ -110,13 +96,16 @@ def _soft_matching(moments: SecondMoments, *, compare: str) -> Tensor:
     return total.sqrt()
 
 
-@built_in("soft_matching")
 class SoftMatching(MomentsMetric):
     """Streaming ``soft_matching``."""
 
+    name = "soft_matching"
+    title = "soft matching of features"
     papers = (KHOSLA_2024,)
     function = staticmethod(soft_matching)
     formula = staticmethod(_soft_matching)
+    range = (-1.0, 1.0)
+    invariances = ("scaling", "permutation", "translation")
     differentiable = True
 
     def __init__(self, **options: Any) -> None:
@@ -127,8 +116,16 @@ class SoftMatching(MomentsMetric):
 
 
 def _correlations(name: str, moments: SecondMoments) -> Tensor:
-    check_features_vary(name, moments)
+    check_count(name, moments.n, 2)
     of_x, of_y = variances(moments)
+    for side, variance, mean in (("x", of_x, moments.mean_x), ("y", of_y, moments.mean_y)):
+        constant = variance <= moments.n * (8 * EPS * mean) ** 2
+        if constant.any():
+            features = constant.nonzero()[:, 0].tolist()
+            raise ValueError(
+                f"{name}: {len(features)} of {len(mean)} features of {side} are constant (the first: {features[0]}), "
+                "so the value is undefined; drop constant features"
+            )
     return moments.sxy / torch.outer(of_x.sqrt(), of_y.sqrt())
 
 

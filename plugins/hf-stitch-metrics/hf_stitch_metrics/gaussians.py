@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_widths, nonnegative, of_rows
-from hf_stitch.metrics.base import MomentsMetric
-from hf_stitch.papers import DOWSON_1982, HEUSEL_2017
+from hf_stitch.metrics import MomentsMetric, of_rows
+from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_widths, nonnegative
+from hf_stitch.papers import Paper, arxiv
+
+DOWSON_1982 = Paper(
+    "Dowson & Landau: The Fréchet distance between multivariate normal distributions",
+    "https://doi.org/10.1016/0047-259X(82)90077-X",
+)
+HEUSEL_2017 = arxiv(
+    "Heusel et al.: GANs Trained by a Two Time-Scale Update Rule Converge to a Local Nash Equilibrium", "1706.08500"
+)
 
 
 @of_rows
@@ -20,17 +29,12 @@ def frechet(x: Tensor, y: Tensor) -> Tensor:
     rows has no effect. The formula without the denominator is that of the Fréchet inception distance (Heusel et al.
     2017).
 
+    Directions of less than ``d`` · 2e-16 of the largest variance count as constant, because rounding of the covariance
+    hides them. The value of rows and that of streamed moments agree to about 1e-8.
+
     Args:
         x: Activations of the source after the stitching layer, ``(n, d)``, floating point.
         y: Activations of the target, ``(n, d)``, floating point.
-
-    Returns:
-        Relative squared distance, 0 or more; a float for arrays, a 0-d float64 tensor for tensors. Directions of less
-        than ``d`` · 2e-16 of the largest variance count as constant, because rounding of the covariance hides them. The
-        value of rows and that of streamed moments agree to about 1e-8.
-
-    Raises:
-        ValueError: The widths differ, or y is 0 throughout.
 
     Example:
         >>> import torch
@@ -66,13 +70,16 @@ def _root(scatter: Tensor) -> Tensor:
     return kept * values[varies].sqrt() @ kept.T
 
 
-@built_in("frechet")
 class Frechet(MomentsMetric):
     """Streaming ``frechet``."""
 
+    name = "frechet"
+    title = "relative squared Fréchet distance"
     papers = (DOWSON_1982, HEUSEL_2017)
     function = staticmethod(frechet)
     formula = staticmethod(_frechet)
+    higher_is_better = False
+    range = (0.0, math.inf)
     symmetric = False
     differentiable = True
     equal_widths = True

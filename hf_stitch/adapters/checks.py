@@ -1,15 +1,28 @@
-"""Check that two networks can process the same samples and that the rows of their representations correspond."""
+"""What jobs check of layers and networks before they run."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import PROMPT
 from hf_stitch.errors import see
+from hf_stitch.options import check
 from hf_stitch.printing import warn
 from hf_stitch.representation import Pooling
+
+
+def layer_names(argument: str, layers: Iterable[str]) -> tuple[str, ...]:
+    """Check a list of layers."""
+    check(Iterable[str], **{argument: layers})
+    names = tuple(layers)
+    if not names:
+        raise ValueError(f"{argument} must contain at least one layer, got none")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{argument} contains {twice[0]!r} more than once; name each layer once")
+    return names
 
 
 def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:

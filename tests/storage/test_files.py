@@ -17,8 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hf_stitch.storage.files import write_whole, written_aside
-from hf_stitch.storage.folders import ASIDE, JOURNAL, NEW, complete, load_whole, replacing
+from hf_stitch.storage.files import ASIDE, JOURNAL, NEW, complete, load_whole, replacing, write_whole, written_aside
 
 from killing import killed_at_every_operation, survives  # isort: skip
 
