@@ -4,8 +4,10 @@ from .deciding import Ageing, Calibration, Verdict, calibrate, monitor, query_sc
 from .embedding_map import Direction, EmbeddingMap
 from .fitting import PairsCurve, fit_embedding_map, pairs_curve, split_pairs
 from .lazy import LazyUpgrade, rows_first
+from .matchers.few_pairs import SeededRefinement
+from .matchers.rows import Piecewise, ResidualMLP, Retrieval
+from .matchers.unsupervised import Unsupervised
 from .retrieval import RetrievalResult, evaluate_retrieval, exact_search
-from .unsupervised import Unsupervised
 from .upgrading import Upgraded, upgrade
 from .vectors import (
     CostLimitError,
@@ -30,8 +32,12 @@ __all__ = [
     "Metric",
     "NetworkEncoder",
     "PairsCurve",
+    "Piecewise",
     "RemoteEncoder",
+    "ResidualMLP",
+    "Retrieval",
     "RetrievalResult",
+    "SeededRefinement",
     "Unsupervised",
     "Upgraded",
     "Verdict",
