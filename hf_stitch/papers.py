@@ -32,7 +32,6 @@ KRIEGESKORTE_2008 = Paper(
     "Kriegeskorte et al.: Representational similarity analysis – connecting the branches of systems neuroscience",
     "https://doi.org/10.3389/neuro.06.004.2008",
 )
-LAMPLE_2018 = arxiv("Lample et al.: Word translation without parallel data", "1710.04087")
 LENC_2015 = arxiv(
     "Lenc & Vedaldi: Understanding image representations by measuring their equivariance and equivalence", "1411.5908"
 )

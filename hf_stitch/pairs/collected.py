@@ -94,7 +94,7 @@ class CollectedPair(Collected):
         >>> collected = CollectedPair(pair, PairedSamples.of(torch.randn(50, 4)))
         >>> collected.moments(("0", "1"))
         {'body': Moments(dx=8, dy=8, n=50, device='cpu')}
-        >>> hf_stitch.matchers.Ridge().match(collected).layers["0", "0"].widths
+        >>> hf_stitch.registries.matchers.build("ridge").match(collected).layers["0", "0"].widths
         (8, 8)
     """
 
@@ -210,7 +210,8 @@ class CollectedParts(Collected):
         >>> x = torch.randn(50, 3)
         >>> spec = RepresentationSpec("bd", 3)
         >>> collected = CollectedParts(spec, spec, "none", {"body": Features().update(x, -x)})
-        >>> round(hf_stitch.matchers.Lstsq().match(collected).only.body.fitted["r2"], 6)
+        >>> matched = hf_stitch.registries.matchers.build("lstsq").match(collected)
+        >>> round(matched.only.body.fitted["r2"], 6)
         1.0
     """
 

@@ -1,4 +1,4 @@
-"""A map from few pairs and many rows without partners."""
+"""A map from few pairs and many rows without partners, by mutual neighbours."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from hf_stitch.matchers._mutual import refined, span, unit
-from hf_stitch.matchers._rows import check_unpaired, moments_of, orthogonal, some_rows
-from hf_stitch.matchers._solve import require
+from hf_stitch.matchers._affine import recorded, require
+from hf_stitch.matchers.alignment import Procrustes
 from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
 from hf_stitch.options import Count, Natural, Within
-from hf_stitch.papers import LAMPLE_2018, Paper
+from hf_stitch.papers import Paper, arxiv
+from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
+from hf_stitch_embeddings.row_matchers import moments_of
+
+LAMPLE_2018 = arxiv("Lample et al.: Word translation without parallel data", "1710.04087")
 
 FOLDS = 10
 """Parts of the seeds, each of which is searched under the map of the others."""
 CHANCE = 3.0
 """Standard errors of independent ranks by which seeds that are left out must be found better than by chance. Ranks of
 seeds depend on each other, so that unrelated rows differ by 1.3 to 1.5 of them."""
+ROUNDING = 8 * torch.finfo(torch.float32).eps
+"""Singular values below this share of the largest, times the width, are rounding."""
 
 
 @dataclass(frozen=True)
@@ -123,3 +129,113 @@ def _left_out(x: Tensor, y: Tensor, others: Tensor) -> tuple[float, float]:
         nearer.append((asked @ unit(others @ right).T > own).double().mean(1))
     rank = torch.cat(nearer).mean().item()
     return rank, (0.5 - rank) * (12 * len(x)) ** 0.5
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Divide rows by their lengths; a row of zeros stays."""
+    return functional.normalize(rows, dim=1)
+
+
+def mutual_neighbours(x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Find the rows that are each other's nearest by cross-domain similarity local scaling (Lample et al. 2018, eq. 3).
+
+    ``CSLS(x, y) = 2 cos(x, y) - r(x) - r(y)``, where r is the mean cosine to the k nearest rows of the other side, so
+    that rows that are near to everything are not nearest to everything. All similarities are in memory.
+    """
+    cosines = unit(x) @ unit(y).T
+    of_x = cosines.topk(min(k, len(y)), dim=1).values.mean(1)
+    of_y = cosines.topk(min(k, len(x)), dim=0).values.mean(0)
+    scaled = cosines.mul_(2).sub_(of_x[:, None]).sub_(of_y)
+    partner, back = scaled.argmax(1), scaled.argmax(0)
+    mutual = (back[partner] == torch.arange(len(x), device=x.device)).nonzero()[:, 0]
+    return mutual, partner[mutual]
+
+
+def span(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the directions of x and of y in which pairs of centred rows agree, most first.
+
+    They are the singular vectors of ``xᵀy`` without those that rounding determines. Few pairs say nothing about the
+    other directions, in which an orthogonal map of full rank would be arbitrary.
+    """
+    left, values, right = torch.linalg.svd(x.T @ y, full_matrices=False)
+    kept = values > values[0] * max(x.shape[1], y.shape[1]) * ROUNDING
+    return left[:, kept], right.T[:, kept]
+
+
+@dataclass(frozen=True)
+class Refined:
+    """Pairs of a refinement."""
+
+    x: Tensor  # numbers of rows of x
+    y: Tensor  # numbers of their partners
+    rounds: int  # number of rounds with all rows
+    stable: bool  # whether the last of them changed no pair
+
+
+def refined(
+    start: tuple[Tensor, Tensor], x: Tensor, y: Tensor, *, neighbours: int, iterations: int, seed: int,
+    keep: bool = False, whole: bool = True,
+) -> Refined:  # fmt: skip
+    """Find mutual neighbours under the map of some pairs, take them as the pairs, and so on.
+
+    First ``iterations`` rounds with random halves of the rows, each with another half, so that pairs that are wrong do
+    not confirm themselves; then rounds with all rows until no pair changes, ``iterations`` at most.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    pairs, found = start, (torch.empty(0), torch.empty(0))
+    rounds, stable = 0, False
+    for number in range(2 * iterations if whole else iterations):
+        halves = number < iterations
+        some, other = (
+            torch.randperm(count, generator=generator)[: max(2, count // 2)] if halves else torch.arange(count)
+            for count in (len(x), len(y))
+        )
+        left, right = span(*pairs)
+        i, j = mutual_neighbours(x[some] @ left, y[other] @ right, neighbours)
+        i, j = some[i], other[j]
+        if not halves:
+            rounds += 1
+            stable = torch.equal(i, found[0]) and torch.equal(j, found[1])
+        found = i, j
+        if stable:
+            break
+        pairs = (torch.cat([start[0], x[i]]), torch.cat([start[1], y[j]])) if keep else (x[i], y[j])
+    return Refined(*found, rounds, stable)
+
+
+@torch.no_grad()
+def orthogonal(moments: Moments, x: Tensor, y: Tensor, dtype: torch.dtype) -> LinearStitch:
+    """Return the orthogonal map of pairs that were searched, with the means and the spread of all rows.
+
+    Pairs that were searched are near, but not all are partners. The scale of least squares would shrink with their
+    errors, and their means are those of the rows that happened to be paired.
+    """
+    found = Procrustes().fit(moments, torch.float64)
+    rotation, of_x, of_y = found.weight.detach(), x.mean(0), y.mean(0)
+    # Only the directions that the map joins: the wider side has others.
+    spread_x, spread_y = (
+        (rows @ turn).square().mean(0).sum() for rows, turn in ((x - of_x, rotation.T), (y - of_y, rotation))
+    )
+    scale = (spread_y / spread_x).sqrt()
+    weight = (scale * rotation).to(dtype)
+    stitch = LinearStitch.of(weight=weight, bias=(of_y - weight.double() @ of_x).to(dtype))
+    return recorded(stitch, moments, scale=scale.item(), xy_rank=int(found.fitted["xy_rank"]))
+
+
+def check_unpaired(x: Tensor, y: Tensor, dx: int, dy: int) -> None:
+    """Check rows of both sides that have no partners."""
+    for side, rows, width in (("source", x, dx), ("target", y, dy)):
+        if rows.ndim != 2 or rows.shape[1] != width or len(rows) < 2:
+            raise ValueError(
+                f"unpaired rows of the {side} must have shape (n, {width}) with n >= 2, got {tuple(rows.shape)}"
+            )
+        if not rows.is_floating_point():
+            raise TypeError(f"unpaired rows of the {side} must be floating point, got {rows.dtype}")
+        if not bool(rows.isfinite().all()):
+            raise ValueError(f"unpaired rows of the {side} contain NaN or infinity; drop these rows")
+
+
+def some_rows(rows: Tensor, count: int, seed: int) -> Tensor:
+    """Return rows on the CPU in float64 and in random order, at most ``count``."""
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:count]
+    return rows.detach().cpu()[order].double()

@@ -1,9 +1,12 @@
-"""``hf-stitch compare``: the similarity of every layer of one network to every layer of another."""
+"""``hf-stitch compare``, ``grid``, ``evaluate`` and ``audit``: commands whose answer is a result with figures."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
+from hf_stitch.cli.artefacts import attach
 from hf_stitch.cli.output import figure_name
 from hf_stitch.cli.verbs import Job, command, usage
 
@@ -40,3 +43,36 @@ def _check(job: Job) -> None:
     if asked.activations and job.shared.data is None:
         label = next(iter(asked.activations))
         raise typer.BadParameter(f"{label} compares activations of samples: name a data set", param_hint="--data")
+
+
+@command("hf_stitch.workflows._grid:stitch_grid")
+def grid(job: Job) -> None:
+    """Stitch all layers of two networks."""
+    found = job.run()
+    figures = {
+        figure_name(number, matcher, figure or ""): {"figure": figure, "matcher": matcher}
+        for number, matcher in enumerate(found.matchers, 1)
+        for figure in (*found.figures, *([None] if found.detections else []))  # None: AUROC beside accuracy
+    }
+    job.finish(found, "grid.json", figures)
+
+
+@command("hf_stitch.workflows._evaluate:evaluate", without=["task"])
+def evaluate(job: Job) -> None:
+    """Score a stitched model."""
+    if job.given.get("examples") and job.shared.report is None:
+        raise typer.BadParameter("requires --report", param_hint="--examples")
+    job.finish(job.run(**_whole(job)), "evaluation.json", {"evaluation.png": {}})
+
+
+@command("hf_stitch.workflows._audit:audit", without=["task"])
+def audit(job: Job) -> None:
+    """Audit a stitched model."""
+    job.finish(job.run(**_whole(job)), "audit.json", {"audit.png": {}})
+
+
+def _whole(job: Job) -> dict[str, Any]:
+    """Return the stitched model, and the whole networks that the command line names for it."""
+    parents = {side: job.shared.given(job.given.get(side)) for side in ("source", "target")}
+    stitched = attach(job.given["stitched"], job.shared, "STITCHED", parents)
+    return {"stitched": stitched, **(dict.fromkeys(parents) if stitched.parents else parents)}

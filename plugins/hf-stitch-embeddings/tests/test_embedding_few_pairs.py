@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_stitch_embeddings import SeededRefinement
+from hf_stitch_embeddings.few_pairs import mutual_neighbours, refined, span
 from hf_stitch_testing import check_matcher
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 
 import hf_stitch
-from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement
-from hf_stitch.matchers._mutual import mutual_neighbours, refined, span
+from hf_stitch.matchers import NoAlignmentError
+from hf_stitch.matchers.alignment import Procrustes
 
 SEEDED = SeededRefinement(iterations=10)
 
