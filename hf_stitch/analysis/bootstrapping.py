@@ -118,13 +118,6 @@ def bootstrap(
         confidence: Confidence level of the interval, between 0 and 1.
         **options: Options of the metric.
 
-    Returns:
-        The value on all samples with its interval.
-
-    Raises:
-        ValueError: If there are fewer than 4 samples, half of the samples do not determine the metric, ``resamples`` or
-            ``confidence`` is out of range, or the metric rejects its input.
-
     Example:
         >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
         >>> interval = bootstrap("linear_cka", x, x + 0.5 * x.flip(0), resamples=50)

@@ -94,7 +94,6 @@ class StitchedParts:
 
 
 def _name(network: ModelReference) -> str:
-    """Return the public id of a network, or its class."""
     return network.public.id or (network.summary or network.library).split(",")[0]
 
 
@@ -223,9 +222,6 @@ class Evaluation(Result):
 
         Args:
             figure: Name of the figure; ``None`` plots the first one.
-
-        Returns:
-            The matplotlib figure.
         """
         from hf_stitch.plots import intervals
 
@@ -236,14 +232,7 @@ class Evaluation(Result):
         )
 
     def plot_parts(self) -> Figure:
-        """Plot both networks as strips: what runs, what is left out, and the stitch between them.
-
-        Returns:
-            The matplotlib figure; lengths are numbers of parameters.
-
-        Raises:
-            ValueError: If the parts are unknown, because an earlier version wrote the evaluation.
-        """
+        """Plot both networks as strips: what runs, what is left out, and the stitch between them."""
         from hf_stitch.plots import strips
 
         if self.parts is None:

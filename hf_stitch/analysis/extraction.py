@@ -46,8 +46,6 @@ def extract_activations(
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
-        ValueError: If an option is out of range, there are fewer samples than processes, or the activations do not
-            fit into memory.
 
     Example:
         >>> import hf_stitch, torch
@@ -75,7 +73,6 @@ def extract_activations(
 def _read(
     adapter: Adapter, names: Sequence[str], pooling: Pooling, grids: dict[str, tuple[int, int]], batch: Batch
 ) -> dict[tuple[str, str], Tensor]:
-    """Return values and masks of a batch, and keep the grids."""
     found: dict[tuple[str, str], Tensor] = {}
 
     def keep(name: str, representation: Representation) -> None:  # copies: the network may overwrite its values
@@ -94,7 +91,6 @@ def _read(
 
 
 def _planned(adapter: Adapter, samples: Samples, names: Sequence[str], pooling: Pooling, run: Run) -> Any:
-    """Record one batch, and extrapolate."""
     count, found = len(samples), list[dict[tuple[str, str], Tensor]]()
     seconds = seconds_per_sample(
         lambda batch: found.append(_read(adapter, names, pooling, {}, batch)), samples, run, adapter.device

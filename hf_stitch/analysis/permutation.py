@@ -172,13 +172,6 @@ def permutation_test(
             of which the last one is as similar as observed.
         **options: Options of the metric.
 
-    Returns:
-        The observed value and the null values, from which the p-value and the chance-corrected value follow.
-
-    Raises:
-        ValueError: If there are fewer than 2 samples, a sample is the only one with its number of rows, fewer than 2
-            permutations are requested, or the metric rejects its input.
-
     Example:
         >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
         >>> null = permutation_test("linear_cka", x, 2 * x, debiased=True, permutations=99)
@@ -206,7 +199,6 @@ def permutation_test(
 
 
 def _as_similar(values: Array, observed: float, higher_is_better: bool) -> NDArray[np.bool_]:
-    """Return which values are at least as similar as observed, up to rounding."""
     rounding = 1e-12 * np.maximum(np.abs(values), abs(observed))
     return (values - observed) * (1 if higher_is_better else -1) >= -rounding
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._pairwise import directions
-from hf_stitch.metrics._rows import check_widths, of_rows
+from hf_stitch.metrics._rows import check_widths, directions, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Operand
 from hf_stitch.options import Count, checked
 from hf_stitch.papers import HUH_2024, KLABUNDE_2023, MOSCHELLA_2023
@@ -21,8 +20,8 @@ Near = Literal["cosine", "euclidean"]
 # Rows per chunk that is compared with all others.
 _QUERIES = 512
 
-# Cosines this close tie, and logs of distances. Copies of a float32 row that differ by
-# rounding have cosines within 1e-13 of 1, and the places of rows in a matrix product move cosines by 1e-15.
+# Cosines this close tie, and logs of distances. Copies of a float32 row that differ by rounding have cosines within 1e-13
+# of 1, and the place of a row in a matrix product moves cosines by 1e-15.
 _TIED = 1e-12
 
 
@@ -79,20 +78,13 @@ def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine"
 
     Rows that tie for the last places among the neighbours of a sample share these places, and of a neighbour the sides
     have the smaller share in common. So the value does not depend on the order of the samples, and is 1 for equal
-    sides, but layers that collapse to few points share more by chance than others.
+    sides. It is about ``k / (n - 1)`` for independent sides, and more if both collapse to few points.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
         distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``.
-
-    Returns:
-        Similarity in [0, 1], about ``k / (n - 1)`` for independent sides; a float for arrays, a 0-d float64 tensor for
-        tensors.
-
-    Raises:
-        ValueError: k is n or more, all rows of a side are equal, or a row is 0 (cosine distance).
 
     Example:
         >>> import torch
@@ -124,12 +116,6 @@ def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -
         y: Activations of shape ``(n, dy)``, floating point.
         k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
         distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: k is n or more, all rows of a side are equal, or a row is 0 (cosine distance).
 
     Example:
         >>> import torch
@@ -166,12 +152,6 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
             stitched to ``y``.
         k: Largest rank that counts, from 1 to n - 1.
 
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ, k is n or more, or a row is 0.
-
     Example:
         >>> import torch
         >>> x = torch.randn(30, 8)
@@ -201,17 +181,11 @@ class MRR(NeighboursMetric):
 
 @of_rows
 def paired_cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Mean cosine similarity between row i of ``x`` and row i of ``y`` (Moschella et al. 2023).
+    """Mean cosine similarity between row i of ``x`` and row i of ``y``, in [-1, 1] (Moschella et al. 2023).
 
     Args:
         x: Activations of shape ``(n, d)``, floating point.
         y: Activations of shape ``(n, d)``, in the same space as ``x``.
-
-    Returns:
-        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ, or a row is 0.
 
     Example:
         >>> import torch
@@ -281,7 +255,7 @@ def neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Ne
 
 
 def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near, *, ranked: bool = False) -> Tensor:
-    """``(n, k)``: indices of the nearest other rows, nearest first; ties for the last place, or for any, are refused."""
+    """``(n, k)``: indices of the nearest other rows, nearest first; ties at the last place, or any, are refused."""
     found = []
     for some, closeness in _compared(name, side, rows, k, distance):
         best, places = closeness.topk(k + 1)

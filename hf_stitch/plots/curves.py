@@ -46,9 +46,6 @@ def curves(
         The figure. Up to 8 colours are used, with a legend; if there are more curves (or first texts), all have one
         colour and no entry, because more colours could not be distinguished.
 
-    Raises:
-        ValueError: If there are no curves, a curve has no points, or there are more than 4 kinds of dashes.
-
     Example:
         >>> figure = curves({"direct": {4: (0.5, 0.4, 0.6), 8: (0.9, 0.8, 1.0)}}, axis="rank", label="accuracy")
         >>> figure.axes[0].lines[0].get_xdata().tolist()
@@ -83,7 +80,6 @@ def curves(
 
 
 def _explain(axes: Axes, colours: list[str], dashes: list[str]) -> None:
-    """Add a legend of the colours with their markers, and of the dashes if there are several kinds."""
     from matplotlib.lines import Line2D
 
     found = [Line2D([], [], color=PALETTE[i], marker=MARKERS[i], markersize=4) for i in range(len(colours))]

@@ -57,12 +57,6 @@ def heatmap(
         stars: What a star means, for the legend (default: no entry).
         part: Part of a figure in which to draw; ``None`` (default) for a new figure.
 
-    Returns:
-        The figure; its size depends on the number of cells.
-
-    Raises:
-        ValueError: If the values contain infinity or do not match the labels or marks.
-
     Example:
         >>> figure = heatmap([[0.9, float("nan")], [0.2, 0.7]], ["a", "b"], ["c", "d"], label="CKA")
         >>> [text.get_text() for text in figure.axes[0].texts]
@@ -110,9 +104,6 @@ def heatmaps(panels: Sequence[Mapping[str, Any]]) -> Figure:
     Args:
         panels: Arguments of :func:`heatmap` for each, at least one.
 
-    Returns:
-        The figure; its size depends on the number of cells.
-
     Example:
         >>> one = {"values": [[0.9, 0.1]], "row_labels": ["a"], "column_labels": ["c", "d"]}
         >>> len(heatmaps([one, one | {"title": "other"}]).subfigs)
@@ -138,7 +129,6 @@ def _flags(name: str, flags: ArrayLike | None, matrix: NDArray[np.float64]) -> N
 
 
 def _size(row_labels: Sequence[str], column_labels: Sequence[str]) -> tuple[float, float]:
-    """Return width and height in inches, with room for cells, row labels and the colour bar."""
     width = 0.85 * min(len(column_labels), MOST_COLUMNS) + 0.075 * max(map(len, row_labels)) + 1.2
     return max(width, 4.2), max(0.34 * len(row_labels) + 1.6, 2.8)
 
@@ -168,7 +158,6 @@ def _frame(corner: tuple[float, float], width: float, height: float) -> Rectangl
 
 
 def _explain(figure: Figure | SubFigure, marks: str, stars: str) -> None:
-    """Add a legend of the frames and stars below the axes."""
     from matplotlib.lines import Line2D
 
     shown = [(_frame((0, 0), 1, 1), marks)] if marks else []

@@ -21,12 +21,6 @@ def intervals(scores: Mapping[str, tuple[float, float, float]], label: str) -> F
         scores: Name -> ``(value, lower end, upper end)`` of the interval, in order from top to bottom.
         label: Label of the horizontal axis.
 
-    Returns:
-        The figure. The row of a name whose value is NaN stays empty.
-
-    Raises:
-        ValueError: If there are no scores, or an interval ends before it begins.
-
     Example:
         >>> figure = intervals({"stitched": (0.95, 0.93, 0.97), "chance": (0.10, 0.08, 0.12)}, "accuracy")
         >>> [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
@@ -42,12 +36,6 @@ def interval_panels(panels: Mapping[str, Mapping[str, tuple[float, float, float]
         panels: Title -> name -> ``(value, lower end, upper end)``. A row has the same name in all panels and stays
             empty where a panel does not have it.
         label: Label of the horizontal axis.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ValueError: If there are no scores, or an interval ends before it begins.
 
     Example:
         >>> figure = interval_panels({"first": {"a": (0.5, 0.4, 0.6)}, "second": {"b": (0.7, 0.6, 0.8)}}, "accuracy")

@@ -24,12 +24,6 @@ def strips(parts: Iterable[tuple[str, str, float, Role]], label: str) -> Figure:
         parts: Row, name, size and role of each part, from left to right.
         label: What the sizes are.
 
-    Returns:
-        The figure.
-
-    Raises:
-        ValueError: If there are no parts.
-
     Example:
         >>> figure = strips([("source", "front", 3.0, "source"), ("source", "back", 5.0, "left out")], "parameters")
         >>> [tick.get_text() for tick in figure.axes[0].get_yticklabels()]

@@ -17,18 +17,10 @@ from hf_stitch.storage.files import decoding
 
 
 def load_report(path: str | Path) -> list[Result]:
-    """Read the results of a page that :func:`hf_stitch.report` or :meth:`Result.to_html` wrote.
+    """Read the results, in their order, of a page that :func:`hf_stitch.report` or :meth:`Result.to_html` wrote.
 
     Args:
         path: The HTML file.
-
-    Returns:
-        The results, in the order of the page.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is not such a page, was written by a later version, or contains a result of a class that
-            is not installed.
 
     Example:
         >>> import tempfile, numpy as np
@@ -78,8 +70,6 @@ def _below(kind: Any) -> set[Any]:
 
 
 class _Data(HTMLParser):
-    """Finds the text of the data element."""
-
     def __init__(self) -> None:
         super().__init__()
         self.text: str | None = None

@@ -41,8 +41,6 @@ def report(
         command: Command that makes the results again, shown on the page.
 
     Raises:
-        TypeError: If something is not a result.
-        ValueError: If there is no result.
         OSError: If the file cannot be written.
 
     Example:

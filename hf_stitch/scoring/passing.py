@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.data import Batch, PairedSamples
 from hf_stitch.data.samples import Id
 from hf_stitch.pairs.pair import Ran, run_to
@@ -26,9 +26,8 @@ from hf_stitch.scoring.halves import Halves, Predictor
 from hf_stitch.scoring.measured import Measured
 from hf_stitch.statistics.base import within
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated
-from hf_stitch.tasks.classification import OfSamples
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated, logits_of
+from hf_stitch.tasks.per_sample import OfSamples
 from hf_stitch.tasks.tokens import NextToken
 
 Key = tuple[str, ...]
@@ -119,7 +118,6 @@ class Scoring:
         return seconds * len(samples) / len(few) / run.processes.count, found[0]
 
     def _measure(self, batch: Batch, twin: Batch) -> dict[Key, Any]:
-        """Measure a batch."""
         target, sizes = self._target(twin)
         measured: dict[Key, Any] = {}
         if self.watch is not None:

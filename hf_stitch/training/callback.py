@@ -48,9 +48,6 @@ class ProbingCallback(TrainerCallback, ABC):
         every: When to measure.
         history: All measurements in order; a resumed run restores them from ``state.log_history``.
 
-    Raises:
-        ValueError: If the name is empty or contains a slash, or ``every`` is none of the three.
-
     Example:
         >>> import torch, hf_stitch
         >>> from hf_stitch.training import SimilarityCallback
@@ -116,14 +113,6 @@ class ProbingCallback(TrainerCallback, ABC):
             step: Number of optimizer steps taken, at least 0.
             epoch: Number of epochs completed, if it should be recorded.
             accelerator: The accelerator used for training, if there are several processes.
-
-        Returns:
-            Values by name, ready for ``accelerator.log``.
-
-        Raises:
-            ValueError: If ``step`` is not a non-negative integer, the network differs from the one of earlier calls,
-                its weights are sharded, or a value is undefined at the first measurement. Later, an undefined value
-                (for example of a dead layer) becomes NaN with a warning.
         """
         processes = Processes.of(accelerator)
         module = model.model if isinstance(model, Adapter) else unwrap(model)
@@ -135,9 +124,6 @@ class ProbingCallback(TrainerCallback, ABC):
 
     def to_history(self) -> History:
         """Return all measurements so far as a result, which can be saved, drawn and shown as a page.
-
-        Returns:
-            The measurements.
 
         Example:
             >>> import torch, hf_stitch
@@ -171,14 +157,6 @@ class ProbingCallback(TrainerCallback, ABC):
             adapter: Adapter of the trainer's model. Required for custom classes
                 (``hf_stitch.load(model, example_inputs=…)``), and if a processor other than
                 ``trainer.processing_class`` converts samples to inputs.
-
-        Returns:
-            This callback.
-
-        Raises:
-            ValueError: If the callback is attached already, the trainer has a callback with the same name,
-                ``every="eval"`` and the trainer never evaluates, the weights are sharded, the adapter belongs to
-                another model, or the probe, the layers or the reference do not fit the model.
         """
         if self._trainer is not None:
             raise ValueError(f"{self.name} is attached already; make a new {type(self).__name__} for each trainer")
@@ -265,13 +243,11 @@ class ProbingCallback(TrainerCallback, ABC):
 
     @property
     def _model(self) -> nn.Module:
-        """The network in training, unwrapped."""
         assert self._network is not None, "_watch has not been called"
         return self._network
 
     @property
     def _loaded(self) -> Adapter:
-        """The adapter of the network in training."""
         assert self._adapter is not None, "_watch has not been called, or the callback does not run the network"
         return self._adapter
 
@@ -282,7 +258,6 @@ class ProbingCallback(TrainerCallback, ABC):
         return (self._attached.state.global_step, *((t.data_ptr(), t._version) for t in tensors))
 
     def _watch(self, model: nn.Module | Adapter, processes: Processes) -> None:
-        """Prepare the measurements of a network that has not been measured before."""
         module = model.model if isinstance(model, Adapter) else unwrap(model)
         check_whole(module)
         processor = None if self._trainer is None else self._trainer.processing_class
@@ -327,5 +302,4 @@ def _network(trainer: Trainer) -> nn.Module:
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
-    """Folder of the checkpoint of this step."""
     return Path(str(args.output_dir), f"checkpoint-{state.global_step}")

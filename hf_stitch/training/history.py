@@ -98,12 +98,6 @@ class History(Result):
 
         Args:
             figures: Names of values, as in :meth:`to_pandas`. Default: all.
-
-        Returns:
-            The matplotlib figure; the horizontal axis shows epochs if all are known, otherwise steps.
-
-        Raises:
-            ValueError: If nothing was measured, or a name is unknown.
         """
         from hf_stitch.plots import curves
         from hf_stitch.plots.curves import MOST_KINDS

@@ -232,7 +232,6 @@ def _log(
     active: Tensor,
     **more: float,
 ) -> None:
-    """Log a value of each stitch that is still being trained."""
     if accelerator.trackers:
         of_each = zip(names, values.tolist(), active.tolist(), strict=True)
         figures = {figure if len(names) == 1 else f"{figure}/{name}": value for name, value, on in of_each if on}

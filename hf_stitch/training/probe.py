@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.cutting.copying import is_compiled
+from hf_stitch.adapters.cutting.forwards import is_compiled
 from hf_stitch.adapters.examples import LACKING, lacks_weights
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import extract_activations

@@ -126,7 +126,6 @@ class Progress:
 
 
 def _numbered(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """Group tensors with names ``number/key`` by number."""
     found: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         number, _, key = name.partition("/")

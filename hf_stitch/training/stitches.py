@@ -14,8 +14,7 @@ from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.stitches.linear import AffineStitch
-from hf_stitch.tasks.base import Task
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import Task, logits_of
 from hf_stitch.training.objective import Objective
 from hf_stitch.training.prepared import FEATURES, PreparedBatch
 
@@ -146,7 +145,6 @@ class Stitches(nn.Module):
 
 
 def _one_batch(representations: Sequence[Representation]) -> Representation:
-    """Concatenate several batches to one."""
     masks = [one.mask for one in representations]
     mask = torch.cat([m for m in masks if m is not None]) if masks[0] is not None else None
     return representations[0].replace(values=torch.cat([one.values for one in representations]), mask=mask)

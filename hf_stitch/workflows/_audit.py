@@ -31,8 +31,7 @@ from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_target
 from hf_stitch.scoring.measured import Measured, scores_of
 from hf_stitch.scoring.passing import Scoring
-from hf_stitch.tasks.heads import check_head
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import check_head, task_named
 from hf_stitch.workflows._checks import fitted_share, samples_to_score
 from hf_stitch.workflows._networks import Named, Runs
 
@@ -110,17 +109,6 @@ def audit(
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
             ``seed``, ``progress``, ``accelerator``.
 
-    Returns:
-        The audit, or a list of audits for several models: ``verdict`` (one sentence), ``is_accurate``,
-        ``in_distribution`` (``None`` if undecided), ``doses`` by detector, the ``evaluation`` with its baselines, and
-        per part of the stitching layer the ``detections`` with their controls and the relative ``residual``.
-
-    Raises:
-        ValueError: If an option is out of its range, a model has no head, models have different targets, a stitching
-            layer was fitted to more than 5% of the samples, more than 5% of the far samples are also in ``data`` or
-            ``train_data``, a detector lacks labels or auxiliary data or cannot be fitted; and in all cases in which
-            :func:`hf_stitch.evaluate` raises it.
-
     Example:
         >>> import torch, hf_stitch
         >>> from torch.nn import Flatten, Linear, ReLU, Sequential
@@ -167,7 +155,6 @@ def audit(
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
-    """Check that models have heads and one target, and return it."""
     if not models:
         raise ValueError("there is no stitched model to audit: pass at least one")
     for model in models:
@@ -209,7 +196,6 @@ def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple
 
 
 def _scoring(whole: Adapter, halves: Mapping[str, HalvesOfModel]) -> Scoring:
-    """Return the pass over all models and the means of their targets."""
     predictors = [
         predictor
         for name, own in halves.items()

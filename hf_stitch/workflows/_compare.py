@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Unpack
 
-from hf_stitch.adapters.naming import layer_names
+from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.comparison.alignment import Align
 from hf_stitch.analysis.comparison.asking import Asked, Comparable, Sides
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
@@ -75,11 +75,6 @@ def compare(
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward pass.
-        ValueError: If an option is out of range; both sides do not hold the same samples in the same order; layers
-            have no such rows; activations are NaN or infinite (the message names layer and sample);
-            a metric needs more samples (the message names the layers); a sample is masked entirely; a metric is
-            undefined for all pairs of layers; offsets cannot be aligned; no route fits into memory; or the folder holds
-            the state of another comparison.
 
     Example:
         >>> import torch, hf_stitch

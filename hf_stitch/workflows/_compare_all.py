@@ -53,12 +53,6 @@ def compare_all(
         The similarities. ``found.between("a", "b")`` is the atlas of two networks, ``found.identify()`` the layer
         identification over all pairs, ``found.similarities()`` one figure for each pair of networks.
 
-    Raises:
-        TypeError: If ``networks`` or ``layers`` are a single one.
-        ValueError: If there are fewer than two networks, a name is not one of ``networks``, networks that are resampled
-            have different numbers of layers, a resample does not determine a metric, or for the reasons of
-            :func:`hf_stitch.compare`.
-
     Example:
         >>> import torch, hf_stitch
         >>> from torch.nn import Linear, ReLU, Sequential

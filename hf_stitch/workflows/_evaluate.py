@@ -17,7 +17,7 @@ from hf_stitch.scoring.halves import HalvesOfModel, check_place, reference
 from hf_stitch.scoring.measured import NULLS, not_beaten, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.workflows._checks import fitted_share, samples_to_score
 from hf_stitch.workflows._networks import Runs
 
@@ -88,16 +88,6 @@ def evaluate(
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
             ``seed``, ``progress``, ``accelerator``.
 
-    Returns:
-        The figures of the model and of each baseline with 95% intervals. ``evaluation["accuracy"]`` is a figure of the
-        stitched model.
-
-    Raises:
-        ValueError: If ``examples`` is out of range, it or ``source`` is given and the model has no head, all samples
-            are anchors of the model, an output of a model without a head has no vector per sample, the target network
-            is neither in memory nor named in the config, a baseline belongs to other cuts, or labels are missing or out
-            of range.
-
     Example:
         >>> import torch, hf_stitch
         >>> from torch.nn import Flatten, Linear, ReLU, Sequential
@@ -155,7 +145,6 @@ def _stitches(
 
 
 def _warn(evaluation: Evaluation) -> None:
-    """Warn of scores that are too good, or no better than those of baselines."""
     if evaluation.fitted_share:
         warn(
             f"the stitching layer was fitted to {evaluation.fitted_share:.1%} of these samples: the scores are too "

@@ -32,7 +32,7 @@ from hf_stitch.scoring.halves import HalvesOfPair, Predictor, head_difference
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.workflows._checks import check_held_out
 from hf_stitch.workflows._networks import Named, Runs
 
@@ -97,18 +97,8 @@ def stitch_grid(
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
             ``seed``, ``progress``, ``accelerator``, ``checkpoint_dir``.
 
-    Returns:
-        The scores of all stitches and of baselines, with intervals. ``grid.stitched(a, b)`` builds one of the stitched
-        models.
-
     Raises:
         NotACutError: If a network cannot be cut at one of the layers.
-        TypeError: If ``matchers``, ``detectors`` or layers are a single name.
-        ValueError: If the networks take different kinds of samples, the target has no task or its task no logits, a
-            layer is named twice, more than 5% of the test samples are also training samples, or of the far samples
-            either, activations cannot be joined under the pooling, a detector lacks labels or auxiliary data, there are
-            far samples without detectors, a matcher is undefined for all pairs of layers, labels are not classes of the
-            target, or the folder contains the state of another grid.
         DivergedError: If the training of all stitches of a matcher diverges.
 
     Example:
@@ -177,7 +167,6 @@ def _names(pair: Pair) -> dict[str, str]:
 
 
 def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, data: Split, run: Run) -> dict[str, Any]:
-    """Return what determines the scores, as JSON values."""
     train = data.train.a
     described = {
         "a": pair.source.pinned.public.to_dict(), "b": pair.target.pinned.public.to_dict(),
@@ -200,7 +189,6 @@ def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, dat
 def _matched(
     matchers: Mapping[str, Matcher], collected: CollectedPair
 ) -> tuple[dict[Cell, StitchingLayer], dict[str, str]]:
-    """Return the stitches of all matchers, and why others are undefined."""
     stitches: dict[Cell, StitchingLayer] = {}
     undefined: dict[str, str] = {}
     for number, (label, matcher) in enumerate(matchers.items()):
@@ -216,7 +204,6 @@ def _matched(
 
 
 def _scoring(collected: CollectedPair, stitches: Mapping[Cell, StitchingLayer], watchers: Watchers) -> Scoring:
-    """Return the pass that scores all stitches, and the mean of each layer of the target."""
     pair, task = collected.pair, task_named(collected.pair.task).about(collected.pair.target)
     predictors = [Predictor(cell_name(*cell), *cell[1:], layer) for cell, layer in stitches.items()]
     la = pair.layers_a[0]

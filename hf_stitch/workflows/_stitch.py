@@ -20,7 +20,7 @@ from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import WITHOUT_STATE, Run
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._networks import Named, Runs
@@ -84,11 +84,6 @@ def stitch(
 
     Raises:
         NotACutError: If a network cannot be cut at the given layer.
-        ValueError: If the networks take different kinds of samples, their activations cannot be joined under the
-            pooling, the samples of both do not correspond, there are too few samples for the matcher, or labels are not
-            classes of the target. Except for too few samples, a run of a single sample finds this before the data are
-            read.
-        TypeError: If a network is saved activations.
 
     Example:
         >>> import torch, hf_stitch

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load_on, unwrap
-from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.checks import check_meet
 from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.alignment import Align, aligned

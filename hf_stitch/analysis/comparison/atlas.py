@@ -62,9 +62,6 @@ class SimilarityAtlas(Result):
             own. All methods find their values too.
         sizes: Side (``a``, ``b``) -> layer -> its size; empty for metrics of weights.
 
-    Raises:
-        ValueError: If values do not have one row and one column for each layer.
-
     Example:
         >>> values = {"linear_cka": np.array([[0.9, 0.3], [0.2, 0.8]])}
         >>> routes = {"linear_cka": "moments"}
@@ -127,10 +124,6 @@ class SimilarityAtlas(Result):
             Layer of the side ``axis`` -> most similar layer of the other side. A layer for which the metric is
             undefined with all layers of the other side is left out.
 
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If ``axis`` is not ``"a"`` or ``"b"``.
-
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"cka": "moments"})
             >>> atlas.best_matches()
@@ -149,10 +142,6 @@ class SimilarityAtlas(Result):
         Returns:
             (layers of a, layers of b) float64. If no pair is related, the smallest is at most p with probability p.
             NaN where the metric is undefined.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If the atlas has no test.
         """
         return self._test(self.label(metric)).p_values
 
@@ -163,13 +152,6 @@ class SimilarityAtlas(Result):
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
             axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
-
-        Returns:
-            Layer of the side ``axis`` -> p-value of its best match (:meth:`best_matches`).
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If the atlas has no test, or ``axis`` is not ``"a"`` or ``"b"``.
         """
         label, (own, _) = self.label(metric), self._sides(axis)
         test, best = self._test(label), self._best(label, axis)
@@ -178,17 +160,10 @@ class SimilarityAtlas(Result):
         return {own[layer]: p_values[layer] for layer in best}
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
-        """Find the most similar pair of layers.
+        """Find the most similar pair of layers, of a and of b; the first one in case of a tie.
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
-
-        Returns:
-            The layer of a and the layer of b; the first pair in case of a tie.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If the metric is undefined for all pairs.
 
         Example:
             >>> values = np.array([[0.2, 0.4], [0.9, 0.1]])
@@ -213,10 +188,6 @@ class SimilarityAtlas(Result):
             The layer identification (:func:`hf_stitch.analysis.identify_layers`) over all layers of both sides; those
             that one side lacks have the verdict ``undefined``. Equal values are ties.
 
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If fewer than two layers of a have the name of a layer of b.
-
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
             >>> atlas.identify().verdicts("a").tolist()
@@ -240,9 +211,6 @@ class SimilarityAtlas(Result):
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
@@ -275,18 +243,12 @@ class SimilarityAtlas(Result):
         return text + (f"; closest runner-up: {min(close)[1]}" if close else "")
 
     def why(self, metric: str, layer_a: str, layer_b: str) -> str | None:
-        """Return why a metric is undefined for a pair of layers.
+        """Return why a metric is undefined for a pair of layers; None if it is defined.
 
         Args:
             metric: One of the metrics of the atlas.
             layer_a: Layer of a.
             layer_b: Layer of b.
-
-        Returns:
-            The reason; None if the metric is defined.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
         """
         atlas, label = self._of(metric)
         return atlas.undefined.get(pair_name(label, layer_a, layer_b))
@@ -330,13 +292,6 @@ class SimilarityAtlas(Result):
                 upper bound begins at 0).
             max_p: If the atlas has a test, pairs of layers with a p-value of at most this (:meth:`p_values`) get a
                 star; or else the others do, if these are fewer. The legend says which.
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If ``scale`` is unknown.
         """
         if scale not in ("fixed", "data"):
             raise ValueError(f"scale must be 'data' or 'fixed', got {scale!r}")
@@ -463,7 +418,6 @@ class SimilarityAtlas(Result):
 
     @property
     def _titles(self) -> tuple[str, str]:
-        """Titles of the axes of a figure, with the names of the networks if the recipe has them."""
         return titles_of(self.recipe.get("a") or {}, self.recipe.get("b") or {})
 
     def _stars(self, name: str, max_p: float) -> tuple[NDArray[np.bool_] | None, str]:
@@ -480,12 +434,6 @@ class SimilarityAtlas(Result):
 
         Args:
             metric: Name of the metric, for example ``"linear_cka"``; ``None`` for the first of the atlas.
-
-        Returns:
-            The label, for example ``"linear_cka(debiased=True)"``.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric, or contains it with several options.
         """
         if metric is None:
             return next(iter(self.values))
@@ -514,7 +462,6 @@ class SimilarityAtlas(Result):
         return self.tests[label]
 
     def _sides(self, axis: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the layers of a side and those of the other."""
         return (self.layers_a, self.layers_b) if axis == "a" else (self.layers_b, self.layers_a)
 
     def _best(self, label: str, axis: str) -> dict[int, int]:

@@ -176,7 +176,6 @@ class Comparison:
         return why
 
     def _sizes(self) -> dict[str, dict[str, LayerSize]]:
-        """Return width and share of the parameters of each layer."""
         reader = self._reader
         widths = {name: {layer: spec.width for layer, spec in specs.items()} for name, specs in reader.specs.items()}
         for group in reader.groups:
@@ -191,7 +190,6 @@ class Comparison:
         }
 
     def _recipe(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """Return everything that determines the values, as JSON values."""
         described = {
             "a": self._sides[0].describe(), "b": self._sides[-1].describe(), "layers_a": self._reader.layers_a,
             "layers_b": self._reader.layers_b, "rows": self._reader.kind, **more,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.adapters.base import LayerCallback
-from hf_stitch.adapters.naming import layer_names
+from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.rows import POOLINGS, Rows, check_layer, differ, mixed, per_sample
 from hf_stitch.analysis.comparison.sides import Networks, Side
@@ -235,8 +235,6 @@ def _is_pooled(side: Side) -> bool:
 
 
 class _Probe:
-    """Activations of one side for the first samples."""
-
     def __init__(self, side: Side, names: Sequence[str]) -> None:
         self.first: dict[str, str] = {}
         self.specs: dict[str, RepresentationSpec] = {}

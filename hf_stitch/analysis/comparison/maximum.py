@@ -81,12 +81,6 @@ class MaximumTest:
         Args:
             places: For each layer of the side ``axis``, the index of its match.
             axis: The side.
-
-        Returns:
-            (layers of the side,) float64.
-
-        Raises:
-            ValueError: If there is no such side.
         """
         scores, maxima = (self.scores, self.maxima_a) if axis == "a" else (self.scores.T, self.maxima_b)
         return _p_values(scores[np.arange(len(scores)), places][None], maxima)

@@ -38,9 +38,6 @@ class NetworkAtlas(Result):
         whole: Metric of weights -> (networks, networks) float64, the values of the networks as a whole; NaN for
             networks that are not comparable in all layers.
 
-    Raises:
-        ValueError: If the layers are not those of the atlas.
-
     Example:
         >>> values = {"linear_cka": np.array([[1.0, 0.4, 0.8, 0.3], [0.4, 1.0, 0.2, 0.9],
         ...                                   [0.8, 0.2, 1.0, 0.5], [0.3, 0.9, 0.5, 1.0]])}
@@ -77,9 +74,6 @@ class NetworkAtlas(Result):
         Args:
             a: Name of the first network, whose layers are the rows.
             b: Name of the second network.
-
-        Raises:
-            KeyError: If there is no such network.
         """
         rows, columns = self._place(a), self._place(b)
         both = self.networks.index(a), self.networks.index(b)
@@ -120,9 +114,6 @@ class NetworkAtlas(Result):
         Returns:
             (networks, networks) float64, symmetric; of distances, if the metric is a distance. NaN for networks without
             a defined pair of layers.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
         """
         label = self.atlas.label(metric)
         if label in self.whole:
@@ -141,10 +132,6 @@ class NetworkAtlas(Result):
         Returns:
             (networks, networks) float64, 0 on the diagonal: :meth:`similarities` of a distance, and the largest value
             of a similarity minus its value otherwise.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If two networks have no defined pair of layers.
         """
         found = self.similarities(metric)
         if np.isnan(found).any():
@@ -170,13 +157,6 @@ class NetworkAtlas(Result):
             metric: One of the metrics of the atlas; ``None`` uses the first.
             level: Level of the tests of differences from the most similar layer, together for all candidates of a layer
                 (Holm 1979).
-
-        Returns:
-            The layer identification over all pairs of networks (:func:`hf_stitch.analysis.identify_layers`).
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If the networks have different numbers of layers.
         """
         label = self.atlas.label(metric)
         pairs = list(combinations(self.networks, 2))
@@ -194,16 +174,10 @@ class NetworkAtlas(Result):
         )  # fmt: skip
 
     def best_matches(self, metric: str | None = None) -> dict[str, str]:
-        """Find the most similar layer of another network for each layer.
+        """Find the most similar layer of another network for each layer, both as ``network/layer``.
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
-
-        Returns:
-            ``network/layer`` -> the same of the most similar layer of all other networks.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
         """
         label = self.atlas.label(metric)
         values = self.atlas.values[label].copy()
@@ -216,9 +190,6 @@ class NetworkAtlas(Result):
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
         """
         label, found = self.atlas.label(metric), self.similarities(metric)
         pairs = [
@@ -261,12 +232,6 @@ class NetworkAtlas(Result):
 
         Args:
             metric: One of the metrics of the atlas; ``None`` uses the first.
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
         """
         return self.atlas._heatmap(self.atlas.label(metric), self.best_matches(metric), "best match in another network")
 

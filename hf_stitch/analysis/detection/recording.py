@@ -19,7 +19,7 @@ from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches.layer import POOLED
-from hf_stitch.storage.rows import RowStore
+from hf_stitch.storage.tensors import RowStore
 from hf_stitch.tasks.base import Task
 
 MEMORY = 2**31
@@ -115,7 +115,6 @@ def _run(
     name: str,
     task: Task,
 ) -> dict[str, Iterable[Representation]]:
-    """Run the network once over the samples."""
     kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "activations"):

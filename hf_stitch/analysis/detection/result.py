@@ -104,9 +104,6 @@ class Detection(Result):
             matcher: Label of the matcher.
             layer: Layer of the target.
             name: Name of the matcher in the result.
-
-        Returns:
-            A detection with one matcher and one layer.
         """
         place = [self.layers.index(layer)]
         mine = (f"{matcher}: ", f"{layer} ", f"{layer},")
@@ -147,12 +144,6 @@ class Detection(Result):
 
         Args:
             kind: Kind of noise, one of :attr:`doses`.
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            KeyError: If there is no such kind.
         """
         from hf_stitch.plots import curves
 

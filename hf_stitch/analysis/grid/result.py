@@ -23,7 +23,7 @@ from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     import pandas
@@ -78,9 +78,6 @@ class StitchGrid(Result):
         stitches: (matcher, layer of a, layer of b) -> stitching layer; not saved.
         networks: Source and target; not saved.
 
-    Raises:
-        ValueError: If scores do not have one row and one column for each layer.
-
     Example:
         >>> cells = np.array([[[0.9, 0.8, 1.0], [0.4, 0.3, 0.5]]])
         >>> scores = {"lstsq": {"agreement": cells}}
@@ -133,32 +130,20 @@ class StitchGrid(Result):
         return self.values(matcher)
 
     def values(self, matcher: str | None = None, figure: str | None = None) -> Array:
-        """Return a figure of all stitches of a matcher, without intervals.
+        """Return a figure of all stitches of a matcher, (layers of a, layers of b), without intervals.
 
         Args:
             matcher: Label of the matcher; ``None`` uses the first.
             figure: The figure; ``None`` uses the first.
-
-        Returns:
-            (layers of a, layers of b) float64.
-
-        Raises:
-            KeyError: If the grid has no such matcher or figure.
         """
         return self.cells(matcher, figure)[..., 0]
 
     def cells(self, matcher: str | None = None, figure: str | None = None) -> Array:
-        """Return a figure of all stitches of a matcher, with its intervals.
+        """Return a figure of all stitches of a matcher with its intervals, (layers of a, layers of b, 3).
 
         Args:
             matcher: Label of the matcher; ``None`` uses the first.
             figure: The figure, also of a detector; ``None`` uses the first.
-
-        Returns:
-            (layers of a, layers of b, 3) float64, the value and both ends of its 95% interval.
-
-        Raises:
-            KeyError: If the grid has no such matcher or figure.
         """
         label = self.matchers[0] if matcher is None else matcher
         if label not in self.scores:
@@ -177,12 +162,6 @@ class StitchGrid(Result):
             layer_b: Layer of the target.
             figure: The figure; ``None`` uses the first.
             matcher: Label of the matcher; ``None`` uses the first.
-
-        Returns:
-            The figure.
-
-        Raises:
-            KeyError: If the grid has no such layer, matcher or figure.
         """
         for layer, own, side in ((layer_a, self.layers_a, "a"), (layer_b, self.layers_b, "b")):
             if layer not in own:
@@ -203,10 +182,6 @@ class StitchGrid(Result):
         Returns:
             (2, layers of a, layers of b) bool. First, compared with the best stitch of the same layer of a; second, of
             the same layer of b.
-
-        Raises:
-            KeyError: If the grid has no such matcher or figure, or the figure is one of a detector, which has no
-                p-values.
         """
         self.cells(matcher, figure)
         name, tested = figure or self.figures[0], self.p_values[matcher or self.matchers[0]]
@@ -228,14 +203,6 @@ class StitchGrid(Result):
             figure: The figure; ``None`` uses the first.
             matcher: Label of the matcher; ``None`` uses the first.
             level: Level of the tests for ties (:meth:`as_good`).
-
-        Returns:
-            Hits, ties and misses along both axes. Undefined stitches are left out.
-
-        Raises:
-            KeyError: If the grid has no such matcher or figure, or the figure is one of a detector, which has no
-                p-values.
-            ValueError: If the networks have different numbers of layers.
         """
         values = self.values(matcher, figure)
         return identify_layers(
@@ -244,7 +211,7 @@ class StitchGrid(Result):
         )  # fmt: skip
 
     def is_strange(self, matcher: str | None = None, detector: str | None = None) -> NDArray[np.bool_]:
-        """Return which stitches are accurate, but out of distribution for a detector.
+        """Return which stitches, (layers of a, layers of b), are accurate, but out of distribution for a detector.
 
         Accurate: at least :data:`ACCURATE` in the first figure, or at most its inverse if lower is better. Out of
         distribution: as easy to tell as coloured noise above :data:`MAX_DOSE`, with higher scores than the target's own
@@ -253,12 +220,6 @@ class StitchGrid(Result):
         Args:
             matcher: Label of the matcher; ``None`` uses the first.
             detector: Label of the detector; ``None`` asks for any of them.
-
-        Returns:
-            (layers of a, layers of b) bool, all false without detectors.
-
-        Raises:
-            KeyError: If the grid has no such matcher or detector.
         """
         label = matcher or self.matchers[0]
         values = self.values(label)
@@ -276,19 +237,12 @@ class StitchGrid(Result):
         return accurate & found
 
     def stitched(self, layer_a: str, layer_b: str, matcher: str | None = None) -> StitchedModel:
-        """Build the stitched model of one cell.
+        """Build the stitched model of one cell, with a copy of its stitching layer.
 
         Args:
             layer_a: Layer of the source.
             layer_b: Layer of the target.
             matcher: Label of the matcher; ``None`` uses the first.
-
-        Returns:
-            The stitched model, which can be evaluated, audited and saved. Its stitching layer is a copy.
-
-        Raises:
-            KeyError: If the grid has no such cell.
-            ValueError: If the stitch is undefined, or the grid was loaded from a file, which has no weights.
         """
         label = matcher or self.matchers[0]
         self.score(layer_a, layer_b, matcher=label)
@@ -334,13 +288,6 @@ class StitchGrid(Result):
         Args:
             figure: The figures; ``None`` uses the first, and the AUROC of each detector.
             matcher: Label of the matcher; ``None`` uses the first.
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            KeyError: If the grid has no such matcher or figure.
-            ValueError: If the list of figures is empty.
         """
         from hf_stitch.plots import heatmap, heatmaps
 
@@ -355,7 +302,6 @@ class StitchGrid(Result):
         return heatmap(**panels[0]) if len(panels) == 1 else heatmaps(panels)
 
     def _panel(self, matcher: str, figure: str) -> dict[str, Any]:
-        """The arguments of a heat map."""
         values = self.values(matcher, figure)
         marked = np.zeros(values.shape, bool)
         better = values if self.direction(figure) == "higher" else -values
@@ -381,7 +327,6 @@ class StitchGrid(Result):
 
     @property
     def _titles(self) -> tuple[str, str]:
-        """Titles of the axes of figures."""
         names = self.recipe.get("names") or {}
         a, b = ({"reference": self.recipe.get(side), "name": names.get(side)} for side in "ab")
         return titles_of(a, b, ("the source", "the target"))
@@ -431,7 +376,6 @@ class StitchGrid(Result):
 
     @property
     def _rises(self) -> bool:
-        """Whether higher is better for the first figure."""
         return self.direction(self.figures[0]) == "higher"
 
     @property
