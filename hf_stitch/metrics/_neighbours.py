@@ -20,8 +20,8 @@ Near = Literal["cosine", "euclidean"]
 # Rows per chunk that is compared with all others.
 _QUERIES = 512
 
-# Cosines this close tie, and logs of distances. Copies of a float32 row that differ by rounding have cosines within 1e-13
-# of 1, and the place of a row in a matrix product moves cosines by 1e-15.
+# Cosines this close tie, and logs of distances. Copies of a float32 row that differ by rounding have cosines within
+# 1e-13 of 1, and the place of a row in a matrix product moves cosines by 1e-15.
 _TIED = 1e-12
 
 
