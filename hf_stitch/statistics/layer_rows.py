@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from hf_stitch.processes import Processes
+from hf_stitch.running import Processes
 from hf_stitch.statistics.grams import Grams
 from hf_stitch.storage.tensors import RowStore
 
