@@ -85,10 +85,6 @@ class CollectedPair(Collected):
         unpaired: Samples of the source and samples of the target without partners.
         state: Checkpoint of the job, from which interrupted work continues.
 
-    Raises:
-        ValueError: From each method, if activations are NaN or infinite (the message names layer and sample), or what
-            is collected does not fit into memory.
-
     Example:
         >>> import hf_stitch
         >>> from torch.nn import Linear, ReLU, Sequential

@@ -2,12 +2,12 @@
 
 from .deciding import Ageing, Calibration, Verdict, calibrate, monitor, query_scores, verdict
 from .embedding_map import Direction, EmbeddingMap
+from .few_pairs import SeededRefinement
 from .fitting import PairsCurve, fit_embedding_map, pairs_curve, split_pairs
 from .lazy import LazyUpgrade, rows_first
-from .matchers.few_pairs import SeededRefinement
-from .matchers.rows import Piecewise, ResidualMLP, Retrieval
-from .matchers.unsupervised import Unsupervised
 from .retrieval import RetrievalResult, evaluate_retrieval, exact_search
+from .row_matchers import Piecewise, ResidualMLP, Retrieval
+from .unsupervised import Unsupervised
 from .upgrading import Upgraded, upgrade
 from .vectors import (
     CostLimitError,

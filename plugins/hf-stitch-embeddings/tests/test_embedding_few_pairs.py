@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hf_stitch_embeddings import SeededRefinement
-from hf_stitch_embeddings.matchers.few_pairs import mutual_neighbours, refined, span
+from hf_stitch_embeddings.few_pairs import mutual_neighbours, refined, span
 from hf_stitch_testing import check_matcher
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential

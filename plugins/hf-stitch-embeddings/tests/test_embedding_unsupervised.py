@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hf_stitch_embeddings import Unsupervised
-from hf_stitch_embeddings.matchers.unsupervised import assigned
+from hf_stitch_embeddings.unsupervised import assigned
 from hf_stitch_testing import check_matcher
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential

@@ -16,7 +16,7 @@ from hf_stitch.options import Count, Natural, Within
 from hf_stitch.papers import Paper, arxiv
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch
-from hf_stitch_embeddings.matchers.rows import moments_of
+from hf_stitch_embeddings.row_matchers import moments_of
 
 LAMPLE_2018 = arxiv("Lample et al.: Word translation without parallel data", "1710.04087")
 

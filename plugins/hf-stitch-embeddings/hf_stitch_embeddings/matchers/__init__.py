@@ -1,1 +1,0 @@
-"""Matchers that are fitted to rows: of pairs, of few pairs and other rows, and of none."""
