@@ -75,6 +75,7 @@ class Procrustes(MomentsMetric):
             self.triangle_inequality, self.range = False, (0.0, 2.0)
         if not self.options["unit_norm"]:
             self.invariances, self.range = ("orthogonal", "permutation", "translation"), (0.0, math.inf)
+            self.counts_rows = True
 
 
 @of_own_rows
@@ -132,7 +133,7 @@ class ShapeDistance(MomentsMetric):
         angular, alpha = self.options["distance"] == "angular", self.options["alpha"]
         self.differentiable = alpha == 1
         if not angular:
-            self.range = (0.0, math.inf)
+            self.range, self.counts_rows = (0.0, math.inf), True
         if not angular or 0 < alpha < 1:
             self.invariances = ("orthogonal", "permutation", "translation")
         elif alpha == 0:

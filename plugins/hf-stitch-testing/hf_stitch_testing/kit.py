@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import random as python_random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 from unittest import SkipTest
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,9 +107,15 @@ def must(what: str) -> Iterator[None]:
         raise AssertionError(f"{what}, got {type(raised).__name__}: {raised}") from raised
 
 
+def generators() -> list[Tensor]:
+    """Return the states of the generators that all share: of torch, NumPy and Python."""
+    states: Any = np.random.get_state()[1], python_random.getstate()[1]
+    return [torch.get_rng_state(), *(torch.tensor([int(word) for word in state]) for state in states)]
+
+
 @contextmanager
-def kept(message: str, read: Callable[[], Iterable[Tensor]] = lambda: [torch.get_rng_state()]) -> Iterator[None]:
-    """Tensors, by default torch's random state, must be the same after the block as before."""
+def kept(message: str, read: Callable[[], Iterable[Tensor]] = generators) -> Iterator[None]:
+    """Tensors, by default the states of random generators, must be the same after the block as before."""
     before = [tensor.clone() for tensor in read()]
     yield
     require(all(map(torch.equal, before, read())), message)
