@@ -59,7 +59,7 @@ class Result(ABC):
     """
 
     derived: ClassVar[tuple[str, ...]] = ()
-    page: ClassVar[str] = "hf_stitch.reports.general:section"
+    page: ClassVar[str] = "hf_stitch.reports.page:section"
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let rich print what a subclass shows as text alone, and name a result whose fields do not fit together."""
@@ -148,7 +148,7 @@ class Result(ABC):
             path: The file.
             title: Title of the page.
         """
-        write: Any = pkgutil.resolve_name("hf_stitch.reports.writing:report")  # a room above this one
+        write: Any = pkgutil.resolve_name("hf_stitch.reports.page:report")  # a room above this one
         write(self, path, title=title)
 
     @classmethod

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hf_stitch.artefacts import StitchedModel
-    from hf_stitch.plots.strips import Role
+    from hf_stitch.plots.charts import Role
 
 
 SAME_NETWORK = (
@@ -145,7 +145,7 @@ class Evaluation(Result):
         0.100 [0.080, 0.120]
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.evaluation:section"
+    page: ClassVar[str] = "hf_stitch.reports.stitched:evaluation_section"
     task: str
     n: int
     data: str

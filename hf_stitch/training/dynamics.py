@@ -71,7 +71,7 @@ class Dynamics(Result):
         {'conv': 1.0}
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.dynamics:section"
+    page: ClassVar[str] = "hf_stitch.reports.training:dynamics_section"
     values: Mapping[str, Array]
     steps: tuple[int, ...]
     epochs: tuple[float | None, ...]

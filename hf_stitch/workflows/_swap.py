@@ -31,9 +31,9 @@ from hf_stitch.stitches.layer import part_widths
 from hf_stitch.tasks.heads import check_head, logits_of
 from hf_stitch.tasks.kinds import task_named
 from hf_stitch.tasks.vectors import tensor_of
+from hf_stitch.workflows._checks import Named, Runs
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._headed import Anchors, Encoder, Headed, as_space, between, is_relative, pooling_of, projected
-from hf_stitch.workflows._networks import Named, Runs
 
 AUTO = "auto"
 CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}

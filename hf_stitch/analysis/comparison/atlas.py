@@ -72,7 +72,7 @@ class SimilarityAtlas(Result):
         ('a0', 'b0')
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.similarity:section"
+    page: ClassVar[str] = "hf_stitch.reports.similarity:layers_section"
     formerly: ClassVar[Mapping[str, Any]] = {"pooling": ("rows", ROWS_OF)}
     values: Mapping[str, Array]
     layers_a: tuple[str, ...]

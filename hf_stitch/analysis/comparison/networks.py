@@ -50,7 +50,7 @@ class NetworkAtlas(Result):
         0.85
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.networks:section"
+    page: ClassVar[str] = "hf_stitch.reports.similarity:networks_section"
 
     atlas: SimilarityAtlas
     layers: Mapping[str, tuple[str, ...]]

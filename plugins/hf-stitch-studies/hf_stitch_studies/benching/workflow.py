@@ -20,9 +20,8 @@ from hf_stitch.pairs.pair import scored_task
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.training.loop import DivergedError
-from hf_stitch.workflows._checks import check_held_out
+from hf_stitch.workflows._checks import Named, Runs, check_held_out, named_layers, named_networks
 from hf_stitch.workflows._grid import stitch_grid
-from hf_stitch.workflows._networks import Named, Runs, named_layers, named_networks
 from hf_stitch_studies.benching.correlation import BASELINES, TESTS, Test
 from hf_stitch_studies.benching.distances import (
     Distance,
