@@ -122,8 +122,8 @@ BUILT_INS: dict[str, dict[str, str]] = {
     "data": {"sklearn": "hf_stitch.data.digits:ScikitLearn"},
     "results": {
         "Audit": "hf_stitch.analysis.auditing:Audit",
-        "ComparisonPlan": "hf_stitch.analysis.comparison.routes:ComparisonPlan",
-        "ConfidenceInterval": "hf_stitch.analysis.bootstrapping:ConfidenceInterval",
+        "ComparisonPlan": "hf_stitch.analysis.comparison.comparing:ComparisonPlan",
+        "ConfidenceInterval": "hf_stitch.analysis.resampling:ConfidenceInterval",
         "Detection": "hf_stitch.analysis.detection.result:Detection",
         "Diagnosis": "hf_stitch.adapters.doctor:Diagnosis",
         "Dynamics": "hf_stitch.training.dynamics:Dynamics",
@@ -134,7 +134,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "PermutationTestResult": "hf_stitch.analysis.permutation:PermutationTestResult",
         "Plan": "hf_stitch.analysis.planning:Plan",
         "SimilarityAtlas": "hf_stitch.analysis.comparison.atlas:SimilarityAtlas",
-        "StitchGrid": "hf_stitch.analysis.grid.result:StitchGrid",
+        "StitchGrid": "hf_stitch.analysis.grid:StitchGrid",
     },
     "commands": {
         "quickstart": "hf_stitch.cli.quickstart:quickstart",

@@ -11,12 +11,10 @@ import torch
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.auditing import STITCHED, Audit
-from hf_stitch.analysis.detection.drawing import halves as halved
 from hf_stitch.analysis.detection.evidence import Watchers, views_of
-from hf_stitch.analysis.detection.gate import MIN_AUROC
-from hf_stitch.analysis.detection.noise import MAX_DOSE
+from hf_stitch.analysis.detection.noise import MAX_DOSE, halves as halved
 from hf_stitch.analysis.detection.recording import View
-from hf_stitch.analysis.detection.result import Detection
+from hf_stitch.analysis.detection.result import MIN_AUROC, Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel

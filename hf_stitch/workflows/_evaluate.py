@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Unpack
 
-from hf_stitch.analysis.differences import class_names, confused, differing
-from hf_stitch.analysis.evaluation import Evaluation, StitchedParts
+from hf_stitch.analysis.evaluation import Evaluation, StitchedParts, class_names, confused, differing
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data

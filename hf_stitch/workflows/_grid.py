@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 from hf_stitch.analysis.detection.evidence import Cell, Watchers
-from hf_stitch.analysis.detection.gate import MIN_AUROC
-from hf_stitch.analysis.grid.figures import grid_of, mean_name
-from hf_stitch.analysis.grid.plan import planned
-from hf_stitch.analysis.grid.residuals import residuals
-from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.analysis.detection.recording import residuals
+from hf_stitch.analysis.detection.result import MIN_AUROC
+from hf_stitch.analysis.grid import StitchGrid, cell_name, grid_of, mean_name
+from hf_stitch.analysis.planning import planned
 from hf_stitch.data import Data
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector

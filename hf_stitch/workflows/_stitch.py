@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_stitch.analysis.differences import class_names
-from hf_stitch.analysis.grid.plan import planned
+from hf_stitch.analysis.evaluation import class_names
+from hf_stitch.analysis.planning import planned
 from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data, PairedSamples, Samples

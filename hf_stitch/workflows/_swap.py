@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters import load_on
-from hf_stitch.analysis.grid.plan import unfitted
-from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_per_sample, speed
+from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_per_sample, speed, unfitted
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch

@@ -36,10 +36,10 @@ from hf_stitch.analysis import (
     StitchGrid,
 )
 from hf_stitch.analysis.comparison.atlas import LayerSize
-from hf_stitch.analysis.comparison.maximum import MaximumTest
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Example, StitchedParts
+from hf_stitch.analysis.permutation import MaximumTest
 from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.reports.page import DATA, page, section as general_section
 from hf_stitch.reports.training import dynamics_section, history_section

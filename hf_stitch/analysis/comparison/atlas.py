@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.comparison.maximum import MaximumTest
-from hf_stitch.analysis.comparison.rows import ROWS_OF, Rows
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Rows
 from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.analysis.permutation import MaximumTest
 from hf_stitch.analysis.shown import ends_of, titles_of
 from hf_stitch.options import checked, options_in
 from hf_stitch.printing import rounded
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-
 Array = NDArray[np.float64]
 Axis = Literal["a", "b"]
+
+WHOLE = "whole network"
+"""Stands for all layers of a network; no module has such a name."""
 
 
 @dataclass(frozen=True)
@@ -469,10 +471,6 @@ class SimilarityAtlas(Result):
         values = self.values[label] if axis == "a" else self.values[label].T
         better = np.where(np.isnan(values), -np.inf, -values if label in self.distances else values)
         return {layer: int(row.argmax()) for layer, row in enumerate(better) if row.max() > -np.inf}
-
-
-WHOLE = "whole network"
-"""Stands for all layers of a network; no module has such a name."""
 
 
 def pair_name(metric: str, layer_a: str, layer_b: str) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.analysis.extraction import extract_activations
-from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.analysis.grid import StitchGrid, cell_name
 from hf_stitch.data import Data, Samples
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.metrics import Metric
