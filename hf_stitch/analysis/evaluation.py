@@ -12,7 +12,6 @@ import numpy as np
 from torch import nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.artefacts import StitchedModel
 from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, held_out
@@ -223,11 +222,7 @@ class Evaluation(Result):
         return table
 
     def plot(self, figure: str | None = None) -> Figure:
-        """Plot one figure of every predictor with its interval.
-
-        Args:
-            figure: Name of the figure; ``None`` plots the first one.
-        """
+        """Plot one figure of every predictor with its interval."""
         from hf_stitch.plots import intervals
 
         name = figure or next(iter(self.scores["stitched"]))

@@ -47,6 +47,8 @@ SHARES = ("relative_accuracy", "accuracy", "agreement")
 class StitchGrid(Result):
     """Every layer of one network stitched into every layer of another, returned by :func:`hf_stitch.stitch_grid`.
 
+    Methods take a figure and a matcher by their names; by default the first of each.
+
     The figures of classifiers are ``relative_accuracy`` (divided by the accuracy of the target; direct matching,
     functional, of Balogh and Jelasity 2025), ``accuracy`` and ``agreement`` (share of samples with the same prediction
     as the target); those of language models are ``relative_perplexity``, ``perplexity`` and ``agreement``.
@@ -134,21 +136,11 @@ class StitchGrid(Result):
         return self.values(matcher)
 
     def values(self, matcher: str | None = None, figure: str | None = None) -> Array:
-        """Return a figure of all stitches of a matcher, (layers of a, layers of b), without intervals.
-
-        Args:
-            matcher: Label of the matcher; ``None`` uses the first.
-            figure: The figure; ``None`` uses the first.
-        """
+        """Return a figure of all stitches of a matcher, (layers of a, layers of b), without intervals."""
         return self.cells(matcher, figure)[..., 0]
 
     def cells(self, matcher: str | None = None, figure: str | None = None) -> Array:
-        """Return a figure of all stitches of a matcher with its intervals, (layers of a, layers of b, 3).
-
-        Args:
-            matcher: Label of the matcher; ``None`` uses the first.
-            figure: The figure, also of a detector; ``None`` uses the first.
-        """
+        """Return a figure of all stitches of a matcher with its intervals, (layers of a, layers of b, 3)."""
         label = self.matchers[0] if matcher is None else matcher
         if label not in self.scores:
             raise KeyError(f"the grid has no matcher {label!r}; it has {', '.join(self.matchers)}")
@@ -159,14 +151,7 @@ class StitchGrid(Result):
         return found[name]
 
     def score(self, layer_a: str, layer_b: str, figure: str | None = None, matcher: str | None = None) -> Score:
-        """Return a figure of one stitch with its interval.
-
-        Args:
-            layer_a: Layer of the source.
-            layer_b: Layer of the target.
-            figure: The figure; ``None`` uses the first.
-            matcher: Label of the matcher; ``None`` uses the first.
-        """
+        """Return a figure of one stitch with its interval."""
         for layer, own, side in ((layer_a, self.layers_a, "a"), (layer_b, self.layers_b, "b")):
             if layer not in own:
                 raise KeyError(f"the grid has no layer {layer!r} of {side}; it has {', '.join(own)}")
@@ -179,8 +164,8 @@ class StitchGrid(Result):
         """Return which stitches are as good as the best one of the same layer, as far as the samples tell.
 
         Args:
-            figure: The figure; ``None`` uses the first.
-            matcher: Label of the matcher; ``None`` uses the first.
+            figure: Name of the figure.
+            matcher: Label of the matcher.
             level: Level of the tests, together for all rivals of a layer (Holm 1979).
 
         Returns:
@@ -204,8 +189,8 @@ class StitchGrid(Result):
         :meth:`as_good` to :func:`hf_stitch.analysis.identify_layers`.
 
         Args:
-            figure: The figure; ``None`` uses the first.
-            matcher: Label of the matcher; ``None`` uses the first.
+            figure: Name of the figure.
+            matcher: Label of the matcher.
             level: Level of the tests for ties (:meth:`as_good`).
         """
         values = self.values(matcher, figure)
@@ -222,7 +207,7 @@ class StitchGrid(Result):
         activations. Layers where the detector is no evidence (:attr:`Detection.blind`) take no part.
 
         Args:
-            matcher: Label of the matcher; ``None`` uses the first.
+            matcher: Label of the matcher.
             detector: Label of the detector; ``None`` asks for any of them.
         """
         label = matcher or self.matchers[0]
@@ -241,13 +226,7 @@ class StitchGrid(Result):
         return accurate & found
 
     def stitched(self, layer_a: str, layer_b: str, matcher: str | None = None) -> StitchedModel:
-        """Build the stitched model of one cell, with a copy of its stitching layer.
-
-        Args:
-            layer_a: Layer of the source.
-            layer_b: Layer of the target.
-            matcher: Label of the matcher; ``None`` uses the first.
-        """
+        """Build the stitched model of one cell, with a copy of its stitching layer."""
         label = matcher or self.matchers[0]
         self.score(layer_a, layer_b, matcher=label)
         if (why := self.undefined.get(cell_name(label, layer_a, layer_b))) is not None:
@@ -291,7 +270,7 @@ class StitchGrid(Result):
 
         Args:
             figure: The figures; ``None`` uses the first, and the AUROC of each detector.
-            matcher: Label of the matcher; ``None`` uses the first.
+            matcher: Label of the matcher.
         """
         from hf_stitch.plots import heatmap, heatmaps
 

@@ -298,12 +298,7 @@ class MaximumTest:
 
     @checked
     def match_p_values(self, places: NDArray[np.intp], axis: Literal["a", "b"]) -> Array:
-        """Return the p-value of one match for each layer of a side, adjusted for the search over the other side.
-
-        Args:
-            places: For each layer of the side ``axis``, the index of its match.
-            axis: The side.
-        """
+        """Return the p-value of one match for each layer of a side, adjusted for the search over the other side."""
         scores, maxima = (self.scores, self.maxima_a) if axis == "a" else (self.scores.T, self.maxima_b)
         return _p_values(scores[np.arange(len(scores)), places][None], maxima)
 

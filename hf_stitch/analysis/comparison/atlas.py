@@ -42,6 +42,8 @@ class LayerSize:
 class SimilarityAtlas(Result):
     """Similarity of each layer of a with each layer of b under one or more metrics, returned by :func:`compare`.
 
+    Methods take a metric of the atlas by its name, with or without options (:meth:`label`); by default the first.
+
     Attributes:
         values: Metric -> (layers of a, layers of b) float64; NaN where the metric is undefined.
         layers_a: Names of the layers of a, the rows.
@@ -118,10 +120,6 @@ class SimilarityAtlas(Result):
     def best_matches(self, metric: str | None = None, axis: Axis = "a") -> dict[str, str]:
         """Find the most similar layer of the other side for each layer of one side.
 
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-            axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
-
         Returns:
             Layer of the side ``axis`` -> most similar layer of the other side. A layer for which the metric is
             undefined with all layers of the other side is left out.
@@ -138,9 +136,6 @@ class SimilarityAtlas(Result):
     def p_values(self, metric: str | None = None) -> Array:
         """Return the p-values of all pairs of layers, adjusted for the search over all pairs.
 
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-
         Returns:
             (layers of a, layers of b) float64. If no pair is related, the smallest is at most p with probability p.
             NaN where the metric is undefined.
@@ -149,12 +144,7 @@ class SimilarityAtlas(Result):
 
     @checked
     def match_p_values(self, metric: str | None = None, axis: Axis = "a") -> dict[str, float]:
-        """Return the p-values of the best matches, each adjusted for the search over the layers of the other side.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-            axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
-        """
+        """Return the p-values of the best matches, each adjusted for the search over the layers of the other side."""
         label, (own, _) = self.label(metric), self._sides(axis)
         test, best = self._test(label), self._best(label, axis)
         places = np.array([best.get(layer, 0) for layer in range(len(own))])
@@ -163,9 +153,6 @@ class SimilarityAtlas(Result):
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
         """Find the most similar pair of layers, of a and of b; the first one in case of a tie.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
 
         Example:
             >>> values = np.array([[0.2, 0.4], [0.9, 0.1]])
@@ -182,9 +169,6 @@ class SimilarityAtlas(Result):
 
     def identify(self, metric: str | None = None) -> Identification:
         """Measure how often the most similar layer of the other side is the one of the same name.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
 
         Returns:
             The layer identification (:func:`hf_stitch.analysis.identify_layers`) over all layers of both sides; those
@@ -210,9 +194,6 @@ class SimilarityAtlas(Result):
 
     def headline(self, metric: str | None = None) -> str:
         """Return the finding in a sentence: how many layers match their namesake, or else the most similar pair.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
@@ -245,13 +226,7 @@ class SimilarityAtlas(Result):
         return text + (f"; closest runner-up: {min(close)[1]}" if close else "")
 
     def why(self, metric: str, layer_a: str, layer_b: str) -> str | None:
-        """Return why a metric is undefined for a pair of layers; None if it is defined.
-
-        Args:
-            metric: One of the metrics of the atlas.
-            layer_a: Layer of a.
-            layer_b: Layer of b.
-        """
+        """Return why a metric is undefined for a pair of layers; None if it is defined."""
         atlas, label = self._of(metric)
         return atlas.undefined.get(pair_name(label, layer_a, layer_b))
 
@@ -288,7 +263,7 @@ class SimilarityAtlas(Result):
         Undefined pairs are grey, with a dash.
 
         Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
+            metric: Name of the metric.
             scale: ``"data"`` for colours that lie where these values lie; ``"fixed"`` for colours from the smallest to
                 the largest value that the metric can have, so that figures can be compared (a distance without an
                 upper bound begins at 0).

@@ -130,13 +130,7 @@ class Detection(Result):
         return f"{self.detector} is no evidence at {', '.join(blind)}: {reason.format(*first)}" if blind else ""
 
     def of(self, matcher: str, layer: str, name: str) -> Detection:
-        """Return what the detector finds of one matcher at one layer.
-
-        Args:
-            matcher: Label of the matcher.
-            layer: Layer of the target.
-            name: Name of the matcher in the result.
-        """
+        """Return what the detector finds of one matcher at one layer."""
         place = [self.layers.index(layer)]
         mine = (f"{matcher}: ", f"{layer} ", f"{layer},")
         figures = {figure: values[:, place] for figure, values in self.figures[matcher].items()}
