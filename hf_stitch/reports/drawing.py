@@ -175,10 +175,10 @@ def picture(caption: str, sample: Any) -> Picture:
     return Picture(caption, "", type(sample).__name__)
 
 
-def address(image: Any, side: int = SIDE) -> str:
+def address(image: Any) -> str:
     """Return a PIL image as a PNG in a ``data:`` address."""
     small = image.convert("RGB")
-    small.thumbnail((side, side))
+    small.thumbnail((SIDE, SIDE))
     return png(small.save)
 
 

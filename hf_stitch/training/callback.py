@@ -146,8 +146,6 @@ class ProbingCallback(TrainerCallback, ABC):
         every: When to measure: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of optimizer steps.
 
     Attributes:
-        name: First part of the name of every value.
-        every: When to measure.
         history: All measurements in order; a resumed run restores them from ``state.log_history``.
 
     Example:

@@ -76,11 +76,7 @@ def audit(
     ``data`` for strange beside the samples to which it was fitted (AUROC outside .45 to .55).
 
     Several models with the same target are audited together: the target runs once, and detectors are fitted once for
-    each of its layers. Under ``accelerate launch`` each process takes a part of the samples and all processes return
-    the same audit, without any change to the call.
-
-    The verdict is also written to ``config.recipe`` of the model, so the model card contains it after saving or
-    pushing.
+    each of its layers. The verdict is also written to ``config.recipe`` of the model, so the model card contains it.
 
     Args:
         stitched: The stitched model, or several with the same target. They must have heads.

@@ -34,9 +34,7 @@ def compare(
     computed in several ways (from co-moments, d × d, or Gram matrices, n × n), the cheaper one that fits into memory is
     chosen and recorded in ``atlas.routes``.
 
-    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same atlas,
-    without any change to the call. Only ``minibatch_cka`` depends on the order of the samples and on the number of
-    processes.
+    Only ``minibatch_cka`` depends on the order of the samples and on the number of processes.
 
     Metrics of weights (:class:`hf_stitch.metrics.WeightMetric`) need no data, and have layers of their own: those whose
     weights they read. With metrics of both kinds, ``atlas.weights`` contains those of weights.

@@ -64,9 +64,6 @@ def evaluate(
     stitched vectors of other samples; ``identity`` is left out if the widths differ. CKA and neighbours of constant
     vectors are undefined (NaN).
 
-    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same scores,
-    without any change to the call.
-
     Args:
         stitched: The stitched model.
         data: Held-out raw samples on which the stitching layer was not fitted, in any form that

@@ -60,8 +60,7 @@ def stitch_grid(
     """Stitch every layer of one network into every layer of another, and score all stitches.
 
     Each network runs once per batch. For each stitch, only its map and the part of the target after the cut run in
-    addition (Balogh and Jelasity 2025, sections 2 and 3). Under ``accelerate launch`` each process takes a part of the
-    samples and all processes return the same grid, without any change to the call.
+    addition (Balogh and Jelasity 2025, sections 2 and 3).
 
     Args:
         a: The source: an adapter, a module, or a name for :func:`hf_stitch.load`.

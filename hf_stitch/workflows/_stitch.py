@@ -45,9 +45,6 @@ def stitch(
     with baselines: the identity, the target's mean activations, the source and the target alone, and chance
     (:func:`hf_stitch.evaluate`).
 
-    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same model,
-    without any change to the call.
-
     Args:
         source: The network of the front half: an adapter, a module, or a name for :func:`hf_stitch.load`.
         target: The network of the back half, given in the same way.
