@@ -1,15 +1,13 @@
 """Adapters: a common interface to run any model up to a cut and from a cut on. Create one with :func:`load`."""
 
 from hf_stitch.adapters.base import Adapter
-from hf_stitch.adapters.cutting.cut import Cut, NotACutError
+from hf_stitch.adapters.cutting.cut import Cut, CutInfo, CutPlan, NotACutError
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.examples import ExampleError
-from hf_stitch.adapters.info import CutInfo
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
 from hf_stitch.adapters.loading import load, load_on, load_recorded, unwrap
-from hf_stitch.adapters.overrides.base import Override
+from hf_stitch.adapters.overrides import Override
 from hf_stitch.adapters.rewriting import Rewrite, rewrite, rewrites_of
 from hf_stitch.adapters.untraining import untrained
 

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from hf_stitch.adapters.attributes import attributes, changed_by_hand
 from hf_stitch.adapters.cutting import tree
-from hf_stitch.adapters.cutting.copying import copy_without, hollow, is_compiled
-from hf_stitch.adapters.cutting.cut import Cut, NotACutError, in_context
-from hf_stitch.adapters.cutting.halves import Back, Front
+from hf_stitch.adapters.cutting.cut import Cut, CutInfo, CutPlan, NotACutError, in_context, run_part
+from hf_stitch.adapters.cutting.forwards import evaluating, is_compiled, run_by_length
+from hf_stitch.adapters.cutting.halves import Back, Front, copy_without, hollow
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
-from hf_stitch.adapters.cutting.lengths import run_by_length
-from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.adapters.cutting.plan import CutPlan, run_part
 from hf_stitch.adapters.cutting.surgery import CutReached, alone
 from hf_stitch.adapters.discovery.padding import tried
 from hf_stitch.adapters.discovery.survey import Survey
-from hf_stitch.adapters.info import CutInfo
-from hf_stitch.adapters.overrides.base import override_of
+from hf_stitch.adapters.overrides import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.preprocess import Deferred, place_of, preprocess
-from hf_stitch.adapters.rewriting import blueprint_of, recorded, settings_of
-from hf_stitch.adapters.skeleton import attributes, changed_by_hand
+from hf_stitch.adapters.rewriting import Recorder, blueprint_of, recorded, settings_of
 from hf_stitch.data import Samples
 from hf_stitch.hub import license_of
 from hf_stitch.reference import ModelReference, Settings, summary_of, weights_hash
 from hf_stitch.representation import Representation, RepresentationSpec
-
-if TYPE_CHECKING:
-    from hf_stitch.adapters.libraries.base import Library
 
 MOST_KINDS = 8
 """Number of kinds of input, in addition to the native one, whose surveys are cached."""
@@ -54,6 +47,19 @@ def _locked(method: Method) -> Method:
             return method(self, *args, **kwargs)
 
     return cast(Method, locked)
+
+
+class Origin(Recorder, Protocol):
+    """What an adapter needs of the library of its network, which creates it."""
+
+    def task(self, adapter: Adapter) -> str | None:
+        """Return the task of the head."""
+
+    def unscored(self, adapter: Adapter) -> str:
+        """Return what the head predicts, in words, if no task scores it."""
+
+    def running(self, adapter: Adapter, inputs: Mapping[str, Any], *, trial: bool) -> AbstractContextManager[None]:
+        """Return a context for every forward."""
 
 
 class Adapter:
@@ -96,7 +102,7 @@ class Adapter:
     new: tuple[str, ...] = ()
 
     def __init__(
-        self, model: nn.Module, library: Library, interface: Interface, example: Mapping[str, Any],
+        self, model: nn.Module, library: Origin, interface: Interface, example: Mapping[str, Any],
         reference: ModelReference, processor: Any = None,
     ) -> None:  # fmt: skip
         """Store the arguments; the network does not run yet."""

@@ -20,7 +20,7 @@ from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.examples import check_runs
 from hf_stitch.adapters.libraries.base import Described, Library
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.options import Constraint, check
 from hf_stitch.reference import FUNCTION, HUB_DEFAULT, MODULES, SENTENCES, ModelReference, as_recorded
 from hf_stitch.registry import most_special, registries
@@ -327,7 +327,7 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
         Traceback (most recent call last):
         ValueError: the record of timm:resnet10t sets the loading option checkpoint_path='weights.pth', ...
     """
-    from hf_stitch.adapters.libraries.rebuilding import is_installed
+    from hf_stitch.adapters.untrusted import is_installed
 
     trusted = registries.adapters.get(reference.library).trusted_options
     foreign = [

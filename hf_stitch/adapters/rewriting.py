@@ -7,23 +7,32 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 from torch import nn
 
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.options import Configured
 from hf_stitch.reference import Settings
 from hf_stitch.registry import registries
-
-if TYPE_CHECKING:
-    from hf_stitch.adapters.libraries.base import Library
 
 ATTRIBUTE = "hf_stitch_rewrites"
 """Attribute of a network: the list of the records of its rewrites, in the order in which they were applied."""
 
 REWRITES = "rewrites"
 """Key of the same list in a blueprint."""
+
+
+class Recorder(Protocol):
+    """What records of networks need of their library."""
+
+    name: ClassVar[str]
+
+    def blueprint(self, model: nn.Module) -> dict[str, Any]:
+        """Return a description from which the network is built again."""
+
+    def settings(self, model: nn.Module) -> Settings:
+        """Return what a forward reads of the config."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,13 +122,13 @@ def rewrites_of(model: nn.Module) -> list[dict[str, Any]]:
     return list(getattr(model, ATTRIBUTE, ()))
 
 
-def blueprint_of(model: nn.Module, library: Library) -> dict[str, Any]:
+def blueprint_of(model: nn.Module, library: Recorder) -> dict[str, Any]:
     """Return the blueprint of a network, with the name of its library and its rewrites."""
     found = rewrites_of(model)
     return {"library": library.name, **library.blueprint(model), **({REWRITES: found} if found else {})}
 
 
-def settings_of(model: nn.Module, library: Library) -> Settings:
+def settings_of(model: nn.Module, library: Recorder) -> Settings:
     """Return the settings of a network with its rewrites."""
     settings, found = library.settings(model), rewrites_of(model)
     if found:

@@ -19,7 +19,7 @@ from hf_stitch.reference import ModelReference
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score as Score
 from hf_stitch.tasks.base import Answers, Task
-from hf_stitch.tasks.classification import named
+from hf_stitch.tasks.per_sample import named
 
 if TYPE_CHECKING:
     import pandas

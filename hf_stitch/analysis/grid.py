@@ -28,7 +28,7 @@ from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Kept, Measured, Score, not_beaten, with_interval
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Answers, Array
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     import pandas

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_stitch.adapters.rewriting import network_of
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.stitches.base import as_dtype
 
 if TYPE_CHECKING:

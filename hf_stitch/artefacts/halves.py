@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hf_stitch.adapters.attributes import attributes
 from hf_stitch.adapters.base import Adapter
-from hf_stitch.adapters.cutting.cut import Cut
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan
 from hf_stitch.adapters.cutting.halves import Back, Front
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.rewriting import network_of
-from hf_stitch.adapters.skeleton import attributes
 from hf_stitch.artefacts.record import MODEL_TYPE, SIDES
 from hf_stitch.reference import weights_hash
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.configuration import StitchConfig

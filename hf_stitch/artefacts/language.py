@@ -14,10 +14,10 @@ from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.cutting.halves import HalfError, Observed
 from hf_stitch.adapters.cutting.interface import MASK, positions_of
-from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.adapters.libraries.padding import positions_from_padding
+from hf_stitch.adapters.libraries.configs import positions_from_padding
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.artefacts.backbone import Backbone
 from hf_stitch.artefacts.cache import (
@@ -47,7 +47,7 @@ from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, seen_in
 from hf_stitch.artefacts.modeling import READ_IN_TEXTS, StitchedModel
 from hf_stitch.printing import warn
 from hf_stitch.stitches import SequenceStitch
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import logits_of
 
 CHECKING = threading.RLock()
 """Held while a model checks its cache."""

@@ -15,10 +15,9 @@ from torch import nn
 from transformers import GenerationConfig
 
 from hf_stitch import hub
-from hf_stitch.adapters.libraries.rebuilding import AttentionError
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.prefixes import PrefixFront, fast
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import AttentionError, weightless
 from hf_stitch.artefacts.artefact import folder_of
 from hf_stitch.artefacts.casting import cast
 from hf_stitch.artefacts.configuration import StitchConfig
@@ -42,7 +41,7 @@ from hf_stitch.printing import visible, warn
 from hf_stitch.provenance import check_requirements
 from hf_stitch.records import AGAIN
 from hf_stitch.reference import PEFT_CONFIG, Settings, adapter_of_peft
-from hf_stitch.storage.folders import load_whole
+from hf_stitch.storage.files import load_whole
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel

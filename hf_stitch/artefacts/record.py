@@ -15,18 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from hf_stitch.adapters.cutting.cut import Cut
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import CutPlan
-from hf_stitch.adapters.libraries.rebuilding import AttentionError
+from hf_stitch.adapters.untrusted import AttentionError
 from hf_stitch.options import Constraint, Count, Natural
 from hf_stitch.provenance import check_requirements
 from hf_stitch.records import AGAIN, OTHERS, SPARSE, Dtype, Place, encode, nested, read
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import PluginError, UnknownNameError, registries
 from hf_stitch.representation import Pooling, RepresentationSpec
-from hf_stitch.tasks.classification import REGRESSION
-from hf_stitch.tasks.kinds import task_of_problem
+from hf_stitch.tasks.heads import task_of_problem
+from hf_stitch.tasks.per_sample import REGRESSION
 
 FORMAT = 2
 """The record format that this version writes."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from hf_stitch.adapters.attributes import attributes, changed_by_hand, differences
 from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.pinning import settings_of_processor
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.rewriting import REWRITES
-from hf_stitch.adapters.skeleton import attributes, changed_by_hand, differences, weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.description import Description
@@ -22,8 +23,8 @@ from hf_stitch.artefacts.files import CONFIG, MODULE, SOURCE_TOKENIZER, describe
 from hf_stitch.artefacts.halves import back_of, chained, every_half, front_of
 from hf_stitch.artefacts.record import AUTO_MAP, MODEL_TYPE, SIDES, USAGE, read_record
 from hf_stitch.artefacts.stitcher import Stitcher
-from hf_stitch.errors import see
 from hf_stitch.offloading import State, is_offloaded
+from hf_stitch.printing import see
 from hf_stitch.provenance import Method
 from hf_stitch.records import encode
 from hf_stitch.reference import Settings

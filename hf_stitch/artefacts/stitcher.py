@@ -14,7 +14,7 @@ from torch import nn
 from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.adapters.prefixes import PrefixAdapter
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.artefacts.artefact import Artefact, folder_of
 from hf_stitch.artefacts.casting import cast, dtype_of
 from hf_stitch.artefacts.description import Description
@@ -40,7 +40,7 @@ from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.storage.folders import load_whole
+from hf_stitch.storage.files import load_whole
 from hf_stitch.tasks.heads import task_of_head
 
 if TYPE_CHECKING:

@@ -19,11 +19,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
-from hf_stitch.data.splits import apportion, chance
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
-from hf_stitch.errors import see
 from hf_stitch.options import Constraint, Count, Natural, Within, check, checked
-from hf_stitch.printing import warn
+from hf_stitch.printing import see, warn
 
 Share = Annotated[float, Within(0, 1, above=True)]
 
@@ -525,3 +523,18 @@ class Readable(Constraint):
 
 Data = Annotated[Any, Readable()]
 """Raw samples in any form that :meth:`Samples.of` accepts."""
+
+
+def chance(seed: int, id_: Id) -> bytes:
+    """A pseudorandom sort key from a seed and an id."""
+    return hashlib.blake2b(repr((operator.index(seed), id_)).encode(), digest_size=8).digest()
+
+
+def apportion(count: int, sizes: Sequence[int]) -> list[int]:
+    """Divide ``count`` in proportion to ``sizes``, by the largest-remainder method."""
+    total = sum(sizes)
+    quotas = [count * size // total for size in sizes]
+    by_remainder = sorted(range(len(sizes)), key=lambda i: -(count * sizes[i] % total))
+    for i in by_remainder[: count - sum(quotas)]:
+        quotas[i] += 1
+    return quotas

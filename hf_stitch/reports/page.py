@@ -15,13 +15,13 @@ from typing import Any
 
 from hf_stitch.plugins import hint_for
 from hf_stitch.printing import visible
-from hf_stitch.processes import Processes
 from hf_stitch.provenance import machine, versions
 from hf_stitch.records import read
 from hf_stitch.registry import registries
 from hf_stitch.reports.drawing import png
 from hf_stitch.reports.section import Figure, Picture, Section, Table
 from hf_stitch.results import Result, fitting
+from hf_stitch.running import Processes
 from hf_stitch.storage.files import decoding, write_whole
 
 FORMAT_VERSION = 1

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.checks import layer_names
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.loading import Loadable
-from hf_stitch.adapters.naming import layer_names
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
@@ -21,7 +21,7 @@ from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches.layer import source_positions
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ class Runnable(Loadable):
         if isinstance(value, Activations):
             return (
                 "a stitched model runs both networks. To fit a map of saved activations, use a matcher, for example "
-                "hf_stitch.matchers.Ridge().fit(moments) with moments = hf_stitch.Moments(dx, dy).update(x, y); "
-                "hf_stitch.compare takes Activations"
+                "hf_stitch.registries.matchers.build('ridge').fit(moments) with moments = hf_stitch.Moments(dx, "
+                "dy).update(x, y); hf_stitch.compare takes Activations"
             )
         return super().hint(value)
 

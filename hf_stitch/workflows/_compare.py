@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
-from hf_stitch.adapters.naming import layer_names
-from hf_stitch.analysis.comparison.asking import Asked, Comparable, Rows, Sides
+from hf_stitch.adapters.checks import layer_names
+from hf_stitch.analysis.comparison.asking import Align, Asked, Rows
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
 from hf_stitch.analysis.comparison.jackknife import Jackknife
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
-from hf_stitch.analysis.comparison.sides import Align, Networks
+from hf_stitch.analysis.comparison.sides import Comparable, Networks, Sides
 from hf_stitch.analysis.comparison.weights import compare_all_weights, compare_weights
 from hf_stitch.data import Data
 from hf_stitch.metrics import Metric

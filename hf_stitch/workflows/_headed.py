@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.checks import check_meet
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.recording import record
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -22,8 +22,7 @@ from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
-from hf_stitch.tasks.heads import task_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named, task_of
 
 Space = tuple[ModelReference, str, Pooling]
 """The latent space that enters a back half: network, layer and pooling."""

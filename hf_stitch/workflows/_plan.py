@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.cutting.interface import MASK
-from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.libraries.base import Described
 from hf_stitch.adapters.loading import described
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.planning import LARGEST, NETWORKS, Plan, bytes_of_weights, speed
 from hf_stitch.running import PLANNING, Run

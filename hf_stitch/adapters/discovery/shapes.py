@@ -19,8 +19,7 @@ from torch.nn.modules import batchnorm, conv, pooling
 
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import NotACutError, Padding
-from hf_stitch.adapters.discovery.operations import Arrangement, Fold, Join
-from hf_stitch.adapters.discovery.trace import Call, Trace, TracedTensor
+from hf_stitch.adapters.discovery.trace import Arrangement, Call, Fold, Join, Trace, TracedTensor
 from hf_stitch.representation import Layout, RepresentationSpec
 
 Whole = TypeVar("Whole")

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting import tree
-from hf_stitch.adapters.cutting.cut import Cut, NotACutError
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan, NotACutError
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.cutting.surgery import Outline, outline
 from hf_stitch.adapters.discovery.probes import Probes
 from hf_stitch.adapters.discovery.shapes import Shapes
-from hf_stitch.adapters.discovery.sweep import sweep
 from hf_stitch.adapters.discovery.trace import Integers, Reads, Trace, TracedTensor, noting, trace
-from hf_stitch.adapters.discovery.verify import Run, Verifier, same, unchanged
+from hf_stitch.adapters.discovery.verify import Run, Verifier, same, sweep, unchanged
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.options import did_you_mean
 

@@ -15,11 +15,10 @@ from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import named
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
-from hf_stitch.adapters.libraries.completeness import checked
-from hf_stitch.adapters.libraries.rebuilding import is_in_timm, replaced
+from hf_stitch.adapters.libraries.completeness import checked, replaced
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import Deferred, load_processor, place_of
-from hf_stitch.adapters.sealed import sealed
+from hf_stitch.adapters.untrusted import is_in_timm, sealed
 from hf_stitch.options import did_you_mean
 from hf_stitch.reference import ModelReference, Settings
 

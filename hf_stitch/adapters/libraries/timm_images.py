@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, BatchFeature
 
-from hf_stitch.adapters.images import converted
+from hf_stitch.adapters.preprocess import converted
 
 
 class TimmImageProcessor(BaseImageProcessor):

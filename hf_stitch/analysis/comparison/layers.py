@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.adapters.base import LayerCallback
-from hf_stitch.adapters.naming import layer_names
+from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.asking import POOLINGS, Rows, check_layer, differ, mixed, per_sample
 from hf_stitch.analysis.comparison.sides import Networks, Side

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter, load_on, unwrap
 from hf_stitch.adapters.base import LayerCallback
-from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.checks import check_meet
 from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.analysis.activations import Activations

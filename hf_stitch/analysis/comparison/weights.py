@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from hf_stitch.adapters.naming import layer_names
+from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
 from hf_stitch.analysis.comparison.sides import WeightSide
 from hf_stitch.metrics.base import NotComparable, WeightMetric
