@@ -12,8 +12,7 @@ from typing import Any
 from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.parents import CHANGED
-from hf_stitch.artefacts.record import SIDES
+from hf_stitch.artefacts.record import CHANGED, SIDES
 from hf_stitch.data.overlap import held_out
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.printing import visible, warn

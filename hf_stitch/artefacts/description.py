@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_stitch.artefacts.files import CONFIG, STITCHER, kind_of
-from hf_stitch.artefacts.halves import chained, layer_name
-from hf_stitch.artefacts.record import SIDES, built_from, read_config, read_model, read_record, read_stitcher
+from hf_stitch.artefacts.record import (
+    SIDES,
+    built_from,
+    chained,
+    layer_name,
+    read_config,
+    read_model,
+    read_record,
+    read_stitcher,
+)
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries

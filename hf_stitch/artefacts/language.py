@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from hf_stitch.adapters.cutting.forwards import evaluating
@@ -19,7 +19,6 @@ from hf_stitch.adapters.cutting.halves import HalfError, Observed
 from hf_stitch.adapters.cutting.interface import MASK, positions_of
 from hf_stitch.adapters.libraries.configs import positions_from_padding
 from hf_stitch.adapters.prefixes import PrefixFront
-from hf_stitch.artefacts.backbone import Backbone
 from hf_stitch.artefacts.cache import (
     NAME,
     NAMES,
@@ -43,8 +42,8 @@ from hf_stitch.artefacts.cache import (
     under_any_name,
 )
 from hf_stitch.artefacts.configuration import StitchConfig
-from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, seen_in
-from hf_stitch.artefacts.modeling import READ_IN_TEXTS, StitchedModel
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.network import READ_IN_TEXTS, flags, seen_in
 from hf_stitch.printing import warn
 from hf_stitch.stitches import SequenceStitch
 from hf_stitch.tasks.base import logits_of
@@ -227,7 +226,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             "output_attentions": output_attentions,
         }
         named = {name: value for name, value in (named | inputs).items() if value is not None}
-        asked = asked_of(self, named)
+        asked = self._asked(named)
         more: dict[str, Any] = flags(self.target, asked)
         seen = Observed(flags(self.source, asked)) if asked else None
         cache = self._joint_cache(cache, getattr(self.config, "use_cache", None) if use_cache is None else use_cache)
@@ -249,7 +248,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 error.add_note(f"Or the cache that was given as {NAME} belongs to another model.")
             raise
         if seen is not None:
-            for name, values in joined(self, asked, seen, entering, output).items():
+            for name, values in self._joined(asked, seen, entering, output).items():
                 output[name] = values
         output.loss = _loss(output.logits, labels, ahead, num_items_in_batch)
         if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
@@ -465,3 +464,35 @@ def _loss(
     ahead = ahead.flatten().to(logits.device)
     loss = functional.cross_entropy(logits, ahead, ignore_index=-100, reduction="mean" if items is None else "sum")
     return loss if items is None else loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
+
+
+class Backbone:
+    """What ``base_model`` is of any language model: returns hidden states, of which its last layer makes the logits.
+
+    TRL computes its losses from both. A model that scales or caps its logits afterwards is refused, because its logits
+    would be others.
+    """
+
+    _tp_plan = _pp_plan = None
+
+    def __init__(self, model: StitchedModelForCausalLM) -> None:
+        self._of = model
+
+    def __call__(self, *args: Any, **inputs: Any) -> BaseModelOutput:
+        """Run the model and return what enters its last layer."""
+        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        head: Any = self._of.get_output_embeddings()
+        hook = head.register_forward_hook(lambda _, given, logits: kept.append((given[0], logits)))
+        try:
+            output = type(self._of).forward(
+                self._of, *args, **inputs | {"return_dict": True}
+            )  # TRL replaces that of the object
+        finally:
+            hook.remove()
+        states, logits = kept[-1]
+        if not torch.allclose(logits.to(output.logits), output.logits, rtol=0, atol=0, equal_nan=True):
+            raise ValueError(
+                f"the target, {type(self._of.target.model).__name__}, changes the outputs of its last layer (it scales "
+                "or caps them), so that they are not the logits: train it with the Trainer of transformers"
+            )
+        return BaseModelOutput(last_hidden_state=states, **seen_in(output))

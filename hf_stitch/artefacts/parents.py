@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 Changeable = Literal["config", "processor"]
 """What may differ from the record of a network, with the consent of the user."""
 
-CHANGED = "changed_since_fit"
-"""Key of a recipe: the differences from the record to which the user consented, and weights that were trained."""
-
-SCORED = "scored_weights"
-"""Key of a recipe: the hash of the weights to which the scores and the verdict of an audit belong."""
-
 
 def load_parent(
     side: str,
