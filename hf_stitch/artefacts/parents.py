@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from torch import nn
 
 from hf_stitch.adapters import Adapter, load, load_recorded
 from hf_stitch.errors import see
 from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference, as_recorded
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 Changeable = Literal["config", "processor"]
 """What may differ from the record of a network, with the consent of the user."""

@@ -2,82 +2,68 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Container, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-from hf_stitch.adapters.attributes import attributes, changed_by_hand, differences
-from hf_stitch.adapters.cutting.surgery import KEPT
-from hf_stitch.adapters.pinning import settings_of_processor
-from hf_stitch.adapters.prefixes import PrefixFront
-from hf_stitch.adapters.rewriting import REWRITES
-from hf_stitch.adapters.untrusted import weightless
-from hf_stitch.artefacts.configuration import StitchConfig, back_of, front_of
-from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.files import CONFIG, MODULE, PROCESSOR, SOURCE_TOKENIZER, TIED, save_beside
-from hf_stitch.artefacts.record import AUTO_MAP, USAGE, chained, every_half, read_record
-from hf_stitch.artefacts.weights import described, save_weights, ties
-from hf_stitch.errors import see
-from hf_stitch.offloading import State, is_offloaded
-from hf_stitch.provenance import Method
-from hf_stitch.records import encode
-from hf_stitch.reference import Settings
-
-if TYPE_CHECKING:
-    pass
 import copy
 import inspect
+import re
+import tempfile
+from collections.abc import Callable, Container, Iterator, Mapping
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
-from transformers import GenerationConfig
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import GenerationConfig, PreTrainedModel
 
 from hf_stitch import hub
-from hf_stitch.adapters.prefixes import fast
-from hf_stitch.adapters.untrusted import AttentionError
+from hf_stitch.adapters.attributes import attributes, changed_by_hand, differences
+from hf_stitch.adapters.cutting.surgery import KEPT
+from hf_stitch.adapters.pinning import settings_of_processor
+from hf_stitch.adapters.prefixes import PrefixFront, fast
+from hf_stitch.adapters.rewriting import REWRITES, network_of
+from hf_stitch.adapters.untrusted import AttentionError, weightless
+from hf_stitch.artefacts.configuration import StitchConfig, back_of, front_of
+from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import (
     CHECKSUM,
+    CONFIG,
     MODEL_FILES,
+    MODULE,
+    PROCESSOR,
     PROCESSORS,
     SHARDS,
+    SOURCE_TOKENIZER,
+    TIED,
     WEIGHTS,
     SavedFiles,
     folder_of,
     named_files,
     record_in,
+    save_beside,
 )
-from hf_stitch.artefacts.record import built_from, damaged, read_config
-from hf_stitch.artefacts.weights import STRATEGIES, DeviceMap, load_placed, load_strictly
+from hf_stitch.artefacts.network import StitchedNetwork, class_of
+from hf_stitch.artefacts.record import (
+    AUTO_MAP,
+    USAGE,
+    built_from,
+    chained,
+    damaged,
+    every_half,
+    read_config,
+    read_record,
+)
+from hf_stitch.artefacts.weights import STRATEGIES, DeviceMap, described, load_placed, load_strictly, save_weights, ties
+from hf_stitch.errors import see
+from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.options import did_you_mean
 from hf_stitch.printing import visible, warn
-from hf_stitch.provenance import check_requirements
-from hf_stitch.records import AGAIN
-from hf_stitch.reference import PEFT_CONFIG, adapter_of_peft
-from hf_stitch.storage.files import load_whole
-
-if TYPE_CHECKING:
-    pass
-import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from transformers import PreTrainedModel
-
-from hf_stitch.adapters.rewriting import network_of
+from hf_stitch.provenance import Method, check_requirements
+from hf_stitch.records import AGAIN, encode
+from hf_stitch.reference import PEFT_CONFIG, Settings, adapter_of_peft
 from hf_stitch.stitches.base import as_dtype
-
-if TYPE_CHECKING:
-    pass
-from typing import TypeVar
-
-from hf_stitch.artefacts.network import StitchedNetwork, class_of
+from hf_stitch.storage.files import load_whole
 
 M = TypeVar("M", bound=StitchedNetwork)
 
