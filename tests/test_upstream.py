@@ -674,7 +674,7 @@ ACCELERATE = [
     fact("several hooks of a module are in hooks", lambda: len(several_hooks()) == 2,
          "hf_stitch/offloading.py, hooks_of"),
     fact("backward divides by gradient_accumulation_steps", divided, "hf_stitch/training/loop.py, _gradients"),
-    fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/processes.py, LAUNCHED"),
+    fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/running.py, LAUNCHED"),
 ]  # fmt: skip
 
 

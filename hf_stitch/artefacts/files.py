@@ -18,8 +18,7 @@ from typing import Any, Unpack
 
 from hf_stitch import hub
 from hf_stitch.artefacts.record import read_record
-from hf_stitch.errors import see
-from hf_stitch.printing import visible, warn
+from hf_stitch.printing import see, visible, warn
 from hf_stitch.records import AGAIN
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.files import digest

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load, load_recorded
-from hf_stitch.errors import see
-from hf_stitch.printing import warn
+from hf_stitch.printing import see, warn
 from hf_stitch.reference import ModelReference, as_recorded
 
 Changeable = Literal["config", "processor"]

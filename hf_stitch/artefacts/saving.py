@@ -55,10 +55,9 @@ from hf_stitch.artefacts.record import (
     read_record,
 )
 from hf_stitch.artefacts.weights import STRATEGIES, DeviceMap, described, load_placed, load_strictly, save_weights, ties
-from hf_stitch.errors import see
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.options import did_you_mean
-from hf_stitch.printing import visible, warn
+from hf_stitch.printing import see, visible, warn
 from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.records import AGAIN, encode
 from hf_stitch.reference import PEFT_CONFIG, Settings, adapter_of_peft

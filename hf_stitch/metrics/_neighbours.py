@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._pairwise import directions
-from hf_stitch.metrics._rows import check_widths, of_rows
+from hf_stitch.metrics._rows import check_widths, directions, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Operand
 from hf_stitch.options import Count, checked
 from hf_stitch.papers import HUH_2024, KLABUNDE_2023, MOSCHELLA_2023
@@ -61,18 +60,13 @@ class SharedNeighboursMetric(NeighboursMetric):
 def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
     """Mean share of the k nearest neighbours of a sample that both representations have in common (Huh et al. 2024).
 
+    The value is about ``k / (n - 1)`` for independent sides.
+
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
         distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
-
-    Returns:
-        Similarity in [0, 1], about ``k / (n - 1)`` for independent sides; a float for arrays, a 0-d float64 tensor for
-        tensors.
-
-    Raises:
-        ValueError: k is n or more, or a row is 0 (cosine distance).
 
     Example:
         >>> import torch
@@ -103,12 +97,6 @@ def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -
         y: Activations of shape ``(n, dy)``, floating point.
         k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
         distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: k is n or more, or a row is 0 (cosine distance).
 
     Example:
         >>> import torch
@@ -145,12 +133,6 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
             stitched to ``y``.
         k: Largest rank that counts, from 1 to n - 1.
 
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ, k is n or more, or a row is 0.
-
     Example:
         >>> import torch
         >>> x = torch.randn(30, 8)
@@ -180,17 +162,11 @@ class MRR(NeighboursMetric):
 
 @of_rows
 def paired_cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Mean cosine similarity between row i of ``x`` and row i of ``y`` (Moschella et al. 2023).
+    """Mean cosine similarity between row i of ``x`` and row i of ``y``, in [-1, 1] (Moschella et al. 2023).
 
     Args:
         x: Activations of shape ``(n, d)``, floating point.
         y: Activations of shape ``(n, d)``, in the same space as ``x``.
-
-    Returns:
-        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ, or a row is 0.
 
     Example:
         >>> import torch

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 from hf_stitch.registry import registries
 from hf_stitch.tasks.base import Task
 

@@ -16,7 +16,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.samples import chance
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_arrays, logits_of, ratio, total
 from hf_stitch.tasks.tokens import PerToken, check_same_tokens, mask_of
 

@@ -251,7 +251,7 @@ def test_labels_of_another_kind_are_refused_by_name_before_work(
     head: str, labels: list[Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = bert(head)
-    monkeypatch.setattr("hf_stitch.matchers.Lstsq.match", lambda *_: pytest.fail("a map was fitted"))
+    monkeypatch.setattr("hf_stitch.matchers.regression.Lstsq.match", lambda *_: pytest.fail("a map was fitted"))
     for verb in (hf_stitch.stitch, hf_stitch.stitch_grid):
         layers = CUT if verb is hf_stitch.stitch else {"layers_a": [BERT], "layers_b": [BERT], "progress": False}
         with pytest.raises(ValueError, match=message):

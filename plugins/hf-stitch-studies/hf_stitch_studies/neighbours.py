@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hf_stitch.metrics import of_rows
 from hf_stitch.metrics._neighbours import Near, NeighboursMetric, chunks, matches, nearest
-from hf_stitch.metrics._pairwise import directions
+from hf_stitch.metrics._rows import directions
 from hf_stitch.metrics.base import Invariances
 from hf_stitch.options import Count
 from hf_stitch.papers import KLABUNDE_2023

@@ -25,7 +25,7 @@ import hf_stitch
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
-from hf_stitch.matchers import Ridge
+from hf_stitch.matchers.regression import Ridge
 from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel
