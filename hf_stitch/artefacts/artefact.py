@@ -90,7 +90,6 @@ class Artefact:
         return *drawn, REPORT
 
     def _licences(self) -> dict[str, str | None]:
-        """Return the licences of both networks: the recorded ones, or else those that the Hub tells."""
         ends = {side: getattr(self.describe(), side) for side in SIDES}
         return {
             side: end.license or (hub.license_of(name, end.revision, ask=True) if (name := end.public.id) else None)
@@ -118,7 +117,6 @@ class Artefact:
             The commit. ``oid`` is the hash to pin, ``commit_url`` the address of the commit.
 
         Raises:
-            ValueError: If the artefact cannot be saved because a half consists of user code.
             OSError: If the Hub rejects the upload. Nothing is changed on the Hub then; the message contains the reason
                 and a remedy.
         """

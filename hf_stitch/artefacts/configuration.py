@@ -113,9 +113,6 @@ class StitchConfig(PreTrainedConfig):
 
         Returns:
             The config; with ``return_unused_kwargs=True``, a tuple of the config and the unused options.
-
-        Raises:
-            ValueError: If a value is missing, has a wrong type or is out of its range; the message names it.
         """
         place = kwargs.get("name_or_path")
         where = f"config.json of {place}" if place else "the config"

@@ -116,9 +116,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
 
         A model of which a half is cut has fewer layers, and numbers them again.
 
-        Returns:
-            The numbers from 0.
-
         Raises:
             UncachedError: If one of the halves is not a decoder with a cache.
         """
@@ -202,10 +199,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         Returns:
             ``logits`` (batch, tokens, vocabulary), with labels the mean cross-entropy as ``loss``, and the cache if
             there is one, by the name of the argument.
-
-        Raises:
-            ValueError: If a cache is requested and one of the networks is not a decoder, the cache belongs to another
-                model, or what a source with another tokenizer reads is missing.
         """
         self.stitch.check_causal()
         # Not a parameter: with two names of labels, the Trainer would compute no loss of a batch that has only one.
@@ -372,13 +365,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             generation_config: Settings. Default: :attr:`generation_config`.
             *args: As for the method of transformers.
             **kwargs: As for the method of transformers.
-
-        Returns:
-            The tokens, or what else transformers returns.
-
-        Raises:
-            ValueError: If a cache is requested of a model without one, an option is not supported for networks with
-                different tokenizers, or the target appends tokens to the text when it generates (XLM, XLNet).
         """
         if self.source.takes.given:
             raise ValueError(
@@ -419,9 +405,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             input_ids: (batch, tokens) int64, all tokens so far.
             next_sequence_length: Number of last tokens that are not in the cache; ``None`` for all.
             **kwargs: As for the method of transformers, which looks for this name.
-
-        Returns:
-            The arguments of :meth:`forward`.
         """
         prepare: Any = super().prepare_inputs_for_generation
         inputs: dict[str, Any] = prepare(input_ids, next_sequence_length=next_sequence_length, **kwargs)
@@ -441,9 +424,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         Args:
             attention_mask: (batch, tokens), 1 for real tokens and 0 for padding.
             **_: Other arguments that transformers passes; ignored.
-
-        Returns:
-            The mask.
         """
         return attention_mask
 

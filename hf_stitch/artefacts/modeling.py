@@ -94,9 +94,6 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
             which a warning states the reason. ``config.scores`` contains them after saving, unless the model was
             trained or cast since (:meth:`keep_scores`).
 
-    Raises:
-        ValueError: If the config describes no stitched model.
-
     Example:
         >>> import torch, hf_stitch
         >>> a, b = (hf_stitch.load(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)),
@@ -132,12 +129,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
                 model remains as it is; whatever is made with the network records its present settings.
             **options: Options of :func:`hf_stitch.load` for a network that is loaded (``token``, ``cache_dir``, …).
 
-        Returns:
-            The adapter of the network.
-
         Raises:
-            ValueError: If the network was a module in memory or in a local folder and is no longer available, or if the
-                network on the Hub has other weights or settings.
             OSError: If the network or its revision does not exist, or the Hub cannot be reached.
         """
         if self.parents is not None:
@@ -154,11 +146,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
     def has_changed(self, side: Literal["source", "target"]) -> bool:
         """Return whether a half was trained or cast since it was cut from its network.
 
-        Args:
-            side: ``"source"`` or ``"target"``.
-
-        Returns:
-            Whether its weights have changed. False if an older record contains no hash of the weights at the time.
+        False if an older record contains no hash of the weights at the time.
         """
         recorded = getattr(self.config, side).get("half_hash")
         return recorded is not None and weights_hash(getattr(self, side)) != recorded
@@ -342,7 +330,6 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
             The model, in eval mode, of the class for its task; with ``output_loading_info``, a tuple.
 
         Raises:
-            TypeError: If an option does not exist, or makes no sense for a stitched model.
             FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
             ValueError: If weights and config do not match (the message names the weights), a file was changed after
                 saving, the folder contains an adapter of PEFT, another class was saved, an option has an invalid value,
@@ -508,9 +495,6 @@ class Stitcher(Artefact):
             **download: Options of the download (:class:`hf_stitch.hub.DownloadOptions`): ``revision``, ``token``,
                 ``cache_dir``, ``local_files_only``, ``force_download``.
 
-        Returns:
-            The stitcher.
-
         Raises:
             FileNotFoundError: If a file is missing, or the Hub has no such stitcher or revision.
             ValueError: If a file is damaged or was changed after saving, or record and weights do not match.
@@ -579,13 +563,9 @@ class Stitcher(Artefact):
                 ``local_files_only``, ``force_download``, ``trust_remote_code``, …). Code in the repository of a network
                 runs only with ``trust_remote_code=True``; a stitcher cannot enable it.
 
-        Returns:
-            The stitched model.
-
         Raises:
             ValueError: If a network has other weights, settings or layers than those for which the stitching layer was
                 fitted (the message says if source and target are swapped), or has no public name and is not given.
-            TypeError: If options are given that no network takes.
             OSError: If a network or its revision does not exist, or the Hub cannot be reached.
         """
         wanted = dtype_of(dtype)
@@ -655,7 +635,6 @@ def _loads(given: Given) -> bool:
 
 
 def _inside(name: str, side: str) -> str:
-    """Return the name of the file with the weights of the stitcher of a side."""
     return name.replace(".safetensors", f".{side}.safetensors")
 
 

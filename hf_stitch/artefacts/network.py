@@ -181,9 +181,6 @@ class StitchedNetwork(PreTrainedModel):
         Args:
             seen: What else of the source is wanted, to be kept there; default: nothing.
             **inputs: Inputs of the source, as for :meth:`forward`.
-
-        Returns:
-            The activations that enter the back half.
         """
         observed = () if seen is None else (seen,)
         return self.stitch(self.source(*observed, **self.source_inputs(inputs)))
@@ -217,10 +214,6 @@ class StitchedNetwork(PreTrainedModel):
         Returns:
             The output of the target; for models with a head, an output class of transformers with ``logits`` and, if
             labels are given, ``loss``.
-
-        Raises:
-            ValueError: If an input of the source is missing, nothing uses an argument or a key of the config, or labels
-                are given to a model without a head.
         """
         named = {
             "input_ids": input_ids,
@@ -234,7 +227,6 @@ class StitchedNetwork(PreTrainedModel):
         return self._run({name: value for name, value in named.items() if value is not None} | inputs, labels)
 
     def _run(self, inputs: dict[str, Any], labels: Tensor | None = None) -> Any:
-        """Run both halves, with their hidden states and attentions if they are asked for."""
         if not (asked := self._asked(inputs)):
             return self.head(self.transfer(**inputs), labels)
         seen = Observed(flags(self.source, asked))
@@ -251,9 +243,6 @@ class StitchedNetwork(PreTrainedModel):
             representation: The activations that enter the back half.
             labels: Labels, as for :meth:`forward`.
             **options: Further arguments of the target's forward method, for example a cache.
-
-        Returns:
-            The output, as of :meth:`forward`.
         """
         for weight in self.target.parameters():  # torch 2.7 cannot export next() with a default
             if weight.is_floating_point():
@@ -289,13 +278,6 @@ class StitchedNetwork(PreTrainedModel):
 
         Args:
             inputs: Inputs, as for :meth:`forward`.
-
-        Returns:
-            The inputs by their names in the source.
-
-        Raises:
-            ValueError: If an input of the source is missing, nothing uses one, or hidden states or attentions are
-                requested.
         """
         renamed = dict(inputs)
         if not self.can_generate() and renamed.get("use_cache") is False:  # there is none
@@ -358,9 +340,6 @@ class StitchedNetwork(PreTrainedModel):
             samples: Images, texts, pairs of texts, or tensors.
             offsets: For texts, whether to return the character span of each token, as
                 :meth:`hf_stitch.Adapter.preprocess` does.
-
-        Returns:
-            Argument name -> batched tensor, for :meth:`forward`.
         """
         return preprocess(samples, self.processor, self.interface, self.source, offsets=offsets)
 
@@ -395,13 +374,6 @@ class StitchedNetwork(PreTrainedModel):
             new_num_tokens: Their number; ``None`` leaves it.
             pad_to_multiple_of: Round the number up to a multiple of this one.
             mean_resizing: Whether new embeddings are drawn around the mean of the old ones.
-
-        Returns:
-            The embeddings of the source.
-
-        Raises:
-            ValueError: If source and target have different tokenizers.
-            NotImplementedError: If the source has no embeddings.
         """
         if isinstance(self.source, PrefixFront):
             raise ValueError("source and target have different tokenizers: resize the embeddings before stitching")
@@ -484,14 +456,7 @@ class StitchedNetwork(PreTrainedModel):
 
     # -- training ---------------------------------------------------------------------------------------------------
     def freeze_networks(self) -> Self:
-        """Freeze both halves, so that only the stitching layer is trained. Frozen halves stay in eval mode.
-
-        Returns:
-            This model, for example to pass it to ``transformers.Trainer``.
-
-        Raises:
-            ValueError: If the stitching layer has no trainable parameters (an identity, for example).
-        """
+        """Freeze both halves, so that only the stitching layer is trained. Frozen halves stay in eval mode."""
         if not any(parameter.requires_grad for parameter in self.stitch.parameters()):
             raise ValueError(
                 f"nothing is left to train: the stitch, {self.stitch.body}, has no parameter that takes a gradient; "
@@ -506,12 +471,6 @@ class StitchedNetwork(PreTrainedModel):
 
         Args:
             mode: Whether to set training mode.
-
-        Returns:
-            This model.
-
-        Raises:
-            ValueError: If PEFT is to train a module (``modules_to_save``) that does not run in this model.
         """
         super().train(mode)
         kept: dict[str, list[nn.Parameter]] = defaultdict(list)

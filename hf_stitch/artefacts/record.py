@@ -361,7 +361,6 @@ def _read(kind: type[ArtefactRecord], record: Any, where: str) -> dict[str, Any]
 
 
 def _check_half(half: dict[str, Any], at: Place) -> None:
-    """Check that the fields of one half fit together."""
     blueprint = half["blueprint"] or {}
     if blueprint.get("library") == MODEL_TYPE:  # a stitched model itself
         blueprint["config"] = read_model(blueprint.get("config"), str(at / "blueprint" / "config"))

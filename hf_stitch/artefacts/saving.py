@@ -336,7 +336,6 @@ def _placement(given: Any) -> tuple[torch.device | None, DeviceMap | None]:
 
 
 def _skeleton(kind: type[M], config: StitchConfig, path: Path) -> M:
-    """Build the model of a config without weights."""
     with built_from(path), weightless():
         return kind(config)
 

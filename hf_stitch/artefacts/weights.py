@@ -210,7 +210,6 @@ def whole_blocks(model: nn.Module) -> list[str]:
 
 
 def _dtypes(file: Path) -> dict[str, torch.dtype]:
-    """Read the dtypes of the weights in a file, without the weights."""
     with safe_open(file, framework="pt") as weights:
         found = {}
         for name in weights.keys():  # noqa: SIM118 - not a mapping
