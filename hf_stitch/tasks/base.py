@@ -109,7 +109,7 @@ class Task(ABC):
         return resolve_name(self.models.get(modality, self.models[""]))
 
     def about(self, network: Any) -> Self:
-        """Return the task of a network, an adapter or a stitched model, of which it may read the tokenizer and the config."""
+        """Return the task of a network, an adapter or a stitched model. It may read its tokenizer and its config."""
         return self
 
     # -- labels -----------------------------------------------------------------------------------------------------
