@@ -138,9 +138,6 @@ def diagnose(model: str | nn.Module | Adapter, *, device: torch.device | None = 
         device: Device to which the network is moved. Default: it stays where it is.
         **options: As for :func:`hf_stitch.load`.
 
-    Returns:
-        The diagnosis.
-
     Example:
         >>> diagnose(nn.Linear(2, 2)).failed
         'inputs'

@@ -117,18 +117,11 @@ class Front(nn.Module):
             raise HalfError(self, error) from error
 
     def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Tensor:
-        """Compute the values at the cut, which hooks of this module see.
+        """Compute the values at the cut, with the axes in the order of the network, which hooks of this module see.
 
         Args:
             seen: What else of the forward is wanted: its flags are passed to the network, and its output is kept there.
             **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network takes them.
-
-        Returns:
-            The values, with the axes in the order of the network.
-
-        Raises:
-            ValueError: If images or sequences have another size than those with which the cut was verified.
-            HalfError: If the network cannot run on the inputs.
         """
         _check_size(inputs, self.interface, self.cut)
         fill(self._slot, None, size_of_inputs(self._with_ids(inputs), self.interface))
@@ -209,12 +202,6 @@ class Back(nn.Module):
             values: The values, with the axes in the order of the network.
             _size: Batch size and number of tokens.
             **inputs: The context as arguments of the network, and further arguments, for example a cache.
-
-        Returns:
-            The output of the network.
-
-        Raises:
-            HalfError: If the network cannot run on the representation.
         """
         fill(self._slot, values, _size)
         try:

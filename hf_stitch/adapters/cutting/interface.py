@@ -148,12 +148,6 @@ class Interface(Record):
         Floating-point content becomes zeros of the same shape, expanded from one element; where a sample has several
         images, one for each, 1 unless the image is all zeros, by which networks tell padding. Token ids become
         :attr:`filler_id`, except for :attr:`special_ids`.
-
-        Args:
-            inputs: Inputs of the network.
-
-        Returns:
-            A new dictionary with the same keys.
         """
         context = dict(inputs)
         for name in self.content:
@@ -169,14 +163,7 @@ class Interface(Record):
         return context
 
     def obscure(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace erased floating-point content of a context by noise.
-
-        Args:
-            context: Output of :meth:`erase`.
-
-        Returns:
-            A new dictionary with the same keys.
-        """
+        """Replace erased floating-point content of a context by noise."""
         erased = {n: context[n] for n in self.content if context[n].is_floating_point()}
         made = {n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}
         return {**context, **{n: erased[n] * value if value.dim() == 5 else value for n, value in made.items()}}
@@ -192,9 +179,6 @@ class Interface(Record):
             batch: Number of samples.
             mask: (batch, tokens) bool, ``True`` for real tokens; ``None`` unless the modality is text.
             device: Device of the tensors.
-
-        Returns:
-            The content arguments, the :attr:`prompt` and, for a network of texts that takes them, mask and positions.
         """
         if self.modality == "text":
             assert mask is not None

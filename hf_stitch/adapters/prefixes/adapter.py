@@ -49,10 +49,6 @@ class PrefixAdapter(Adapter):
         own: Whether the embedding of each token in the target is appended to the activations of the source. A map from
             the source alone does not know which token it is that the target has read, where tokens are cut differently.
 
-    Raises:
-        ValueError: If one of them takes no texts or has no fast tokenizer, or one forward over all prefixes does not
-            compute what a forward over each does, because the source is no decoder or has other masks.
-
     Example:
         >>> import hf_stitch
         >>> from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -325,12 +321,7 @@ class PrefixFront(Front):
         return {"start": self.start, "own": own}
 
     def attach(self, source: Tokenizer, target: Tokenizer) -> None:
-        """Give both tokenizers to this half.
-
-        Args:
-            source: Tokenizer of the decoder.
-            target: The other tokenizer.
-        """
+        """Give both tokenizers to this half."""
         self.reader = PrefixReader(source, target, self.start, self.interface.max_tokens)
 
     def read(
@@ -343,9 +334,6 @@ class PrefixFront(Front):
             attention_mask: (batch, tokens), 1 for real tokens.
             new: Number of last tokens that are not in a cache.
             held: Number of tokens of the decoder in a cache.
-
-        Raises:
-            ValueError: If both tokenizers are missing.
         """
         if self.reader is None:
             raise ValueError(

@@ -95,14 +95,7 @@ class PrefixReader:
         self._added = ends.index(0) if 0 in ends else 0
 
     def prefixes(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that the source reads at each token of a target.
-
-        Args:
-            tokens: Tokens of a text, without padding.
-
-        Returns:
-            The texts.
-        """
+        """Return the text that the source reads at each token of a target."""
         decoded = self.target.decode_batch([tokens[: i + 1] for i in range(len(tokens))], skip_special_tokens=True)
         found: list[str] = []
         for text in decoded:
@@ -111,17 +104,7 @@ class PrefixReader:
         return found
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts in the tokenizer of the source.
-
-        Args:
-            texts: Texts.
-
-        Returns:
-            The tokens of each text.
-
-        Raises:
-            ValueError: If a text has more tokens than the source takes.
-        """
+        """Return the tokens of texts in the tokenizer of the source."""
         encoded = (encoding.ids for encoding in self.source.encode_batch(list(texts)))
         found = [ids[: len(ids) - self._added] or [self.start] for ids in encoded]
         longest = max(map(len, found))
@@ -132,11 +115,7 @@ class PrefixReader:
         return found
 
     def length(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens of the source a whole text has.
-
-        Args:
-            tokens: Tokens of the text in the target, without padding.
-        """
+        """Return how many tokens of the source a whole text has."""
         text = self.target.decode(list(tokens), skip_special_tokens=True)
         return len(self.source.encode(text).ids) - self._added
 
@@ -151,9 +130,6 @@ class PrefixReader:
             new: Number of last tokens that are not in a cache. Default: all.
             held: Number of tokens of the source in a cache. Default: those of the longest text of the batch; it was
                 longer if a text was dropped since, as in beam search.
-
-        Returns:
-            The reading, on the device of ``input_ids``.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         past = 0 if new is None else input_ids.shape[1] - new
@@ -209,12 +185,6 @@ def fast(tokenizer: Any, side: str) -> Tokenizer:
     Args:
         tokenizer: The tokenizer of a network.
         side: Name of the network, for the message.
-
-    Returns:
-        The tokenizer.
-
-    Raises:
-        ValueError: If the network has no tokenizer of this kind.
 
     Example:
         >>> from tokenizers import models
