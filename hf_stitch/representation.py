@@ -45,7 +45,6 @@ class RepresentationSpec(Record):
     prefix_tokens: Natural = 0
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
         check(Layout, layout=self.layout)
         if self.prefix_tokens and self.layout != "bnd":
             raise ValueError(f"prefix tokens need the layout bnd, got {self.prefix_tokens} in {self.layout}")
@@ -91,7 +90,6 @@ class Representation:
     padding_unknown: bool = False
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
         check(Layout, layout=self.layout)
         if self.values.dim() != len(self.layout):
             raise ValueError(
@@ -240,11 +238,7 @@ class Representation:
     # -- conversion -------------------------------------------------------------------------------------------------
     @checked
     def to_layout(self, layout: Layout) -> Representation:
-        """Convert to another layout of tokens or grid, without prefix tokens.
-
-        Args:
-            layout: ``bnd``, ``bchw`` or ``bhwc``, or the current layout.
-        """
+        """Convert to another layout of tokens or grid, without prefix tokens."""
         if layout == self.layout:
             return self
         if "bd" in (layout, self.layout):
@@ -257,11 +251,7 @@ class Representation:
         return Representation(grid if layout == "bhwc" else grid.permute(0, 3, 1, 2), layout, context=self.context)
 
     def resize(self, grid: tuple[int, int]) -> Representation:
-        """Resample the positions to another grid by bilinear interpolation; prefix tokens are not changed.
-
-        Args:
-            grid: Height and width.
-        """
+        """Resample the positions to another grid by bilinear interpolation; prefix tokens are not changed."""
         if self.grid == tuple(grid):
             return self
         self._grid()

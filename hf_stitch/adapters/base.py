@@ -78,14 +78,6 @@ class Adapter:
         override: The architecture override of the network; a plain :class:`Override` if none is registered.
         reference: Where the network comes from and how it was loaded.
 
-    Args:
-        model: The network.
-        library: Its library, which knows its task and how it is built again.
-        interface: How the network takes its input.
-        example: Batch of inputs with which cuts are found and verified, as keyword arguments of the forward.
-        reference: Where the network comes from and how it was loaded.
-        processor: Turns raw samples into inputs. ``None`` (default) for models that take tensors.
-
     Example:
         >>> import torch, hf_stitch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -105,7 +97,6 @@ class Adapter:
         self, model: nn.Module, library: Origin, interface: Interface, example: Mapping[str, Any],
         reference: ModelReference, processor: Any = None,
     ) -> None:  # fmt: skip
-        """Store the arguments; the network does not run yet."""
         self.model = model
         self._library = library
         self.override = override_of(model)
@@ -128,7 +119,6 @@ class Adapter:
         return self._given() if isinstance(self._given, Deferred) else self._given
 
     def __repr__(self) -> str:
-        """Return the class of the network and where it comes from; the network does not run."""
         return f"{type(self).__name__}({type(self.model).__name__}, {self.reference})"
 
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
@@ -153,11 +143,7 @@ class Adapter:
         return preprocess(samples, self.processor, self._padded(), self.model, offsets=offsets)
 
     def beside(self, context: Any) -> Adapter:
-        """Return the adapter with a fixed context, for networks that read a text beside their content.
-
-        Args:
-            context: The text, or its arguments; ``None`` changes nothing.
-        """
+        """Return the adapter with a fixed context, for networks that read a text beside their content."""
         if context is not None:
             raise ValueError(f"{type(self.model).__name__} reads nothing beside its content: leave out context")
         return self
@@ -323,11 +309,7 @@ class Adapter:
     # -- running ------------------------------------------------------------------------------------
     @_locked
     def forward(self, inputs: Any) -> Any:
-        """Run the whole model in eval mode, with the options of its interface (e.g. ``use_cache=False``).
-
-        Args:
-            inputs: Inputs of the model: a mapping of arguments, or the single tensor.
-        """
+        """Run the whole model in eval mode, with the options of its interface (e.g. ``use_cache=False``)."""
         return run_by_length(self._run, self.inputs(inputs), self._padded())
 
     @_locked
@@ -412,11 +394,6 @@ class Adapter:
         """Run the network once on several branches of each text, as :meth:`run_with_callback` on one.
 
         The layers are those of the native kind of input: a mask of queries by keys changes no cut.
-
-        Args:
-            arguments: Inputs of the model, with a mask of queries by keys and the position of each token.
-            layers: Names of modules.
-            callback: Receives the name of each layer and its representation.
         """
         self._capture(self._survey(), arguments, layers, callback, False)
 
@@ -424,7 +401,6 @@ class Adapter:
         self, survey: Survey, arguments: Mapping[str, Any], layers: Iterable[str], callback: LayerCallback,
         complete: bool,
     ) -> Any:  # fmt: skip
-        """Run the network with hooks at the layers."""
         named = {self.module_name(name): name for name in layers}
         cuts = {name: survey.cut(name) for name in named}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)

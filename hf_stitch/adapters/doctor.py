@@ -100,7 +100,6 @@ class Diagnosis(Result):
         return pandas.DataFrame(map(asdict, self.layers), columns=["layer", "status", "cost", "plan", "reason"])
 
     def __rich__(self) -> Group:
-        """Return the network, a table of its candidates, the reasons of refusals, and the advice."""
         lines = [
             self.model,
             f"{self.kind}, {self.parameters:,} parameters" if self.kind else "",

@@ -146,7 +146,6 @@ def _whole(reference: ModelReference, options: Mapping[str, Any]) -> ModelRefere
 
 
 def _library(reference: ModelReference) -> Library:
-    """Return the library of a network."""
     kind: type[Library] = registries.adapters.get(reference.library)
     return kind()
 
@@ -226,12 +225,10 @@ class Loadable(Constraint):
     """What :func:`load` takes."""
 
     def __contains__(self, value: Any) -> bool:
-        """Whether it is a name, an adapter, or a network that an adapter serves."""
         known = isinstance(value, str | os.PathLike | nn.Module | Adapter)
         return known or any(kind().serves(value) for kind in registries.adapters.usable())
 
     def __str__(self) -> str:
-        """All kinds of networks."""
         names = ", ".join(kind.name for kind in registries.adapters.usable())
         return f"a network (a name, an nn.Module, or one of a library that has an adapter: {names})"
 

@@ -67,9 +67,6 @@ class Rewrite(Configured, ABC):
         Which modules, and the names and shapes of the new tensors, may depend on the options and on the names, classes
         and shapes of the network only, not on the values of its weights: a saved model is rebuilt without values, and
         its tensors may be on the meta device. New tensors have the device and the dtype of those they replace.
-
-        Args:
-            model: The network. It remains the same object.
         """
 
 
@@ -126,10 +123,7 @@ def settings_of(model: nn.Module, library: Recorder) -> Settings:
 
 
 def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
-    """Construct the network of a blueprint in eval mode, without trained weights, and repeat its rewrites.
-
-    Args:
-        blueprint: The result of :meth:`hf_stitch.Adapter.blueprint`, possibly from an untrusted source.
+    """Construct the network of a blueprint, which may be untrusted, in eval mode, and repeat its rewrites.
 
     Raises:
         UnknownNameError: If a library or a rewrite is not installed.

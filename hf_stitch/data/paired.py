@@ -43,7 +43,6 @@ class PairedSamples:
         return cls(a, b)
 
     def __len__(self) -> int:
-        """Return the number of samples of each network."""
         return len(self.a)
 
     @property

@@ -176,7 +176,6 @@ class Samples:
         return cls(source, range(len(table)))
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self._positions)
 
     def __repr__(self) -> str:
@@ -436,7 +435,6 @@ class Readable(Constraint):
     """What :meth:`Samples.of` reads."""
 
     def __contains__(self, value: Any) -> bool:
-        """Whether it is data, by its type."""
         import datasets
         import torch
         from torch.utils.data import DataLoader, Dataset
@@ -446,7 +444,6 @@ class Readable(Constraint):
         return isinstance(value, kinds) and not isinstance(value, str | bytes) and not self.hint(value)
 
     def __str__(self) -> str:
-        """All kinds of data."""
         return (
             "a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, dictionaries "
             "or pairs of a sample and a label, an array or a tensor"

@@ -108,7 +108,6 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
 
 
 def _load(source: str, arguments: Sequence[str], split: str | None) -> Any:
-    """Call ``load_dataset``, with errors that say what to do."""
     from datasets import load_dataset
 
     try:

@@ -32,7 +32,6 @@ class NotACutError(ValueError):
     """Raised for a layer at which the network cannot be cut; the message gives the reason."""
 
     def __str__(self) -> str:
-        """Return the reason, which is the argument, and the address of the page about it."""
         return super().__str__() + see("not-a-cut")
 
 
@@ -101,13 +100,7 @@ class Cut(Record):
         return representation
 
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
-        """Wrap values captured at this cut in a representation with its mask and context.
-
-        Args:
-            values: Output of the layer at :attr:`path`.
-            inputs: Inputs of the forward in which the values were captured.
-            interface: How the network takes its input.
-        """
+        """Wrap values captured at this cut in a representation with its mask and context."""
         if self.fold is not None:
             values = values.reshape(size_of_inputs(inputs, interface)[0], -1, values.shape[-1])
         values = values.permute(self.axes) if self.axes else values
@@ -314,7 +307,6 @@ class CutInfo:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return the properties as one line, or the reason of a refusal."""
         if self.status == "refused":
             return self.reason
         plan = f", plan {self.plan}" if self.plan else ""

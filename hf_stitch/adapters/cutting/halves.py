@@ -45,7 +45,6 @@ class HalfError(RuntimeError, ValueError):
     """
 
     def __init__(self, half: Front | Back, error: Exception) -> None:
-        """Build the message from the half and the error of the network."""
         side = "up to" if isinstance(half, Front) else "after"
         super().__init__(
             f"the part of {type(half.model).__name__} {side} {half.cut.layer!r} cannot run on these inputs "
@@ -80,7 +79,6 @@ class Front(nn.Module):
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        """Remove everything after the cut."""
         self._slot = Slot()  # before the modules, because a copy takes attributes in this order
         super().__init__()
         _prepare(model, cut, plan)
@@ -175,7 +173,6 @@ class Back(nn.Module):
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        """Remove everything before the cut."""
         self._slot = Slot()  # before the modules, because a copy takes attributes in this order
         super().__init__()
         _prepare(model, cut, plan)
@@ -196,13 +193,7 @@ class Back(nn.Module):
         return super().__call__(self.cut.restore(representation.values), _size=size, **{**context, **options})
 
     def forward(self, values: Tensor, /, *, _size: tuple[int, int], **inputs: Any) -> Any:
-        """Compute the output from the values at the cut, which hooks of this module see.
-
-        Args:
-            values: The values, with the axes in the order of the network.
-            _size: Batch size and number of tokens.
-            **inputs: The context as arguments of the network, and further arguments, for example a cache.
-        """
+        """Compute the output from the values at the cut, which hooks of this module see."""
         fill(self._slot, values, _size)
         try:
             with plain():
@@ -317,7 +308,6 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
 
 
 def _why_not_copied(model: nn.Module, error: Exception) -> str:
-    """Return a message that names the first innermost module that cannot be copied."""
     found = ""
     for name, module in model.named_modules():
         if not any(True for _ in module.children()):

@@ -173,13 +173,7 @@ class Interface(Record):
         return mask.long() * (mask.cumsum(1) <= self.prefix_tokens)
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
-        """Create a context for representations of another network.
-
-        Args:
-            batch: Number of samples.
-            mask: (batch, tokens) bool, ``True`` for real tokens; ``None`` unless the modality is text.
-            device: Device of the tensors.
-        """
+        """Create a context for representations of another network."""
         if self.modality == "text":
             assert mask is not None
             ids = torch.full(mask.shape, self.filler_id, device=device)

@@ -44,7 +44,6 @@ class Operations(TorchDispatchMode):
     """Count floating-point operations and record arrangements, without the module hooks that torch's counter needs."""
 
     def __init__(self) -> None:
-        """Start at zero."""
         super().__init__()
         self.count = 0
         self.arrangements: list[Arrangement] = []
@@ -202,7 +201,6 @@ def _nothing(saved: Tensor) -> Tensor:
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Switch off gradients of parameters, and switch them on again afterwards."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     try:
         for p in trainable:
@@ -287,13 +285,11 @@ class _Watch:
         self.clock = 0
 
     def sprout(self, values: Tensor) -> Tensor:
-        """Copy values into a new leaf of the graph."""
         leaf = values.detach().clone().requires_grad_()
         self.sprouts.append(leaf)
         return leaf.clone()  # in-place operations are not allowed on leaves
 
     def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Record the entry of a module."""
         self.clock += 1
         this = name, len(self.calls.setdefault(name, Call(name, self.clock)).outputs)
         if this in self.others:
@@ -302,7 +298,6 @@ class _Watch:
                 self.reads.add(this)
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Record the exit of a module."""
         self.clock += 1
         call, replaced = self.calls[name], output
         if name and (name, len(call.outputs)) in self.reads and _is_source(output):

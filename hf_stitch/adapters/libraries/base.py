@@ -99,11 +99,7 @@ class Library(ABC):
     # -- every library --------------------------------------------------------------------------------
     @abstractmethod
     def serves(self, model: Any) -> bool:
-        """Return whether a live network belongs to this library.
-
-        Args:
-            model: Object of any type. A compiled or data-parallel module is already unwrapped.
-        """
+        """Return whether an object, if compiled or data-parallel the module inside it, belongs to this library."""
 
     @abstractmethod
     def describe(
@@ -182,7 +178,7 @@ class Library(ABC):
         )
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network of a :meth:`blueprint`, which may be untrusted, in eval mode without trained weights."""
+        """Construct the network of a :meth:`blueprint`, which may be untrusted, in eval mode, without weights."""
         raise ValueError(f"networks of {self.name} cannot be rebuilt from a config: pass the live module")
 
     def settings(self, model: nn.Module) -> Settings:

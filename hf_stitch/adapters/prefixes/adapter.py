@@ -116,7 +116,6 @@ class PrefixAdapter(Adapter):
         return self.source._survey()
 
     def _padded(self) -> Interface:
-        """Return how the target takes its input."""
         self.interface = self._target._padded()
         return self.interface
 
@@ -203,7 +202,6 @@ def _start(source: Adapter) -> int:
 
 
 def _embedding(target: Adapter) -> nn.Embedding:
-    """Return a copy of the token embedding of a network."""
     found = getattr(target.model, "get_input_embeddings", lambda: None)()
     if not isinstance(found, nn.Embedding):
         raise ValueError(
@@ -305,7 +303,6 @@ class PrefixFront(Front):
         self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface, takes: Interface, start: int,
         own: nn.Embedding | None = None,
     ) -> None:  # fmt: skip
-        """Remove everything after the cut."""
         super().__init__(model, cut, plan, interface)
         self._takes, self.start, self.own = takes, start, own
         self.reader: PrefixReader | None = None
@@ -327,14 +324,7 @@ class PrefixFront(Front):
     def read(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, new: int | None = None, held: int | None = None
     ) -> Reading:
-        """Compute what the decoder reads; see :meth:`PrefixReader.read`.
-
-        Args:
-            input_ids: (batch, tokens) int64, tokens of the other tokenizer.
-            attention_mask: (batch, tokens), 1 for real tokens.
-            new: Number of last tokens that are not in a cache.
-            held: Number of tokens of the decoder in a cache.
-        """
+        """Compute what the decoder reads; see :meth:`PrefixReader.read`."""
         if self.reader is None:
             raise ValueError(
                 f"both tokenizers are missing, so that the tokens of the source must be given: pass {', '.join(INPUTS)}"

@@ -204,8 +204,6 @@ def fast(tokenizer: Any, side: str) -> Tokenizer:
 
 @dataclass
 class _Tree:
-    """The tokens of several prefixes of a text."""
-
     past: int  # tokens of this text in a cache
     have: int  # how many of them are used; the others are read again
     tokens: list[int] = field(default_factory=list)  # token of each node
@@ -233,12 +231,10 @@ class _Tree:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many first tokens two texts share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _batch(trees: Sequence[_Tree], past: int, device: torch.device) -> Reading:
-    """Put the trees of a batch into tensors."""
     nodes = max(len(tree.tokens) for tree in trees)
     ids, depths = np.zeros((2, len(trees), nodes), dtype=np.int64)
     mask = np.zeros((len(trees), 1, nodes, past + nodes), dtype=bool)
