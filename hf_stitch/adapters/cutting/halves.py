@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -44,7 +44,7 @@ class HalfError(RuntimeError, ValueError):
     The reason is an input that the network does not take, or the record from which the half was built.
     """
 
-    def __init__(self, half: Front | Back, error: Exception) -> None:
+    def __init__(self, half: _Half, error: Exception) -> None:
         side = "up to" if isinstance(half, Front) else "after"
         super().__init__(
             f"the part of {type(half.model).__name__} {side} {half.cut.layer!r} cannot run on these inputs "
@@ -53,7 +53,38 @@ class HalfError(RuntimeError, ValueError):
         )
 
 
-class Front(nn.Module):
+class _Half(nn.Module):
+    """A part of a network, with the modules of the other part replaced."""
+
+    def __init__(
+        self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface,
+        stand_ins: Callable[[nn.Module, Cut, Slot], dict[str, nn.Module]],
+    ) -> None:  # fmt: skip
+        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
+        super().__init__()
+        _prepare(model, cut, plan)
+        exchange(model, stand_ins(model, cut, self._slot))
+        _persist_buffers(model)
+        self.model = model
+        self.cut, self.plan, self.interface = cut, plan, interface
+        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+
+    def _run(self, values: Tensor | None, size: tuple[int, int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
+        """Return the output of the network and the values at the cut."""
+        fill(self._slot, values, size)
+        try:
+            with plain():
+                output = self.model(**{**self.interface.options, **inputs})
+            return output, came_out(self._slot, self.cut)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise HalfError(self, error) from error
+        finally:
+            self._slot.values = None
+
+
+class Front(_Half):
     """The part of a network up to a cut, as an independent module without hooks and unused weights.
 
     :meth:`hf_stitch.Adapter.front` returns one. Called with inputs of the network, it returns the
@@ -79,14 +110,7 @@ class Front(nn.Module):
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
-        super().__init__()
-        _prepare(model, cut, plan)
-        exchange(model, plan.before_cut(model, cut, self._slot))
-        _persist_buffers(model)
-        self.model = model
-        self.cut, self.plan, self.interface = cut, plan, interface
-        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+        super().__init__(model, cut, plan, interface, plan.before_cut)
 
     @property
     def takes(self) -> Interface:
@@ -122,17 +146,8 @@ class Front(nn.Module):
             **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network takes them.
         """
         _check_size(inputs, self.interface, self.cut)
-        fill(self._slot, None, size_of_inputs(self._with_ids(inputs), self.interface))
-        try:
-            with plain():
-                output = self.model(**{**self.interface.options, **inputs, **({} if seen is None else seen.flags)})
-            values = came_out(self._slot, self.cut)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise HalfError(self, error) from error
-        finally:
-            self._slot.values = None
+        size = size_of_inputs(self._with_ids(inputs), self.interface)
+        output, values = self._run(None, size, {**inputs, **({} if seen is None else seen.flags)})
         if seen is not None:
             seen.output = output
         return values
@@ -148,7 +163,7 @@ class Front(nn.Module):
         return {self.interface.content[0]: ids} | {k: v for k, v in inputs.items() if k != "inputs_embeds"}
 
 
-class Back(nn.Module):
+class Back(_Half):
     """The part of a network after a cut, as an independent module without hooks and unused weights.
 
     :meth:`hf_stitch.Adapter.back` returns one. Called with a :class:`~hf_stitch.Representation` in the spec of the cut,
@@ -173,14 +188,7 @@ class Back(nn.Module):
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
-        super().__init__()
-        _prepare(model, cut, plan)
-        exchange(model, plan.after_cut(model, cut, self._slot))
-        _persist_buffers(model)
-        self.model = model
-        self.cut, self.plan, self.interface = cut, plan, interface
-        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+        super().__init__(model, cut, plan, interface, plan.after_cut)
 
     def __call__(self, representation: Representation, **options: Any) -> Any:
         """Compute the output of the network from a representation in the spec of the cut."""
@@ -194,16 +202,7 @@ class Back(nn.Module):
 
     def forward(self, values: Tensor, /, *, _size: tuple[int, int], **inputs: Any) -> Any:
         """Compute the output from the values at the cut, which hooks of this module see."""
-        fill(self._slot, values, _size)
-        try:
-            with plain():
-                return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise HalfError(self, error) from error
-        finally:
-            self._slot.values = None
+        return self.interface.kept(self._run(values, _size, inputs)[0])
 
 
 def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> None:

@@ -1,4 +1,12 @@
-"""The operations of a forward: how much they compute, and how they rearrange positions."""
+"""Tracing of one forward pass.
+
+A trace contains the modules that ran, their order and outputs, and which outputs lie on every path.
+
+Dependence on the input comes from autograd: parameters are frozen and only the input requires a gradient, so that a
+tensor depends on the input exactly if it requires a gradient. An output of a module is a candidate cut exactly if every
+path of the graph from the outputs of the model back to the input passes through it (it *dominates*). One forward finds
+all candidates. Paths that autograd does not record (through integers) are left to the verification of a cut.
+"""
 
 from __future__ import annotations
 

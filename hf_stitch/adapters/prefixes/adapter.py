@@ -1,4 +1,4 @@
-"""Adapter of a decoder that reads at each token of another tokenizer the text up to its end."""
+"""Adapter and front half of a decoder that reads at each token of another tokenizer the text up to its end."""
 
 from __future__ import annotations
 
