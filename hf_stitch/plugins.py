@@ -96,7 +96,7 @@ class Entry:
         >>> from hf_stitch import registries
         >>> entry = registries.matchers.entry("lstsq")
         >>> entry.origin, entry.source
-        ('built-in', 'hf_stitch.matchers.lstsq:Lstsq')
+        ('built-in', 'hf_stitch.matchers.regression:Lstsq')
         >>> entry.summary.partition(",")[0]
         'Least squares: the affine map with minimum squared error'
     """

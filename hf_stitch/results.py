@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hf_stitch.plugins import hint_for
 from hf_stitch.printing import Visible, make_visible, visible
-from hf_stitch.processes import Processes
 from hf_stitch.records import encode, nested, read
+from hf_stitch.running import Processes
 from hf_stitch.storage.files import decoding, write_whole
 
 if TYPE_CHECKING:

@@ -66,6 +66,7 @@ def public() -> set[str]:
         "metrics",
         "rewrites",
         "similarities",
+        "stitches",
         "tasks",
     ):
         registry = getattr(registries, kind)

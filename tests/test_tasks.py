@@ -26,8 +26,7 @@ from hf_stitch.artefacts.joining import join
 from hf_stitch.data import Samples
 from hf_stitch.registry import registries
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.tasks.heads import task_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named, task_of
 from hf_stitch.training import StitchabilityCallback, TaskLoss
 
 TASKS = [name for name in registries.tasks if name != "feature-extraction"]

@@ -280,7 +280,7 @@ CONFIGS = [
          lambda: hf.BertConfig().problem_type is None
          and all(f'"{name}"' in source(hf.BertForSequenceClassification)
                  for name in ("regression", "multi_label_classification")),
-         "hf_stitch/tasks/heads.py, class_loss"),
+         "hf_stitch/tasks/heads.py, task_of_problem"),
     fact("configs contain the place they were loaded from", remembers_its_place,
          "hf_stitch/adapters/libraries/transformers.py, origin"),
     fact("configs name the class of the network", saves_its_class,
@@ -440,7 +440,7 @@ NETWORKS = [
          lambda: "eos_token_id == 2" in source(import_module("transformers.models.clip.modeling_clip")),
          "hf_stitch/adapters/families.py"),
     fact("outputs are mappings with logits", lambda: "logits" in gpt2()(torch.tensor([[1]])),
-         "hf_stitch/tasks/heads.py, logits_of"),
+         "hf_stitch/tasks/base.py, logits_of"),
 ]  # fmt: skip
 
 
@@ -674,7 +674,7 @@ ACCELERATE = [
     fact("several hooks of a module are in hooks", lambda: len(several_hooks()) == 2,
          "hf_stitch/offloading.py, hooks_of"),
     fact("backward divides by gradient_accumulation_steps", divided, "hf_stitch/training/loop.py, _gradients"),
-    fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/processes.py, LAUNCHED"),
+    fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/running.py, LAUNCHED"),
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.preprocess import place_of
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "text": ("a good film", "We waited for an hour, and then the play was over: what a pity!"),

@@ -15,7 +15,7 @@ from hf_stitch.printing import visible
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     import pandas

@@ -11,7 +11,7 @@ from hf_stitch.analysis.evaluation import Example
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.tasks.base import Answers, Task
-from hf_stitch.tasks.classification import named
+from hf_stitch.tasks.per_sample import named
 
 
 def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:

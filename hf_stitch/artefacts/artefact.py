@@ -20,7 +20,7 @@ from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, SOURCE_TOKENIZER, 
 from hf_stitch.artefacts.record import SIDES
 from hf_stitch.provenance import Method, requirements
 from hf_stitch.relative import AnchorSet
-from hf_stitch.storage.folders import replacing
+from hf_stitch.storage.files import replacing
 
 
 class Artefact:

@@ -13,7 +13,7 @@ from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
 from hf_stitch.artefacts.record import AUTO_MAP, FORMAT, MODEL_TYPE, USAGE, ModelRecord, damaged, read_model
 from hf_stitch.plugins import PluginError
 from hf_stitch.records import warn_of_unknown
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel

@@ -18,7 +18,7 @@ from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.artefacts.record import MODEL_TYPE, SIDES
 from hf_stitch.reference import weights_hash
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.configuration import StitchConfig

@@ -18,8 +18,8 @@ from hf_stitch.artefacts.parents import SCORED
 from hf_stitch.artefacts.record import FORMAT, NEWEST
 from hf_stitch.pairs import Cell, Pair
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.tasks.heads import logits_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.base import logits_of
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel

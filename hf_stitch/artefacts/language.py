@@ -47,7 +47,7 @@ from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, seen_in
 from hf_stitch.artefacts.modeling import READ_IN_TEXTS, StitchedModel
 from hf_stitch.printing import warn
 from hf_stitch.stitches import SequenceStitch
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import logits_of
 
 CHECKING = threading.RLock()
 """Held while a model checks its cache."""

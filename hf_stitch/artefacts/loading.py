@@ -41,7 +41,7 @@ from hf_stitch.printing import visible, warn
 from hf_stitch.provenance import check_requirements
 from hf_stitch.records import AGAIN
 from hf_stitch.reference import PEFT_CONFIG, Settings, adapter_of_peft
-from hf_stitch.storage.folders import load_whole
+from hf_stitch.storage.files import load_whole
 
 if TYPE_CHECKING:
     from hf_stitch.artefacts.modeling import StitchedModel

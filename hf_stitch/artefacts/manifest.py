@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_stitch.artefacts.files import ANCHORS
 from hf_stitch.artefacts.record import read_record
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 from hf_stitch.records import AGAIN
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.files import digest

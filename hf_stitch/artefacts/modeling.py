@@ -45,8 +45,8 @@ from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.heads import logits_of
-from hf_stitch.tasks.kinds import task_named, task_of_problem
+from hf_stitch.tasks.base import logits_of
+from hf_stitch.tasks.heads import task_named, task_of_problem
 
 LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 CHUNKS = "chunk_size_feed_forward"

@@ -8,8 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_stitch.adapters import Adapter, load, load_recorded
-from hf_stitch.errors import see
-from hf_stitch.printing import warn
+from hf_stitch.printing import see, warn
 from hf_stitch.reference import ModelReference, as_recorded
 
 if TYPE_CHECKING:

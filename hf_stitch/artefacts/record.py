@@ -24,8 +24,8 @@ from hf_stitch.records import AGAIN, OTHERS, SPARSE, Dtype, Place, encode, neste
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import PluginError, UnknownNameError, registries
 from hf_stitch.representation import Pooling, RepresentationSpec
-from hf_stitch.tasks.classification import REGRESSION
-from hf_stitch.tasks.kinds import task_of_problem
+from hf_stitch.tasks.heads import task_of_problem
+from hf_stitch.tasks.per_sample import REGRESSION
 
 FORMAT = 2
 """The record format that this version writes."""

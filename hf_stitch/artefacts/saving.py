@@ -23,8 +23,8 @@ from hf_stitch.artefacts.files import CONFIG, MODULE, SOURCE_TOKENIZER, describe
 from hf_stitch.artefacts.halves import back_of, chained, every_half, front_of
 from hf_stitch.artefacts.record import AUTO_MAP, MODEL_TYPE, SIDES, USAGE, read_record
 from hf_stitch.artefacts.stitcher import Stitcher
-from hf_stitch.errors import see
 from hf_stitch.offloading import State, is_offloaded
+from hf_stitch.printing import see
 from hf_stitch.provenance import Method
 from hf_stitch.records import encode
 from hf_stitch.reference import Settings

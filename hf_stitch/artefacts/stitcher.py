@@ -40,7 +40,7 @@ from hf_stitch.reference import ModelReference
 from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.storage.folders import load_whole
+from hf_stitch.storage.files import load_whole
 from hf_stitch.tasks.heads import task_of_head
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hf_stitch.cli.messages import GIVEN
+from hf_stitch.cli.signatures import GIVEN
 from hf_stitch.options import did_you_mean
 from hf_stitch.plugins import run_file
 from hf_stitch.printing import visible

@@ -20,9 +20,8 @@ import numpy as np
 
 from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
-from hf_stitch.errors import see
 from hf_stitch.options import Constraint, Count, Natural, Within, check, checked
-from hf_stitch.printing import warn
+from hf_stitch.printing import see, warn
 
 Share = Annotated[float, Within(0, 1, above=True)]
 

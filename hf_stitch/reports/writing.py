@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hf_stitch.printing import visible
-from hf_stitch.processes import Processes
 from hf_stitch.provenance import machine, versions
 from hf_stitch.reports.section import Figure, Section
 from hf_stitch.results import Result, fitting
+from hf_stitch.running import Processes
 from hf_stitch.storage.files import write_whole
 
 FORMAT_VERSION = 1

@@ -18,17 +18,15 @@ from hf_stitch.data import Batch, PairedSamples
 from hf_stitch.data.samples import Id
 from hf_stitch.pairs.pair import Ran, run_to
 from hf_stitch.printing import warn
-from hf_stitch.processes import ALONE, joined
 from hf_stitch.representation import Representation
 from hf_stitch.resources import seconds_of
-from hf_stitch.running import Run
+from hf_stitch.running import ALONE, Run, joined
 from hf_stitch.scoring.halves import Halves, Predictor
 from hf_stitch.scoring.measured import Measured
 from hf_stitch.statistics.base import within
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated
-from hf_stitch.tasks.classification import OfSamples
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated, logits_of
+from hf_stitch.tasks.per_sample import OfSamples
 from hf_stitch.tasks.tokens import NextToken
 
 Key = tuple[str, ...]

@@ -16,7 +16,6 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.printing import warn
-from hf_stitch.tasks.heads import widened
 
 Array = NDArray[np.float64]
 Answers = Mapping[str, Any]
@@ -315,6 +314,23 @@ class Task(ABC):
     def usage(self) -> str:
         """Return the lines of a model card that show the output, after ``output = model(**inputs)``."""
         return ""
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the logits in the output of a model with a head."""
+    if isinstance(output, Mapping):
+        return output["logits"]
+    return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
+
+
+def widened(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits in float32 or wider, and labels on their device."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(logits.device)
+
+
+def divergence(logs: Tensor, of_target: Tensor) -> Tensor:
+    """Return the Kullback-Leibler divergences of log-probabilities from those of the target, in nats."""
+    return (of_target.exp() * (of_target - logs).where(of_target > -torch.inf, 0)).sum(-1)
 
 
 def concatenated(parts: Sequence[Array]) -> Array:

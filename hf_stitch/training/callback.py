@@ -15,7 +15,7 @@ from transformers.training_args import TrainingArguments
 
 from hf_stitch.adapters import Adapter, load, unwrap
 from hf_stitch.options import Count, Natural, checked
-from hf_stitch.processes import Processes
+from hf_stitch.running import Processes
 from hf_stitch.training.history import History, Measurement
 from hf_stitch.training.probe import check_whole, unnoticed
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_stitch.processes import Processes
+from hf_stitch.running import Processes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.base import IGNORED

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hf_stitch.processes import Processes
+from hf_stitch.running import Processes
 
 Schedule = Literal["step", "constant", "linear", "cosine"]
 

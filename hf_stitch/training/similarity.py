@@ -18,9 +18,8 @@ from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.options import Count, checked
-from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import needed_probe

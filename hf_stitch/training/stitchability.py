@@ -16,16 +16,15 @@ from hf_stitch.data import Batch, Data, Samples
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.options import Count, Natural, checked
 from hf_stitch.pairs import CollectedParts
-from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling, Representation
+from hf_stitch.running import Processes
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks.base import Task, check_predictions, most_likely
-from hf_stitch.tasks.classification import Classification
-from hf_stitch.tasks.heads import check_head, logits_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.base import Task, check_predictions, logits_of, most_likely
+from hf_stitch.tasks.heads import check_head, task_named
+from hf_stitch.tasks.per_sample import Classification
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
 

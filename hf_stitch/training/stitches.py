@@ -14,8 +14,7 @@ from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 from hf_stitch.stitches.linear import AffineStitch
-from hf_stitch.tasks.base import Task
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import Task, logits_of
 from hf_stitch.training.objective import Objective
 from hf_stitch.training.prepared import FEATURES, PreparedBatch
 

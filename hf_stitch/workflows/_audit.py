@@ -31,8 +31,7 @@ from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_target
 from hf_stitch.scoring.measured import Measured, scores_of
 from hf_stitch.scoring.passing import Scoring
-from hf_stitch.tasks.heads import check_head
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import check_head, task_named
 from hf_stitch.workflows._checks import fitted_share, samples_to_score
 from hf_stitch.workflows._networks import Named, Runs
 

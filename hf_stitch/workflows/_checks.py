@@ -16,7 +16,7 @@ from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches.layer import source_positions
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 PROBE = 64
 """Number of samples, evenly spaced, whose activations are compared with those of the anchors."""

@@ -17,7 +17,7 @@ from hf_stitch.scoring.halves import HalvesOfModel, check_place, reference
 from hf_stitch.scoring.measured import NULLS, not_beaten, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.workflows._checks import fitted_share, samples_to_score
 from hf_stitch.workflows._networks import Runs
 

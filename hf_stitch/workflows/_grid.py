@@ -32,7 +32,7 @@ from hf_stitch.scoring.halves import HalvesOfPair, Predictor, head_difference
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.workflows._checks import check_held_out
 from hf_stitch.workflows._networks import Named, Runs
 

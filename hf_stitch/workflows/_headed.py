@@ -22,8 +22,7 @@ from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
-from hf_stitch.tasks.heads import task_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named, task_of
 
 Space = tuple[ModelReference, str, Pooling]
 """The latent space that enters a back half: network, layer and pooling."""

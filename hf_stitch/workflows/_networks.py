@@ -23,8 +23,8 @@ class Runnable(Loadable):
         if isinstance(value, Activations):
             return (
                 "a stitched model runs both networks. To fit a map of saved activations, use a matcher, for example "
-                "hf_stitch.matchers.Ridge().fit(moments) with moments = hf_stitch.Moments(dx, dy).update(x, y); "
-                "hf_stitch.compare takes Activations"
+                "hf_stitch.registries.matchers.build('ridge').fit(moments) with moments = hf_stitch.Moments(dx, "
+                "dy).update(x, y); hf_stitch.compare takes Activations"
             )
         return super().hint(value)
 

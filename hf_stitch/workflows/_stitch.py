@@ -20,7 +20,7 @@ from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import WITHOUT_STATE, Run
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._networks import Named, Runs

@@ -28,8 +28,8 @@ from hf_stitch.running import PLANNING, Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import part_widths
-from hf_stitch.tasks.heads import check_head, logits_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.base import logits_of
+from hf_stitch.tasks.heads import check_head, task_named
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._headed import Anchors, Encoder, Headed, as_space, between, is_relative, pooling_of, projected

@@ -21,11 +21,12 @@ from hf_stitch.analysis.detection.recording import recorded
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.detection.watching import crossfitted
 from hf_stitch.analysis.grid.result import StitchGrid
-from hf_stitch.detectors import Classifier, LikelihoodRatio, Mahalanobis, NearestNeighbours
+from hf_stitch.detectors.distribution_free import Classifier, NearestNeighbours
+from hf_stitch.detectors.gaussian import LikelihoodRatio, Mahalanobis
 from hf_stitch.registry import registries
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 import tiny_networks as networks  # isort: skip
 

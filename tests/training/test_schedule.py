@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_stitch.processes import ALONE
+from hf_stitch.running import ALONE
 from hf_stitch.training.schedule import TrainingSchedule
 
 

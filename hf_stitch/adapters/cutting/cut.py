@@ -13,8 +13,8 @@ from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.flow import Flow
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.surgery import Entry, Exit, Gone, Outline, Slot, Stub, swapped
-from hf_stitch.errors import see
 from hf_stitch.options import Fraction, Natural
+from hf_stitch.printing import see
 from hf_stitch.records import Dtype, Record
 from hf_stitch.representation import Representation, RepresentationSpec
 

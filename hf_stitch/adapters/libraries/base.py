@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 from hf_stitch.reference import ModelReference, Settings
 
 

@@ -19,10 +19,9 @@ from hf_stitch.metrics._routes import Collected, LayerError
 from hf_stitch.representation import finite
 from hf_stitch.running import Run
 from hf_stitch.statistics.base import within
-from hf_stitch.statistics.grams import Gram
+from hf_stitch.statistics.features import LayerRows
+from hf_stitch.statistics.grams import Gram, MinibatchGrams
 from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.layer_rows import LayerRows
-from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 from hf_stitch.storage.checkpoint import Checkpoint
 
 if TYPE_CHECKING:

@@ -22,14 +22,12 @@ from hf_stitch.analysis.comparison.layer_reader import Group, LayerReader
 from hf_stitch.analysis.comparison.routes import ComparisonPlan, flops_of_permutation, routes_of, taken_routes, workload
 from hf_stitch.analysis.comparison.sides import Side, networks_of, shares_of
 from hf_stitch.analysis.planning import NETWORKS, bytes_of_weights, speed
-from hf_stitch.errors import see
 from hf_stitch.metrics import ActivationMetric
-from hf_stitch.printing import warn
-from hf_stitch.processes import Processes
+from hf_stitch.printing import see, warn
 from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable
 from hf_stitch.resources import free_disk, free_memory
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.storage.checkpoint import Checkpoint
 
 Array = NDArray[np.float64]

@@ -15,11 +15,10 @@ from torch import Tensor
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.pairs.pair import check_finite
-from hf_stitch.processes import ALONE, Processes
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
-from hf_stitch.running import Run
+from hf_stitch.running import ALONE, Processes, Run
 from hf_stitch.stitches.layer import POOLED
-from hf_stitch.storage.rows import RowStore
+from hf_stitch.storage.tensors import RowStore
 from hf_stitch.tasks.base import Task
 
 MEMORY = 2**31

@@ -15,7 +15,7 @@ from hf_stitch.printing import warn
 from hf_stitch.scoring.measured import Measured, not_beaten, with_interval
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Answers, Array
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 
 def mean_name(layer: str) -> str:

@@ -22,7 +22,7 @@ from hf_stitch.results import Result
 from hf_stitch.scoring.halves import scored_target
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     import pandas

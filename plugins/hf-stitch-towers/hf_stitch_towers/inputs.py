@@ -17,6 +17,12 @@ from hf_stitch_towers.examples import MEDIA, start_of
 
 __all__ = ["ImageAndTextProcessor", "inputs_of"]
 
+OF_TEXT = ("masked", "behind")
+"""How cuts are padded whose positions are those of the text."""
+
+WHOLE = ("pixel_attention_mask",)
+"""Arguments that are all ones for whole images, which is also what a network takes without them."""
+
 KIND = {"pixel_values": "image", "flattened_patches": "image", "pixel_values_videos": "video"}
 
 
