@@ -2,7 +2,6 @@ from .activations import Activations as Activations
 from .auditing import Audit as Audit
 from .bootstrapping import ConfidenceInterval as ConfidenceInterval, bootstrap as bootstrap
 from .comparison.atlas import SimilarityAtlas as SimilarityAtlas
-from .comparison.maximum import MaximumTest as MaximumTest
 from .comparison.networks import NetworkAtlas as NetworkAtlas
 from .comparison.routes import ComparisonPlan as ComparisonPlan
 from .detection.result import Detection as Detection

@@ -46,7 +46,8 @@ from hf_stitch.reports.dynamics import section as training
 from hf_stitch.reports.general import section as general_section
 from hf_stitch.reports.writing import DATA, page
 from hf_stitch.results import Result
-from hf_stitch.training import Dynamics, History, Measurement
+from hf_stitch.training import Dynamics, History
+from hf_stitch.training.history import Measurement
 
 EVIL = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&\u2028"
 
