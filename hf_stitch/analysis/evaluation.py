@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.artefacts.parents import SCORED
+from hf_stitch.artefacts.record import SCORED
 from hf_stitch.data.overlap import FITTED, held_out
 from hf_stitch.reference import ModelReference
 from hf_stitch.results import Result
