@@ -235,10 +235,6 @@ class Run:
             takes: Options of a run that it uses.
             rest: Whether it uses what is left of ``options`` in another way.
 
-        Raises:
-            TypeError: If an option is not used, or has the wrong type.
-            ValueError: If an option is out of its range.
-
         Example:
             >>> def measure(data, **options):
             ...     with Run.of(measure, options, takes=["batch_size"]) as run:

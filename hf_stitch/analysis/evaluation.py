@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.artefacts.record import SCORED
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, held_out
 from hf_stitch.reference import ModelReference
