@@ -196,14 +196,10 @@ WITHOUT_STATE = ("batch_size", "seed", "progress", "accelerator")
 
 @dataclass(frozen=True)
 class Run:
-    """How a job runs, as inner functions receive it.
+    """How a job runs, as inner functions receive it: :class:`RunOptions`, and what they do not say.
 
     Attributes:
-        batch_size: As in :class:`RunOptions`.
-        seed: As in :class:`RunOptions`.
-        progress: As in :class:`RunOptions`.
         processes: The processes that share the samples.
-        checkpoint_dir: As in :class:`RunOptions`.
         planning: Whether to return a plan instead of the result.
 
     Example:
