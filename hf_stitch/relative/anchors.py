@@ -21,12 +21,11 @@ from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.options import checked
 from hf_stitch.printing import warn
-from hf_stitch.processes import Processes
 from hf_stitch.records import SPARSE, encode, read
 from hf_stitch.reference import ModelReference
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import Pooling
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.storage.files import decoding, digest, load_whole, replacing
 
 CONFIG = "anchors.json"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.options import checked
-from hf_stitch.processes import Processes
+from hf_stitch.running import Processes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_stitch.processes import Processes
+from hf_stitch.running import Processes
 from hf_stitch.statistics.base import Rows, Statistic, as_tensor
 from hf_stitch.statistics.grams import Grams
 from hf_stitch.storage.tensors import RowStore
