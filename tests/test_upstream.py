@@ -425,10 +425,10 @@ NETWORKS = [
          "hf_stitch/artefacts/modeling.py, StitchedModel.__init__ (_is_hf_initialized)"),
     fact("networks have _no_split_modules", lambda: gpt2()._no_split_modules == {"GPT2Block"}
          or gpt2()._no_split_modules == ["GPT2Block"],
-         "hf_stitch/artefacts/placing.py, whole_blocks, and training/sharding.py, blocks_of"),
+         "hf_stitch/artefacts/weights.py, whole_blocks, and training/sharding.py, blocks_of"),
     fact("networks have a plan of dtypes", lambda: "wo" in hf.T5Model(
         hf.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))._get_dtype_plan(torch.float16),
-         "hf_stitch/artefacts/casting.py, _stays"),
+         "hf_stitch/artefacts/saving.py, _stays"),
     fact("a flag tells that hooks for hidden states are installed", marked_when_hooks_are_installed,
          "hf_stitch/adapters/discovery/survey.py, _records, and adapters/cutting/halves.py, copy_without"),
     fact("hooks for hidden states belong to transformers", lambda: modules_of_hooks() == {"transformers"},
@@ -846,7 +846,7 @@ TORCH = [
          "hf_stitch/adapters/untraining.py, RESETS"),
     fact("dtypes of floats in safetensors begin with F or BF",
          lambda: len(codes()) == 3 and all(code.startswith(("F", "BF")) for code in codes()),
-         "hf_stitch/artefacts/files.py, _check_header"),
+         "hf_stitch/artefacts/weights.py, _check_header"),
     fact("data sets of torchvision have classes", lambda: classes_of_folders() == ["cat"],
          "hf_stitch/data/tables.py, Mapped.classes"),
     fact("Python reports connections and programs to audit hooks", lambda: not list(sealed_events()),

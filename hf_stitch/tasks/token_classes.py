@@ -329,7 +329,6 @@ def _masked(network: Any, samples: Sequence[Any]) -> tuple[dict[str, Any], Tenso
 
 @lru_cache(maxsize=4096)  # several networks and predictors read each text
 def _chosen(tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """Return which tokens of a text are masked."""
     text = chance(SEED, repr(tokens)).hex()
     count = max(round(SHARE * len(tokens)), 1)
     return tuple(sorted(sorted(range(len(tokens)), key=lambda place: chance(SEED, f"{text} {place}"))[:count]))

@@ -120,7 +120,6 @@ def _hsic_terms(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _vectors(output: Any, side: Side) -> Tensor:
-    """One vector per sample of an output."""
     batch, mask = side[0], side[1].get("attention_mask")
     values = tensor_of(output, len(batch.samples))
     if values is None:
