@@ -125,9 +125,9 @@ class ShapeDistance(MomentsMetric):
         angular, alpha = self.options["distance"] == "angular", self.options["alpha"]
         self.differentiable = alpha == 1
         if not angular:
-            self.range, self.counts_rows = (0.0, math.inf), True
+            self.range = (0.0, math.inf)
         if not angular or 0 < alpha < 1:
-            self.invariances = ("orthogonal", "permutation", "translation")
+            self.invariances, self.counts_rows = ("orthogonal", "permutation", "translation"), True
         elif alpha == 0:
             self.invariances = ("invertible", "orthogonal", "scaling", "permutation", "translation")
 

@@ -218,7 +218,7 @@ class ActivationMetric(Metric):
 
     - ``range``, ``symmetric``, ``triangle``, ``invariances``, ``gradient``: what the attributes declare holds, the
       invariances for either side to 1e-7.
-    - ``identity``: equal sides have distance 0, or the largest similarity of the range.
+    - ``identity``: equal sides have distance 0, or a similarity that no other side exceeds.
     - ``order``: the order of the samples, the same on both sides, changes nothing, also where rows are equal.
     - ``repeated``: nor does it if each row comes twice, unless the number of rows counts.
     - ``streamed``, ``moments``: any batches, or the moments of all rows, give the value of all rows at once, to 1e-8.

@@ -111,6 +111,7 @@ class SoftMatching(MomentsMetric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if self.options["compare"] == "distance":
+            self.counts_rows = True
             self.higher_is_better, self.triangle_inequality = False, True
             self.range, self.invariances = (0.0, math.inf), ("permutation", "translation")
 

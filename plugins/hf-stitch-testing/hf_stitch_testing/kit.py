@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import random as python_random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -108,9 +107,8 @@ def must(what: str) -> Iterator[None]:
 
 
 def generators() -> list[Tensor]:
-    """Return the states of the generators that all share: of torch, NumPy and Python."""
-    states: Any = np.random.get_state()[1], python_random.getstate()[1]
-    return [torch.get_rng_state(), *(torch.tensor([int(word) for word in state]) for state in states)]
+    """Return the states of the generators that all share, but that of Python, from which an import may draw."""
+    return [torch.get_rng_state(), torch.from_numpy(np.random.get_state()[1].astype(np.int64))]  # type: ignore
 
 
 @contextmanager

@@ -300,9 +300,9 @@ class _StitchKit(Kit):
         require_close(self.exact(torch.lerp(one, other, 0.3)), mixed, "the map is not affine: set affine = False")
         if hasattr(self.exact, "matrix"):
             linear = as_linear(self.exact)
-            require_close(linear(one), self.exact(one), "matrix() and bias must be those of the map")
             own = {tensor.data_ptr() for tensor in self.exact.state_dict().values()}
             require(own.isdisjoint(each.data_ptr() for each in linear.parameters()), "as_linear must copy the weights")
+            require_close(linear.double()(one), self.exact(one), "matrix() and bias must be those of the map")
 
     def gradients(self, x: Tensor) -> None:
         twin = copy.deepcopy(self.given)

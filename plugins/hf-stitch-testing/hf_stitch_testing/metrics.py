@@ -236,9 +236,9 @@ class _MetricKit(_Values):
 
     def identity(self) -> None:
         x, y = self._sides()
-        xx, xy, most = self._value(x, x), self._value(x, y), self.metric.range[1]
+        xx, xy = self._value(x, x), self._value(x, y)
         if self.metric.higher_is_better:
-            require(abs(xx - most) <= 1e-6, f"a similarity must be {most} for equal sides, got {xx}")
+            require(xx >= xy, f"a similarity must be largest for equal sides, got {xx}, and {xy} for others")
         else:
             require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx}, and {xy} for others")
 
