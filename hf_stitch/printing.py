@@ -83,7 +83,6 @@ class Visible:
         self.shown = shown
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render the text of each part as visible."""
         from rich.console import Console
         from rich.segment import Segment
 

@@ -167,8 +167,8 @@ class RunOptions(TypedDict, total=False):
         batch_size: Number of samples per forward pass. Default: 64.
         seed: Seed of all that is drawn: splits, permutations, noise and the resamples of intervals. Default: 0.
         progress: Whether to show progress bars. Default: yes.
-        accelerator: The ``accelerate.Accelerator`` of the processes. Default: created if several processes were
-            launched.
+        accelerator: The ``accelerate.Accelerator`` of the processes, each of which takes a part of the samples and
+            returns the same result. Default: created if several were launched (``accelerate launch``).
         checkpoint_dir: Folder for the state of the job, from which a repeated call resumes an interrupted one with
             bitwise identical results. Use one folder per job, and as many processes as before. Default: no state is
             kept.
@@ -196,14 +196,10 @@ WITHOUT_STATE = ("batch_size", "seed", "progress", "accelerator")
 
 @dataclass(frozen=True)
 class Run:
-    """How a job runs, as inner functions receive it.
+    """How a job runs, as inner functions receive it: :class:`RunOptions`, and what they do not say.
 
     Attributes:
-        batch_size: As in :class:`RunOptions`.
-        seed: As in :class:`RunOptions`.
-        progress: As in :class:`RunOptions`.
         processes: The processes that share the samples.
-        checkpoint_dir: As in :class:`RunOptions`.
         planning: Whether to return a plan instead of the result.
 
     Example:
@@ -234,10 +230,6 @@ class Run:
             options: The options with which it was called, a dictionary of its own.
             takes: Options of a run that it uses.
             rest: Whether it uses what is left of ``options`` in another way.
-
-        Raises:
-            TypeError: If an option is not used, or has the wrong type.
-            ValueError: If an option is out of its range.
 
         Example:
             >>> def measure(data, **options):

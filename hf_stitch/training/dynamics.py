@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.asking import Asked
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Asked
 from hf_stitch.analysis.comparison.atlas import WHOLE
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
@@ -70,7 +69,7 @@ class Dynamics(Result):
         {'conv': 1.0}
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.dynamics:section"
+    page: ClassVar[str] = "hf_stitch.reports.training:dynamics_section"
     values: Mapping[str, Array]
     steps: tuple[int, ...]
     epochs: tuple[float | None, ...]

@@ -11,9 +11,8 @@ from torch import nn
 from hf_stitch.adapters import Adapter, load_on, unwrap
 from hf_stitch.adapters.checks import check_meet
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.asking import Asked
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Asked
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric

@@ -30,13 +30,11 @@ from hf_stitch.scoring.halves import target_changes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.heads import check_head, task_named
-from hf_stitch.training.loop import DivergedError, StepCallback, train
-from hf_stitch.training.maps import plain, trainable
+from hf_stitch.training.loop import DivergedError, Schedule, StepCallback, TrainingSchedule, train
 from hf_stitch.training.objective import ANSWERS, L1, Answer, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
-from hf_stitch.training.schedule import Schedule, TrainingSchedule
 from hf_stitch.training.sharding import sharded
-from hf_stitch.training.stitches import Stitches
+from hf_stitch.training.stitches import Stitches, plain, trainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
