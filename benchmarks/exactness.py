@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.discovery.operations import Operations
+from hf_stitch.adapters.discovery.trace import Operations
 
 TOKENS = 64
 """Number of tokens in long texts and in texts for measuring cost."""

@@ -30,7 +30,7 @@ from scipy.optimize import nnls
 
 import hf_stitch
 from benchmarks.timing import machine
-from hf_stitch.matchers.lstsq import Lstsq
+from hf_stitch.matchers.regression import Lstsq
 from hf_stitch.relative import nearest
 from hf_stitch.statistics import Moments
 

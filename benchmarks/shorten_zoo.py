@@ -40,7 +40,7 @@ import hf_stitch
 from benchmarks import tiny, zoo, zoo_records
 from hf_stitch import Adapter, Samples
 from hf_stitch.running import WITHOUT_STATE, Run
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import logits_of
 
 FILE = zoo_records.FILE.with_name("shorten_zoo.json")
 SECONDS, SAMPLES, WORDS, NEW = 120, 44, 40, 8

@@ -23,7 +23,7 @@ from torch.nn import functional
 import hf_stitch
 from benchmarks.timing import machine
 from hf_stitch import Adapter, Samples, StitchedModel
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import logits_of
 from hf_stitch.training import TaskLoss
 
 STEPS, SKIPPED = 16, 4

@@ -41,7 +41,7 @@ from transformers.models.auto import modeling_auto
 
 import hf_stitch
 from benchmarks import exactness, tiny, zoo, zoo_records
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 
 FILE = zoo_records.FILE.with_name("towers_zoo.json")
 PAGE = FILE.with_suffix(".md")

@@ -25,25 +25,13 @@ BALOGH_2025 = arxiv(
 )
 CSISZARIK_2021 = arxiv("Csiszárik et al.: Similarity and Matching of Neural Network Representations", "2110.14633")
 DING_2021 = arxiv("Ding et al.: Grounding Representation Similarity with Statistical Testing", "2108.01661")
-DOWSON_1982 = Paper(
-    "Dowson & Landau: The Fréchet distance between multivariate normal distributions",
-    "https://doi.org/10.1016/0047-259X(82)90077-X",
-)
-HEUSEL_2017 = arxiv(
-    "Heusel et al.: GANs Trained by a Two Time-Scale Update Rule Converge to a Local Nash Equilibrium", "1706.08500"
-)
 HUH_2024 = arxiv("Huh et al.: The Platonic Representation Hypothesis", "2405.07987")
-KHOSLA_2024 = arxiv(
-    "Khosla & Williams: Soft Matching Distance: A metric on neural representations that captures single-neuron tuning",
-    "2311.09466",
-)
 KLABUNDE_2023 = arxiv("Klabunde et al.: Similarity of Neural Network Models: A Survey", "2305.06329")
 KORNBLITH_2019 = arxiv("Kornblith et al.: Similarity of Neural Network Representations Revisited", "1905.00414")
 KRIEGESKORTE_2008 = Paper(
     "Kriegeskorte et al.: Representational similarity analysis – connecting the branches of systems neuroscience",
     "https://doi.org/10.3389/neuro.06.004.2008",
 )
-LAMPLE_2018 = arxiv("Lample et al.: Word translation without parallel data", "1710.04087")
 LENC_2015 = arxiv(
     "Lenc & Vedaldi: Understanding image representations by measuring their equivariance and equivalence", "1411.5908"
 )
@@ -70,5 +58,4 @@ RAGHU_2017 = arxiv(
     "1706.05806",
 )
 SUN_2022 = arxiv("Sun et al.: Out-of-Distribution Detection with Deep Nearest Neighbors", "2204.06507")
-SZEKELY_2007 = arxiv("Székely et al.: Measuring and testing dependence by correlation of distances", "0803.4101")
 WILLIAMS_2021 = arxiv("Williams et al.: Generalized Shape Metrics on Neural Representations", "2110.14739")

@@ -96,7 +96,7 @@ class Entry:
         >>> from hf_stitch import registries
         >>> entry = registries.matchers.entry("lstsq")
         >>> entry.origin, entry.source
-        ('built-in', 'hf_stitch.matchers.lstsq:Lstsq')
+        ('built-in', 'hf_stitch.matchers.regression:Lstsq')
         >>> entry.summary.partition(",")[0]
         'Least squares: the affine map with minimum squared error'
     """
@@ -208,9 +208,6 @@ def load_plugin(path: str | Path) -> FilePlugin:
 
     Args:
         path: A Python file. It can do whatever Python can: load only files that you trust.
-
-    Returns:
-        The file and its hash.
 
     Raises:
         FileNotFoundError: If there is no such file.

@@ -26,7 +26,7 @@ from distributions import TABLE, table  # isort: skip
 CODE = """
 from dataclasses import dataclass
 from hf_stitch import registries
-from hf_stitch.matchers.lstsq import Lstsq
+from hf_stitch.matchers.regression import Lstsq
 
 @registries.matchers.register("file_lstsq")
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ def test_the_table_of_their_names_is_up_to_date() -> None:
     assert json.loads(TABLE.read_text(encoding="utf-8")) == table()
 
 
+MOVED = ("correlation_matching", "distance_correlation", "frechet", "soft_matching:compare=distance")
+"""Metrics that were built in before."""
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plugin is installed."""
@@ -63,8 +67,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("detectors", "energy", "hf-stitch-studies"),
         ("metrics", "weight_cosine", "hf-stitch-versions"),
+        *(("metrics", name, "hf-stitch-metrics") for name in MOVED),
         ("matchers", "diagonal:x=1", "hf-stitch-diagonal"),
         ("matchers", "unsupervised", "hf-stitch-embeddings"),
+        ("matchers", "retrieval:epochs=2", "hf-stitch-embeddings"),
         ("results", "Bench", "hf-stitch-studies"),
     ],
 )
@@ -73,6 +79,23 @@ def test_a_name_of_a_plugin_that_is_not_installed_tells_which(
 ) -> None:
     with pytest.raises(UnknownNameError, match=f"among {kind}; it comes with {distribution}: pip install"):
         registries[kind].build(name)
+
+
+def test_a_stitcher_of_a_matcher_that_is_not_installed_loads_and_has_a_card(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)) for _ in "ab"]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    x, place = torch.randn(60, 4), {"source_layer": "1", "target_layer": "1", "progress": False}
+    fitted = hf_stitch.stitch(a, b, x, matcher="residual_mlp:epochs=1,width=4", task="image-classification", **place)
+    fitted.stitcher.save_pretrained(tmp_path / "before")
+    request.getfixturevalue("alone")
+    stitcher = hf_stitch.Stitcher.from_pretrained(tmp_path / "before")
+    assert torch.equal(stitcher.attach(a, b)(input=x).logits, fitted(input=x).logits)
+    stitcher.save_pretrained(tmp_path / "after")
+    assert "residual_mlp" in (tmp_path / "after" / "README.md").read_text("utf-8")
+    with pytest.raises(UnknownNameError, match=r"'residual_mlp' among matchers; .* pip install hf-stitch-embeddings"):
+        hf_stitch.stitch(a, b, x, matcher="residual_mlp", task="image-classification", **place)
 
 
 def test_a_command_of_a_plugin_that_is_not_installed_tells_which(alone: None) -> None:
@@ -96,9 +119,23 @@ def test_a_command_that_is_gone_tells_what_to_do_instead(name: str, instead: str
     assert f"There is no command '{name}' here; {instead}" in " ".join(found.output.replace("│", " ").split())
 
 
+def test_what_names_a_thing_that_is_gone_tells_what_to_do_instead(tmp_path: Path) -> None:
+    saved = tmp_path / "result.json"
+    saved.write_text('{"result": "SelfTest"}')
+    with pytest.raises(ValueError, match=r"a result of class SelfTest, .*hf_stitch\.selftest\.self_test\(\) returns"):
+        StitchGrid.load(saved)
+    needed = {"registry": "networks", "name": "Own", "distribution": "own", "version": "1"}
+    with pytest.raises(PluginError, match=r"config\.json needs 'Own' among networks, but .*hf_stitch\.adapters\.Lib"):
+        check_requirements([needed], "config.json")
+    with pytest.raises(TypeError, match=r"'lstsq' among matchers has no option 'cache'; keep activations with"):
+        registries.matchers.build("lstsq", cache=True)
+
+
 def test_an_attribute_that_a_plugin_exports_tells_which() -> None:
     with pytest.raises(AttributeError, match="no attribute 'bench'; it comes with hf-stitch-studies: pip install"):
         hf_stitch.bench  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'frechet'; it comes with hf-stitch-metrics: pip install"):
+        hf_stitch.metrics.frechet  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_result_of_a_plugin_that_is_not_installed_tells_which(alone: None, tmp_path: Path) -> None:

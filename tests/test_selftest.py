@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer
 
 import hf_stitch
 from hf_stitch import StitchedModelForCausalLM, selftest
-from hf_stitch.matchers import Lstsq, Ridge
+from hf_stitch.matchers.regression import Lstsq, Ridge
 from hf_stitch.resources import one_thread
 from hf_stitch.selftest import PARTS, self_test
 from hf_stitch.stitches import StitchingLayer

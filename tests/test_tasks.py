@@ -20,14 +20,13 @@ from transformers.models.auto import modeling_auto
 
 import hf_stitch
 from benchmarks.tiny import config as tiny_config
-from hf_stitch.adapters.heads import task_of_head, unscored_head
+from hf_stitch.adapters.libraries.configs import task_of_head, unscored_head
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import Samples
 from hf_stitch.registry import registries
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
-from hf_stitch.tasks.heads import task_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named, task_of
 from hf_stitch.training import StitchabilityCallback, TaskLoss
 
 TASKS = [name for name in registries.tasks if name != "feature-extraction"]

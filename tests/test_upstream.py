@@ -29,7 +29,7 @@ import transformers as hf
 from torch import nn
 from transformers.models.auto import modeling_auto
 
-from hf_stitch.adapters.cutting.modes import plain
+from hf_stitch.adapters.cutting.forwards import plain
 
 PAGE = Path(__file__).parent.parent / "docs" / "upstream.md"
 
@@ -250,7 +250,7 @@ def unknown_counts() -> set[str]:
 CONFIGS = [
     fact("configs have a text config", lambda: hf.LlavaConfig().get_text_config().model_type == "llama"
          and hf.BertConfig().get_text_config().model_type == "bert",
-         "hf_stitch/adapters/libraries/padding.py, text_config"),
+         "hf_stitch/adapters/libraries/configs.py, text_config"),
     fact("configs have use_cache, or the forward",
          lambda: hf.GPT2Config().use_cache is True and takes(hf.GPT2LMHeadModel, "use_cache")
          and takes(hf.XLNetModel, "use_mems"), "hf_stitch/adapters/libraries/transformers.py, _interface"),
@@ -269,7 +269,7 @@ CONFIGS = [
     fact("RoBERTa numbers positions from padding_idx",
          lambda: hf.RobertaModel(hf.RobertaConfig(vocab_size=20, max_position_embeddings=20, **SMALL))
          .embeddings.position_embeddings.padding_idx == 1,
-         "hf_stitch/adapters/libraries/padding.py, positions_from_padding"),
+         "hf_stitch/adapters/libraries/configs.py, positions_from_padding"),
     fact("encoder-decoders have is_encoder_decoder",
          lambda: hf.T5Config().is_encoder_decoder and not hf.BertConfig().is_encoder_decoder,
          "hf_stitch/adapters/libraries/transformers.py, _interface"),
@@ -280,7 +280,7 @@ CONFIGS = [
          lambda: hf.BertConfig().problem_type is None
          and all(f'"{name}"' in source(hf.BertForSequenceClassification)
                  for name in ("regression", "multi_label_classification")),
-         "hf_stitch/tasks/heads.py, class_loss"),
+         "hf_stitch/tasks/heads.py, task_of_problem"),
     fact("configs contain the place they were loaded from", remembers_its_place,
          "hf_stitch/adapters/libraries/transformers.py, origin"),
     fact("configs name the class of the network", saves_its_class,
@@ -290,13 +290,13 @@ CONFIGS = [
     fact("configs name implementations by these keys",
          lambda: implementations() <= {f"{before}{what}_implementation{after}" for what in ("attn", "experts")
                                        for before in ("", "_") for after in ("", "_internal")},
-         "hf_stitch/adapters/libraries/rebuilding.py, own_code_only"),
+         "hf_stitch/adapters/untrusted.py, own_code_only"),
     fact("configs name backbones by these keys",
          lambda: {"backbone"} <= backbone_keys() <= {"backbone", "backbone_kwargs", "use_pretrained_backbone",
                                                      "use_timm_backbone", "timm_backbone"},
-         "hf_stitch/adapters/libraries/rebuilding.py, ELSEWHERE and own_code_only"),
+         "hf_stitch/adapters/untrusted.py, ELSEWHERE and own_code_only"),
     fact("configs have to_diff_dict", lambda: has(hf.PreTrainedConfig, "to_diff_dict"),
-         "hf_stitch/adapters/pinning.py, settings_of_config, and adapters/skeleton.py, changed"),
+         "hf_stitch/adapters/pinning.py, settings_of_config, and adapters/attributes.py, changed"),
     fact("what is read of a whole config is not set per layer", lambda: not ambiguous() & READ,
          "hf_stitch: read config.per_layer_config[i] instead"),
     fact("numbers of layers have known keys", lambda: not unknown_counts(), "hf_stitch/artefacts/record.py, LAYERS"),
@@ -410,11 +410,11 @@ NETWORKS = [
     fact("names of classifiers contain their task",
          lambda: all("ForImageClassification" in name for name in named("IMAGE_CLASSIFICATION"))
          and all(name.endswith("ForSequenceClassification") for name in named("SEQUENCE_CLASSIFICATION")),
-         "hf_stitch/adapters/heads.py, HEADS, and padding.py, lacks_padding"),
+         "hf_stitch/adapters/libraries/configs.py, task_of_head and lacks_padding"),
     fact("most names of decoders contain their task", lambda: decoders() > 0.85,
-         "hf_stitch/adapters/heads.py, HEADS"),
+         "hf_stitch/adapters/libraries/configs.py, task_of_head"),
     fact("classifiers of texts read pad_token_id in the forward", pad_id_is_read_in_the_forward,
-         "hf_stitch/adapters/libraries/padding.py, as_if_padded"),
+         "hf_stitch/adapters/libraries/configs.py, as_if_padded"),
     fact("construction calls initialize_weights", construction_calls_initialize_weights,
          "hf_stitch/adapters/libraries/transformers.py, build"),
     fact("transformers reports the weights that a checkpoint lacks", lacking_weights_are_reported,
@@ -425,12 +425,12 @@ NETWORKS = [
          "hf_stitch/artefacts/modeling.py, StitchedModel.__init__ (_is_hf_initialized)"),
     fact("networks have _no_split_modules", lambda: gpt2()._no_split_modules == {"GPT2Block"}
          or gpt2()._no_split_modules == ["GPT2Block"],
-         "hf_stitch/artefacts/placing.py, whole_blocks, and training/sharding.py, blocks_of"),
+         "hf_stitch/artefacts/weights.py, whole_blocks, and training/sharding.py, blocks_of"),
     fact("networks have a plan of dtypes", lambda: "wo" in hf.T5Model(
         hf.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))._get_dtype_plan(torch.float16),
-         "hf_stitch/artefacts/casting.py, _stays"),
+         "hf_stitch/artefacts/saving.py, _stays"),
     fact("a flag tells that hooks for hidden states are installed", marked_when_hooks_are_installed,
-         "hf_stitch/adapters/discovery/survey.py, _records, and adapters/cutting/copying.py, copy_without"),
+         "hf_stitch/adapters/discovery/survey.py, _records, and adapters/cutting/halves.py, copy_without"),
     fact("hooks for hidden states belong to transformers", lambda: modules_of_hooks() == {"transformers"},
          "hf_stitch/adapters/cutting/surgery.py, is_bookkeeping"),
     fact("a flag of modules turns gradient checkpointing on", checkpointed,
@@ -438,9 +438,9 @@ NETWORKS = [
     fact("classes with an override exist", lambda: not missing_overrides(), "hf_stitch/built_ins.py, overrides"),
     fact("CLIP finds the end of a text by the largest id where eos_token_id is 2",
          lambda: "eos_token_id == 2" in source(import_module("transformers.models.clip.modeling_clip")),
-         "hf_stitch/adapters/overrides/clip.py"),
+         "hf_stitch/adapters/families.py"),
     fact("outputs are mappings with logits", lambda: "logits" in gpt2()(torch.tensor([[1]])),
-         "hf_stitch/tasks/heads.py, logits_of"),
+         "hf_stitch/tasks/base.py, logits_of"),
 ]  # fmt: skip
 
 
@@ -521,7 +521,7 @@ TIMM = [
          "hf_stitch/adapters/libraries/timm.py, _native_size"),
     fact("a flag grad_checkpointing turns it on",
          lambda: checkpointed_by_timm("test_vit") and checkpointed_by_timm("resnet10t"),
-         "hf_stitch/adapters/cutting/modes.py, evaluating, and halves.py, CHECKPOINTS"),
+         "hf_stitch/adapters/cutting/forwards.py, evaluating, and halves.py, CHECKPOINTS"),
     fact("create_model takes the source of weights by these names",
          lambda: inspect.signature(timm.create_model).parameters.keys()
          <= {"model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir",
@@ -666,7 +666,7 @@ def launchers() -> set[str]:
 ACCELERATE = [
     fact("modules with a hook have _hf_hook and _old_forward",
          lambda: {"_hf_hook", "_old_forward", "forward"} <= vars(hooked()[0]).keys() | vars(hooked()).keys(),
-         "hf_stitch/offloading.py, hooks_of; adapters/cutting/copying.py, hollow; adapters/attributes.py, REPLACED"),
+         "hf_stitch/offloading.py, hooks_of; adapters/cutting/halves.py, hollow; adapters/attributes.py, REPLACED"),
     fact("hooks have the place and the source of weights",
          lambda: offloaded()[0].weight.is_meta and "weight" in offloaded()[0]._hf_hook.weights_map
          and str(offloaded()[0]._hf_hook.execution_device) == "cpu" and has(offloaded()[0]._hf_hook, "tied_params_map"),
@@ -674,7 +674,7 @@ ACCELERATE = [
     fact("several hooks of a module are in hooks", lambda: len(several_hooks()) == 2,
          "hf_stitch/offloading.py, hooks_of"),
     fact("backward divides by gradient_accumulation_steps", divided, "hf_stitch/training/loop.py, _gradients"),
-    fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/processes.py, LAUNCHED"),
+    fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/running.py, LAUNCHED"),
 ]  # fmt: skip
 
 
@@ -789,7 +789,7 @@ def sealed_events() -> Iterator[str]:
     import socket
     import subprocess
 
-    from hf_stitch.adapters.sealed import SealedError, sealed
+    from hf_stitch.adapters.untrusted import SealedError, sealed
 
     tried: dict[str, Callable[[], Any]] = {
         "subprocess": lambda: subprocess.run(["true"], check=False),
@@ -825,32 +825,32 @@ TORCH = [
     fact("unsaved buffers are those in _non_persistent_buffers_set", unsaved_buffers,
          "hf_stitch/adapters/cutting/halves.py, _persist_buffers, and adapters/attributes.py"),
     fact("a module that is compiled in place has _compiled_call_impl", compiled_in_place,
-         "hf_stitch/adapters/cutting/copying.py, is_compiled"),
+         "hf_stitch/adapters/cutting/forwards.py, is_compiled"),
     fact("torch.compile wraps a module as _orig_mod",
          lambda: list(torch.compile(nn.Linear(1, 1))._modules) == ["_orig_mod"],
          "hf_stitch/adapters/loading.py, unwrap"),
     fact("a switch of torch keeps attention from its fused path", switched_path,
-         "hf_stitch/adapters/cutting/modes.py, plain"),
+         "hf_stitch/adapters/cutting/forwards.py, plain"),
     fact("a weight counts its changes in _version", counted_changes,
          "hf_stitch/adapters/discovery/verify.py, unchanged"),
     fact("operations are counted by their packet",
          lambda: torch.ops.aten.mm in torch.utils.flop_counter.flop_registry
          and torch.ops.aten.convolution in torch.utils.flop_counter.flop_registry,
-         "hf_stitch/adapters/discovery/operations.py, Operations"),
+         "hf_stitch/adapters/discovery/trace.py, Operations"),
     fact("views, unfolding, joins and padding dispatch these operations",
          lambda: {"aten.view", "aten.im2col", "aten.cat", "aten.constant_pad_nd"} <= set(arranging()),
-         "hf_stitch/adapters/discovery/operations.py, _ARRANGING"),
+         "hf_stitch/adapters/discovery/trace.py, _ARRANGING"),
     fact("what takes values out of tensors passes through modes", lambda: not passing_the_mode(),
          "hf_stitch/adapters/cutting/flow.py, OUTSIDE"),
     fact("layers initialise themselves by these methods", lambda: all(reset_by()),
          "hf_stitch/adapters/untraining.py, RESETS"),
     fact("dtypes of floats in safetensors begin with F or BF",
          lambda: len(codes()) == 3 and all(code.startswith(("F", "BF")) for code in codes()),
-         "hf_stitch/artefacts/files.py, _check_header"),
+         "hf_stitch/artefacts/weights.py, _check_header"),
     fact("data sets of torchvision have classes", lambda: classes_of_folders() == ["cat"],
-         "hf_stitch/data/torch_datasets.py, Mapped.classes"),
+         "hf_stitch/data/tables.py, Mapped.classes"),
     fact("Python reports connections and programs to audit hooks", lambda: not list(sealed_events()),
-         "hf_stitch/adapters/sealed.py, SEALED"),
+         "hf_stitch/adapters/untrusted.py, SEALED"),
     fact("linear models of scikit-learn have these bases", linear_bases,
          "plugins/hf-stitch-transfer, carrying.py, LINEAR"),
     fact("Arrow arrays have list_size, null_count and combine_chunks", arrow,

@@ -7,23 +7,32 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 from torch import nn
 
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.options import Configured
 from hf_stitch.reference import Settings
 from hf_stitch.registry import registries
-
-if TYPE_CHECKING:
-    from hf_stitch.adapters.libraries.base import Library
 
 ATTRIBUTE = "hf_stitch_rewrites"
 """Attribute of a network: the list of the records of its rewrites, in the order in which they were applied."""
 
 REWRITES = "rewrites"
 """Key of the same list in a blueprint."""
+
+
+class Recorder(Protocol):
+    """What records of networks need of their library."""
+
+    name: ClassVar[str]
+
+    def blueprint(self, model: nn.Module) -> dict[str, Any]:
+        """Return a description from which the network is built again."""
+
+    def settings(self, model: nn.Module) -> Settings:
+        """Return what a forward reads of the config."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +67,6 @@ class Rewrite(Configured, ABC):
         Which modules, and the names and shapes of the new tensors, may depend on the options and on the names, classes
         and shapes of the network only, not on the values of its weights: a saved model is rebuilt without values, and
         its tensors may be on the meta device. New tensors have the device and the dtype of those they replace.
-
-        Args:
-            model: The network. It remains the same object.
-
-        Raises:
-            ValueError: If the network has nothing to rewrite, or the options do not fit it.
         """
 
 
@@ -74,11 +77,6 @@ def rewrite(model: nn.Module, change: str | Mapping[str, Any] | Rewrite) -> None
         model: The network. Create its adapter afterwards: an adapter that ran it knows its old modules.
         change: The rewrite, its name in ``hf_stitch.registries.rewrites`` (also with options, ``"name:key=value"``),
             or its record.
-
-    Raises:
-        UnknownNameError: If the registry has no such name.
-        TypeError: If an option is unknown, or is no JSON value.
-        ValueError: If the rewrite does not fit the network.
 
     Example:
         >>> class Halved(Rewrite):
@@ -103,9 +101,6 @@ def rewrites_of(model: nn.Module) -> list[dict[str, Any]]:
     Args:
         model: The network.
 
-    Returns:
-        For each rewrite its ``name`` and options, for ``registries.rewrites.build``; empty for most networks.
-
     Example:
         >>> rewrites_of(nn.Linear(2, 2))
         []
@@ -113,13 +108,13 @@ def rewrites_of(model: nn.Module) -> list[dict[str, Any]]:
     return list(getattr(model, ATTRIBUTE, ()))
 
 
-def blueprint_of(model: nn.Module, library: Library) -> dict[str, Any]:
+def blueprint_of(model: nn.Module, library: Recorder) -> dict[str, Any]:
     """Return the blueprint of a network, with the name of its library and its rewrites."""
     found = rewrites_of(model)
     return {"library": library.name, **library.blueprint(model), **({REWRITES: found} if found else {})}
 
 
-def settings_of(model: nn.Module, library: Library) -> Settings:
+def settings_of(model: nn.Module, library: Recorder) -> Settings:
     """Return the settings of a network with its rewrites."""
     settings, found = library.settings(model), rewrites_of(model)
     if found:
@@ -128,18 +123,10 @@ def settings_of(model: nn.Module, library: Library) -> Settings:
 
 
 def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
-    """Construct the network of a blueprint, and repeat its rewrites.
-
-    Args:
-        blueprint: The result of :meth:`hf_stitch.Adapter.blueprint`, possibly from an untrusted source.
-
-    Returns:
-        The network in eval mode, without trained weights.
+    """Construct the network of a blueprint, which may be untrusted, in eval mode, and repeat its rewrites.
 
     Raises:
         UnknownNameError: If a library or a rewrite is not installed.
-        TypeError: If a rewrite has no such option.
-        ValueError: If the network cannot be built, or a rewrite does not fit it.
     """
     own = {key: value for key, value in blueprint.items() if key != REWRITES}
     model: nn.Module = registries.adapters.get(blueprint["library"])().build(own)

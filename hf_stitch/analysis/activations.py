@@ -19,11 +19,10 @@ from torch import Tensor
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id
 from hf_stitch.options import did_you_mean
-from hf_stitch.processes import Processes
 from hf_stitch.representation import POOLINGS, Pooling, Representation
 from hf_stitch.resources import sized
-from hf_stitch.storage.files import decoding, digest, write_whole
-from hf_stitch.storage.folders import load_whole, replacing
+from hf_stitch.running import Processes
+from hf_stitch.storage.files import decoding, digest, load_whole, replacing, write_whole
 
 STATE = "state.json"
 """File in which ``datasets`` lists the files of a data set."""
@@ -45,10 +44,6 @@ class Activations:
         pooling: Pooling that was applied to the activations of the network; ``None`` if it is not known.
         mask: ``(n, positions)`` bool, true for real tokens; ``None`` if all tokens are real.
         grids: Name of a layer -> (height, width) of the grid that its positions form, for layers with a grid.
-
-    Raises:
-        ValueError: If there are no layers, shapes do not match, values are not real floating-point tensors, ids repeat
-            or the pooling is unknown.
 
     Example:
         >>> saved = Activations({"layer1": torch.randn(3, 8), "layer2": torch.randn(3, 5)}, ids=("a", "b", "c"))
@@ -104,9 +99,6 @@ class Activations:
             stop: Index after the last sample.
             layers: Names of the layers.
             callback: Receives the name of a layer and its :class:`Representation`.
-
-        Raises:
-            ValueError: If there is no such layer.
         """
         for name in layers:
             if name not in self.values:
@@ -138,8 +130,6 @@ class Activations:
             path: A file ``….npz`` or ``….safetensors``, or any other path for a folder of Arrow files.
 
         Raises:
-            ValueError: If a layer is called ``ids``, ``mask`` or ``about``, ids mix integers and strings, or the format
-                does not support bfloat16.
             OSError: If a file cannot be written. The previous files are unchanged then.
         """
         path = Path(path)
@@ -183,13 +173,6 @@ class Activations:
         Args:
             path: A file ``….npz`` or ``….safetensors``, or a folder of Arrow files.
             ids: The ids of the samples; ``None`` reads them from the file.
-
-        Returns:
-            The activations, on the CPU.
-
-        Raises:
-            ValueError: If there are no ids, or the arrays are not activations.
-            FileNotFoundError: If the file does not exist.
         """
         path = Path(path)
         if not path.exists():

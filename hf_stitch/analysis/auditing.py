@@ -15,7 +15,7 @@ from hf_stitch.printing import visible
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     import pandas
@@ -56,7 +56,7 @@ class Audit(Result):
         'accurate, and no detector finds it out of distribution'
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.audit:section"
+    page: ClassVar[str] = "hf_stitch.reports.stitched:audit_section"
     derived: ClassVar[tuple[str, ...]] = ("verdict",)
 
     evaluation: Evaluation
@@ -186,11 +186,7 @@ class Audit(Result):
         return pandas.DataFrame(rows)
 
     def plot(self) -> Figure:
-        """Plot the AUROCs of stitched activations, noise and controls with their intervals.
-
-        Returns:
-            The matplotlib figure.
-        """
+        """Plot the AUROCs of stitched activations, noise and controls with their intervals."""
         from hf_stitch.plots import intervals
 
         scores: dict[str, tuple[float, float, float]] = {}

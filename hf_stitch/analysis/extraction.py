@@ -29,8 +29,6 @@ def extract_activations(
 ) -> Activations:
     """Run a network on samples and return its activations, for later comparison or saving.
 
-    Under ``accelerate launch`` each process runs a part of the samples, and all processes return the same activations.
-
     Args:
         model: The network: an adapter, a module, or a name for :func:`hf_stitch.load`.
         data: Raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts.
@@ -46,8 +44,6 @@ def extract_activations(
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward.
-        ValueError: If an option is out of range, there are fewer samples than processes, or the activations do not
-            fit into memory.
 
     Example:
         >>> import hf_stitch, torch
@@ -75,7 +71,6 @@ def extract_activations(
 def _read(
     adapter: Adapter, names: Sequence[str], pooling: Pooling, grids: dict[str, tuple[int, int]], batch: Batch
 ) -> dict[tuple[str, str], Tensor]:
-    """Return values and masks of a batch, and keep the grids."""
     found: dict[tuple[str, str], Tensor] = {}
 
     def keep(name: str, representation: Representation) -> None:  # copies: the network may overwrite its values
@@ -94,7 +89,6 @@ def _read(
 
 
 def _planned(adapter: Adapter, samples: Samples, names: Sequence[str], pooling: Pooling, run: Run) -> Any:
-    """Record one batch, and extrapolate."""
     count, found = len(samples), list[dict[tuple[str, str], Tensor]]()
     seconds = seconds_per_sample(
         lambda batch: found.append(_read(adapter, names, pooling, {}, batch)), samples, run, adapter.device

@@ -80,17 +80,7 @@ class Identification(Result):
 
     @checked
     def verdicts(self, axis: Axis) -> NDArray[np.str_]:
-        """Return what was found for each layer.
-
-        Args:
-            axis: ``"a"`` or ``"b"``.
-
-        Returns:
-            ``(pairs, layers)`` strings, ``hit``, ``tie``, ``miss`` or ``undefined``.
-
-        Raises:
-            KeyError: If there is no such axis.
-        """
+        """Return what was found, ``(pairs, layers)``: ``hit``, ``tie``, ``miss`` or ``undefined``."""
         others = np.where(self.candidates[axis] > 0, "miss", "undefined")
         return np.where(self.hits[axis], "hit", np.where(self.ties[axis], "tie", others))
 
@@ -98,15 +88,9 @@ class Identification(Result):
     def favourite(self, axis: Axis) -> tuple[str, float]:
         """Return the candidate that is found most often.
 
-        Args:
-            axis: ``"a"`` or ``"b"``.
-
         Returns:
             Name of the layer, and its share of all layers. If it is always the same layer (a share of 1), the accuracy
             is exactly 1 / (number of layers), whatever the networks are.
-
-        Raises:
-            KeyError: If there is no such axis.
         """
         wins = self.winners[axis].sum(0)
         place = int(wins.argmax())
@@ -130,11 +114,7 @@ class Identification(Result):
         )
 
     def plot(self) -> Figure:
-        """Plot the confusion matrices of both axes: how often each candidate was the most similar one.
-
-        Returns:
-            The matplotlib figure, with a frame around the corresponding layers.
-        """
+        """Plot the confusion matrices of both axes: how often each candidate was the most similar one."""
         from hf_stitch.plots import heatmaps
 
         with np.errstate(invalid="ignore"):  # of a layer that nothing was taken for
@@ -207,14 +187,6 @@ def identify_layers(
         layers: Names of the layers; ``None`` uses their indices from 0.
         confidence: Confidence level of the intervals, between 0 and 1.
         seed: Seed of the bootstrap.
-
-    Returns:
-        Hits, ties and misses, the accuracies along both axes with their intervals, and the confusion matrices.
-
-    Raises:
-        ValueError: If there are no pairs; ``confidence`` is out of range; values are not square, differ in size, have
-            fewer than 2 layers or are all NaN; ``as_good`` has other pairs or shapes; the number of layer names is
-            wrong; or pairs of a network with itself are mixed with pairs of two networks.
 
     Example:
         >>> found = identify_layers([[0.9, 0.5], [0.6, 0.7]], higher_is_better=True)

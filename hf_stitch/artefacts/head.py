@@ -12,7 +12,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from hf_stitch.options import check
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 Kind = Literal["inductive", "paper"]
 
@@ -34,9 +34,6 @@ class HeadConfig(PreTrainedConfig):
         num_labels: Number of classes.
         anchors_fingerprint: That of the anchors (``AnchorSet.fingerprint``) to which inputs are similarities; ``None``
             if unknown, or if the inputs are no similarities.
-
-    Raises:
-        ValueError: If a width is below 1, or kind or activation is unknown.
 
     Example:
         >>> HeadConfig(in_features=300, num_labels=6).num_hidden_layers

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from hf_stitch import __version__
 from hf_stitch.built_ins import BUILT_INS
-from hf_stitch.cli.messages import GIVEN, in_options
+from hf_stitch.cli.signatures import GIVEN, in_options
 from hf_stitch.plugins import PluginError, hint_for, load_plugin
 from hf_stitch.printing import visible
 from hf_stitch.registry import registries

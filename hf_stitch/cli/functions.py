@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hf_stitch.cli.messages import GIVEN
+from hf_stitch.cli.signatures import GIVEN
 from hf_stitch.options import did_you_mean
 from hf_stitch.plugins import run_file
 from hf_stitch.printing import visible
@@ -140,7 +140,6 @@ def _module(place: Path) -> ModuleType:
 
 
 def _called(module: dict[str, Any], function: str, name: str, place: Path) -> Any:
-    """Call a function of a file without arguments."""
     found = module.get(function)
     if function not in module:
         own = [key for key, each in module.items() if inspect.isfunction(each) and each.__globals__ is module]

@@ -16,8 +16,8 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 import hf_stitch
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Samples
-from hf_stitch.storage.folders import replacing
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.storage.files import replacing
+from hf_stitch.tasks.base import logits_of
 
 SIZE = 32
 BATCH = 32
@@ -84,6 +84,5 @@ def save(network: Adapter, folder: Path) -> None:
 
 
 def _inputs(network: Adapter, samples: Samples) -> Tensor:
-    """Preprocess all images once."""
     batches = (network.preprocess(batch.samples) for batch in samples.batches(256))
     return torch.cat([next(iter(batch.values())) for batch in batches])

@@ -1,4 +1,4 @@
-"""What a verb takes, read from its source: parameters, types, defaults and descriptions.
+"""What a verb takes, read from its source (parameters, types, defaults, descriptions), and messages in these words.
 
 Nothing is imported, because verbs import torch: ``hf-stitch stitch --help`` takes a part of a second.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -17,6 +18,15 @@ from typing import Any
 
 LEAVES = ("Data", "Adapter", "StitchedModel")
 """Types with a meaning of their own on the command line, whose definitions are not looked up."""
+
+GIVEN: ContextVar[Sequence[str]] = ContextVar("given", default=())
+"""The arguments of the command that runs."""
+
+CALL = re.compile(r"([\w.]+\([^()]*\))")
+"""Calls of Python, which keep their arguments."""
+
+COLUMN = "text_pair"
+"""An option that is also the name of a column, which stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,27 @@ def without_markup(text: str, names: Mapping[str, str]) -> str:
         return f"{names[name]} {value}".rstrip() if name in names else name + equals + value
 
     return re.sub(r"``(.+?)``", written, text).replace("[", r"\[")  # else rich takes what is in brackets for a style
+
+
+def in_options(message: str, command: Any) -> str:
+    """Replace arguments of Python by the options of a command: ``task='image'`` by ``--task image``."""
+    options = {str(each.name): each.opts[0] for each in command.params if each.opts[0].startswith("--")}
+    for side, layer in (("a", "source_layer"), ("b", "target_layer")):  # of a comparison inside of the verb
+        if layer in options:
+            options[f"layers_{side}"] = options[layer]
+    if not options:
+        return message
+    long = sorted((name for name in options if "_" in name and name != COLUMN), reverse=True)
+    given = rf"(?<![\w/.'\"-])({'|'.join(sorted(options, reverse=True))})=('[^']*'|[^\s,;)]*)"
+    bare = rf"(?<![\w/.'\"-])({'|'.join(long)})(?![\w/.'\"=-])" if long else r"(?!)"
+
+    def option_of(found: re.Match[str]) -> str:
+        value = (found[2] or "").strip("'") if found.re.groups > 1 else ""
+        return options[found[1]] + (f" {value}" if value else "")
+
+    parts = CALL.split(message)
+    parts[::2] = [re.sub(bare, option_of, re.sub(given, option_of, part)) for part in parts[::2]]
+    return "".join(parts)
 
 
 @cache

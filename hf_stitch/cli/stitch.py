@@ -1,18 +1,25 @@
-"""``hf-stitch stitch``: stitch two networks, score the result and save it."""
+"""``hf-stitch stitch`` and ``hf-stitch swap``: commands that make a stitched model, score it and save it."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hf_stitch.cli.output import as_json
+import typer
+
+from hf_stitch.cli.artefacts import attach
+from hf_stitch.cli.options import draw, load_network
+from hf_stitch.cli.output import Output, as_json
 from hf_stitch.cli.verbs import Job, command
 from hf_stitch.printing import warn
-from hf_stitch.storage.folders import replacing
+from hf_stitch.storage.files import replacing
 
 if TYPE_CHECKING:
+    from hf_stitch.adapters import Adapter
     from hf_stitch.artefacts import StitchedModel
+    from hf_stitch.data import Samples
+    from hf_stitch.relative import AnchorSet
 
 
 @command("hf_stitch.workflows._stitch:stitch")
@@ -23,6 +30,99 @@ def stitch(job: Job) -> None:
         layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}
         job.output.show(" → ".join(layers.values()))
         finish(job, stitched, layers)
+
+
+@command("hf_stitch.workflows._swap:swap")
+def swap(
+    job: Job,
+    anchors: Annotated[
+        int | None,
+        typer.Option(min=2, help="Number of anchors. Stitched models contain their own anchors.", show_default="300"),
+    ] = None,
+    selection: Annotated[
+        Literal["random", "stratified"] | None,
+        typer.Option(help="Selection of the anchors, stratified by label or not.", show_default="random"),
+    ] = None,
+    anchor_split: Annotated[
+        str | None, typer.Option(help="Split of the anchors.", show_default="--split, without scoring on the anchors")
+    ] = None,
+) -> None:
+    """Swap the encoder, with anchors where the networks are no stitched models."""
+    given, shared = job.given, job.shared
+    if "part" in given:
+        names = {"--anchors": anchors, "--selection": selection, "--anchor-split": anchor_split}
+        names |= {f"--{n.replace('_', '-')}": given.get(n) for n in ("pooling", "baselines", "paired_data")}
+        if idle := [name for name, value in names.items() if value is not None]:
+            raise typer.BadParameter("does not apply with --part, which reads --data", param_hint=idle[0])
+        _exchange(job)
+        return
+    whole_network = {"--anchors": anchors, "--selection": selection, "--task": shared.task}
+    if "target_layer" not in given and (idle := [name for name, value in whole_network.items() if value is not None]):
+        raise typer.BadParameter(
+            "applies only to networks that are not stitched models, which need --target-layer", param_hint=idle[0]
+        )
+
+    for name in ("data", "encoder_layer"):
+        if name not in given:
+            raise typer.BadParameter("is required", param_hint=f"--{name.replace('_', '-')}")
+
+    from hf_stitch.relative import AnchorSet, select_anchors
+
+    with job.folder(needed=True):
+        is_whole = "target_layer" in given
+        model: Any = shared.load(given["model"]) if is_whole else attach(given["model"], shared, "MODEL", {})
+        new = load_network(given["encoder"], shared.device, shared.dtype)
+        read = shared.read(shared.split, None, job.seed)
+        pool = read if anchor_split in (None, shared.split) else shared.read(anchor_split, None, job.seed)
+        if is_whole:
+            known = AnchorSet.of(drawn := select_anchors(pool, anchors or 300, selection or "random", seed=job.seed))
+            chosen: Samples | None = drawn
+        else:
+            known, chosen = _kept(model, pool, new, given["encoder_layer"], given.get("pooling"))
+        scored = draw(_others(read, known, job.output), shared.max_samples, job.seed, str(shared.data))
+        finish(job, job.run(model=model, encoder=new, anchors=chosen, data=scored), {})
+
+
+def _exchange(job: Job) -> None:
+    shared = job.shared
+    if shared.data is None:
+        raise typer.BadParameter("is required", param_hint="--data")
+    with job.folder(needed=True):
+        networks = {name: shared.load(job.given[name]) for name in ("model", "encoder")}
+        found = job.run(**networks, anchors=shared.read(shared.split, shared.max_samples, job.seed), data=None)
+        assert shared.out is not None
+        found.save_pretrained(shared.out / "model")
+        job.finish(found, "exchanged.json", {"exchanged.png": {}}, model=str(shared.out / "model"))
+
+
+def _others(read: Samples, anchors: AnchorSet, output: Output) -> Samples:
+    """Return the samples that are no anchors, on which the model is scored."""
+    places = set(anchors.among(read))
+    if len(places) == len(read):
+        raise ValueError(
+            f"all {len(read)} samples are anchors, so that none is left to score on: take the anchors from another "
+            "split (--anchor-split), or fewer (--anchors)"
+        )
+    if not places:
+        return read
+    output.show(
+        f"{len(places)} of {len(read)} samples are anchors and left out of the scores; --anchor-split takes the "
+        "anchors from another split"
+    )
+    return read.select(place for place in range(len(read)) if place not in places)
+
+
+def _kept(
+    model: StitchedModel, pool: Samples, new: Adapter, layer: str, pooling: Any
+) -> tuple[AnchorSet, Samples | None]:
+    """Return the anchors of a stitched model and their samples, or ``None`` if the samples are not needed."""
+    from hf_stitch.relative import select_anchors
+
+    if model.anchors is None:
+        raise ValueError("this stitched model contains no anchors: pass its target network with --target-layer instead")
+    if model.anchors.has(new, layer, pooling or model.stitch.pooling) and not model.has_changed("source"):
+        return model.anchors, None
+    return model.anchors, select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
 
 
 def finish(job: Job, stitched: StitchedModel, record: dict[str, str]) -> None:

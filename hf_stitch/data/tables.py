@@ -3,53 +3,63 @@
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
 from hf_stitch.data.columns import Modality, common_kind, content, feature_kind, fields_of, kind_of
-from hf_stitch.data.torch_datasets import LABEL, SAMPLE, Mapped, as_row, columns_of, dataset_of
 
 if TYPE_CHECKING:
     import datasets
+    import torch
 
+
+SAMPLE, LABEL = "samples", "label"
+"""Names of the columns of samples that are not dictionaries."""
+
+KNOWN = (*get_args(Modality), "integer")
+"""Kinds of values that can be samples or labels."""
 
 Id = int | str
 Value = int | float | tuple[int | float, ...]
 """A label: a class, a number, or several numbers."""
 
-
 CHUNK = 1000
 """Number of samples read at a time to compute a fingerprint."""
 
 
-class Table(Protocol):
-    """Interface of a table of columns."""
+class Table(ABC):
+    """A table of columns."""
 
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """Kind of each column: a modality, ``class``, ``integer``, or the name of another type."""
+    kinds: Mapping[str, str]
+    """Kind of each column: a modality, ``class``, ``integer``, or the name of another type."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def column(self, name: str) -> list[Any]:
-        """A complete column of labels or ids."""
+        """Return all values of a column of labels or ids."""
+
+    @abstractmethod
+    def read(self, name: str, positions: Sequence[int]) -> list[Any]:
+        """Return the raw samples at some positions."""
 
     def classes(self, name: str) -> tuple[str, ...] | None:
-        """Class names of a label column, or None."""
-
-    def read(self, name: str, positions: Sequence[int]) -> list[Any]:
-        """Raw samples."""
+        """Return the class names of a column of class labels; ``None`` for other columns."""
+        return None
 
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
-        """The bytes that identify raw samples."""
+        """Return the bytes that identify the raw samples at some positions."""
+        return map(content, self.read(name, positions))
 
 
-class Stored:
+class Stored(Table):
     """The columns of a ``datasets.Dataset``."""
 
     def __init__(self, dataset: datasets.Dataset) -> None:
@@ -76,7 +86,7 @@ class Stored:
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
         """Return the values at some positions as bytes, for the fingerprint."""
         if self.kinds[name] != "image":
-            return map(content, self.read(name, positions))
+            return super().contents(name, positions)
         from datasets.table import embed_table_storage
 
         # Hash files instead of pixels, which may differ between versions of a decoder; files given by path are read.
@@ -84,7 +94,7 @@ class Stored:
         return ((file["bytes"] if file else None) or b"" for file in files[name].to_pylist())
 
 
-class Listed:
+class Listed(Table):
     """Columns in memory: lists, arrays or tensors."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -98,17 +108,9 @@ class Listed:
         """Return all values of a column."""
         return list(self.columns[name])
 
-    def classes(self, name: str) -> tuple[str, ...] | None:
-        """Return the class names of a column of class labels; ``None`` for other columns."""
-        return None
-
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
         """Return the values of a column at some positions."""
         return [self.columns[name][position] for position in positions]
-
-    def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
-        """Return the values at some positions as bytes, for the fingerprint."""
-        return map(content, self.read(name, positions))
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,3 +247,130 @@ def as_ids(values: Iterable[Any]) -> list[Id]:
     if twice:
         raise ValueError(f"ids must be unique, but {twice[0]!r} occurs {ids.count(twice[0])} times")
     return ids
+
+
+def as_row(item: Any) -> dict[str, Any]:
+    """Return the columns of one item: a dictionary, a sample, or a pair of a sample and its label."""
+    if isinstance(item, Mapping):
+        return dict(item)
+    if isinstance(item, (tuple, list)) and kind_of(item) != "text":
+        if len(item) == 2 and kind_of(item[0]) in get_args(Modality) and kind_of(item[1]) in ("integer", "float"):
+            label = item[1]
+            return {SAMPLE: item[0], LABEL: operator.index(label) if kind_of(label) == "integer" else label}
+        if len(item) == 1:
+            return {SAMPLE: item[0]}
+    return {SAMPLE: item}
+
+
+class Mapped(Table):
+    """The columns of a map-style ``torch.utils.data.Dataset``, whose items are read when they are needed.
+
+    Items are read once at the start, for their types and labels.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        import torch
+
+        if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"{type(dataset).__name__} has no items by number, and its order may change: pass a list of its items "
+                "(list(dataset)), or a map-style data set"
+            )
+        self.dataset = dataset
+        self.kinds: dict[str, str] = {}
+        self._integers: dict[str, list[Any]] = {}
+        if not len(self):
+            raise ValueError("there are no samples: the data is empty")
+        self._check_repeats()
+        for place in range(len(self)):
+            self._examine(place, as_row(dataset[place]))
+
+    def _check_repeats(self) -> None:
+        """Check that items do not differ when they are read again, because two networks must get the same samples."""
+
+        def read(place: int) -> dict[str, bytes]:  # other objects are neither samples nor labels, and have no content
+            row = as_row(self.dataset[place])
+            return {name: content(value) for name, value in row.items() if kind_of(value) in KNOWN}
+
+        for place in {0, len(self) // 2, len(self) - 1}:
+            if read(place) != read(place):
+                raise ValueError(
+                    f"item {place} of {type(self.dataset).__name__} differs when it is read again: both networks must "
+                    "get the same samples, so leave out random transforms (augmentation), or pass a list of its items"
+                )
+
+    def _examine(self, place: int, row: Mapping[str, Any]) -> None:
+        kinds = {name: kind_of(value) for name, value in row.items()}
+        self.kinds = self.kinds or kinds
+        if kinds != self.kinds:
+            raise ValueError(f"item {place} of the data set has {_listed(kinds)}, but item 0 has {_listed(self.kinds)}")
+        for name, kind in kinds.items():
+            if kind == "integer":
+                self._integers.setdefault(name, []).append(row[name])
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def column(self, name: str) -> list[Any]:
+        """Return all values of a column."""
+        return self._integers[name] if name in self._integers else self.read(name, range(len(self)))
+
+    def classes(self, name: str) -> tuple[str, ...] | None:
+        """Return the class names of torchvision's data sets (attribute ``classes``); ``None`` for others."""
+        names = getattr(self.dataset, "classes", None)
+        known = name == LABEL and isinstance(names, (list, tuple)) and all(isinstance(each, str) for each in names)
+        return tuple(names) if known and names else None
+
+    def read(self, name: str, positions: Sequence[int]) -> list[Any]:
+        """Return the values of a column at some positions."""
+        return [as_row(self.dataset[position])[name] for position in positions]
+
+
+def _listed(kinds: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+
+
+def columns_of(dataset: torch.utils.data.TensorDataset) -> dict[str, Sequence[Any]]:
+    """Return the columns of a ``TensorDataset``: samples, and the labels if it has two tensors."""
+    samples: Any
+    samples, *others = dataset.tensors
+    if not others:
+        return {SAMPLE: samples}
+    labels = others[0]
+    if len(others) > 1 or labels.dim() != 1:
+        shapes = ", ".join(f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in dataset.tensors)
+        raise ValueError(
+            f"a TensorDataset must contain samples, or samples and labels of shape (n,), got {shapes}: pass "
+            "Samples.of(samples, label=labels)"
+        )
+    return {SAMPLE: samples, LABEL: labels.tolist()}
+
+
+def dataset_of(loader: torch.utils.data.DataLoader[Any]) -> Any:
+    """Return the data set of a loader that reads it in order.
+
+    The loader itself is not iterated: samples are read from its data set, so that its batch size, workers and
+    ``drop_last`` do not matter.
+    """
+    import torch
+    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+    sampler, batches = loader.sampler, loader.batch_sampler
+    remedy = "pass its data set, loader.dataset"
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        raise ValueError(f"the data set of the loader has no items by number: {remedy}, as a list of its items")
+    if isinstance(sampler, RandomSampler):
+        raise ValueError(f"the loader shuffles, so that its order is not that of its data set: {remedy}")
+    if not isinstance(sampler, SequentialSampler) or not (batches is None or type(batches) is BatchSampler):
+        other = sampler if not isinstance(sampler, SequentialSampler) else batches
+        raise ValueError(
+            f"the order of the loader is that of {type(other).__name__}, which cannot be checked: {remedy}, or a "
+            "torch.utils.data.Subset with the samples in your order"
+        )
+    own = torch.utils.data.default_collate, torch.utils.data._utils.collate.default_convert
+    if loader.collate_fn not in own:
+        raise ValueError(
+            "the loader collates items by a function of its own, which a single sample does not pass through: "
+            f"{remedy}, of which each network preprocesses the samples itself"
+        )
+    return loader.dataset

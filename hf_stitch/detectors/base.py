@@ -19,7 +19,6 @@ class Scorer(ABC):
     """A detector that was fitted to the activations of a network at one layer.
 
     Example:
-        >>> import torch
         >>> from hf_stitch import registries
         >>> known = [Representation(torch.randn(200, 4), "bd")]
         >>> scorer = registries.detectors.build("mahalanobis").fit(known)
@@ -37,10 +36,19 @@ class Scorer(ABC):
 
         Returns:
             ``(batch,)`` float64, larger for stranger samples.
-
-        Raises:
-            ValueError: The activations have another width than those that the detector was fitted to.
         """
+
+
+def sample_means(activations: Representation, values: Tensor) -> Tensor:
+    """Return the mean over the positions of each sample."""
+    owners = activations.row_samples("none").to(values.device)
+    counts = values.new_zeros(activations.batch).index_add(0, owners, torch.ones_like(values))
+    if activations.mask is not None and not bool(counts.all()):
+        raise ValueError(
+            f"sample {int((counts == 0).nonzero()[0])} of the batch has no position, so it has no score: leave it out"
+        )
+    totals = values.new_zeros(activations.batch).index_add(0, owners, values)
+    return totals / counts
 
 
 Reads = Literal["positions", "samples", "whole"]
@@ -96,12 +104,6 @@ class Detector(Configured, ABC):
             activations: Batches of activations at one layer; they may be iterated several times.
             labels: Class of each sample, in the same order. Only detectors with ``needs_labels`` read them.
             auxiliary: Batches of the activations that :attr:`auxiliary` names. Other detectors do not read them.
-
-        Returns:
-            The fitted detector.
-
-        Raises:
-            ValueError: Labels or auxiliary activations are missing, there are too few samples, or they do not vary.
         """
         given: dict[str, Any] = {}
         if self.needs_labels:

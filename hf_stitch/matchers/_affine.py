@@ -1,18 +1,37 @@
-"""Build affine stitches from solved weights, and record how well they fit."""
+"""What closed forms share: checks of moments, affine stitches of solved weights, and the record of the fit."""
 
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor
 
+from hf_stitch.options import Within
+from hf_stitch.printing import see
 from hf_stitch.statistics import Moments
+from hf_stitch.statistics.spectrum import EPS
 from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch
+
+Rcond = Annotated[float, Within(0, 1, below=True)] | None
+"""Threshold on relative singular values; ``None`` for the default."""
 
 _Weighted = TypeVar("_Weighted", LinearStitch, LowRankStitch)
 _Affine = TypeVar("_Affine", IdentityStitch, LinearStitch, LowRankStitch)
+
+
+def require(moments: Moments, rows: int, remedy: str = "give more rows") -> None:
+    """Check that moments determine a fit: at least ``rows`` rows, and variation on both sides."""
+    if moments.n < rows:
+        raise ValueError(
+            f"fitting {moments.dx} to {moments.dy} features needs at least {rows} rows, got {moments.n}; {remedy}"
+            + see("too-few-samples")
+        )
+    for side, scatter, mean in (("x", moments.sxx, moments.mean_x), ("y", moments.syy, moments.mean_y)):
+        # Equal rows may have a small variance, because their mean is rounded.
+        if scatter.trace() <= moments.n * (8 * EPS * mean.norm()) ** 2:
+            raise ValueError(f"all {moments.n} rows of {side} are equal: there is nothing to match; is the layer dead?")
 
 
 @torch.no_grad()

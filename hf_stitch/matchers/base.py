@@ -18,7 +18,7 @@ from hf_stitch.papers import Paper
 from hf_stitch.running import Run
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import LinearStitch, Stitch, StitchingLayer
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 T = TypeVar("T")
 
@@ -55,13 +55,12 @@ def match_each(
 ) -> Matched:
     """Fit the stitching layers of all pairs of layers part by part.
 
+    A ValueError or LinAlgError of ``fit`` makes a pair of layers undefined.
+
     Args:
         collected: The activations.
         read: Returns what is fitted at a pair of layers, by part of the stitching layer.
         fit: Fits a part: the map, and the mean of the target's rows.
-
-    Returns:
-        The stitching layers. A ValueError or LinAlgError of ``fit`` makes a pair of layers undefined.
 
     Example:
         >>> from hf_stitch.pairs import CollectedParts
@@ -124,26 +123,15 @@ class Matcher(Configured, ABC):
 
     @abstractmethod
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:
-        """Fit the stitching layers of all pairs of layers.
+        """Fit the stitching layers of all pairs of layers (:func:`match_each` makes them of maps).
 
         Args:
             collected: The activations of both networks, which are collected when they are asked for.
             folder: Folder for the state of the matcher, from which interrupted work resumes; ``None`` for no state.
-
-        Returns:
-            The stitching layers (:func:`match_each` makes them of maps), and reasons where the matcher is undefined.
         """
 
     def check(self, pair: Pair, data: Split) -> None:
-        """Check before any network runs on the samples that the matcher can be used.
-
-        Args:
-            pair: The networks.
-            data: The samples.
-
-        Raises:
-            ValueError: It cannot.
-        """
+        """Raise a ValueError, before any network runs on the samples, if the matcher cannot be used."""
         if task_named(pair.task).causal and getattr(self, "causal", None) is False:
             raise ValueError(
                 f"matcher {self.name!r} reads later tokens, which a language model predicts: pass causal=True"
@@ -175,27 +163,23 @@ class ClosedFormMatcher(Matcher):
     """Base class of matchers whose stitch is computed from the moments of paired rows.
 
     Example:
-        >>> import torch
         >>> from hf_stitch import registries
-        >>> x = torch.randn(50, 3)
-        >>> matcher = registries.matchers.build("lstsq")
+        >>> x, matcher = torch.randn(50, 3), registries.matchers.build("lstsq")
         >>> round(matcher.fit(Moments(3, 3).update(x, -x)).fitted["r2"], 6)
         1.0
     """
 
     @abstractmethod
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
-        """Fit the stitch that maps x rows to y rows; computed in float64 on the device of the moments.
+        """Fit the stitch that maps x rows to y rows; computed in float64 on the device of the moments, where it stays.
+
+        Its ``fitted`` contains ``n``, ``r2`` and results of the matcher.
 
         Args:
             moments: Moments of the source's rows (x) and the target's rows (y).
             dtype: Dtype of the weights. ``stitch.fitted["r2"]`` is computed with the weights in this dtype.
 
-        Returns:
-            The stitch, on the device of the moments. Its ``fitted`` contains ``n``, ``r2`` and results of the matcher.
-
         Raises:
-            ValueError: The rows do not determine a stitch: there are too few, or y does not vary.
             torch.linalg.LinAlgError: A decomposition did not converge.
         """
 
@@ -226,29 +210,22 @@ class RowsMatcher(Matcher):
     """Base class of matchers that need the paired rows themselves: their regions, or gradient descent on them.
 
     Example:
-        >>> import torch
-        >>> from hf_stitch import registries
-        >>> x = torch.randn(200, 3)
-        >>> registries.matchers.build("piecewise", clusters=2).fit(x, 2 * x.abs()).fitted["n"]
-        200
+        >>> RowsMatcher.collects
+        'rows'
     """
 
     collects: ClassVar[Literal["moments", "rows"]] = "rows"
 
     @abstractmethod
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> Stitch:
-        """Fit the stitch that maps x rows to y rows.
+        """Fit the stitch that maps x rows to y rows, on the CPU.
+
+        Its ``fitted`` contains ``n``, ``r2`` and results of the matcher.
 
         Args:
             x: ``(n, dx)`` floating point: the source's rows.
             y: ``(n, dy)`` floating point: the target's rows.
             dtype: Dtype of the weights.
-
-        Returns:
-            The stitch, on the CPU. Its ``fitted`` contains ``n``, ``r2`` and results of the matcher.
-
-        Raises:
-            ValueError: The rows do not determine a stitch: there are too few, or y does not vary.
         """
 
     def check(self, pair: Pair, data: Split) -> None:
@@ -282,12 +259,8 @@ class UnpairedMatcher(RowsMatcher):
             rows without partners.
 
     Example:
-        >>> import torch
-        >>> from hf_stitch import registries
-        >>> matcher = registries.matchers.build("seeded_refinement")
-        >>> x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
-        >>> matcher.fit(x[:20], -x[:20], unpaired=(x[20:110], -x[110:])).fitted["seeds"]
-        20
+        >>> UnpairedMatcher.unplanned
+        'the search for pairs'
     """
 
     least_pairs: ClassVar[int] = 0
@@ -297,10 +270,10 @@ class UnpairedMatcher(RowsMatcher):
     def fit(
         self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32, *, unpaired: tuple[Tensor, Tensor] | None = None
     ) -> Stitch:
-        """Fit the stitch.
+        """Fit the stitch, on the CPU.
 
-        Returns the stitch, on the CPU. Its ``fitted`` contains ``n``, the number of pairs of the last fit, those that
-        the matcher has found included, ``r2`` on these, and results of the matcher.
+        Its ``fitted`` contains ``n``, the number of pairs of the last fit, those that the matcher has found included,
+        ``r2`` on these, and results of the matcher.
         """
 
     def check(self, pair: Pair, data: Split) -> None:
@@ -369,18 +342,13 @@ class TrainedMatcher(Matcher):
         return self.initial.unplanned
 
     @abstractmethod
-    def trained(
-        self, collected: CollectedPair, layers: Mapping[Cell, StitchingLayer], folder: Path | None
-    ) -> Matched:  # fmt: skip
+    def trained(self, collected: CollectedPair, layers: Mapping[Cell, StitchingLayer], folder: Path | None) -> Matched:
         """Train the stitching layers of all pairs of layers, starting from those of the initial matcher.
 
         Args:
             collected: The networks and the samples.
             layers: Pair of layers -> initial stitching layer.
             folder: Folder for the state of the training; ``None`` for no state.
-
-        Returns:
-            The trained layers.
         """
 
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:

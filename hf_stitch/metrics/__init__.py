@@ -8,4 +8,14 @@ and subclass ``MomentsMetric``, ``FeaturesMetric`` or ``MeanMetric``; the check 
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name; tell where a name is that a plugin has."""
+    if name not in __all__:
+        from hf_stitch.plugins import hint_for
+
+        if hint := hint_for("names", name):
+            raise AttributeError(f"hf_stitch.metrics has no attribute {name!r}; {hint}", name=name)
+    return _imported(name)

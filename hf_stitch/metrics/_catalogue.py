@@ -36,10 +36,6 @@ CATALOGUE = {
         "mean canonical correlation", True, (0.0, 1.0), ("invertible", "orthogonal", *_UNITS),
         "whether layers hold the same linear information; takes far more samples than features",
     ),
-    "correlation_matching": Described(
-        "correlation of matched features", True, (-1.0, 1.0), _UNITS,
-        "whether single features (neurons, channels) correspond one to one",
-    ),
     "direct_matching": Described(
         "residual of direct matching", False, (0.0, math.inf), (),
         "how far stitched activations are from those of the target, in the same space",
@@ -47,14 +43,6 @@ CATALOGUE = {
     "disagreement": Described(
         "disagreement", False, (0.0, 1.0), ("scaling",),
         "share of samples for which two classifiers predict different classes",
-    ),
-    "distance_correlation": Described(
-        "distance correlation", True, (0.0, 1.0), _SHAPE,
-        "dependence of any form, also nonlinear; positive for few samples, so test it by permutation",
-    ),
-    "frechet": Described(
-        "relative squared Fréchet distance", False, (0.0, math.inf), (),
-        "whether stitched activations have the mean and the covariance of those of the target",
     ),
     "jaccard": Described(
         "Jaccard similarity of nearest neighbours", True, (0.0, 1.0), _ANGLES,
@@ -111,10 +99,6 @@ CATALOGUE = {
     "shape_distance": Described(
         "shape distance", False, (0.0, math.pi / 2), _SHAPE,
         "an angle with the triangle inequality; alpha leads from procrustes (1) to cca (0)",
-    ),
-    "soft_matching": Described(
-        "soft matching of features", True, (-1.0, 1.0), _UNITS,
-        "as correlation_matching, between layers of unequal widths",
     ),
     "svcca": Described(
         "singular vector CCA", True, (0.0, 1.0), _SHAPE,

@@ -16,15 +16,14 @@ from hf_stitch.adapters.recording import record
 from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.pairs.moments import PairMoments, check_moments_fit
 from hf_stitch.pairs.pair import Cell, Pair, check_finite
-from hf_stitch.processes import ALONE
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.resources import check_fits
-from hf_stitch.running import Run
+from hf_stitch.running import ALONE, Run
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths, source_positions, source_prefix
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 Rows = dict[str, tuple[Tensor, Tensor]]
 """Rows of the source and of the target, by part of a stitching layer."""
@@ -86,10 +85,6 @@ class CollectedPair(Collected):
         unpaired: Samples of the source and samples of the target without partners.
         state: Checkpoint of the job, from which interrupted work continues.
 
-    Raises:
-        ValueError: From each method, if activations are NaN or infinite (the message names layer and sample), or what
-            is collected does not fit into memory.
-
     Example:
         >>> import hf_stitch
         >>> from torch.nn import Linear, ReLU, Sequential
@@ -98,7 +93,7 @@ class CollectedPair(Collected):
         >>> collected = CollectedPair(pair, PairedSamples.of(torch.randn(50, 4)))
         >>> collected.moments(("0", "1"))
         {'body': Moments(dx=8, dy=8, n=50, device='cpu')}
-        >>> hf_stitch.matchers.Ridge().match(collected).layers["0", "0"].widths
+        >>> hf_stitch.registries.matchers.build("ridge").match(collected).layers["0", "0"].widths
         (8, 8)
     """
 
@@ -214,7 +209,8 @@ class CollectedParts(Collected):
         >>> x = torch.randn(50, 3)
         >>> spec = RepresentationSpec("bd", 3)
         >>> collected = CollectedParts(spec, spec, "none", {"body": Features().update(x, -x)})
-        >>> round(hf_stitch.matchers.Lstsq().match(collected).only.body.fitted["r2"], 6)
+        >>> matched = hf_stitch.registries.matchers.build("lstsq").match(collected)
+        >>> round(matched.only.body.fitted["r2"], 6)
         1.0
     """
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.pairs.pair import Pair
 from hf_stitch.running import Run
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 TEST_SIZE = 0.2
 """Share of the samples that are held out by default."""
@@ -42,11 +42,7 @@ class Split:
         cls, pair: Pair, run: Run, data: Any, *, paired_data: Any = None, test_data: Any = None,
         test_size: float | int | None = None, unpaired: Any = None,
     ) -> Self:  # fmt: skip
-        """Read the samples of a pair of networks, number their labels as the target does, and split them by sample.
-
-        Raises:
-            ValueError: If they do not correspond, cannot be split, or are too long for the source.
-        """
+        """Read the samples of a pair of networks, number their labels as the target does, and split them by sample."""
         if paired_data is not None and pair.align == "prefix":
             raise ValueError("with align='prefix' both networks read the same texts: leave out paired_data")
         if paired_data is not None and test_data is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch
@@ -22,9 +22,8 @@ from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference, weights_hash
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.base import Whole
-from hf_stitch.tasks.heads import check_head, logits_of, task_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.base import Whole, logits_of
+from hf_stitch.tasks.heads import check_head, task_named, task_of
 
 SOURCE = "source"
 """Stands for the layer of the source of a stitched model, which has one."""

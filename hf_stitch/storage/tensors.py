@@ -1,23 +1,24 @@
-"""Tensors in a file with a digest, which is checked when they are read."""
+"""Tensors in files: with a digest, which is checked when they are read, or as rows that are mapped into memory."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from hf_stitch.storage.files import reading, write_whole
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def write_tensors(path: Path, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write a safetensors file, atomically."""
-    from safetensors.torch import save_file
-
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(about)
     metadata = {"about": text, "digest": _digest(key, text, stored)}
@@ -36,8 +37,6 @@ def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def _read(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -47,11 +46,83 @@ def _read(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _digest(key: str, about: str, tensors: Mapping[str, Tensor]) -> str:
-    import torch
-
     found = hashlib.sha256(f"{key}{about}".encode())
     for name in sorted(tensors):
         value = tensors[name]
         found.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
         found.update(value.flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+class RowStore:
+    """An append-only file with one tensor for each sample, mapped into memory for reading.
+
+    Samples of equal shape are stored as one row each. Samples of different length, for example texts, are stored
+    without padding, one row for each real position as given by a mask; :meth:`read` pads them on the right.
+    """
+
+    def __init__(self, path: Path, *, resume: int = 0, like: Tensor | None = None) -> None:
+        self.path = path
+        self._lengths: list[Tensor] = []
+        self._ragged = False
+        self._like = torch.empty(0) if like is None else like[:0].cpu()
+        self._mapped: Tensor | None = None
+        self._hash: Any = None  # made when it is needed: stores are sent to other processes, and hashes cannot be
+        self._hashed = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        size = resume * self._like[:0].new_empty(1, *self._like.shape[1:]).nbytes
+        if path.stat().st_size < size:
+            raise ValueError(f"{path} has fewer than the {resume} rows that the saved state requires")
+        os.truncate(path, size)
+        if resume:
+            self._lengths.append(torch.ones(resume, dtype=torch.long))
+
+    def __len__(self) -> int:
+        """Return the number of rows in the file."""
+        return int(sum(lengths.sum() for lengths in self._lengths))
+
+    def digest(self) -> Tensor:
+        """Compute the SHA-256 of the rows in the file; what was hashed before is not read again."""
+        self._hash = self._hash or hashlib.sha256()
+        with self.path.open("rb") as file:
+            file.seek(self._hashed)
+            while block := file.read(2**20):
+                self._hash.update(block)
+            self._hashed = file.tell()
+        return torch.tensor(list(self._hash.digest()), dtype=torch.uint8)
+
+    def append(self, values: Tensor, mask: Tensor | None = None) -> None:
+        """Append a batch of samples."""
+        if mask is None:
+            rows, lengths = values, torch.ones(len(values), dtype=torch.long)
+        else:
+            self._ragged = True
+            rows, lengths = values[mask], mask.sum(1).cpu()
+        self._lengths.append(lengths)
+        self._like = rows[:0].cpu()
+        self._mapped = None
+        with self.path.open("ab") as file:
+            file.write(rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+    def rows(self) -> Tensor:
+        """Map all rows into memory."""
+        if self._mapped is None:
+            shape = torch.Size((len(self), *self._like.shape[1:]))
+            flat = torch.from_file(str(self.path), False, shape.numel(), dtype=self._like.dtype)
+            self._mapped = flat.view(shape)
+        return self._mapped
+
+    def read(self, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Read samples by index.
+
+        Samples of different length are padded with zeros on the right, and come with the mask ``(n, tokens)``.
+        """
+        rows = self.rows()
+        if not self._ragged:
+            return rows[places], None
+        lengths = torch.cat(self._lengths)
+        starts = lengths.cumsum(0) - lengths
+        samples = [rows[start : start + n] for start, n in zip(starts[places], lengths[places], strict=True)]
+        real = torch.arange(int(lengths[places].max())) < lengths[places][:, None]
+        return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True), real

@@ -16,7 +16,6 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.printing import warn
-from hf_stitch.tasks.heads import widened
 
 Array = NDArray[np.float64]
 Answers = Mapping[str, Any]
@@ -98,9 +97,6 @@ class Task(ABC):
         Args:
             head: Name of the class of the network.
             config: Its config, or ``None`` if it is unknown.
-
-        Returns:
-            Whether it does.
         """
         return any(part in head for part in cls.heads)
 
@@ -109,36 +105,16 @@ class Task(ABC):
 
         Args:
             modality: ``image``, ``text`` or ``tensor``.
-
-        Returns:
-            A subclass of :class:`hf_stitch.StitchedModel`.
         """
         return resolve_name(self.models.get(modality, self.models[""]))
 
     def about(self, network: Any) -> Self:
-        """Return the task of a network: an adapter, or a stitched model. A task may read its tokenizer and its config.
-
-        Args:
-            network: The network.
-
-        Returns:
-            The task, by default without change.
-        """
+        """Return the task of a network, an adapter or a stitched model. It may read its tokenizer and its config."""
         return self
 
     # -- labels -----------------------------------------------------------------------------------------------------
     def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
-        """Return the labels of samples as the task reads them; ``None`` without labels, or if it reads none.
-
-        Args:
-            samples: The samples.
-
-        Returns:
-            One label per sample.
-
-        Raises:
-            ValueError: If the labels are of another kind; the message names the first sample.
-        """
+        """Return the labels of samples as the task reads them; ``None`` without labels, or if it reads none."""
         return None
 
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:  # noqa: B027
@@ -147,9 +123,6 @@ class Task(ABC):
         Args:
             samples: The samples.
             outputs: Number of its outputs, of one sample or one token.
-
-        Raises:
-            ValueError: If a label does not; the message names the sample.
         """
 
     def numbered(self, samples: Samples, config: Any) -> Samples:
@@ -315,6 +288,23 @@ class Task(ABC):
     def usage(self) -> str:
         """Return the lines of a model card that show the output, after ``output = model(**inputs)``."""
         return ""
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the logits in the output of a model with a head."""
+    if isinstance(output, Mapping):
+        return output["logits"]
+    return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
+
+
+def widened(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits in float32 or wider, and labels on their device."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(logits.device)
+
+
+def divergence(logs: Tensor, of_target: Tensor) -> Tensor:
+    """Return the Kullback-Leibler divergences of log-probabilities from those of the target, in nats."""
+    return (of_target.exp() * (of_target - logs).where(of_target > -torch.inf, 0)).sum(-1)
 
 
 def concatenated(parts: Sequence[Array]) -> Array:

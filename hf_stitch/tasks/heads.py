@@ -1,22 +1,39 @@
-"""Heads that can be scored, and their logits."""
+"""The tasks by name, and which of them a head is for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 from hf_stitch.registry import registries
-
-if TYPE_CHECKING:
-    from hf_stitch.tasks.base import Task
+from hf_stitch.tasks.base import Task
 
 WITHOUT_HEAD = "feature-extraction"
 """The task of models without a head, for which ``None`` stands too."""
+
+SINGLE_LABEL = "single_label_classification"
+"""What transformers calls classification with one class per sample."""
+
+
+def task_named(name: str | None) -> Task:
+    """Return a task; a model without one is compared with its target by outputs."""
+    return registries.tasks.build(name or WITHOUT_HEAD)
+
+
+def task_of_problem(name: str | None, problem_type: str | None) -> str | None:
+    """Return the task of a head: its own, or another one that the problem type of its config names."""
+    task = task_named(name)
+    if problem_type in (None, task.problem_type or SINGLE_LABEL):
+        return name
+    for other in registries.tasks:
+        kind = registries.tasks.get(other)
+        if kind.family == task.family and problem_type == (kind.problem_type or SINGLE_LABEL):
+            return other
+    raise ValueError(f"config.problem_type is {problem_type!r}, but the head is for {name}")
 
 
 class Headed(Protocol):
@@ -78,7 +95,6 @@ def task_of(target: Adapter, task: str | None) -> str | None:
 
 @torch.no_grad()
 def _difference(target: Adapter, task: Task) -> str:
-    """Return what a task needs and the outputs of a network are not; empty if they are."""
     name = type(target.model).__name__
     try:
         output = target.forward(dict(target.example))
@@ -87,20 +103,3 @@ def _difference(target: Adapter, task: Task) -> str:
     if isinstance(output, Mapping) and "logits" not in output:
         return f"logits, but {name} outputs {', '.join(output)}"
     return task.difference(target, output)
-
-
-def logits_of(output: Any) -> Tensor:
-    """Return the logits in the output of a model with a head."""
-    if isinstance(output, Mapping):
-        return output["logits"]
-    return output if isinstance(output, Tensor) else output.logits if hasattr(output, "logits") else output[0]
-
-
-def widened(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits in float32 or wider, and labels on their device."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(logits.device)
-
-
-def divergence(logs: Tensor, of_target: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergences of log-probabilities from those of the target, in nats."""
-    return (of_target.exp() * (of_target - logs).where(of_target > -torch.inf, 0)).sum(-1)

@@ -22,10 +22,11 @@ from hf_stitch.tasks.base import (
     Whole,
     as_arrays,
     check_predictions,
+    divergence,
+    logits_of,
     most_likely,
     total,
 )
-from hf_stitch.tasks.heads import divergence, logits_of
 
 EXCLUDED = 1e30
 """Logits of this size are not computed but set, to exclude a token."""

@@ -12,13 +12,13 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from hf_stitch.adapters import unwrap
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.options import Count, checked
-from hf_stitch.processes import Processes
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.relative.projection import check_anchors
+from hf_stitch.running import Processes
 from hf_stitch.stitches.layer import source_positions
 from hf_stitch.training.probe import check_whole, unnoticed
 
@@ -46,10 +46,6 @@ class AnchorRefresh(TrainerCallback):
         batch_size: Number of anchors per forward pass.
         training: Whether to embed in training mode, so that BatchNorm normalises the anchors with their own batch
             statistics, as it does with training batches; all anchors should then fit in one batch. Default: eval mode.
-
-    Raises:
-        ValueError: If the model contains no or several relative projections, the number of anchors differs from that
-            of the projection, ``encoder`` is missing, or ``every`` or ``batch_size`` is below 1.
 
     Example:
         >>> encoder = nn.Linear(4, 3)
@@ -107,11 +103,7 @@ class AnchorRefresh(TrainerCallback):
         self.steps += 1
 
     def refresh(self) -> None:
-        """Embed the anchors with the current weights.
-
-        Raises:
-            ValueError: If anchors have identical vectors, NaN or infinite values, or the weights are sharded.
-        """
+        """Embed the anchors with the current weights."""
         check_whole(self._runs)
         mode = _training if self.training else evaluating
         with unnoticed(self._runs, Processes.of(None)), mode(self._runs):

@@ -13,20 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.asking import Asked
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Asked
 from hf_stitch.analysis.comparison.atlas import WHOLE
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
 from hf_stitch.options import Count, checked
-from hf_stitch.processes import Processes
 from hf_stitch.records import read
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.storage.files import decoding, write_whole
 from hf_stitch.training.callback import Every, ProbingCallback
@@ -62,9 +60,6 @@ class Dynamics(Result):
         range: Smallest and largest value that the metric can have; ``None`` if unknown.
         whole: For a metric of weights, ``(moments, moments)`` float64 of the whole network; otherwise ``None``.
 
-    Raises:
-        ValueError: If the shapes of the values do not fit the number of moments.
-
     Example:
         >>> values = np.array([[1, 0.5, 0.3], [0.5, 1, 0.95], [0.3, 0.95, 1]])
         >>> dynamics = Dynamics({"conv": values}, (0, 10, 20), (0.0, 1.0, 2.0), "linear_cka", True, 9, "mean")
@@ -74,7 +69,7 @@ class Dynamics(Result):
         {'conv': 1.0}
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.dynamics:section"
+    page: ClassVar[str] = "hf_stitch.reports.training:dynamics_section"
     values: Mapping[str, Array]
     steps: tuple[int, ...]
     epochs: tuple[float | None, ...]
@@ -105,14 +100,6 @@ class Dynamics(Result):
             folder: Folder with the recordings.
             metric: A metric, or its name in ``hf_stitch.registries.metrics``. If the recorder's metric compares
                 weights, this metric, with the same or other options.
-
-        Returns:
-            The values of the metric for all layers and pairs of moments.
-
-        Raises:
-            FileNotFoundError: If the folder contains no recordings.
-            ValueError: If there is only one recording, the values of a layer are undefined (the message names the
-                layer), or the recordings are not those of such a metric.
 
         Example:
             >>> import tempfile, torch, hf_stitch
@@ -189,11 +176,7 @@ class Dynamics(Result):
         return {**self.values, **({} if self.whole is None else {WHOLE: self.whole})}
 
     def to_final(self) -> dict[str, Array]:
-        """Return the values between each moment and the last one.
-
-        Returns:
-            Array ``(moments,)`` float64 by layer; also of the ``whole network``, for a metric of weights.
-        """
+        """Return the values ``(moments,)`` of each layer between each moment and the last one."""
         return {layer: values[:, -1] for layer, values in self._shown.items()}
 
     def settled(self, threshold: float = 0.9) -> dict[str, float]:
@@ -205,9 +188,6 @@ class Dynamics(Result):
 
         Args:
             threshold: Value of the metric.
-
-        Returns:
-            The moment by layer, in the unit :attr:`unit`.
 
         Example:
             >>> values = np.array([[1, 0.5, 0.3], [0.5, 1, 0.95], [0.3, 0.95, 1]])
@@ -240,11 +220,7 @@ class Dynamics(Result):
         )  # fmt: skip
 
     def plot(self) -> Figure:
-        """Plot the similarity of each layer to the end of training (:meth:`to_final`); its page has all moments.
-
-        Returns:
-            The figure.
-        """
+        """Plot the similarity of each layer to the end of training (:meth:`to_final`); its page has all moments."""
         from hf_stitch.plots import curves
 
         series = {
@@ -295,11 +271,6 @@ class DynamicsRecorder(ProbingCallback):
         batch_size: Number of samples per forward pass.
         name: Name of the callback in error messages and warnings.
 
-    Raises:
-        TypeError: If ``layers`` is a string.
-        ValueError: If the probe is too small, missing, or not needed, the metric is unknown or compares outputs, or
-            ``every`` is none of the three.
-
     Example:
         >>> import tempfile, torch, hf_stitch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -333,15 +304,7 @@ class DynamicsRecorder(ProbingCallback):
         self._watched: tuple[str, ...] = ()
 
     def result(self) -> Dynamics:
-        """Compare each recorded moment with every other; with several processes, every process must call this method.
-
-        Returns:
-            The values of the metric for all layers and pairs of moments.
-
-        Raises:
-            FileNotFoundError: If nothing has been recorded.
-            ValueError: If there is only one recording, or the values of a layer are undefined.
-        """
+        """Compare each recorded moment with every other; of several processes, each must call this method."""
         return Dynamics.of(self.folder, self._metric)
 
     @property
@@ -428,7 +391,6 @@ def _recorded(folder: Path) -> dict[int, float | None]:
 
 
 def _path(folder: Path, step: int) -> Path:
-    """Return the file of a recording."""
     return folder / f"step-{step:09d}.safetensors"
 
 

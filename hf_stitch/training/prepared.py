@@ -16,13 +16,11 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.printing import warn
-from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation, concatenate
-from hf_stitch.running import Run
-from hf_stitch.storage.rows import RowStore
-from hf_stitch.tasks.base import IGNORED
-from hf_stitch.tasks.heads import logits_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.running import Processes, Run
+from hf_stitch.storage.tensors import RowStore
+from hf_stitch.tasks.base import IGNORED, logits_of
+from hf_stitch.tasks.heads import task_named
 
 FEATURES = "features"
 """Name of the activations of the target at its last cut, if final features are matched."""

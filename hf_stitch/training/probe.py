@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.cutting.copying import is_compiled
+from hf_stitch.adapters.cutting.forwards import is_compiled
 from hf_stitch.adapters.examples import LACKING, lacks_weights
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.data import Batch, Samples
-from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling, Representation
+from hf_stitch.running import Processes
 
 
 class Probe:

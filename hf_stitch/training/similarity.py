@@ -9,18 +9,16 @@ from pathlib import Path
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load_on, unwrap
-from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.checks import check_meet
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.asking import Asked
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Asked
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.options import Count, checked
-from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import needed_probe
@@ -66,13 +64,6 @@ class SimilarityCallback(ProbingCallback):
         batch_size: Number of samples per forward pass.
         name: First part of the name of every value. Default: ``similarity_to_start``, ``similarity_to_previous`` or
             ``similarity_to_reference``.
-
-    Raises:
-        TypeError: If ``layers`` is a string, ``metrics`` is a single metric, or the reference is activations and a
-            metric compares weights.
-        ValueError: If the probe is too small, missing, or not needed, a metric is unknown or compares outputs,
-            ``every`` is none of the three, or the activations have other samples, another order of the samples or
-            another pooling.
 
     Example:
         >>> import torch, hf_stitch

@@ -11,21 +11,20 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter, Back, load_on, untrained
-from hf_stitch.adapters.compatibility import check_meet
+from hf_stitch.adapters.checks import check_meet
 from hf_stitch.data import Batch, Data, Samples
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.options import Count, Natural, checked
 from hf_stitch.pairs import CollectedParts
-from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling, Representation
+from hf_stitch.running import Processes
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks.base import Task, check_predictions, most_likely
-from hf_stitch.tasks.classification import Classification
-from hf_stitch.tasks.heads import check_head, logits_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.base import Task, check_predictions, logits_of, most_likely
+from hf_stitch.tasks.heads import check_head, task_named
+from hf_stitch.tasks.per_sample import Classification
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import Probe, representations
 
@@ -71,11 +70,6 @@ class StitchabilityCallback(ProbingCallback):
         seed: Seed of the split, and of the weights of the untrained copy.
         name: First part of the name of every value.
         **options: Options of the matcher if it is given by name, for example ``ridge=1.0``.
-
-    Raises:
-        TypeError: If ``layers`` is a string, or an option of the matcher is unknown.
-        ValueError: If the samples have no labels or are too few to split, the matcher is unknown or not fitted in
-            closed form, or ``every`` is none of the three.
 
     Example:
         >>> import hf_stitch
@@ -190,7 +184,6 @@ class StitchabilityCallback(ProbingCallback):
         return pairs
 
     def _share(self, samples: Samples, processes: Processes) -> Iterator[Batch]:
-        """Iterate over the batches of this process."""
         return samples.select(range(*processes.part(len(samples)))).batches(self._probe.batch_size)
 
     # -- measurement ------------------------------------------------------------------------------------------------
@@ -241,11 +234,9 @@ class StitchabilityCallback(ProbingCallback):
 
     @property
     def _sources(self) -> list[str]:
-        """Layers of the network in training."""
         return list(dict.fromkeys(source for source, _ in self._pairs))
 
     def _fitted(self, adapter: Adapter, processes: Processes) -> dict[Pair, StitchingLayer | Exception]:
-        """Fit the stitching layer of each pair; the error where this fails."""
         statistics: dict[Pair, dict[str, Moments]] = {pair: {} for pair in self._pairs}
         failures: dict[Pair, str] = {}
         specs: dict[str, Any] = {}

@@ -22,22 +22,19 @@ from hf_stitch.matchers import ClosedFormMatcher, Matched, RowsMatcher, TrainedM
 from hf_stitch.options import Count, Natural, NonNegative, Positive, checked
 from hf_stitch.pairs import Cell, CollectedPair, Pair, Split
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, MAI_2026, Paper
-from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
 from hf_stitch.registry import registries
+from hf_stitch.running import Processes
 from hf_stitch.scoring.halves import target_changes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.heads import check_head
-from hf_stitch.tasks.kinds import task_named
-from hf_stitch.training.loop import DivergedError, StepCallback, train
-from hf_stitch.training.maps import plain, trainable
+from hf_stitch.tasks.heads import check_head, task_named
+from hf_stitch.training.loop import DivergedError, Schedule, StepCallback, TrainingSchedule, train
 from hf_stitch.training.objective import ANSWERS, L1, Answer, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
-from hf_stitch.training.schedule import Schedule, TrainingSchedule
 from hf_stitch.training.sharding import sharded
-from hf_stitch.training.stitches import Stitches
+from hf_stitch.training.stitches import Stitches, plain, trainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,10 +106,6 @@ class TaskLoss(TrainedMatcher):
             for no limit.
         seed: Seed of the sample order and of augmentation.
 
-    Raises:
-        ValueError: If an option is out of its range, or ``orthogonal`` is combined with a bottleneck, weight decay or
-            a penalty on absolute weights.
-
     Example:
         >>> import hf_stitch
         >>> from torch.nn import Linear, ReLU, Sequential
@@ -169,12 +162,6 @@ class TaskLoss(TrainedMatcher):
         Args:
             name: Name of the preset in :data:`PRESETS`: ``csiszarik2021``, ``balogh2025`` or ``final_features``.
             **changes: Options that replace those of the preset.
-
-        Returns:
-            The matcher.
-
-        Raises:
-            ValueError: If there is no such preset, or an option is out of its range.
 
         Example:
             >>> TaskLoss.preset("balogh2025", epochs=1).batch_size
@@ -323,14 +310,7 @@ class TaskLoss(TrainedMatcher):
                 the list of stitching layers that are trained together.
             progress: Whether to show a progress bar.
 
-        Returns:
-            The trained stitching layer, or a list of them for several models.
-
         Raises:
-            ValueError: If the task has no head, labels are missing or not classes of the target, the logits of a parent
-                have another shape, a map has no parameters to train, the models have different targets, the samples do
-                not correspond, or ``checkpoint_dir`` contains the state of another job (the message lists the
-                differences). These checks run with one batch, before training starts.
             DivergedError: If a loss or the weights of a stitch are NaN or infinite. It is trained no further, and the
                 others are trained to the end: ``error.trained`` has them, ``error.reasons`` names the diverged ones.
         """
@@ -453,7 +433,6 @@ class TaskLoss(TrainedMatcher):
 
 
 def _check_models(models: Sequence[StitchedModel]) -> None:
-    """Raise an error if there are no models, a head is for no task, or if they do not have the same target."""
     if not models:
         raise ValueError("there is no stitched model to train, got an empty sequence")
     for model in models:
@@ -520,7 +499,6 @@ def _begin_all(
 
 
 def _name(augment: Augment | None) -> str | None:
-    """Qualified name of the augmentation."""
     if augment is None:
         return None
     named: Any = augment if hasattr(augment, "__qualname__") else type(augment)

@@ -11,12 +11,10 @@ import torch
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.auditing import STITCHED, Audit
-from hf_stitch.analysis.detection.drawing import halves as halved
 from hf_stitch.analysis.detection.evidence import Watchers, views_of
-from hf_stitch.analysis.detection.gate import MIN_AUROC
-from hf_stitch.analysis.detection.noise import MAX_DOSE
+from hf_stitch.analysis.detection.noise import MAX_DOSE, halves as halved
 from hf_stitch.analysis.detection.recording import View
-from hf_stitch.analysis.detection.result import Detection
+from hf_stitch.analysis.detection.result import MIN_AUROC, Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -31,10 +29,8 @@ from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_target
 from hf_stitch.scoring.measured import Measured, scores_of
 from hf_stitch.scoring.passing import Scoring
-from hf_stitch.tasks.heads import check_head
-from hf_stitch.tasks.kinds import task_named
-from hf_stitch.workflows._checks import fitted_share, samples_to_score
-from hf_stitch.workflows._networks import Named, Runs
+from hf_stitch.tasks.heads import check_head, task_named
+from hf_stitch.workflows._checks import Named, Runs, fitted_share, samples_to_score
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
@@ -79,11 +75,7 @@ def audit(
     ``data`` for strange beside the samples to which it was fitted (AUROC outside .45 to .55).
 
     Several models with the same target are audited together: the target runs once, and detectors are fitted once for
-    each of its layers. Under ``accelerate launch`` each process takes a part of the samples and all processes return
-    the same audit, without any change to the call.
-
-    The verdict is also written to ``config.recipe`` of the model, so the model card contains it after saving or
-    pushing.
+    each of its layers. The verdict is also written to ``config.recipe`` of the model, so the model card contains it.
 
     Args:
         stitched: The stitched model, or several with the same target. They must have heads.
@@ -109,17 +101,6 @@ def audit(
         resamples: Number of bootstrap resamples for the scores.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
             ``seed``, ``progress``, ``accelerator``.
-
-    Returns:
-        The audit, or a list of audits for several models: ``verdict`` (one sentence), ``is_accurate``,
-        ``in_distribution`` (``None`` if undecided), ``doses`` by detector, the ``evaluation`` with its baselines, and
-        per part of the stitching layer the ``detections`` with their controls and the relative ``residual``.
-
-    Raises:
-        ValueError: If an option is out of its range, a model has no head, models have different targets, a stitching
-            layer was fitted to more than 5% of the samples, more than 5% of the far samples are also in ``data`` or
-            ``train_data``, a detector lacks labels or auxiliary data or cannot be fitted; and in all cases in which
-            :func:`hf_stitch.evaluate` raises it.
 
     Example:
         >>> import torch, hf_stitch
@@ -167,7 +148,6 @@ def audit(
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
-    """Check that models have heads and one target, and return it."""
     if not models:
         raise ValueError("there is no stitched model to audit: pass at least one")
     for model in models:
@@ -209,7 +189,6 @@ def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple
 
 
 def _scoring(whole: Adapter, halves: Mapping[str, HalvesOfModel]) -> Scoring:
-    """Return the pass over all models and the means of their targets."""
     predictors = [
         predictor
         for name, own in halves.items()

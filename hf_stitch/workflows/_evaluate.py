@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Unpack
 
-from hf_stitch.analysis.differences import class_names, confused, differing
-from hf_stitch.analysis.evaluation import Evaluation, StitchedParts
+from hf_stitch.analysis.evaluation import Evaluation, StitchedParts, class_names, confused, differing
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data
@@ -17,9 +16,8 @@ from hf_stitch.scoring.halves import HalvesOfModel, check_place, reference
 from hf_stitch.scoring.measured import NULLS, not_beaten, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.kinds import task_named
-from hf_stitch.workflows._checks import fitted_share, samples_to_score
-from hf_stitch.workflows._networks import Runs
+from hf_stitch.tasks.heads import task_named
+from hf_stitch.workflows._checks import Runs, fitted_share, samples_to_score
 
 TAKEN = ("stitched", "source", "target", "chance")
 """Names that no further baseline may have."""
@@ -66,9 +64,6 @@ def evaluate(
     stitched vectors of other samples; ``identity`` is left out if the widths differ. CKA and neighbours of constant
     vectors are undefined (NaN).
 
-    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same scores,
-    without any change to the call.
-
     Args:
         stitched: The stitched model.
         data: Held-out raw samples on which the stitching layer was not fitted, in any form that
@@ -87,16 +82,6 @@ def evaluate(
             the page of the result (:meth:`Evaluation.to_html`), so leave it at 0 for private data.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
             ``seed``, ``progress``, ``accelerator``.
-
-    Returns:
-        The figures of the model and of each baseline with 95% intervals. ``evaluation["accuracy"]`` is a figure of the
-        stitched model.
-
-    Raises:
-        ValueError: If ``examples`` is out of range, it or ``source`` is given and the model has no head, all samples
-            are anchors of the model, an output of a model without a head has no vector per sample, the target network
-            is neither in memory nor named in the config, a baseline belongs to other cuts, or labels are missing or out
-            of range.
 
     Example:
         >>> import torch, hf_stitch
@@ -155,7 +140,6 @@ def _stitches(
 
 
 def _warn(evaluation: Evaluation) -> None:
-    """Warn of scores that are too good, or no better than those of baselines."""
     if evaluation.fitted_share:
         warn(
             f"the stitching layer was fitted to {evaluation.fitted_share:.1%} of these samples: the scores are too "

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 from hf_stitch.analysis.detection.evidence import Cell, Watchers
-from hf_stitch.analysis.detection.gate import MIN_AUROC
-from hf_stitch.analysis.grid.figures import grid_of, mean_name
-from hf_stitch.analysis.grid.plan import planned
-from hf_stitch.analysis.grid.residuals import residuals
-from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.analysis.detection.recording import residuals
+from hf_stitch.analysis.detection.result import MIN_AUROC
+from hf_stitch.analysis.grid import StitchGrid, cell_name, grid_of, mean_name
+from hf_stitch.analysis.planning import planned
 from hf_stitch.data import Data
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
@@ -32,9 +31,8 @@ from hf_stitch.scoring.halves import HalvesOfPair, Predictor, head_difference
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.kinds import task_named
-from hf_stitch.workflows._checks import check_held_out
-from hf_stitch.workflows._networks import Named, Runs
+from hf_stitch.tasks.heads import task_named
+from hf_stitch.workflows._checks import Named, Runs, check_held_out
 
 
 @checked
@@ -62,8 +60,7 @@ def stitch_grid(
     """Stitch every layer of one network into every layer of another, and score all stitches.
 
     Each network runs once per batch. For each stitch, only its map and the part of the target after the cut run in
-    addition (Balogh and Jelasity 2025, sections 2 and 3). Under ``accelerate launch`` each process takes a part of the
-    samples and all processes return the same grid, without any change to the call.
+    addition (Balogh and Jelasity 2025, sections 2 and 3).
 
     Args:
         a: The source: an adapter, a module, or a name for :func:`hf_stitch.load`.
@@ -97,18 +94,8 @@ def stitch_grid(
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
             ``seed``, ``progress``, ``accelerator``, ``checkpoint_dir``.
 
-    Returns:
-        The scores of all stitches and of baselines, with intervals. ``grid.stitched(a, b)`` builds one of the stitched
-        models.
-
     Raises:
         NotACutError: If a network cannot be cut at one of the layers.
-        TypeError: If ``matchers``, ``detectors`` or layers are a single name.
-        ValueError: If the networks take different kinds of samples, the target has no task or its task no logits, a
-            layer is named twice, more than 5% of the test samples are also training samples, or of the far samples
-            either, activations cannot be joined under the pooling, a detector lacks labels or auxiliary data, there are
-            far samples without detectors, a matcher is undefined for all pairs of layers, labels are not classes of the
-            target, or the folder contains the state of another grid.
         DivergedError: If the training of all stitches of a matcher diverges.
 
     Example:
@@ -177,7 +164,6 @@ def _names(pair: Pair) -> dict[str, str]:
 
 
 def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, data: Split, run: Run) -> dict[str, Any]:
-    """Return what determines the scores, as JSON values."""
     train = data.train.a
     described = {
         "a": pair.source.pinned.public.to_dict(), "b": pair.target.pinned.public.to_dict(),
@@ -200,7 +186,6 @@ def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, dat
 def _matched(
     matchers: Mapping[str, Matcher], collected: CollectedPair
 ) -> tuple[dict[Cell, StitchingLayer], dict[str, str]]:
-    """Return the stitches of all matchers, and why others are undefined."""
     stitches: dict[Cell, StitchingLayer] = {}
     undefined: dict[str, str] = {}
     for number, (label, matcher) in enumerate(matchers.items()):
@@ -216,7 +201,6 @@ def _matched(
 
 
 def _scoring(collected: CollectedPair, stitches: Mapping[Cell, StitchingLayer], watchers: Watchers) -> Scoring:
-    """Return the pass that scores all stitches, and the mean of each layer of the target."""
     pair, task = collected.pair, task_named(collected.pair.task).about(collected.pair.target)
     predictors = [Predictor(cell_name(*cell), *cell[1:], layer) for cell, layer in stitches.items()]
     la = pair.layers_a[0]

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.compatibility import check_meet
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.checks import check_meet
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.recording import record
 from hf_stitch.artefacts.joining import join, with_encoder
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -22,8 +22,7 @@ from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import POOLED, source_positions
-from hf_stitch.tasks.heads import task_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named, task_of
 
 Space = tuple[ModelReference, str, Pooling]
 """The latent space that enters a back half: network, layer and pooling."""
@@ -162,7 +161,6 @@ def _of_model(model: StitchedModel, given: Anchors | None, run: Run) -> Headed:
 
 
 def _of_network(network: Adapter, layer: str, task: str | None, given: Anchors, new: Encoder, scored: bool) -> Headed:
-    """Return the head of a whole network from a cut on."""
     check_meet(new.network, network, new.pooling)
     task = network.task if task == "auto" and not scored else task_of(network, task)
     if task_named(task).per_token:

@@ -18,17 +18,16 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.cutting.interface import MASK
-from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.libraries.base import Described
 from hf_stitch.adapters.loading import described
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.planning import LARGEST, NETWORKS, Plan, bytes_of_weights, speed
 from hf_stitch.running import PLANNING, Run
 from hf_stitch.workflows._audit import audit
-from hf_stitch.workflows._compare import compare
-from hf_stitch.workflows._compare_all import compare_all
+from hf_stitch.workflows._compare import compare, compare_all
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._grid import stitch_grid
 from hf_stitch.workflows._relative_model import relative_model
@@ -63,10 +62,6 @@ def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
         last cut of the source and the first of the target, which take most time. A comparison returns its routes, too
         (:class:`hf_stitch.analysis.ComparisonPlan`).
 
-    Raises:
-        TypeError: If the function is no job with a plan.
-        ValueError: If the job would refuse its arguments. Without data, of its options only those of a run are checked.
-
     Example:
         >>> import torch, hf_stitch
         >>> from torch.nn import Linear, ReLU, Sequential
@@ -88,7 +83,6 @@ def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
 
 
 def _computed(job: str, given: dict[str, Any], run: Run) -> Plan:
-    """Return the plan of a job without data, from what its networks compute."""
     several = given.pop("networks", {})
     networks = {**given, **(several if isinstance(several, dict) else {str(i): each for i, each in enumerate(several)})}
     if not networks:

@@ -21,8 +21,8 @@ from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
 from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
+from hf_stitch.workflows._checks import Named, Runs
 from hf_stitch.workflows._headed import Anchors, Encoder, as_space
-from hf_stitch.workflows._networks import Named, Runs
 
 TASKS = {"image": "image-classification", "text": "text-classification"}
 """Modality of the encoder -> task of the head."""
@@ -87,12 +87,6 @@ def relative_model(
 
     Raises:
         NotACutError: If the encoder cannot be cut at the layer.
-        ValueError: If the anchors cannot be used (see :meth:`~hf_stitch.relative.AnchorSet.encode`), the anchor set
-            holds no encoding by this encoder at this layer with this pooling, the head takes vectors of another width,
-            or not exactly one of ``head`` and ``num_labels`` is given; or the head belongs to other anchors. A
-            :class:`~hf_stitch.artefacts.Head` belongs to the anchors in its config, or to those of its first relative
-            model.
-        TypeError: If ``similarities`` is ``None`` and options of a projection are given.
 
     Example:
         >>> import torch, hf_stitch
@@ -140,7 +134,6 @@ def relative_model(
 
 
 def _planned(encoder: Encoder, given: Anchors) -> Any:
-    """Encode one batch of the anchors, and extrapolate."""
     run, device, count = encoder.run, encoder.network.device, len(given.set)
     seconds = 0.0 if given.samples is None else count * seconds_per_sample(encoder.read, given.samples, run, device)
     memory = {NETWORKS: bytes_of_weights(encoder.network.model)}

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters import load_on
-from hf_stitch.analysis.grid.plan import unfitted
-from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_per_sample, speed
+from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_per_sample, speed, unfitted
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
@@ -28,12 +27,12 @@ from hf_stitch.running import PLANNING, Run, RunOptions
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import part_widths
-from hf_stitch.tasks.heads import check_head, logits_of
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.base import logits_of
+from hf_stitch.tasks.heads import check_head, task_named
 from hf_stitch.tasks.vectors import tensor_of
+from hf_stitch.workflows._checks import Named, Runs
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._headed import Anchors, Encoder, Headed, as_space, between, is_relative, pooling_of, projected
-from hf_stitch.workflows._networks import Named, Runs
 
 AUTO = "auto"
 CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}
@@ -121,12 +120,6 @@ def swap(
 
     Raises:
         NotACutError: If a network cannot be cut at the given layer.
-        ValueError: If the anchors are too few or too many, differ from those of the model or are in another order, do
-            not correspond to ``paired_anchors``, are encoded with another layer or pooling, have equal or constant
-            activations, or leave the similarity undefined (zero vectors for ``cosine``; no basis for
-            ``change_of_basis``); or if labels are not classes of the model. All of this is checked before ``data`` are
-            read. If some of ``data`` are anchors.
-        TypeError: If a required argument is missing, or an argument does not apply to this kind of model.
 
     Example:
         >>> import torch, hf_stitch
@@ -345,7 +338,6 @@ def _outputs(swapped: StitchedModel, batch_size: int) -> Callable[[Tensor], Tens
 
 
 def _through_head(swapped: StitchedModel, entering: Representation) -> Any:
-    """Run the head on activations that enter it."""
     try:
         return swapped.head(entering)
     except Exception as error:

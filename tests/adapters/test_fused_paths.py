@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.backends import mha
 
 import hf_stitch
-from hf_stitch.adapters.cutting.modes import evaluating, plain
+from hf_stitch.adapters.cutting.forwards import evaluating, plain
 from hf_stitch.adapters.doctor import diagnose
 
 WIDTH = 16

@@ -12,9 +12,9 @@ import transformers
 from PIL import Image
 
 import hf_stitch
-from hf_stitch.adapters import images
-from hf_stitch.adapters.images import converted
+from hf_stitch.adapters import preprocess
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
+from hf_stitch.adapters.preprocess import converted
 
 from tiny_networks import SIZE, build  # isort: skip
 
@@ -54,7 +54,7 @@ def transparent(mode: str) -> Image.Image:
 
 @pytest.fixture(autouse=True)
 def not_warned() -> None:
-    images._warn_of_transparency.cache_clear()
+    preprocess._warn_of_transparency.cache_clear()
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I;16B"])

@@ -1,4 +1,4 @@
-"""Architecture overrides: one file for each family, and one row in this test."""
+"""Architecture overrides: one class for each family, and one row in this test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_stitch_testing import Part, check_adapter, check_override, parametrize_w
 
 import hf_stitch
 from hf_stitch.adapters.doctor import diagnose
-from hf_stitch.adapters.overrides.base import Override, override_of
+from hf_stitch.adapters.overrides import Override, override_of
 from hf_stitch.registry import Entry, registries
 
 SIGLIP = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "patch_size": 4}

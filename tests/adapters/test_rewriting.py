@@ -14,7 +14,7 @@ from torch import nn
 
 from hf_stitch import load
 from hf_stitch.adapters.rewriting import Rewrite, network_of, rewrite, rewrites_of
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.registry import Entry, UnknownNameError, registries
 
 from factorising import Factorise, Factorised  # isort: skip

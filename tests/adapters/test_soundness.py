@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 import hf_stitch
 from benchmarks.exactness import agree, bits
 from hf_stitch.adapters import Override
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.discovery.verify import unchanged
 from hf_stitch.artefacts.cache import NAME
 from hf_stitch.registry import Entry

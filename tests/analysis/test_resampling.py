@@ -143,7 +143,7 @@ def test_calibrated_disagreement_is_cohens_kappa() -> None:
     assert null.calibrated == pytest.approx(cohen_kappa_score(x.argmax(1), y.argmax(1)), abs=0.005)
 
 
-@pytest.mark.parametrize("name", ["linear_cka", "procrustes", "mutual_knn", "distance_correlation"])
+@pytest.mark.parametrize("name", ["linear_cka", "procrustes", "mutual_knn"])
 def test_a_copy_has_the_best_value_for_similarities_and_distances(name: str) -> None:
     x, _, _ = related(30, 1, 3)
     null = permutation_test(registries.metrics.get(name), x, x, permutations=49)

@@ -18,7 +18,7 @@ import torch
 import hf_stitch
 from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.relative import AnchorSet
-from hf_stitch.storage.folders import ASIDE
+from hf_stitch.storage.files import ASIDE
 
 from killing import killed_at_every_operation, survives  # isort: skip
 from tiny_networks import LAYERS, network  # isort: skip

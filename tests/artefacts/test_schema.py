@@ -18,10 +18,9 @@ from safetensors.torch import save_file
 
 import hf_stitch
 from hf_stitch import StitchedModel
-from hf_stitch.adapters.cutting.cut import Cut
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan
 from hf_stitch.adapters.cutting.halves import HalfError
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.artefacts.record import check_counts, read_model, read_record, read_stitcher
 from hf_stitch.representation import RepresentationSpec
 

@@ -106,7 +106,7 @@ def test_list_shows_every_name(kind: str) -> None:
 def test_list_shows_source_and_summary_of_a_matcher() -> None:
     (entry,) = [e for e in recorded("list", "matchers") if e["name"] == "lstsq"]
     assert entry["origin"] == "built-in"
-    assert entry["source"] == "hf_stitch.matchers.lstsq:Lstsq"
+    assert entry["source"] == "hf_stitch.matchers.regression:Lstsq"
     assert entry["summary"]
 
 

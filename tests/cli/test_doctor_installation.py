@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hf_stitch import __version__, selftest
-from hf_stitch.cli import app, versions
-from hf_stitch.cli.versions import Installed, installed_versions, read_tested
+from hf_stitch.cli import app, doctor
+from hf_stitch.cli.doctor import Installed, installed_versions, read_tested
 
 TESTED = {"transformers": "5.24.0", "timm": "1.0.31", "torch": "2.15.0"}
 REQUIRED = [
@@ -37,8 +37,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr(metadata, "distributions", lambda: map(Distribution, present))
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIRED)
-    monkeypatch.setattr(versions, "of_plugins", lambda kind: [])
-    monkeypatch.setattr(versions, "read_tested", lambda: TESTED)
+    monkeypatch.setattr(doctor, "of_plugins", lambda kind: [])
+    monkeypatch.setattr(doctor, "read_tested", lambda: TESTED)
     return present
 
 
@@ -76,14 +76,14 @@ def test_rows(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Non
     del installed["timm"]
     installed["peft"] = "0.20.0"
     assert (status("timm"), status("peft")) == ("missing", "")
-    monkeypatch.setattr(versions, "read_tested", dict)
+    monkeypatch.setattr(doctor, "read_tested", dict)
     assert status("transformers") == ""
 
 
 def test_plugins_are_listed() -> None:
     names = [row.name for row in installed_versions()]
     assert len(names) == len(set(names))
-    plugins = [each for kind in versions.registries for each in versions.of_plugins(kind)]
+    plugins = [each for kind in doctor.registries for each in doctor.of_plugins(kind)]
     assert plugins and {each.distribution[0] for each in plugins if each.distribution} <= set(names)
     assert "hf-stitch-transfer" in names  # which adds no entry to a registry
 

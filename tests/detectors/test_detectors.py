@@ -18,7 +18,9 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.neural_network import MLPClassifier
 
-from hf_stitch.detectors import Classifier, Detector, LikelihoodRatio, Mahalanobis, NearestNeighbours, Scorer
+from hf_stitch.detectors import Detector, Scorer
+from hf_stitch.detectors.distribution_free import Classifier, NearestNeighbours
+from hf_stitch.detectors.gaussian import LikelihoodRatio, Mahalanobis
 from hf_stitch.representation import Representation
 
 DETECTORS = [

@@ -15,14 +15,13 @@ from torch import nn
 import hf_stitch
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import RowsMatcher
-from hf_stitch.matchers.lstsq import Lstsq
+from hf_stitch.matchers.regression import Lstsq
 from hf_stitch.pairs import CollectedPair, Pair
-from hf_stitch.processes import Processes
 from hf_stitch.reference import weights_hash
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.scoring.halves import HalvesOfModel
 from hf_stitch.scoring.passing import Scoring
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.training import TaskLoss
 
 N, BATCH, CLASSES = 61, 8, 3

@@ -597,6 +597,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "plugins/hf-stitch-embeddings/README.md": embeddings,
     "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,
     "plugins/hf-stitch-graphs/README.md": nothing,
+    "plugins/hf-stitch-metrics/README.md": nothing,
     "plugins/hf-stitch-pytorch-ood/README.md": nothing,
     "plugins/hf-stitch-shorten/README.md": shortened,
     "plugins/hf-stitch-studies/README.md": trust_a_stitch,

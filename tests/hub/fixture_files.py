@@ -25,16 +25,16 @@ import hf_stitch
 from hf_stitch.analysis import Activations, extract_activations
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.stitches import (
-    AttentionStitch,
     IdentityStitch,
     LinearStitch,
-    LowRankResidualStitch,
     LowRankStitch,
     MaskedStitch,
     PiecewiseStitch,
     ResidualMLPStitch,
     Stitch,
 )
+from hf_stitch.stitches.linear import LowRankResidualStitch
+from hf_stitch.stitches.sequence import AttentionStitch
 from hf_stitch.training import DynamicsRecorder
 
 

@@ -123,7 +123,7 @@ def test_labels_can_have_any_name(copied: Any) -> None:
 
 def test_a_network_with_buffers_beyond_the_memory_limit_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers without memory while building, and those computed from them, are read from the file."""
-    monkeypatch.setattr("hf_stitch.adapters.skeleton.ROOM", 2**14)
+    monkeypatch.setattr("hf_stitch.adapters.untrusted.ROOM", 2**14)
     kind = transformers.GPTNeoForCausalLM
     size = {"vocab_size": 80, "hidden_size": 8, "num_layers": 3, "num_heads": 1, "intermediate_size": 8}
     ends = {"bos_token_id": 1, "eos_token_id": 2}

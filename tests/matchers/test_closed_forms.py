@@ -11,8 +11,8 @@ import scipy.linalg
 import torch
 from sklearn.linear_model import Lasso as SklearnLasso, Ridge as SklearnRidge
 
-from hf_stitch.matchers import Lasso, LowRank, Lstsq, Permutation, Procrustes, Recoloured, Ridge, RidgeToIdentity
-from hf_stitch.matchers.permutation import Compare
+from hf_stitch.matchers.alignment import Compare, Permutation, Procrustes, Recoloured
+from hf_stitch.matchers.regression import Lasso, LowRank, Lstsq, Ridge, RidgeToIdentity
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 
 if TYPE_CHECKING:

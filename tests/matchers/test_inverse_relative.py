@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_stitch.matchers import InverseRelative
+from hf_stitch.matchers.alignment import InverseRelative
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.statistics import Moments
 

@@ -13,22 +13,10 @@ from hf_stitch_testing import Part, check_matcher
 from sklearn.metrics import r2_score
 
 from hf_stitch.built_ins import BUILT_INS
-from hf_stitch.matchers import (
-    Attention,
-    ClosedFormMatcher,
-    Identity,
-    InverseRelative,
-    Lasso,
-    LowRank,
-    LowRankResidual,
-    Lstsq,
-    Permutation,
-    Procrustes,
-    Random,
-    Recoloured,
-    Ridge,
-    RidgeToIdentity,
-)
+from hf_stitch.matchers import ClosedFormMatcher
+from hf_stitch.matchers.alignment import InverseRelative, Permutation, Procrustes, Recoloured
+from hf_stitch.matchers.regression import Lasso, LowRank, Lstsq, Ridge, RidgeToIdentity
+from hf_stitch.matchers.starts import Attention, Identity, LowRankResidual, Random
 from hf_stitch.registry import Entry, UnknownNameError, registries
 
 if TYPE_CHECKING:
@@ -82,6 +70,13 @@ def test_no_fit_draws_from_the_generators_of_others(matcher: ClosedFormMatcher, 
     before, moments = state(), paired.draw(60, 5, 5).moments
     matcher.fit(moments)
     assert state() == before
+
+
+@pytest.mark.parametrize("matcher", [Attention(), Random(), Random(rank=2)], ids=str)
+def test_another_seed_gives_another_stitch(matcher: Any, rows: Rows) -> None:
+    fits = (dataclasses.replace(matcher, seed=seed).fit(rows.moments).state_dict() for seed in (0, 0, 1))
+    first, again, other = (torch.cat([value.flatten() for value in fit.values()]) for fit in fits)
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 OPTIONS: dict[type[ClosedFormMatcher], dict[str, Any]] = {

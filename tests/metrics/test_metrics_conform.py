@@ -29,8 +29,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 0.0}, {"alpha": 0.5}, {"distance": "euclidean"}, {"distance": "euclidean", "alpha": 0.0},
     ],
     "rsa": [{"distance": "euclidean", "compare": "pearson"}, {"distance": "cosine"}],
-    "correlation_matching": [{"assignment": "soft"}],
-    "soft_matching": [{"compare": "distance"}],
     "jaccard": [{"distance": "euclidean"}],
     "relative_cosine": [{"center": False}],
     "jensen_shannon": [{"inputs": "probabilities"}],

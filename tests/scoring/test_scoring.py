@@ -19,7 +19,7 @@ from hf_stitch.scoring.halves import HalvesOfModel, HalvesOfPair, Predictor, mod
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 RUN = Run(batch_size=64, progress=False)
 MEAN = ("mean_only",)

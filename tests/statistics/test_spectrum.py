@@ -10,9 +10,8 @@ from torch import Tensor
 
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
-from hf_stitch.statistics.interpolated_moments import InterpolatedMoments
-from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.layer_rows import LayerRows
+from hf_stitch.statistics.features import LayerRows
+from hf_stitch.statistics.layer_moments import InterpolatedMoments, LayerMoments
 from hf_stitch.statistics.spectrum import Spectrum, rounding
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

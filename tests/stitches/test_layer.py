@@ -10,8 +10,9 @@ from hypothesis import given, strategies as st
 
 from hf_stitch.registry import UnknownNameError
 from hf_stitch.representation import Representation, RepresentationSpec
-from hf_stitch.stitches import AttentionStitch, IdentityStitch, LinearStitch, StitchingLayer
+from hf_stitch.stitches import IdentityStitch, LinearStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows, part_widths
+from hf_stitch.stitches.sequence import AttentionStitch
 
 CNN, VIT, DEIT = (
     RepresentationSpec("bchw", 6, (4, 4)),

@@ -16,10 +16,8 @@ from safetensors.torch import load_file, save_file
 from hf_stitch.registry import UnknownNameError
 from hf_stitch.relative.projection import RelativeProjection
 from hf_stitch.stitches import (
-    AttentionStitch,
     IdentityStitch,
     LinearStitch,
-    LowRankResidualStitch,
     LowRankStitch,
     MaskedStitch,
     PiecewiseStitch,
@@ -27,6 +25,8 @@ from hf_stitch.stitches import (
     Stitch,
     as_linear,
 )
+from hf_stitch.stitches.linear import LowRankResidualStitch
+from hf_stitch.stitches.sequence import AttentionStitch
 
 
 def drawn(stitch: Stitch) -> Stitch:

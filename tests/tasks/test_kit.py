@@ -25,9 +25,8 @@ from hf_stitch.artefacts import StitchedModel
 from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.data import Samples
 from hf_stitch.registry import Entry, registries
-from hf_stitch.tasks.base import IGNORED, Array
-from hf_stitch.tasks.classification import TextClassification
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import IGNORED, Array, logits_of
+from hf_stitch.tasks.per_sample import TextClassification
 from hf_stitch.training import TaskLoss
 
 TEXTS = [" ".join((WORDS * 3)[i : i + 2 + i % 5]) for i in range(20)]

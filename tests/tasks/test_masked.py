@@ -19,7 +19,7 @@ import hf_stitch.auto
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.base import IGNORED
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 LAYER = "bert.encoder.layer.1"
 CUT = {"source_layer": LAYER, "target_layer": LAYER, "progress": False}

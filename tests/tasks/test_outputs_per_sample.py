@@ -22,7 +22,7 @@ import hf_stitch.auto
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.tasks.base import resampled
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.training import StitchabilityCallback, TaskLoss
 
 BERT = "bert.encoder.layer.1"
@@ -251,7 +251,7 @@ def test_labels_of_another_kind_are_refused_by_name_before_work(
     head: str, labels: list[Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = bert(head)
-    monkeypatch.setattr("hf_stitch.matchers.Lstsq.match", lambda *_: pytest.fail("a map was fitted"))
+    monkeypatch.setattr("hf_stitch.matchers.regression.Lstsq.match", lambda *_: pytest.fail("a map was fitted"))
     for verb in (hf_stitch.stitch, hf_stitch.stitch_grid):
         layers = CUT if verb is hf_stitch.stitch else {"layers_a": [BERT], "layers_b": [BERT], "progress": False}
         with pytest.raises(ValueError, match=message):

@@ -16,8 +16,8 @@ import hf_stitch
 import hf_stitch.auto
 from hf_stitch.data import Samples
 from hf_stitch.tasks.base import IGNORED
-from hf_stitch.tasks.kinds import task_named
-from hf_stitch.tasks.words import entities
+from hf_stitch.tasks.heads import task_named
+from hf_stitch.tasks.token_classes import entities
 from hf_stitch.training import TaskLoss
 
 LAYER = "bert.encoder.layer.1"

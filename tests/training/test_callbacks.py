@@ -19,7 +19,7 @@ from watched_networks import Net, Other, adapter, balanced, images, net, trainer
 import hf_stitch
 from hf_stitch.adapters import untrained
 from hf_stitch.analysis import extract_activations
-from hf_stitch.matchers import Lstsq
+from hf_stitch.matchers.regression import Lstsq
 from hf_stitch.registry import registries
 from hf_stitch.training import Dynamics, DynamicsRecorder, SimilarityCallback, StitchabilityCallback
 

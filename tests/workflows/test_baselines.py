@@ -85,7 +85,7 @@ def test_between_different_layers_of_one_network_the_identity_is_a_rival(b: Adap
 
 def test_lower_figures_are_better_where_they_measure_a_loss() -> None:
     from hf_stitch.scoring.measured import not_beaten
-    from hf_stitch.tasks.kinds import task_named
+    from hf_stitch.tasks.heads import task_named
 
     def drawn(value: float) -> dict[str, Any]:
         return {"perplexity": torch.linspace(value, value + 0.1, 50).numpy()}

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import hf_stitch
-from hf_stitch.analysis.grid.result import StitchGrid
-from hf_stitch.detectors import Mahalanobis, Scorer
+from hf_stitch.analysis.grid import StitchGrid
+from hf_stitch.detectors import Scorer
+from hf_stitch.detectors.gaussian import Mahalanobis
 from hf_stitch.representation import Representation
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.storage.checkpoint import Checkpoint

@@ -18,7 +18,7 @@ import hf_stitch
 from hf_stitch.artefacts import Head, HeadConfig
 from hf_stitch.artefacts.card import card
 from hf_stitch.data import Samples
-from hf_stitch.matchers import InverseRelative
+from hf_stitch.matchers.alignment import InverseRelative
 from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 

@@ -1,18 +1,20 @@
-"""A cut: a layer of a network and the spec of the representation there."""
+"""A cut: a layer of a network, the representation there, and the plan to run either part without the other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting import tree
+from hf_stitch.adapters.cutting.flow import Flow
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
-from hf_stitch.errors import see
+from hf_stitch.adapters.cutting.surgery import Entry, Exit, Gone, Outline, Slot, Stub, swapped
 from hf_stitch.options import Fraction, Natural
+from hf_stitch.printing import see
 from hf_stitch.records import Dtype, Record
 from hf_stitch.representation import Representation, RepresentationSpec
 
@@ -30,7 +32,6 @@ class NotACutError(ValueError):
     """Raised for a layer at which the network cannot be cut; the message gives the reason."""
 
     def __str__(self) -> str:
-        """Return the reason, which is the argument, and the address of the page about it."""
         return super().__str__() + see("not-a-cut")
 
 
@@ -82,33 +83,14 @@ class Cut(Record):
         return tuple(".".join(parts[:depth]) for depth in reversed(range(len(parts))))
 
     def restore(self, values: Tensor) -> Tensor:
-        """Permute the axes of a representation to the order that the network uses at this cut.
-
-        Args:
-            values: Values with the axes in the order of the layout.
-
-        Returns:
-            A view of ``values``.
-        """
+        """Permute the axes of a representation to the order that the network uses at this cut."""
         if self.fold is not None:
             rows = {-1: (1, -1), 0: (-1,)}.get(self.fold, (-1, self.fold))
             return values.reshape(*rows, values.shape[-1])
         return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
 
     def accept(self, representation: Representation, interface: Interface) -> Representation:
-        """Check that a representation can enter the network at this cut.
-
-        Args:
-            representation: Representation in the spec of this cut.
-            interface: How the network takes its input.
-
-        Returns:
-            The representation, unchanged.
-
-        Raises:
-            ValueError: If the representation has no context because it comes from another network, and the positions
-                at this cut do not determine the length of the text.
-        """
+        """Return a representation after a check that it can enter the network at this cut."""
         tokens = interface.modality == "text" and self.spec.layout == "bnd"
         if tokens and self.padding != "masked" and not representation.context:
             raise ValueError(
@@ -118,16 +100,7 @@ class Cut(Record):
         return representation
 
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
-        """Wrap values captured at this cut in a representation with its mask and context.
-
-        Args:
-            values: Output of the layer at :attr:`path`.
-            inputs: Inputs of the forward in which the values were captured.
-            interface: How the network takes its input.
-
-        Returns:
-            The representation, with axes in the order of the layout.
-        """
+        """Wrap values captured at this cut in a representation with its mask and context."""
         if self.fold is not None:
             values = values.reshape(size_of_inputs(inputs, interface)[0], -1, values.shape[-1])
         values = values.permute(self.axes) if self.axes else values
@@ -193,3 +166,149 @@ def size_of(representation: Representation, interface: Interface) -> tuple[int, 
         return representation.batch, 0
     ids = representation.context.get(interface.text)
     return representation.batch, ids.shape[1] if ids is not None else representation.values.shape[1]
+
+
+@dataclass(frozen=True)
+class CutPlan(Record):
+    """Which modules are replaced so that either part of a network runs without the other.
+
+    :meth:`hf_stitch.Adapter.cut` returns the verified plan of a cut.
+
+    Attributes:
+        kind: ``stubs`` replaces everything before the cut that depends on the input; ``full`` replaces only the modules
+            that read the content, and the others compute on empty tensors (for models that do not run otherwise).
+        stubs: Module name -> outline of its output, for each replaced module before the cut.
+        entry: Outline of the output of the layer; ``None`` if the layer must run because its output also contains
+            tensors that do not depend on the input.
+        materialise: Whether stubs and erased content allocate their full memory, for code that writes into them.
+        after: Module name -> outline of its output, for each module that runs only after the cut and that the front
+            half replaces; ``None`` for a module that never runs.
+        records: Whether transformers collects hidden states with hooks, which the halves need too.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import hf_stitch
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> adapter = hf_stitch.load(network, example_inputs=torch.randn(2, 4))
+        >>> cut, plan = adapter.cut("1")
+        >>> plan.kind, sorted(plan.stubs), sorted(plan.after)
+        ('stubs', ['0'], ['2'])
+    """
+
+    kind: Literal["stubs", "full"]
+    stubs: Mapping[str, Outline]
+    entry: Outline | None
+    materialise: bool = False
+    after: Mapping[str, Outline | None] = field(default_factory=dict)
+    records: bool = False
+
+    def context(self, representation: Representation, interface: Interface) -> Mapping[str, Any]:
+        """Return the arguments of the forward of the part after the cut."""
+        context = representation.context
+        if not self.materialise:
+            return context
+        return {name: value.clone() if name in interface.content else value for name, value in context.items()}
+
+    def before_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
+        """Return by name the replacement modules with which a model, which does not change, runs up to the cut."""
+        stand_ins = {
+            name: Gone(name)
+            if rule is None
+            else Stub(name, model.get_submodule(name), rule, slot, self.materialise, after=True)
+            for name, rule in self.after.items()
+        }
+        return {**stand_ins, cut.layer: Exit(cut.layer, model.get_submodule(cut.layer), cut.path, slot)}
+
+    def after_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
+        """Return by name the replacement modules with which a model, which does not change, runs from the cut on."""
+        stand_ins: dict[str, nn.Module] = {
+            name: Stub(name, model.get_submodule(name), rule, slot, self.materialise)
+            for name, rule in self.stubs.items()
+        }
+        stand_ins[cut.layer] = Entry(cut.layer, model.get_submodule(cut.layer), self.entry, cut.path, slot)
+        return stand_ins
+
+
+def fill(slot: Slot, values: Tensor | None, size: tuple[int, int]) -> None:
+    """Reset a slot before a forward."""
+    slot.values, (slot.batch, slot.tokens), slot.passed = values, size, False
+
+
+def came_out(slot: Slot, cut: Cut) -> Tensor:
+    """Return the values that a forward captured at the cut."""
+    if slot.values is None:
+        raise RuntimeError(f"the forward ended without running layer {cut.layer!r}: no representation was captured")
+    return slot.values
+
+
+def run_part(
+    model: nn.Module, run: Callable[[Mapping[str, Any]], Any], interface: Interface,
+    given: Representation | Mapping[str, Any], first: tuple[Cut, CutPlan] | None = None,
+    last: tuple[Cut, CutPlan] | None = None, flow: Flow | None = None, noise: bool = False,
+) -> Any:  # fmt: skip
+    """Run a network from one cut to another, and restore it afterwards.
+
+    Without a first cut it runs on its inputs, and without a last one to its output. The other modules are replaced as
+    in the halves.
+    """
+    entering, leaving = Slot(), Slot()
+    entering.flow, entering.noise = flow, noise
+    stand_ins: dict[str, nn.Module] = {}
+    if isinstance(given, Representation):
+        assert first is not None
+        cut, plan = first
+        size = size_of(given, interface)
+        fill(entering, cut.restore(given.values), size)
+        stand_ins |= plan.after_cut(model, cut, entering)
+        arguments = plan.context(given, interface)
+    else:
+        arguments, size = given, size_of_inputs(given, interface)
+    if last is not None:
+        fill(leaving, None, size)
+        stand_ins |= last[1].before_cut(model, last[0], leaving)
+    if noise:
+        arguments = interface.obscure(arguments)
+    if flow is not None:
+        for name in interface.content:
+            flow.mark(arguments[name])
+    with swapped(model, stand_ins):
+        output = run(arguments)
+    return output if last is None else came_out(leaving, last[0])
+
+
+@dataclass(frozen=True)
+class CutInfo:
+    """The properties of a layer as a cut, as :meth:`Adapter.verify_cut` and :meth:`Adapter.cut_info` return them.
+
+    Attributes:
+        layer: Name of the layer.
+        status: ``verified``; ``pending``: a candidate that has not been verified yet, which happens when it is used or
+            by :meth:`Adapter.verify_cut`; or ``refused``.
+        spec: Layout, width, grid and prefix tokens of the representation; ``None`` if :meth:`Adapter.verify_cut`
+            refused the layer.
+        cost: Share of the floating-point operations of the network up to the cut, in [0, 1], which decoding saves;
+            ``None`` if :meth:`Adapter.verify_cut` refused the layer.
+        plan: ``stubs`` if the modules before the cut are skipped, ``full`` if the code of the model requires that they
+            run; ``None`` if the cut is not verified.
+        reason: Why :meth:`Adapter.verify_cut` refused the layer; empty otherwise.
+
+    Example:
+        >>> from hf_stitch.representation import RepresentationSpec
+        >>> print(CutInfo("blocks.0", "verified", RepresentationSpec("bnd", 192), 0.25, "stubs"))
+        blocks.0: verified, bnd 192, 25% of the cost before it, plan stubs
+    """
+
+    layer: str
+    status: str
+    spec: RepresentationSpec | None = None
+    cost: float | None = None
+    plan: str | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.status == "refused":
+            return self.reason
+        plan = f", plan {self.plan}" if self.plan else ""
+        status = "pending (verified at its first use)" if self.status == "pending" else self.status
+        return f"{self.layer}: {status}, {self.spec}, {self.cost:.0%} of the cost before it{plan}"

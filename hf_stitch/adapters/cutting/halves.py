@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, inference_mode, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
-from hf_stitch.adapters.cutting.cut import Cut, in_context, size_of
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan, came_out, fill, in_context, size_of
+from hf_stitch.adapters.cutting.forwards import plain, run_by_length
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
-from hf_stitch.adapters.cutting.lengths import run_by_length
-from hf_stitch.adapters.cutting.modes import plain
-from hf_stitch.adapters.cutting.plan import CutPlan, came_out, fill
-from hf_stitch.adapters.cutting.surgery import Slot, exchange
+from hf_stitch.adapters.cutting.surgery import Slot, exchange, is_bookkeeping, swapped
+from hf_stitch.offloading import State, hooks_of, is_offloaded, shared
 from hf_stitch.reference import Settings
 from hf_stitch.representation import Representation
 
@@ -41,8 +44,7 @@ class HalfError(RuntimeError, ValueError):
     The reason is an input that the network does not take, or the record from which the half was built.
     """
 
-    def __init__(self, half: Front | Back, error: Exception) -> None:
-        """Build the message from the half and the error of the network."""
+    def __init__(self, half: _Half, error: Exception) -> None:
         side = "up to" if isinstance(half, Front) else "after"
         super().__init__(
             f"the part of {type(half.model).__name__} {side} {half.cut.layer!r} cannot run on these inputs "
@@ -51,7 +53,38 @@ class HalfError(RuntimeError, ValueError):
         )
 
 
-class Front(nn.Module):
+class _Half(nn.Module):
+    """A part of a network, with the modules of the other part replaced."""
+
+    def __init__(
+        self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface,
+        stand_ins: Callable[[nn.Module, Cut, Slot], dict[str, nn.Module]],
+    ) -> None:  # fmt: skip
+        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
+        super().__init__()
+        _prepare(model, cut, plan)
+        exchange(model, stand_ins(model, cut, self._slot))
+        _persist_buffers(model)
+        self.model = model
+        self.cut, self.plan, self.interface = cut, plan, interface
+        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+
+    def _run(self, values: Tensor | None, size: tuple[int, int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
+        """Return the output of the network and the values at the cut."""
+        fill(self._slot, values, size)
+        try:
+            with plain():
+                output = self.model(**{**self.interface.options, **inputs})
+            return output, came_out(self._slot, self.cut)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise HalfError(self, error) from error
+        finally:
+            self._slot.values = None
+
+
+class Front(_Half):
     """The part of a network up to a cut, as an independent module without hooks and unused weights.
 
     :meth:`hf_stitch.Adapter.front` returns one. Called with inputs of the network, it returns the
@@ -77,15 +110,7 @@ class Front(nn.Module):
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        """Remove everything after the cut."""
-        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
-        super().__init__()
-        _prepare(model, cut, plan)
-        exchange(model, plan.before_cut(model, cut, self._slot))
-        _persist_buffers(model)
-        self.model = model
-        self.cut, self.plan, self.interface = cut, plan, interface
-        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+        super().__init__(model, cut, plan, interface, plan.before_cut)
 
     @property
     def takes(self) -> Interface:
@@ -114,31 +139,15 @@ class Front(nn.Module):
             raise HalfError(self, error) from error
 
     def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Tensor:
-        """Compute the values at the cut, which hooks of this module see.
+        """Compute the values at the cut, with the axes in the order of the network, which hooks of this module see.
 
         Args:
             seen: What else of the forward is wanted: its flags are passed to the network, and its output is kept there.
             **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network takes them.
-
-        Returns:
-            The values, with the axes in the order of the network.
-
-        Raises:
-            ValueError: If images or sequences have another size than those with which the cut was verified.
-            HalfError: If the network cannot run on the inputs.
         """
         _check_size(inputs, self.interface, self.cut)
-        fill(self._slot, None, size_of_inputs(self._with_ids(inputs), self.interface))
-        try:
-            with plain():
-                output = self.model(**{**self.interface.options, **inputs, **({} if seen is None else seen.flags)})
-            values = came_out(self._slot, self.cut)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise HalfError(self, error) from error
-        finally:
-            self._slot.values = None
+        size = size_of_inputs(self._with_ids(inputs), self.interface)
+        output, values = self._run(None, size, {**inputs, **({} if seen is None else seen.flags)})
         if seen is not None:
             seen.output = output
         return values
@@ -154,7 +163,7 @@ class Front(nn.Module):
         return {self.interface.content[0]: ids} | {k: v for k, v in inputs.items() if k != "inputs_embeds"}
 
 
-class Back(nn.Module):
+class Back(_Half):
     """The part of a network after a cut, as an independent module without hooks and unused weights.
 
     :meth:`hf_stitch.Adapter.back` returns one. Called with a :class:`~hf_stitch.Representation` in the spec of the cut,
@@ -179,15 +188,7 @@ class Back(nn.Module):
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        """Remove everything before the cut."""
-        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
-        super().__init__()
-        _prepare(model, cut, plan)
-        exchange(model, plan.after_cut(model, cut, self._slot))
-        _persist_buffers(model)
-        self.model = model
-        self.cut, self.plan, self.interface = cut, plan, interface
-        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+        super().__init__(model, cut, plan, interface, plan.after_cut)
 
     def __call__(self, representation: Representation, **options: Any) -> Any:
         """Compute the output of the network from a representation in the spec of the cut."""
@@ -200,29 +201,8 @@ class Back(nn.Module):
         return super().__call__(self.cut.restore(representation.values), _size=size, **{**context, **options})
 
     def forward(self, values: Tensor, /, *, _size: tuple[int, int], **inputs: Any) -> Any:
-        """Compute the output from the values at the cut, which hooks of this module see.
-
-        Args:
-            values: The values, with the axes in the order of the network.
-            _size: Batch size and number of tokens.
-            **inputs: The context as arguments of the network, and further arguments, for example a cache.
-
-        Returns:
-            The output of the network.
-
-        Raises:
-            HalfError: If the network cannot run on the representation.
-        """
-        fill(self._slot, values, _size)
-        try:
-            with plain():
-                return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise HalfError(self, error) from error
-        finally:
-            self._slot.values = None
+        """Compute the output from the values at the cut, which hooks of this module see."""
+        return self.interface.kept(self._run(values, _size, inputs)[0])
 
 
 def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> None:
@@ -261,3 +241,81 @@ def _persist_buffers(model: nn.Module) -> None:
     """Make every buffer persistent: on the meta device a constructor cannot compute the values of the others again."""
     for module in model.modules():
         module._non_persistent_buffers_set.clear()
+
+
+MAKING_WEIGHTS = (BasePruningMethod, SpectralNorm, WeightNorm)
+"""Hooks of torch that compute a weight from others before each forward."""
+
+
+WITHOUT_WEIGHTS: dict[str, Any] = {
+    name: getattr(nn.Module, name)
+    for name in ("__getattr__", "__setstate__", "state_dict", "_save_to_state_dict", "get_extra_state")
+} | {"__deepcopy__": None, "__getstate__": object.__getstate__, "__reduce_ex__": object.__reduce_ex__}
+"""What a copy uses of a module: a class of its own (quantised layers, PEFT) may read weights or children there."""
+
+
+def hollow(module: nn.Module) -> nn.Module:
+    """Return a shallow copy of a module with its plain attributes, but without parameters, buffers and children."""
+    kind: Any = type(module)  # a subclass, because transformers finds by their classes which modules it collects from
+    twin: nn.Module = object.__new__(type(kind)(kind.__name__, (kind,), dict(WITHOUT_WEIGHTS)))
+    vars(twin).update(vars(module))
+    for name in ("_hf_hook", "_old_forward", "forward"):  # set by accelerate, which moves weights
+        vars(twin).pop(name, None)
+    twin._modules, twin._parameters, twin._buffers = {}, {}, {}
+    return twin
+
+
+def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Module:
+    """Copy a model in eval mode, with some modules replaced before the copy, and without hooks but those of weights.
+
+    A copy of a model whose weights accelerate has offloaded shares them, and the hooks that load them.
+    """
+    with swapped(model, without):
+        offloaded = is_offloaded(model)
+        state = State(model)
+        if empty := [name for name in state if state.lacks(name)]:
+            raise ValueError(
+                f"{len(empty)} weights of {type(model).__name__} are not loaded, e.g. {empty[0]}: they are on the meta "
+                "device, and no hook of accelerate loads them; load the model first"
+            )
+        kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+        made: dict[int, Any] = {id(value): value.detach().clone() for value in kept if not value.is_leaf}  # by hooks
+        try:
+            with inference_mode(False):  # tensors of this mode could not be trained, and kernels take them differently
+                twin = copy.deepcopy(model, made | (shared(model) if offloaded else {}))
+        except Exception as error:
+            raise ValueError(_why_not_copied(model, error)) from error
+    if not offloaded and (moving := [module for module in twin.modules() if hooks_of(module)]):
+        from accelerate.hooks import remove_hook_from_module
+
+        for module in moving:
+            remove_hook_from_module(module)
+    for name, module in twin.named_modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            others = {key: hook for key, hook in hooks.items() if not is_bookkeeping(hook)}
+            if foreign := [hook for hook in others.values() if not isinstance(hook, MAKING_WEIGHTS)]:
+                raise ValueError(
+                    f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), but halves "
+                    "of a network have no hooks: remove it, or compute in the module"
+                )
+            hooks.clear()
+            hooks.update(others)
+        vars(module).pop("_output_capturing_hooks_installed", None)  # transformers installs them again on demand
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+    return twin.eval()
+
+
+def _why_not_copied(model: nn.Module, error: Exception) -> str:
+    found = ""
+    for name, module in model.named_modules():
+        if not any(True for _ in module.children()):
+            try:
+                copy.deepcopy(module)
+            except Exception:
+                found = f" because of its module {name!r}, {type(module).__name__}"
+                break
+    return (
+        f"{type(model).__name__} cannot be copied{found} ({type(error).__name__}: {error}), and a half of a network is "
+        "a copy: stitch another form of the network, for example before it is quantised; comparing needs no copy"
+    )

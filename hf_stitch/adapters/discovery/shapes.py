@@ -19,8 +19,7 @@ from torch.nn.modules import batchnorm, conv, pooling
 
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import NotACutError, Padding
-from hf_stitch.adapters.discovery.operations import Arrangement, Fold, Join
-from hf_stitch.adapters.discovery.trace import Call, Trace, TracedTensor
+from hf_stitch.adapters.discovery.trace import Arrangement, Call, Fold, Join, Trace, TracedTensor
 from hf_stitch.representation import Layout, RepresentationSpec
 
 Whole = TypeVar("Whole")
@@ -117,7 +116,6 @@ class Shapes:
         return (0, 2, 1) if across else (0, 1, 2)
 
     def _sizes(self, name: str, path: tree.Path) -> list[tuple[int, ...]]:
-        """Return the shape of a tensor in each trace."""
         return [trace.calls[name].seen()[path].shape for trace in self.traces]
 
     def _growing(self, name: str, path: tree.Path) -> list[int]:

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting import tree
-from hf_stitch.adapters.cutting.cut import Cut, NotACutError
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan, NotACutError
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.adapters.cutting.plan import CutPlan
 from hf_stitch.adapters.cutting.surgery import Outline, outline
 from hf_stitch.adapters.discovery.probes import Probes
 from hf_stitch.adapters.discovery.shapes import Shapes
-from hf_stitch.adapters.discovery.sweep import sweep
 from hf_stitch.adapters.discovery.trace import Integers, Reads, Trace, TracedTensor, noting, trace
-from hf_stitch.adapters.discovery.verify import Run, Verifier, same, unchanged
+from hf_stitch.adapters.discovery.verify import Run, Verifier, same, sweep, unchanged
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.options import did_you_mean
 
@@ -36,7 +34,6 @@ class Survey:
         self, model: nn.Module, run: Run, interface: Interface, example: Mapping[str, Any],
         named: tuple[str, ...] | None = None,
     ) -> None:  # fmt: skip
-        """Keep the arguments; the model runs on demand."""
         self._named = named
         self.model, self.run, self.interface = model, run, interface
         self._probes = Probes(interface, example)
@@ -119,7 +116,6 @@ class Survey:
 
     @cached_property
     def _examples(self) -> list[tuple[int, int, Trace]]:
-        """Traces at the sizes from which outlines are derived."""
         with unchanged(self.model):
             if self.interface.text is None:
                 return [(2, 0, self.trace), (3, 0, self._trace(3))]
@@ -135,7 +131,6 @@ class Survey:
         return Shapes(self.model, traces, self._long, tuple(content), tokens, known.modality, known.grids)
 
     def _long(self) -> Trace:
-        """Trace a text of up to four times as many tokens."""
         return self._trace(2, min(4 * self._probes.tokens, self.interface.max_tokens or 4 * self._probes.tokens))
 
     def _trace(self, batch: int, tokens: int | None = None, noted: Integers | None = None) -> Trace:

@@ -11,7 +11,7 @@ all candidates. Paths that autograd does not record (through integers) are left 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +20,102 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge, saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from hf_stitch.adapters.cutting import tree
-from hf_stitch.adapters.discovery.operations import Arrangement, Operations
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A view that splits one axis of three into two, or merges two into one (tokens and grid, width and heads)."""
+
+    axis: int  # index of the merged axis in the tensor of three axes
+    length: int  # length of the merged axis
+    sides: tuple[int, int] | tuple[()]  # lengths of the two axes; empty if the merged axes are not rows and columns
+    shape: tuple[int, ...]  # shape of the tensor with split axes
+
+
+@dataclass(frozen=True)
+class Join:
+    """A concatenation of tensors of two or three axes, or padding around one tensor."""
+
+    axis: int  # axis of the concatenation
+    lengths: tuple[int, ...]  # length of each part along this axis
+
+
+Arrangement = Fold | Join
+"""A change of the arrangement of positions by one operation."""
+
+
+class Operations(TorchDispatchMode):
+    """Count floating-point operations and record arrangements, without the module hooks that torch's counter needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.arrangements: list[Arrangement] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count it if its number of floating-point operations is known."""
+        out = func(*args, **(kwargs or {}))
+        if formula := flop_registry.get(func.overloadpacket):
+            self.count += formula(*args, **(kwargs or {}), out_val=out)
+        if (reads := _ARRANGING.get(func.overloadpacket)) and (arranged := reads(*args, **(kwargs or {}), out=out)):
+            self.arrangements.append(arranged)
+        return out
+
+
+def _viewed(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
+    """Return a fold if a view splits an axis of three, or merges axes into one (a grid, or pixels of patches)."""
+    before, after = tuple(values.shape), tuple(out.shape)
+    flat, folded = (before, after) if len(before) == 3 else (after, before)
+    if len(flat) != 3 or len(folded) < 4 or flat[0] != folded[0]:
+        return None
+    made = flat is after
+    if folded[1] * folded[2] == flat[1] and (len(folded) == 4 or (made and len(folded) == 6)):
+        return Fold(1, flat[1], (folded[1], folded[2]), folded)
+    if folded[1] == flat[1]:
+        return Fold(2, flat[2], (folded[2], folded[3]), folded) if len(folded) == 4 else None
+    return Fold(1, flat[1], (), folded) if made else None
+
+
+def _unfolded(
+    values: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int], *,
+    out: Tensor,
+) -> Fold:  # fmt: skip
+    """Return the grid of patches of ``torch.nn.functional.unfold``."""
+    h, w = (
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, d, p, s in zip(values.shape[-2:], kernel, dilation, padding, stride, strict=True)
+    )
+    return Fold(2, h * w, (h, w), ())
+
+
+def _concatenated(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Join | None:
+    if out.dim() not in (2, 3):
+        return None
+    axis = dim % out.dim()
+    return Join(axis, tuple(t.shape[axis] for t in tensors if t.dim() == out.dim()))
+
+
+def _padded(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor) -> Join | None:
+    """Return a join if the padding is along one axis."""
+    sides = {values.dim() - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2) if pad[i] or pad[i + 1]}
+    if len(sides) != 1 or out.dim() not in (2, 3):
+        return None
+    ((axis, (before, after)),) = sides.items()
+    return Join(axis, (before, values.shape[axis], after))
+
+
+_ARRANGING: dict[Any, Callable[..., Arrangement | None]] = {
+    torch.ops.aten.view: _viewed,
+    torch.ops.aten._unsafe_view: _viewed,
+    torch.ops.aten.im2col: _unfolded,
+    torch.ops.aten.cat: _concatenated,
+    torch.ops.aten.constant_pad_nd: _padded,
+}
+
 
 Edge = tuple[Node, int]
 
@@ -116,7 +209,6 @@ def _nothing(saved: Tensor) -> Tensor:
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Switch off gradients of parameters, and switch them on again afterwards."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     try:
         for p in trainable:
@@ -201,13 +293,11 @@ class _Watch:
         self.clock = 0
 
     def sprout(self, values: Tensor) -> Tensor:
-        """Copy values into a new leaf of the graph."""
         leaf = values.detach().clone().requires_grad_()
         self.sprouts.append(leaf)
         return leaf.clone()  # in-place operations are not allowed on leaves
 
     def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Record the entry of a module."""
         self.clock += 1
         this = name, len(self.calls.setdefault(name, Call(name, self.clock)).outputs)
         if this in self.others:
@@ -216,7 +306,6 @@ class _Watch:
                 self.reads.add(this)
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Record the exit of a module."""
         self.clock += 1
         call, replaced = self.calls[name], output
         if name and (name, len(call.outputs)) in self.reads and _is_source(output):

@@ -7,7 +7,7 @@ read their values. This detects bypasses through weights that are zero, or throu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from hf_stitch.adapters.cutting import tree
-from hf_stitch.adapters.cutting.cut import Cut, NotACutError
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan, NotACutError, run_part
 from hf_stitch.adapters.cutting.flow import Flow, ValuesReadError
 from hf_stitch.adapters.cutting.halves import HalfError
-from hf_stitch.adapters.cutting.plan import CutPlan, run_part
 from hf_stitch.adapters.cutting.surgery import StubReadError
 from hf_stitch.adapters.discovery.probes import Probes, copied
 
@@ -47,7 +47,6 @@ class Verifier:
     """Test plans on a model."""
 
     def __init__(self, model: nn.Module, run: Run, probes: Probes) -> None:
-        """Keep the arguments; nothing is tested yet."""
         self.model, self.run, self.probes, self.interface = model, run, probes, probes.interface
         self.read: set[str] = set()
         self._reading: dict[str, str] = {}
@@ -136,7 +135,6 @@ class Verifier:
         return False
 
     def _observed(self, cuts: Iterable[Cut], inputs: Mapping[str, Any], tries: Any = TRIES[2:]) -> Observed:
-        """Run the whole model on a probe."""
         with ExitStack() as hooks:
             captured = {cut.layer: hooks.enter_context(self._capture(cut)) for cut in cuts}
             output = self.run(copied(inputs))
@@ -255,3 +253,48 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for buffer, was in before:
                 if not (buffer.is_meta or torch.equal(buffer, was)):
                     buffer.copy_(was)
+
+
+def sweep(verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutPlan]) -> dict[str, CutPlan]:
+    """Verify cuts together.
+
+    Cuts lie in a row. If the output depends on the content only through the last cut, and the values at each cut only
+    through those at the cut before it, then the output depends on the content only through each of them. So the part
+    after the last cut and the part before the first one run, and between them each part from a cut to the next one: the
+    work of two forwards per probe, whatever the number of cuts.
+
+    The same holds for the modules that are replaced. Code that runs before a cut is tried without the modules after it
+    in the part that contains this code, where even more modules are replaced, and code that runs after a cut likewise.
+    """
+    try:
+        observed = verifier.observe(cuts)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return {}
+    everywhere = [cut for cut in cuts if all(cut.layer in one.values for one in observed)]
+    while True:  # modules that turn out to be read are kept by all plans
+        read = set(verifier.read)
+        plans = _verified(verifier, everywhere, propose, observed)
+        if verifier.read == read:
+            return plans
+
+
+def _verified(
+    verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutPlan], observed: Sequence[Observed]
+) -> dict[str, CutPlan]:
+    """Return the plans of the cuts that hold, or any if the code of the model reads another module."""
+    read = set(verifier.read)
+    verified: list[tuple[Cut, CutPlan]] = []  # from the last to the first
+    for cut in tqdm(cuts[::-1], desc="verifying", unit="cut", delay=3, leave=False, disable=None):
+        plan = propose(cut)
+        holds = verifier.back_holds((cut, plan), observed, verified[-1] if verified else None)
+        if verifier.read != read:
+            return {}
+        if holds:
+            verified.append((cut, plan))
+    while verified and not verifier.front_holds(*verified[-1], observed):
+        if verifier.read != read:
+            return {}
+        verified.pop()
+    return {cut.layer: plan for cut, plan in reversed(verified)}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from hf_stitch.adapters.heads import task_of_head
-from hf_stitch.adapters.libraries.rebuilding import replaced
-from hf_stitch.errors import see
-from hf_stitch.printing import warn
+from hf_stitch.adapters.libraries.configs import task_of_head
+from hf_stitch.printing import see, warn
 from hf_stitch.reference import MOST_NAMED, ModelReference
 
 LABELS = ("num_labels", "id2label", "label2id")
@@ -93,3 +93,24 @@ def checked(
 def _first(names: Collection[str]) -> str:
     rest = len(names) - MOST_NAMED
     return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+_PATCHING = threading.RLock()
+
+
+@contextmanager
+def replaced(kind: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Let calls of a method in this thread run another function, which gets the method and its arguments."""
+    thread = threading.get_ident()
+
+    def chosen(*args: Any, **options: Any) -> Any:
+        here = threading.get_ident() == thread
+        return method(original, *args, **options) if here else original(*args, **options)
+
+    with _PATCHING:
+        original = getattr(kind, name)
+        setattr(kind, name, chosen)
+        try:
+            yield
+        finally:
+            setattr(kind, name, original)

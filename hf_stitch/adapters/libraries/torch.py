@@ -15,7 +15,7 @@ from hf_stitch.adapters.cutting.interface import MASK, POSITIONS, Interface
 from hf_stitch.adapters.cutting.surgery import CutReached
 from hf_stitch.adapters.examples import ExampleError, arguments_of, example_of, kinds_of, named, passes_on
 from hf_stitch.adapters.libraries.base import Described, Library
-from hf_stitch.adapters.overrides.base import override_of
+from hf_stitch.adapters.overrides import override_of
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
 

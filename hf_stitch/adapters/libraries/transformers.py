@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import MASK, POSITIONS, Interface, mask_of
 from hf_stitch.adapters.examples import ExampleError, arguments_of, named
-from hf_stitch.adapters.heads import GENERATES, task_of_head, unscored_head
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
-from hf_stitch.adapters.libraries.completeness import LABELS, OPTIONAL_PARTS, complete
-from hf_stitch.adapters.libraries.padding import (
+from hf_stitch.adapters.libraries.completeness import LABELS, OPTIONAL_PARTS, complete, replaced
+from hf_stitch.adapters.libraries.configs import (
+    GENERATES,
     NO_TOKEN,
     advice,
     as_if_padded,
@@ -30,13 +30,14 @@ from hf_stitch.adapters.libraries.padding import (
     pad_id,
     positions_from_padding,
     set_padding,
+    task_of_head,
     text_config,
+    unscored_head,
 )
-from hf_stitch.adapters.libraries.rebuilding import AttentionError, is_installed, own_code_only, replaced
-from hf_stitch.adapters.overrides.base import override_of
+from hf_stitch.adapters.overrides import override_of
 from hf_stitch.adapters.pinning import settings_of_config
 from hf_stitch.adapters.preprocess import load_processor, place_of
-from hf_stitch.adapters.sealed import sealed
+from hf_stitch.adapters.untrusted import AttentionError, is_installed, own_code_only, sealed
 from hf_stitch.hub import DownloadOptions, commit_of, is_out_of_reach
 from hf_stitch.printing import visible, warn
 from hf_stitch.records import NETWORKS

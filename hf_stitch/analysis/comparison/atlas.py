@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.comparison.maximum import MaximumTest
-from hf_stitch.analysis.comparison.rows import ROWS_OF, Rows
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Rows
 from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.analysis.permutation import MaximumTest
 from hf_stitch.analysis.shown import ends_of, titles_of
 from hf_stitch.options import checked, options_in
 from hf_stitch.printing import rounded
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-
 Array = NDArray[np.float64]
 Axis = Literal["a", "b"]
+
+WHOLE = "whole network"
+"""Stands for all layers of a network; no module has such a name."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class LayerSize:
 @dataclass(frozen=True, eq=False)
 class SimilarityAtlas(Result):
     """Similarity of each layer of a with each layer of b under one or more metrics, returned by :func:`compare`.
+
+    Methods take a metric of the atlas by its name, with or without options (:meth:`label`); by default the first.
 
     Attributes:
         values: Metric -> (layers of a, layers of b) float64; NaN where the metric is undefined.
@@ -62,9 +66,6 @@ class SimilarityAtlas(Result):
             own. All methods find their values too.
         sizes: Side (``a``, ``b``) -> layer -> its size; empty for metrics of weights.
 
-    Raises:
-        ValueError: If values do not have one row and one column for each layer.
-
     Example:
         >>> values = {"linear_cka": np.array([[0.9, 0.3], [0.2, 0.8]])}
         >>> routes = {"linear_cka": "moments"}
@@ -75,7 +76,7 @@ class SimilarityAtlas(Result):
         ('a0', 'b0')
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.similarity:section"
+    page: ClassVar[str] = "hf_stitch.reports.similarity:layers_section"
     formerly: ClassVar[Mapping[str, Any]] = {"pooling": ("rows", ROWS_OF)}
     values: Mapping[str, Array]
     layers_a: tuple[str, ...]
@@ -119,17 +120,9 @@ class SimilarityAtlas(Result):
     def best_matches(self, metric: str | None = None, axis: Axis = "a") -> dict[str, str]:
         """Find the most similar layer of the other side for each layer of one side.
 
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-            axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
-
         Returns:
             Layer of the side ``axis`` -> most similar layer of the other side. A layer for which the metric is
             undefined with all layers of the other side is left out.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If ``axis`` is not ``"a"`` or ``"b"``.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"cka": "moments"})
@@ -143,34 +136,15 @@ class SimilarityAtlas(Result):
     def p_values(self, metric: str | None = None) -> Array:
         """Return the p-values of all pairs of layers, adjusted for the search over all pairs.
 
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-
         Returns:
             (layers of a, layers of b) float64. If no pair is related, the smallest is at most p with probability p.
             NaN where the metric is undefined.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If the atlas has no test.
         """
         return self._test(self.label(metric)).p_values
 
     @checked
     def match_p_values(self, metric: str | None = None, axis: Axis = "a") -> dict[str, float]:
-        """Return the p-values of the best matches, each adjusted for the search over the layers of the other side.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-            axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
-
-        Returns:
-            Layer of the side ``axis`` -> p-value of its best match (:meth:`best_matches`).
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If the atlas has no test, or ``axis`` is not ``"a"`` or ``"b"``.
-        """
+        """Return the p-values of the best matches, each adjusted for the search over the layers of the other side."""
         label, (own, _) = self.label(metric), self._sides(axis)
         test, best = self._test(label), self._best(label, axis)
         places = np.array([best.get(layer, 0) for layer in range(len(own))])
@@ -178,17 +152,7 @@ class SimilarityAtlas(Result):
         return {own[layer]: p_values[layer] for layer in best}
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
-        """Find the most similar pair of layers.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-
-        Returns:
-            The layer of a and the layer of b; the first pair in case of a tie.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If the metric is undefined for all pairs.
+        """Find the most similar pair of layers, of a and of b; the first one in case of a tie.
 
         Example:
             >>> values = np.array([[0.2, 0.4], [0.9, 0.1]])
@@ -206,16 +170,9 @@ class SimilarityAtlas(Result):
     def identify(self, metric: str | None = None) -> Identification:
         """Measure how often the most similar layer of the other side is the one of the same name.
 
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-
         Returns:
             The layer identification (:func:`hf_stitch.analysis.identify_layers`) over all layers of both sides; those
             that one side lacks have the verdict ``undefined``. Equal values are ties.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If fewer than two layers of a have the name of a layer of b.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
@@ -237,12 +194,6 @@ class SimilarityAtlas(Result):
 
     def headline(self, metric: str | None = None) -> str:
         """Return the finding in a sentence: how many layers match their namesake, or else the most similar pair.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
@@ -275,19 +226,7 @@ class SimilarityAtlas(Result):
         return text + (f"; closest runner-up: {min(close)[1]}" if close else "")
 
     def why(self, metric: str, layer_a: str, layer_b: str) -> str | None:
-        """Return why a metric is undefined for a pair of layers.
-
-        Args:
-            metric: One of the metrics of the atlas.
-            layer_a: Layer of a.
-            layer_b: Layer of b.
-
-        Returns:
-            The reason; None if the metric is defined.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-        """
+        """Return why a metric is undefined for a pair of layers; None if it is defined."""
         atlas, label = self._of(metric)
         return atlas.undefined.get(pair_name(label, layer_a, layer_b))
 
@@ -324,19 +263,12 @@ class SimilarityAtlas(Result):
         Undefined pairs are grey, with a dash.
 
         Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
+            metric: Name of the metric.
             scale: ``"data"`` for colours that lie where these values lie; ``"fixed"`` for colours from the smallest to
                 the largest value that the metric can have, so that figures can be compared (a distance without an
                 upper bound begins at 0).
             max_p: If the atlas has a test, pairs of layers with a p-value of at most this (:meth:`p_values`) get a
                 star; or else the others do, if these are fewer. The legend says which.
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric.
-            ValueError: If ``scale`` is unknown.
         """
         if scale not in ("fixed", "data"):
             raise ValueError(f"scale must be 'data' or 'fixed', got {scale!r}")
@@ -463,7 +395,6 @@ class SimilarityAtlas(Result):
 
     @property
     def _titles(self) -> tuple[str, str]:
-        """Titles of the axes of a figure, with the names of the networks if the recipe has them."""
         return titles_of(self.recipe.get("a") or {}, self.recipe.get("b") or {})
 
     def _stars(self, name: str, max_p: float) -> tuple[NDArray[np.bool_] | None, str]:
@@ -480,12 +411,6 @@ class SimilarityAtlas(Result):
 
         Args:
             metric: Name of the metric, for example ``"linear_cka"``; ``None`` for the first of the atlas.
-
-        Returns:
-            The label, for example ``"linear_cka(debiased=True)"``.
-
-        Raises:
-            KeyError: If the atlas does not contain the metric, or contains it with several options.
         """
         if metric is None:
             return next(iter(self.values))
@@ -514,7 +439,6 @@ class SimilarityAtlas(Result):
         return self.tests[label]
 
     def _sides(self, axis: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the layers of a side and those of the other."""
         return (self.layers_a, self.layers_b) if axis == "a" else (self.layers_b, self.layers_a)
 
     def _best(self, label: str, axis: str) -> dict[int, int]:
@@ -522,10 +446,6 @@ class SimilarityAtlas(Result):
         values = self.values[label] if axis == "a" else self.values[label].T
         better = np.where(np.isnan(values), -np.inf, -values if label in self.distances else values)
         return {layer: int(row.argmax()) for layer, row in enumerate(better) if row.max() > -np.inf}
-
-
-WHOLE = "whole network"
-"""Stands for all layers of a network; no module has such a name."""
 
 
 def pair_name(metric: str, layer_a: str, layer_b: str) -> str:

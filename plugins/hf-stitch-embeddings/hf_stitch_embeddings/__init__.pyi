@@ -2,9 +2,11 @@
 
 from .deciding import Ageing, Calibration, Verdict, calibrate, monitor, query_scores, verdict
 from .embedding_map import Direction, EmbeddingMap
+from .few_pairs import SeededRefinement
 from .fitting import PairsCurve, fit_embedding_map, pairs_curve, split_pairs
 from .lazy import LazyUpgrade, rows_first
 from .retrieval import RetrievalResult, evaluate_retrieval, exact_search
+from .row_matchers import Piecewise, ResidualMLP, Retrieval
 from .unsupervised import Unsupervised
 from .upgrading import Upgraded, upgrade
 from .vectors import (
@@ -30,8 +32,12 @@ __all__ = [
     "Metric",
     "NetworkEncoder",
     "PairsCurve",
+    "Piecewise",
     "RemoteEncoder",
+    "ResidualMLP",
+    "Retrieval",
     "RetrievalResult",
+    "SeededRefinement",
     "Unsupervised",
     "Upgraded",
     "Verdict",

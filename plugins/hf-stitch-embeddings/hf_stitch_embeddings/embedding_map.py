@@ -14,14 +14,12 @@ import torch
 
 from hf_stitch import ModelReference, Stitcher
 from hf_stitch.artefacts.card import plain
-from hf_stitch.artefacts.files import STITCHER
-from hf_stitch.artefacts.manifest import stale
+from hf_stitch.artefacts.files import STITCHER, stale
 from hf_stitch.hub import CARD
 from hf_stitch.options import check, checked
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
-from hf_stitch.storage.files import decoding
-from hf_stitch.storage.folders import replacing
+from hf_stitch.storage.files import decoding, replacing
 from hf_stitch_embeddings.vectors import BATCH, UNIT, Metric, are_normalized, check_vectors, normalized, read_vectors
 
 Direction: TypeAlias = Literal["index", "query", "adjoint"]

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from hf_stitch.matchers._mutual import refined, unit
-from hf_stitch.matchers._rows import check_unpaired, moments_of, orthogonal, some_rows
 from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
 from hf_stitch.options import Count, Natural, Within
-from hf_stitch.papers import LAMPLE_2018, Paper, arxiv
+from hf_stitch.papers import Paper, arxiv
 from hf_stitch.stitches import LinearStitch
+from hf_stitch_embeddings.few_pairs import LAMPLE_2018, check_unpaired, orthogonal, refined, some_rows, unit
+from hf_stitch_embeddings.row_matchers import moments_of
 
 DAR_2025 = arxiv("Dar: mini-vec2vec: Scaling Universal Geometry Alignment with Linear Transformations", "2510.02348")
 
@@ -36,8 +36,8 @@ class Unsupervised(UnpairedMatcher):
     1. k-means finds clusters on both sides. They are matched so that the similarities between clusters correspond: a
        quadratic assignment, improved by exchanges of two clusters from hundreds of random starts.
     2. A map of the matched centres is refined by mutual neighbours, as in
-       :class:`hf_stitch.matchers.SeededRefinement`. This is done for several numbers of clusters and several starts of
-       k-means; the number is chosen whose maps agree best.
+       :class:`hf_stitch_embeddings.SeededRefinement`. This is done for several numbers of clusters and several starts
+       of k-means; the number is chosen whose maps agree best.
     3. The centres of the maps that agree are the pairs from which the map of all rows is refined.
 
     The same is done backwards, from the second halves. A map is only returned if both maps together lead rows back to

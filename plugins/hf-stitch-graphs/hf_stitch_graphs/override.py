@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from hf_stitch.adapters.overrides.base import Override
+from hf_stitch.adapters.overrides import Override
 
 
 class GraphClassifierOverride(Override):

@@ -9,7 +9,8 @@ import torch
 from hf_stitch_testing import check_detector
 
 from hf_stitch import registries
-from hf_stitch.detectors import Mahalanobis, NearestNeighbours
+from hf_stitch.detectors.distribution_free import NearestNeighbours
+from hf_stitch.detectors.gaussian import Mahalanobis
 from hf_stitch.representation import Representation
 
 NAMES = {"ood_knn": plugin.KNN, "ood_mahalanobis": plugin.Mahalanobis, "ood_rmd": plugin.RMD, "ood_gmm": plugin.GMM}

@@ -1,4 +1,4 @@
-"""A shortened network as an ordinary folder, with a card."""
+"""A shortened network as an ordinary folder, and what the Hub reads of its card."""
 
 from __future__ import annotations
 
@@ -6,30 +6,11 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_stitch import Adapter
-from hf_stitch.storage.folders import replacing
+from hf_stitch.storage.files import replacing
 from hf_stitch_shorten.plain import SENTENCES, sentence_transformer
-
-if TYPE_CHECKING:
-    from hf_stitch_shorten.result import Shortened
-
-CARD = """{metadata}
-# {title}
-
-{network} without {removed}, shortened by [hf-stitch](https://pypi.org/project/hf-stitch/) without training.
-
-{verdict}
-
-| network | {figures} |
-|---|{rules}|
-{rows}
-
-{fitted} Scores are on {n} test samples, with 95% intervals over them.
-
-{notes}
-"""
 
 
 def save_network(network: Adapter | None, folder: Path, card: str) -> None:
@@ -87,22 +68,3 @@ def front_matter(network: Adapter | None, source: str) -> str:
     if not Path(source).exists() and "/" in source and " " not in source:
         found["base_model"] = source.partition("@")[0]
     return "\n".join(("---", *(f"{key}: {json.dumps(value)}" for key, value in found.items()), "---", ""))
-
-
-def card(result: Shortened) -> str:
-    """Return the card of a shortened network."""
-    from hf_stitch_shorten.result import SHORTENED, listed, worded
-
-    figures = list(result.scores[SHORTENED])
-    rows = [
-        f"| {who} | " + " | ".join(str(row.get(name, "–")) for name in figures) + " |"
-        for who, row in result.scores.items()
-    ]
-    fitted = "" if result.gain is None else f"The map ({result.matcher}) was fitted on {result.rows} rows."
-    return CARD.format(
-        metadata=front_matter(result.model, result.network),
-        title=f"Shortened: {len(result.removed)} blocks removed", network=result.network,
-        removed=listed(result.removed), verdict=result.verdict,
-        figures=" | ".join(map(worded, figures)), rules="|".join("---" for _ in figures),
-        rows="\n".join(rows), fitted=fitted, n=result.n, notes="\n".join(f"- {note}" for note in result.notes),
-    )  # fmt: skip

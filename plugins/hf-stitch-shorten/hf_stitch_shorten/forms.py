@@ -6,7 +6,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hf_stitch import Adapter
-from hf_stitch.adapters.cutting.copying import MAKING_WEIGHTS
+from hf_stitch.adapters.cutting.halves import MAKING_WEIGHTS
 from hf_stitch.offloading import is_offloaded
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import hf_stitch
 from hf_stitch import Adapter
 from hf_stitch.adapters.rewriting import network_of
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 
 Removed = Mapping[str, Sequence[int]]
 """Name of a list of modules -> places of the blocks that are removed from it."""

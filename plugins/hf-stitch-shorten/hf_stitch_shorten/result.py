@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hf_stitch import Adapter
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
+from hf_stitch_shorten.folder import front_matter, save_network
 
 if TYPE_CHECKING:
     import pandas
@@ -19,9 +20,24 @@ if TYPE_CHECKING:
 SHORTENED, DROPPED, FULL = "shortened", "dropped", "full"
 """Names of predictors: the shortened network, the one without the same blocks and without a map, and the whole one."""
 
-
 AGREEMENTS = ("agreement", "knn_overlap")
 """Figures that count equal outputs; then the first one stands for them."""
+
+CARD = """{metadata}
+# {title}
+
+{network} without {removed}, shortened by [hf-stitch](https://pypi.org/project/hf-stitch/) without training.
+
+{verdict}
+
+| network | {figures} |
+|---|{rules}|
+{rows}
+
+{fitted} Scores are on {n} test samples, with 95% intervals over them.
+
+{notes}
+"""
 
 
 @dataclass(frozen=True)
@@ -156,9 +172,22 @@ class Shortened(Result):
         Raises:
             ValueError: If the result was read from a file and has no network, or the network is a module of your own.
         """
-        from hf_stitch_shorten.folder import card, save_network
+        save_network(self.model, Path(folder), self._card())
 
-        save_network(self.model, Path(folder), card(self))
+    def _card(self) -> str:
+        figures = list(self.scores[SHORTENED])
+        rows = [
+            f"| {who} | " + " | ".join(str(row.get(name, "–")) for name in figures) + " |"
+            for who, row in self.scores.items()
+        ]
+        fitted = "" if self.gain is None else f"The map ({self.matcher}) was fitted on {self.rows} rows."
+        return CARD.format(
+            metadata=front_matter(self.model, self.network),
+            title=f"Shortened: {len(self.removed)} blocks removed", network=self.network,
+            removed=listed(self.removed), verdict=self.verdict,
+            figures=" | ".join(map(worded, figures)), rules="|".join("---" for _ in figures),
+            rows="\n".join(rows), fitted=fitted, n=self.n, notes="\n".join(f"- {note}" for note in self.notes),
+        )  # fmt: skip
 
     def __rich__(self) -> Table:
         """Return the table of the networks."""

@@ -17,7 +17,7 @@ from hf_stitch.scoring.measured import as_score
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Array
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     import pandas

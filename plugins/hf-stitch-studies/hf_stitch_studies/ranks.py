@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.pairs import CollectedParts

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, Samples
 from hf_stitch.metrics import ActivationMetric, Metric
@@ -22,7 +22,7 @@ from hf_stitch.results import Result
 from hf_stitch.scoring.halves import scored_target
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
     import pandas

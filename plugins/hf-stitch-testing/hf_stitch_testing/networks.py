@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, NotACutError, Override, load
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.cutting.surgery import is_bookkeeping
 from hf_stitch.adapters.discovery.verify import same
-from hf_stitch.adapters.overrides.base import full_name, override_of
+from hf_stitch.adapters.overrides import full_name, override_of
 from hf_stitch.adapters.rewriting import Rewrite, rewrite, rewrites_of
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.options import did_you_mean
 from hf_stitch.registry import Entry, registries
 from hf_stitch.representation import Representation

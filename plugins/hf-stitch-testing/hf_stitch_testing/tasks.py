@@ -17,8 +17,8 @@ from hf_stitch.artefacts.joining import joined_to_itself
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.registry import registries
 from hf_stitch.running import Run
-from hf_stitch.tasks.base import IGNORED, Answers, Array, Task
-from hf_stitch.tasks.heads import logits_of, task_of
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Task, logits_of
+from hf_stitch.tasks.heads import task_of
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch_testing.kit import Kit, require, require_registered, skip_unless
 from hf_stitch_testing.parts import conformance

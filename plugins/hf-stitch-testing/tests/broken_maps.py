@@ -12,7 +12,8 @@ from hf_stitch_testing import check_matcher, check_selection, check_similarity, 
 from torch import Tensor
 
 from hf_stitch.data import Samples
-from hf_stitch.matchers import ClosedFormMatcher, SeededRefinement
+from hf_stitch.matchers import ClosedFormMatcher, UnpairedMatcher
+from hf_stitch.matchers.alignment import Procrustes
 from hf_stitch.registry import registries
 from hf_stitch.relative.selection import Selection
 from hf_stitch.relative.similarities import Similarity
@@ -201,17 +202,19 @@ MATCHERS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Careless(SeededRefinement):
-    """Seeded refinement, which may forget where the rows of the target are."""
+class Careless(UnpairedMatcher):
+    """Procrustes on the pairs alone, which may forget where the rows of the target are."""
 
     name: ClassVar[str] = "careless"
+    title: ClassVar[str] = "Procrustes on few pairs"
     unequal_widths: ClassVar[bool] = False
+    least_pairs: ClassVar[int] = 2
     defect: str = ""
 
-    def fit(self, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> LinearStitch:
+    def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32, **unpaired: Any) -> LinearStitch:
         if x.shape[1] != y.shape[1]:
             raise ValueError("careless needs equal widths")
-        stitch = super().fit(x, y, *args, **kwargs)
+        stitch = Procrustes().fit(Moments(x.shape[1], y.shape[1]).update(x, y), dtype)
         if self.defect and stitch.bias is not None:
             stitch.bias.data += 100
         return stitch

@@ -15,7 +15,7 @@ import hf_stitch
 from hf_stitch.data import Samples
 from hf_stitch.registry import registries
 from hf_stitch.tasks.base import Answers, Array
-from hf_stitch.tasks.classification import ImageClassification, TextClassification
+from hf_stitch.tasks.per_sample import ImageClassification, TextClassification
 
 
 class Images(ImageClassification):

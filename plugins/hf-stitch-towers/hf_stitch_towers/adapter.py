@@ -20,15 +20,9 @@ from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.examples import arguments_of
 from hf_stitch.representation import Representation
 from hf_stitch_towers.examples import MEDIA, placeholder, start_of
-from hf_stitch_towers.inputs import inputs_of
+from hf_stitch_towers.inputs import OF_TEXT, WHOLE, inputs_of
 
 __all__ = ["ImageTextAdapter"]
-
-OF_TEXT = ("masked", "behind")
-"""How cuts are padded whose positions are those of the text."""
-
-WHOLE = ("pixel_attention_mask",)
-"""Arguments that are all ones for whole images, which is also what a network takes without them."""
 
 
 class ImageTextAdapter(Adapter):

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.examples import ExampleError, arguments_of
-from hf_stitch.adapters.libraries.padding import text_config
-from hf_stitch.adapters.overrides.clip import WRONG
+from hf_stitch.adapters.families import WRONG
+from hf_stitch.adapters.libraries.configs import text_config
 
 MEDIA = {
     "pixel_values": "image",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_stitch import Adapter, Samples
 from hf_stitch.adapters import load_on
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.data import Data
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.matchers import ClosedFormMatcher

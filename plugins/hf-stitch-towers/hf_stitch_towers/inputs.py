@@ -11,12 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.interface import MASK, Interface, mask_of
-from hf_stitch.adapters.images import converted
-from hf_stitch.adapters.preprocess import place_of
+from hf_stitch.adapters.preprocess import converted, place_of
 from hf_stitch.data.samples import Id, RawSamples, ids_of, missing_in
 from hf_stitch_towers.examples import MEDIA, start_of
 
 __all__ = ["ImageAndTextProcessor", "inputs_of"]
+
+OF_TEXT = ("masked", "behind")
+"""How cuts are padded whose positions are those of the text."""
+
+WHOLE = ("pixel_attention_mask",)
+"""Arguments that are all ones for whole images, which is also what a network takes without them."""
 
 KIND = {"pixel_values": "image", "flattened_patches": "image", "pixel_values_videos": "video"}
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.cutting.interface import MASK
-from hf_stitch.adapters.cutting.modes import evaluating
 from hf_stitch.adapters.examples import ExampleError, named
 from hf_stitch.adapters.libraries.base import Described, Loaded
-from hf_stitch.adapters.libraries.padding import pad_id
+from hf_stitch.adapters.libraries.configs import pad_id
 from hf_stitch.adapters.libraries.transformers import Transformers, _interface, _max_tokens
-from hf_stitch.adapters.overrides.base import override_of
+from hf_stitch.adapters.overrides import override_of
 from hf_stitch.adapters.preprocess import place_of
-from hf_stitch.adapters.sealed import sealed
+from hf_stitch.adapters.untrusted import sealed
 from hf_stitch.reference import ModelReference
 from hf_stitch_towers.adapter import ImageTextAdapter
 from hf_stitch_towers.examples import (

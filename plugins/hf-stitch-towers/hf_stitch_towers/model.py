@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from hf_stitch.adapters.cutting.cut import in_context
+from hf_stitch.adapters.cutting.cut import fill, in_context
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.cutting.halves import HalfError
-from hf_stitch.adapters.cutting.modes import evaluating
-from hf_stitch.adapters.cutting.plan import fill
 from hf_stitch.adapters.examples import arguments_of
 from hf_stitch.adapters.preprocess import preprocess
 from hf_stitch.artefacts.configuration import StitchConfig

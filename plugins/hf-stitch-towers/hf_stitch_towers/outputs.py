@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig
 
-from hf_stitch.tasks.heads import divergence
+from hf_stitch.tasks.base import divergence
 from hf_stitch_towers.answers import Asked, rounds
 from hf_stitch_towers.examples import PLACEHOLDERS, placeholder
 from hf_stitch_towers.result import (

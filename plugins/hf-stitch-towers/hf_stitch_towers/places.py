@@ -23,7 +23,6 @@ from hf_stitch.data.samples import ids_of
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.statistics import Moments
-from hf_stitch_towers.adapter import OF_TEXT, WHOLE
 from hf_stitch_towers.folding import (
     CONTENT,
     EQUAL,
@@ -39,7 +38,7 @@ from hf_stitch_towers.folding import (
     variants,
     with_tower,
 )  # fmt: skip
-from hf_stitch_towers.inputs import Hearing, ImageAndTextProcessor, inputs_of
+from hf_stitch_towers.inputs import OF_TEXT, WHOLE, Hearing, ImageAndTextProcessor, inputs_of
 from hf_stitch_towers.outputs import Outputs, divided, greedy, text_of, written
 from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 

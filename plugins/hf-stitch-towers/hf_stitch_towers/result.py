@@ -11,6 +11,7 @@ import numpy as np
 
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
+from hf_stitch.storage.files import replacing
 
 if TYPE_CHECKING:
     import pandas
@@ -42,6 +43,29 @@ WORDS = {
 """Names of figures in tables."""
 
 GONE = "this result was read from a file, which contains no network: do the job again"
+
+CARD = """---
+library_name: transformers
+tags: [hf-stitch, tower-exchange]
+---
+# Another {part} tower
+
+{network} with {encoder} as its {part} tower, exchanged by [hf-stitch](https://pypi.org/project/hf-stitch/) without
+training: a map ({matcher}) was fitted on {fitted} images without labels.
+
+{verdict}
+
+| row | {figures} |
+|---|{rules}|
+{rows}
+
+Outputs are compared with those of the original on {n} test images; 95% intervals over images.
+
+{notes}
+"""
+
+END = "\n---\n"
+"""What follows the part of a card that the Hub reads."""
 
 Figures = Mapping[str, Score]
 
@@ -203,9 +227,28 @@ class Exchanged(Result):
         Raises:
             ValueError: If the result was read from a file and has no network.
         """
-        from hf_stitch_towers.folder import save
+        if self.model is None:
+            raise ValueError(GONE)
+        with replacing(Path(folder), _stale) as fresh:
+            self.model.save_pretrained(fresh)
+            text = self._card()
+            if not self.folded:  # which has a card; the scores go behind what the Hub reads
+                text = f"{(fresh / 'README.md').read_text(encoding='utf-8')}\n{text.partition(END)[2]}"
+            if self.processor is not None and (self.folded or self.processor is not self.model.processor):
+                self.processor.save_pretrained(fresh)
+            (fresh / "README.md").write_text(text, encoding="utf-8")
 
-        save(self, Path(folder))
+    def _card(self) -> str:
+        rows = [
+            f"| {who} | " + " | ".join(str(row[name]) for name in self.figures) + " |"
+            for who, row in self.scores.items()
+        ]
+        return CARD.format(
+            part=self.part, network=self.network, encoder=self.encoder, matcher=self.matcher, fitted=self.fitted,
+            verdict=self.verdict, figures=" | ".join(map(worded, self.figures)),
+            rules="|".join("---" for _ in self.figures),
+            rows="\n".join(rows), n=self.n, notes="\n".join(f"- {note}" for note in self.notes),
+        )  # fmt: skip
 
     def __rich__(self) -> Table:
         """Return the table of the rows."""
@@ -254,3 +297,9 @@ class Exchanged(Result):
 def worded(figure: str) -> str:
     """Return the name of a figure in words."""
     return WORDS.get(figure, figure.replace("_", " ").replace("kl ", "KL "))
+
+
+def _stale(folder: Path) -> list[str]:
+    """Return the files of an earlier save that a new one may not replace, and that would be read."""
+    patterns = ("*.safetensors*", "pytorch_model*", "*processor_config.json", "tokenizer*", "chat_template*")
+    return [path.name for pattern in patterns for path in folder.glob(pattern)]

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, total
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, logits_of, total
 from hf_stitch.tasks.tokens import PerToken
 from hf_stitch_towers.examples import placeholder
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import hf_stitch
 from hf_stitch import Samples
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_stitch.options import Count, checked
-from hf_stitch.storage.files import decoding
-from hf_stitch.storage.folders import load_whole, replacing
+from hf_stitch.storage.files import decoding, load_whole, replacing
 
 Architecture = Literal["standard", "jumprelu", "topk"]
 ARCHITECTURES: tuple[str, ...] = get_args(Architecture)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch import Activations, Adapter, load
-from hf_stitch.adapters.cutting.copying import copy_without
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
+from hf_stitch.adapters.cutting.halves import copy_without
 from hf_stitch.data import Id
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.tasks.heads import check_trained

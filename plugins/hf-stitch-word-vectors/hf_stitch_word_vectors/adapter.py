@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_stitch import hub
 from hf_stitch.adapters import Adapter, Described, Interface, Library, Loaded
-from hf_stitch.adapters.overrides.base import Override
+from hf_stitch.adapters.overrides import Override
 from hf_stitch.reference import ModelReference
 from hf_stitch_word_vectors.files import read_vectors
 from hf_stitch_word_vectors.vectors import WordVectors, as_word_vectors, is_gensim

@@ -17,8 +17,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hf_stitch.adapters import load_recorded
-from hf_stitch.adapters.sealed import SealedError, sealed
-from hf_stitch.adapters.skeleton import weightless
+from hf_stitch.adapters.untrusted import SealedError, sealed, weightless
 from hf_stitch.artefacts.record import check_counts
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries

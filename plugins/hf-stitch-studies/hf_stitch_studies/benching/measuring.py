@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hf_stitch.adapters.naming import layer_names
+from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.options import Several, checked
 from hf_stitch_studies.benching.correlation import BASELINES, RELIABILITY, Array, BenchGroup, Test

@@ -23,6 +23,7 @@ import numpy as np
 import study
 import torch
 from dr_frankenstein import base_training, images, networks
+from hf_stitch_embeddings import ResidualMLP
 from language_models import decoders
 from study import ranged, table
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,12 +33,14 @@ from hf_stitch.adapters import untrained
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
-from hf_stitch.matchers import Attention, LowRankResidual, Matcher, Random, ResidualMLP, Ridge
+from hf_stitch.matchers import Matcher
+from hf_stitch.matchers.regression import Ridge
+from hf_stitch.matchers.starts import Attention, LowRankResidual, Random
 from hf_stitch.pairs import CollectedPair, CollectedParts, Pair as Networks
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel
 from hf_stitch.scoring.passing import Scoring
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 from hf_stitch.training import TaskLoss
 
 NAME = "beyond_affine"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import hf_stitch
-from hf_stitch.adapters.cutting.modes import evaluating
+from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.analysis.evaluation import Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples

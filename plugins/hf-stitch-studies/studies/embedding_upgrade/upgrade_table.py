@@ -18,7 +18,7 @@ import numpy.typing as npt
 import study
 import torch
 from embedding_upgrade.encoders import OPTIONS, PRESETS, Corpus, Vectors, counts, prepared
-from hf_stitch_embeddings import Direction, EmbeddingMap, fit_embedding_map, normalized, verdict
+from hf_stitch_embeddings import Direction, EmbeddingMap, Retrieval, fit_embedding_map, normalized, verdict
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
@@ -29,7 +29,6 @@ from torch.nn import functional
 from hf_stitch import metrics, registries
 from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.base import ClosedFormMatcher, RowsMatcher
-from hf_stitch.matchers.retrieval import Retrieval
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
 

@@ -23,7 +23,7 @@ import study
 import torch
 from dr_frankenstein import images, networks
 from few_pairs.sentence_encoders import KINDS, passages
-from hf_stitch_embeddings import Unsupervised
+from hf_stitch_embeddings import SeededRefinement, Unsupervised
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from study import table
@@ -35,7 +35,8 @@ import hf_stitch
 from hf_stitch import Moments
 from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
-from hf_stitch.matchers import NoAlignmentError, Procrustes, SeededRefinement
+from hf_stitch.matchers import NoAlignmentError
+from hf_stitch.matchers.alignment import Procrustes
 
 NAME = "few_pairs"
 CUTS = {"resnet20": ("layer3.0", "layer3.2"), "tiny10": ("bn6", "bn8")}

@@ -35,7 +35,8 @@ from torch import Tensor
 
 import hf_stitch
 from hf_stitch.analysis import StitchGrid
-from hf_stitch.matchers import ClosedFormMatcher, Lstsq
+from hf_stitch.matchers import ClosedFormMatcher
+from hf_stitch.matchers.regression import Lstsq
 from hf_stitch.papers import BALOGH_2025, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch

@@ -25,7 +25,7 @@ import hf_stitch
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
-from hf_stitch.matchers import Ridge
+from hf_stitch.matchers.regression import Ridge
 from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel
@@ -33,7 +33,7 @@ from hf_stitch.scoring.passing import Scoring
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.tasks.base import resampled
-from hf_stitch.tasks.kinds import task_named
+from hf_stitch.tasks.heads import task_named
 
 NAME = "two_tokenizers"
 ROWS = ("source", "target", "mean only", "own", "prefix", "prefix + own", "untrained + own")

@@ -32,7 +32,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import hf_stitch
-from hf_stitch.matchers import ClosedFormMatcher, InverseRelative, Procrustes, Ridge
+from hf_stitch.matchers import ClosedFormMatcher
+from hf_stitch.matchers.alignment import InverseRelative, Procrustes
+from hf_stitch.matchers.regression import Ridge
 from hf_stitch.metrics import relative_cosine
 from hf_stitch.relative import nearest
 from hf_stitch.statistics import Moments

@@ -29,7 +29,7 @@ import hf_stitch
 from hf_stitch import Moments
 from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
-from hf_stitch.matchers import Ridge
+from hf_stitch.matchers.regression import Ridge
 from hf_stitch.stitches import LinearStitch
 
 NAME = "transfer"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch.tasks.heads import logits_of
+from hf_stitch.tasks.base import logits_of
 from hf_stitch_versions.recording import values_of
 
 Array = NDArray[np.float64]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_stitch import Adapter, Samples
-from hf_stitch.adapters.cutting.copying import is_compiled
+from hf_stitch.adapters.cutting.forwards import is_compiled
 from hf_stitch.running import Run
 from hf_stitch_versions.inputs import differences, feeds, for_second, longer_feeds
 from hf_stitch_versions.recording import Event, Key, dtype_of

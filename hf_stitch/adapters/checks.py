@@ -1,0 +1,77 @@
+"""What jobs check of layers and networks before they run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.interface import PROMPT
+from hf_stitch.options import check
+from hf_stitch.printing import see, warn
+from hf_stitch.representation import Pooling
+
+
+def layer_names(argument: str, layers: Iterable[str]) -> tuple[str, ...]:
+    """Check a list of layers."""
+    check(Iterable[str], **{argument: layers})
+    names = tuple(layers)
+    if not names:
+        raise ValueError(f"{argument} must contain at least one layer, got none")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{argument} contains {twice[0]!r} more than once; name each layer once")
+    return names
+
+
+def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
+    """Check that two networks take the same kind of samples and, token by token, the same tokens."""
+    if source is not target and source.model is target.model and getattr(source.model, "peft_config", None):
+        warn(
+            f"both networks are the same {type(source.model).__name__}: PEFT puts its adapter into the network that it "
+            "is given, so that the base has it too. Load the base a second time"
+        )
+    kinds = source.interface.modality, target.interface.modality
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"the networks take {kinds[0]} samples and {kinds[1]} samples: no sample serves both")
+    own, needed = source.interface.prefix, target.interface.prefix
+    if pooling == "none" and PROMPT in target.interface.arguments and own != needed:
+        raise ValueError(
+            f"the pooling of the target leaves out its prompt, {needed!r}, and the prompt of the source is {own!r}: "
+            "load both with the same (prompts=, default_prompt_name=), or use pooling='mean', 'cls' or 'last'"
+        )
+    tokenizers = [a.processor for a in (source, target) if hasattr(a.processor, "get_vocab")]
+    if pooling == "none" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+        if target.task == "text-generation":
+            remedy = (
+                "a stitched language model predicts every token. If both are decoders, use align='prefix' "
+                "(hf_stitch.stitch), with which the source reads the text up to each token of the target. To compare "
+                "the two, use align='offsets' (hf_stitch.compare), which matches pieces of text, or rows='mean'"
+            )
+        else:
+            remedy = (
+                "use pooling='mean', 'cls' or 'last' (of hf_stitch.compare, rows=), which give one vector per sample; "
+                "hf_stitch.compare also matches pieces of text, with rows='positions' and align='offsets'"
+            )
+        raise ValueError(
+            f"the vocabularies of the two tokenizers differ, so token positions do not correspond: {remedy}"
+            + see("other-tokens")
+        )
+
+
+def padded_alike(source: Adapter, target: Adapter) -> tuple[Adapter, Adapter]:
+    """Return two networks that pad texts on one side, if both have one in common: their tokens correspond by place.
+
+    Networks whose texts run by length are padded on the right. The adapters that are passed do not change.
+    """
+    first, second = (each._padded().sides or ("right",) for each in (source, target))
+    common = tuple(side for side in first if side in second)
+
+    def padded(network: Adapter) -> Adapter:
+        if not common or len(network.interface.sides) <= len(common):
+            return network
+        twin = copy.copy(network)
+        twin.interface = replace(network.interface, sides=common)
+        return twin
+
+    return padded(source), padded(target)

@@ -1,1 +1,0 @@
-"""Architecture overrides for networks of transformers and timm: one file for each family."""

@@ -1,0 +1,157 @@
+"""Detectors that compare activations with a normal distribution, computed from moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from hf_stitch.detectors.base import Auxiliary, Detector, Reads, Scorer, sample_means
+from hf_stitch.options import NonNegative
+from hf_stitch.representation import Representation
+from hf_stitch.statistics import Moments
+from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.spectrum import above_rounding, rounding
+
+
+@dataclass(frozen=True)
+class Mahalanobis(Detector):
+    """Squared Mahalanobis distance of positions from the mean of the network's activations, divided by their width.
+
+    The expected score of the network's own activations is 1. Activations beyond them score higher. Activations that are
+    shrunk towards the mean, as outputs of least squares are, score lower: this detector is two-sided.
+
+    Attributes:
+        tolerance: Variance added to each feature, as a share of its variance; keeps the covariance invertible.
+
+    Example:
+        >>> x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
+        >>> own = Representation(x, "bd")
+        >>> round(Mahalanobis(tolerance=0).fit([own]).score(own).mean().item(), 3)
+        1.0
+    """
+
+    name: ClassVar[str] = "mahalanobis"
+    title: ClassVar[str] = "Mahalanobis distance"
+    reads: ClassVar[Reads] = "positions"
+    two_sided: ClassVar[bool] = True
+
+    tolerance: NonNegative = 0.01
+
+    @torch.no_grad()
+    def _fit(self, activations: Iterable[Representation]) -> Scorer:
+        moments = position_moments(activations, "positions")
+        return _Distance(Gaussian.of(moments, added_variance(moments, self.tolerance)))
+
+
+class _Distance(Scorer):
+    def __init__(self, known: Gaussian) -> None:
+        self.known = known
+
+    @torch.no_grad()
+    def score(self, activations: Representation) -> Tensor:
+        distances = self.known.distances(activations.rows("none"))
+        return sample_means(activations, distances) / len(self.known.mean)
+
+
+@dataclass(frozen=True)
+class LikelihoodRatio(Detector):
+    """Log-likelihood of a position under a normal distribution of stitched activations, minus that of the own ones.
+
+    This is the best test of two normal distributions (Neyman and Pearson), a quadratic discriminant: it finds a
+    shift, a shrinkage and other correlations. Only means and covariances are compared.
+
+    Attributes:
+        tolerance: Variance added to each feature on both sides, as a share of its variance in the network's own
+            activations; keeps covariances invertible.
+
+    Example:
+        >>> x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
+        >>> own, stitched = Representation(x, "bd"), Representation(x / 2, "bd")
+        >>> scorer = LikelihoodRatio().fit([own], auxiliary=[stitched])
+        >>> bool(scorer.score(stitched).mean() > scorer.score(own).mean())
+        True
+    """
+
+    name: ClassVar[str] = "likelihood_ratio"
+    title: ClassVar[str] = "Gaussian likelihood ratio"
+    reads: ClassVar[Reads] = "positions"
+    auxiliary: ClassVar[Auxiliary] = "stitched"
+
+    tolerance: NonNegative = 0.01
+
+    @torch.no_grad()
+    def _fit(self, activations: Iterable[Representation], auxiliary: Iterable[Representation]) -> Scorer:
+        own = position_moments(activations, "positions")
+        stitched = position_moments(auxiliary, "stitched positions")
+        added = added_variance(own, self.tolerance)
+        return _Ratio(Gaussian.of(own, added), Gaussian.of(stitched, added))
+
+
+class _Ratio(Scorer):
+    def __init__(self, own: Gaussian, stitched: Gaussian) -> None:
+        self.own, self.stitched = own, stitched
+
+    @torch.no_grad()
+    def score(self, activations: Representation) -> Tensor:
+        rows = activations.rows("none")
+        return sample_means(activations, self.stitched.log_density(rows) - self.own.log_density(rows))
+
+
+def position_moments(activations: Iterable[Representation], what: str) -> Moments:
+    """Collect the moments of all positions, as both sides of one :class:`Moments`."""
+    kept: LayerMoments | None = None
+    for batch in activations:
+        rows = batch.rows("none")
+        kept = kept or LayerMoments([rows[:1024].double().mean(0)])
+        kept.update([rows])
+    if kept is None or kept.n <= (width := len(kept.moments(0, 0).mean_x)):
+        count, needed = (0, 2) if kept is None else (kept.n, width + 1)
+        raise ValueError(f"the covariance needs at least {needed} {what}, got {count}: give more samples")
+    return kept.moments(0, 0)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A normal distribution of positions."""
+
+    mean: Tensor  # (d,) float64
+    whitening: Tensor  # (d, d) float64, lower triangular; rows times its transpose have the covariance 1
+
+    @classmethod
+    def of(cls, moments: Moments, added: Tensor) -> Self:
+        """Make the normal distribution with given moments."""
+        covariance = moments.sxx / moments.n + torch.diag(added)
+        root, failed = torch.linalg.cholesky_ex(covariance)
+        if not failed and not added.any():  # a direction that is rounding has a root, too
+            values, vectors = torch.linalg.eigh(covariance)
+            failed = ~above_rounding(values, vectors, rounding(moments, "x") / moments.n).all()
+        if failed:
+            raise ValueError("the covariance is singular, features depend on each other: use a larger tolerance")
+        identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
+        return cls(moments.mean_x, torch.linalg.solve_triangular(root, identity, upper=False))
+
+    def distances(self, rows: Tensor) -> Tensor:
+        """Return the squared Mahalanobis distance of each row from the mean."""
+        if rows.shape[1] != len(self.mean):
+            raise ValueError(f"the detector was fitted to {len(self.mean)} features, got {rows.shape[1]}")
+        return torch.linalg.vector_norm((rows.to(self.mean) - self.mean) @ self.whitening.T, dim=1).square()
+
+    def log_density(self, rows: Tensor) -> Tensor:
+        """Return the log density of each row, without the term that depends on the dimension only."""
+        return -self.distances(rows) / 2 + self.whitening.diagonal().log().sum()
+
+
+def added_variance(moments: Moments, tolerance: float) -> Tensor:
+    """Return the variance to add to each feature: a share of its own, and at least that of rounding errors."""
+    variances = moments.sxx.diagonal() / moments.n
+    if not variances.any():
+        raise ValueError(f"all {moments.n} positions are equal: is the layer dead?")
+    dead = variances.mean() * max(tolerance, 1e-6) * (1 + tolerance)
+    share = tolerance * variances
+    if tolerance:
+        share = torch.maximum(share, rounding(moments, "x") / moments.n)
+    return torch.where(variances == 0, dead, share)

@@ -1,0 +1,94 @@
+"""Pages of training: what callbacks measured, and when each layer became what it is at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hf_stitch.reports.drawing import curves, heat_map, layout_of, texts
+from hf_stitch.reports.section import Figure, Section, Table, View
+from hf_stitch.training.callback import History
+from hf_stitch.training.dynamics import Dynamics
+
+Points = Mapping[float, tuple[float, float, float]]
+
+SETTLED = 0.9
+"""A layer has settled when its similarity to the end of training stays at this or better."""
+
+
+def history_section(result: History) -> Section:
+    """Describe the measurements of a callback."""
+    series = {
+        name.removeprefix(f"{result.name}/"): {x: (value, value, value) for x, value in points.items()}
+        for name, points in result.curves.items()
+    }
+    verdict = ends(series, result.unit)
+    asked = f"What did {result.name} measure during training?"
+    return Section(f"Training: {result.name}", asked, verdict, [drawn(series, result.unit, verdict)])
+
+
+def drawn(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
+    """Return a figure of curves."""
+    rows = [
+        (name, f"{x:g}", f"{value:.4f}" + (f" [{low:.4f}, {high:.4f}]" if low != high else ""))
+        for name, points in series.items()
+        for x, (value, low, high) in points.items()
+    ]
+    title = texts([axis])[0]
+    layout = {"height": 420, "xaxis": {"title": {"text": title}}, "yaxis": {"automargin": True}}
+    return Figure([View("", caption, curves(series), Table(("curve", axis, "value"), rows))], layout)
+
+
+def ends(series: Mapping[str, Points], axis: str) -> str:
+    """Return a sentence with the first and the last value of the curves that changed most."""
+    found = {name: (min(points), max(points)) for name, points in series.items()}
+    changes = {name: abs(series[name][last][0] - series[name][first][0]) for name, (first, last) in found.items()}
+    most = sorted(changes, key=lambda name: -np.nan_to_num(changes[name]))
+    parts = [
+        ", ".join(f"{series[name][moment][0]:.3f} at {axis} {moment:g}" for moment in found[name]) for name in most[:3]
+    ]
+    if len(most) == 1:
+        return f"{most[0]} {parts[0]}."
+    then = "; ".join(f"{name} {part}" for name, part in zip(most[1:3], parts[1:], strict=True))
+    rest = len(most) - 3
+    more = f"; {rest} more curve{'s' * (rest > 1)} changed less" if rest > 0 else ""
+    return f"{most[0]} changed most: {parts[0]}; then {then}{more}."
+
+
+def dynamics_section(dynamics: Dynamics) -> Section:
+    """Describe training dynamics."""
+    settled = dynamics.settled(SETTLED)
+    first, last = min(settled, key=lambda name: settled[name]), max(settled, key=lambda name: settled[name])
+    unit = dynamics.unit
+    verdict = (
+        f"All layers settle at once: their {dynamics.metric} with the end of training stays at {SETTLED} or better"
+    )
+    verdict += f" from {unit} {settled[first]:g}."
+    if settled[first] != settled[last]:
+        verdict = (
+            f"{first} settles first: its {dynamics.metric} with the end of training stays at {SETTLED} or better from "
+            f"{unit} {settled[first]:g}; {last} settles last, from {unit} {settled[last]:g}."
+        )
+    moments = [f"{unit} {time:g}" for time in dynamics.times]
+    views = [
+        View(
+            layer, f"{layer}: {values[0, -1]:.3f} between the first and the last moment.",
+            [heat_map(values, moments, moments, label=dynamics.metric, whole=dynamics.range)],
+            Table(("moment", "similarity to the last moment"), [(m, f"{v:.4f}") for m, v in zip(moments, values[:, -1],
+                                                                                                strict=True)]),
+        )
+        for layer, values in dynamics.values.items()
+    ]  # fmt: skip
+    changed = [abs(values[0, 0] - values[0, -1]) for values in dynamics.values.values()]
+    maps = Figure(
+        views, layout_of(len(moments), len(moments), "moment", "moment"), slider="Layer",
+        first=int(np.argmax(np.nan_to_num(changed))),
+    )  # fmt: skip
+    curves = {
+        layer: {float(x): (float(v),) * 3 for x, v in zip(dynamics.times, values, strict=True)}
+        for layer, values in dynamics.to_final().items()
+    }
+    count = "from weights" if dynamics.n is None else f"{dynamics.n} samples, pooling: {dynamics.pooling}"
+    asked = f"When does each layer become what it is at the end of training, by {dynamics.metric} ({count})?"
+    return Section("Training dynamics", asked, verdict, [drawn(curves, unit, verdict), maps])

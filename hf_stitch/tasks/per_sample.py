@@ -1,0 +1,491 @@
+"""Tasks of networks with one vector of outputs per sample: a class, any number of classes, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.data import Batch, Samples
+from hf_stitch.data.classes import numbered_as, warn_of_other_classes
+from hf_stitch.printing import see
+from hf_stitch.tasks.base import (
+    Answers,
+    Array,
+    Side,
+    Task,
+    as_arrays,
+    check_predictions,
+    divergence,
+    logits_of,
+    most_likely,
+    ratio,
+    total,
+    widened,
+)
+
+OF_IMAGES = "hf_stitch.artefacts.classification:StitchedModelForImageClassification"
+OF_TEXTS = "hf_stitch.artefacts.classification:StitchedModelForSequenceClassification"
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
+"""Problem types of transformers that are no classification with one class per sample."""
+
+Classes = NDArray[Any]
+"""A true value or a 1 for each class of each sample."""
+
+
+class OfSamples(Task):
+    """A task with one vector of outputs per sample."""
+
+    family = "outputs per sample"
+    models: ClassVar[Mapping[str, str]] = {"text": OF_TEXTS, "": OF_IMAGES}
+    pipelines: ClassVar[Mapping[str, str]] = {"text": "text-classification", "": "image-classification"}
+    describes_outputs = True
+    least: ClassVar[int] = 1  # least number of outputs
+    needs: ClassVar[str]  # the output that it needs, in words
+
+    def difference(self, network: Adapter, output: Any) -> str:
+        """Return what this task needs and the output of a network is not."""
+        shape = tuple(logits_of(output).shape)
+        wrong = len(shape) != 2 or shape[1] < self.least
+        return f"{self.needs}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
+
+
+class OfLabelValues(OfSamples):
+    """A task whose labels have a number for each output; the measure of an output is named by :attr:`kept`."""
+
+    heads = ("ForImageClassification", "ForSequenceClassification")
+
+    def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
+        """Return the numbers of each sample."""
+        return samples.label_values
+
+    def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
+        """Return the outputs, of the target also the labels."""
+        batch, found = source[0], {name: logits_of(output) for name, output in outputs.items()}
+        check_predictions(found["target"].float(), batch)
+        measured = {name: as_arrays({"": {self.kept[0]: values}})[""] for name, values in found.items()}
+        if batch.label_values is not None:
+            self.check_labels(batch, found["target"].shape[-1])
+            numbers = np.asarray(batch.label_values, dtype=np.float64)
+            measured["target"]["label"] = numbers.reshape(len(numbers), -1)
+        return {**measured}
+
+    def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
+        """Return the labels in float32, (samples, outputs)."""
+        return torch.tensor(labels, dtype=torch.float32).reshape(len(samples), -1)
+
+
+class Classification(OfSamples):
+    """Classes of images or texts: right ones, and those that the target predicts too."""
+
+    title = "classification with one class per sample"
+    figures: ClassVar[Mapping[str, bool]] = {
+        "accuracy": True, "relative_accuracy": True, "cross_entropy": False, "agreement": True,
+        "kl_divergence": False,
+    }  # fmt: skip
+    compared = ("relative_accuracy", "accuracy", "agreement")
+    kept = ("right", "agreement")
+    classifies = True
+    least, needs = 2, "logits (samples, at least 2 classes)"
+    numbered = staticmethod(numbered_as)
+    warn_of_labels = staticmethod(warn_of_other_classes)
+
+    @classmethod
+    def takes(cls, head: str, config: Any) -> bool:
+        """Return whether the head has one class per sample."""
+        kind, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
+        return super().takes(head, config) and kind not in (MULTI_LABEL, REGRESSION) and count != 1
+
+    def labels(self, samples: Samples | Batch) -> Sequence[int] | None:
+        """Return the classes."""
+        return samples.labels
+
+    def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
+        """Check that labels are classes of the network."""
+        for id_, label in zip(samples.ids, samples.labels or (), strict=False):
+            if not 0 <= label < outputs:
+                raise ValueError(
+                    f"sample {id_!r} has label {label}, and the target predicts classes 0 to {outputs - 1}"
+                    + see("other-labels")
+                )
+
+    def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
+        """Measure class, agreement, distance and divergence; with labels also correctness and cross-entropy."""
+        batch, logits = source[0], {name: logits_of(output) for name, output in outputs.items()}
+        check_predictions(logits["target"].float().logsumexp(-1, keepdim=True), batch)
+        measured: dict[str, Answers] = {}
+        for shape in dict.fromkeys(values.shape for values in logits.values()):
+            names = [name for name, values in logits.items() if values.shape == shape]
+            values, of_target = torch.stack([logits[name].float() for name in names]), logits["target"].float()
+            predicted, logs = most_likely(values), values.log_softmax(-1)
+            rows = {"class": predicted, "agreement": predicted == most_likely(of_target)}
+            if batch.labels is not None:
+                self.check_labels(batch, shape[-1])
+                labels = torch.as_tensor(batch.labels, device=values.device).expand(len(names), -1)
+                rows |= {"label": labels, "right": predicted == labels}
+                rows["cross_entropy"] = -logs.gather(-1, labels[..., None]).squeeze(-1)
+            if shape == of_target.shape:  # total variation distance between class probabilities
+                rows["distance"] = (values.softmax(-1) - of_target.softmax(-1)).abs().sum(-1) / 2
+                rows["kl_divergence"] = divergence(logs, of_target.log_softmax(-1))
+            found = as_arrays({"": rows})[""]
+            measured |= {name: {key: of[place].copy() for key, of in found.items()} for place, name in enumerate(names)}
+        return measured
+
+    def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
+        """Return the measures of the most frequent class, with the class frequencies as probabilities."""
+        target = measured["target"]
+        labels = target.get("label", target["class"])
+        classes, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        chance = {"agreement": (target["class"] == classes[counts.argmax()]).astype(float)}
+        if "label" in target:
+            chance["right"] = (inverse == counts.argmax()).astype(float)
+            chance["cross_entropy"] = -np.log(counts / counts.sum())[inverse]
+        return chance
+
+    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+        """Compute accuracies, cross-entropy, agreement and divergence."""
+        n, found = weights.sum(1)[:, None], dict[str, Array]()
+        if "right" in own:
+            right = total(weights, own["right"])
+            found = {"accuracy": right / n, "relative_accuracy": ratio(right, total(weights, target["right"]))}
+        return found | {name: total(weights, own[name]) / n for name in self.figures if name in own}
+
+    def apart(self, own: Answers, target: Answers) -> Array:
+        """Return the total variation distances between class probabilities."""
+        distance: Array = own["distance"]
+        return distance
+
+    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
+        """Return the name of the class."""
+        return named(answers["class"][place], names)
+
+    def label_shown(self, target: Answers, place: int, names: Mapping[int, str]) -> str | None:
+        """Return the name of the true class."""
+        return named(target["label"][place], names) if "label" in target else None
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy with classes, or with probabilities."""
+        logits, labels = widened(logits, labels)
+        return functional.cross_entropy(logits, labels.to(logits.dtype) if labels.is_floating_point() else labels)
+
+    def usage(self) -> str:
+        """Print the name of the class."""
+        return "print(model.config.id2label[output.logits.argmax(-1).item()])"
+
+
+class ImageClassification(Classification):
+    """One class per image."""
+
+    name = "image-classification"
+    heads = ("ForImageClassification",)
+    models: ClassVar[Mapping[str, str]] = {"": OF_IMAGES}
+    pipelines: ClassVar[Mapping[str, str]] = {"": name}
+
+
+class TextClassification(Classification):
+    """One class per text."""
+
+    name = "text-classification"
+    heads = ("ForSequenceClassification",)
+    models: ClassVar[Mapping[str, str]] = {"": OF_TEXTS}
+    pipelines: ClassVar[Mapping[str, str]] = {"": name}
+
+
+def named(number: float, names: Mapping[int, str]) -> str:
+    """Return the name of a class, or its number."""
+    return "none" if number < 0 else str(names.get(int(number), int(number)))
+
+
+class MultiLabel(OfLabelValues):
+    """Classes of samples, each of which has any number of them: those whose probability is above one half."""
+
+    name = "multi-label-classification"
+    title = "classification with any number of classes per sample"
+    problem_type: ClassVar[Any] = MULTI_LABEL
+    needs = "logits (samples, classes)"
+    figures: ClassVar[Mapping[str, bool]] = dict.fromkeys(
+        ("relative_micro_f1", "agreement", "micro_f1", "macro_f1", "mean_average_precision", "exact_match"), True
+    )
+    compared = tuple(figures)
+    kept = ("score",)
+
+    @classmethod
+    def takes(cls, head: str, config: Any) -> bool:
+        """Return whether the head has several classes per sample."""
+        return super().takes(head, config) and getattr(config, "problem_type", None) == MULTI_LABEL
+
+    def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
+        """Check that there is a 0 or 1 for each class."""
+        for id_, label in zip(samples.ids, samples.label_values or (), strict=False):
+            if not isinstance(label, tuple) or len(label) != outputs or not {0, 1} >= {*label}:
+                raise ValueError(
+                    f"sample {id_!r} has the label {label}, and {self.name} takes a list of {outputs} numbers, 0 or 1 "
+                    "for each class (multi-hot)"
+                )
+
+    def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
+        """Return the share of each class among the labels of the scored samples, or the target's, as probability."""
+        target = measured["target"]
+        of: Array = target.get("label", target["score"] > 0)
+        with np.errstate(divide="ignore"):
+            share = of.mean(0)
+            return {"score": np.broadcast_to(np.log(share) - np.log1p(-share), of.shape)}
+
+    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+        """Compute the figures.
+
+        - ``micro_f1``: F1 over all classes of all samples; ``agreement`` is the same with the classes that the target
+          predicts as labels. ``relative_micro_f1`` is divided by that of the target, the headline: thresholds and other
+          data sets compare with it, and classes that no sample has do not count.
+        - ``macro_f1`` and ``mean_average_precision``: means over classes that a sample has, of F1 and of the average
+          precision (area under precision and recall, in steps).
+        - ``exact_match``: share of samples of which all classes are right.
+        """
+        predicted, label = own["score"] > 0, target.get("label")
+        agreement = {"agreement": _f1(*_counts(predicted, target["score"] > 0, weights))}
+        if label is None:
+            return agreement
+        counts, of_target = (_counts(row["score"] > 0, label, weights) for row in (own, target))
+        micro, exact = _f1(*counts), (predicted == label).all(-1).astype(float)
+        return {
+            "relative_micro_f1": ratio(micro, _f1(*of_target)), **agreement,
+            "micro_f1": micro, "macro_f1": _macro(_of_classes(*counts), counts[2]),
+            "mean_average_precision": _macro(_average_precision(own["score"], label, weights), counts[2]),
+            "exact_match": total(weights, exact) / weights.sum(1)[:, None],
+        }  # fmt: skip
+
+    def apart(self, own: Answers, target: Answers) -> Array:
+        """Return the mean differences of probabilities."""
+        probabilities = [1 / (1 + np.exp(-row["score"])) for row in (own, target)]
+        differences: Array = np.abs(probabilities[0] - probabilities[1]).mean(-1)
+        return differences
+
+    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
+        """Return the names of the classes."""
+        return _listed(answers["score"][place] > 0, names)
+
+    def label_shown(self, target: Answers, place: int, names: Mapping[int, str]) -> str | None:
+        """Return the names of the true classes."""
+        return _listed(target["label"][place], names) if "label" in target else None
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the binary cross-entropy, a mean over classes and samples."""
+        logits, labels = widened(logits, labels)
+        return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+    def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the binary cross-entropies of samples, means over classes, summed."""
+        return _cross_entropy(logits, labels.to(logits.dtype)).sum()
+
+    def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+        """Return the binary cross-entropy of each sample with the probabilities of a whole network."""
+        return _cross_entropy(logits / temperature, (wanted.to(logits.dtype) / temperature).sigmoid())
+
+    def decided(self, logits: Tensor) -> Tensor:
+        """Return which classes are more likely than not."""
+        return logits > 0
+
+    def right(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Count samples of which all classes are right."""
+        return (self.decided(logits) == labels).all(-1).sum()
+
+    def usage(self) -> str:
+        """Print the names of the classes."""
+        return "print([model.config.id2label[i] for i in (output.logits[0] > 0).nonzero().flatten().tolist()])"
+
+
+def _listed(classes: Classes, names: Mapping[int, str]) -> str:
+    return ", ".join(named(number, names) for number in np.flatnonzero(classes).tolist()) or "none"
+
+
+def _cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(logits, probabilities, reduction="none").mean(-1)
+
+
+def _counts(predicted: Classes, label: Classes, weights: Array) -> tuple[Array, Array, Array]:
+    """Return how often a class is right, predicted, and true: (resamples, predictors, classes) each."""
+    found, true = predicted.astype(np.float64), np.broadcast_to(label, predicted.shape).astype(np.float64)
+    return total(weights, found * true), total(weights, found), total(weights, true)
+
+
+def _f1(right: Array, predicted: Array, true: Array) -> Array:
+    """Return F1 over all classes; NaN without any predicted or true class."""
+    return _of_classes(*(count.sum(-1) for count in (right, predicted, true)))
+
+
+def _of_classes(right: Array, predicted: Array, true: Array) -> Array:
+    return ratio(2 * right, predicted + true)
+
+
+def _macro(values: Array, true: Array) -> Array:
+    """Return the mean over classes that a sample has."""
+    has = true > 0
+    return ratio(np.where(has, values, 0).sum(-1), has.sum(-1))
+
+
+def _average_precision(score: Array, label: Array, weights: Array) -> Array:
+    """Return ``Σ (recall - recall before) · precision`` over thresholds, of each class; equal scores are one step."""
+    found = np.empty((len(weights), *score.shape[1:]))
+    for predictor, kind in np.ndindex(*score.shape[1:]):
+        order = np.argsort(-score[:, predictor, kind], kind="stable")
+        ranked = score[order, predictor, kind]
+        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+        drawn, true = weights[:, order], label[order, 0, kind]
+        right, seen = (drawn * true).cumsum(1)[:, last], drawn.cumsum(1)[:, last]
+        precision = np.divide(right, seen, out=np.zeros_like(right), where=seen > 0)
+        steps = np.diff(right, axis=1, prepend=0)
+        found[:, predictor, kind] = ratio((steps * precision).sum(1), right[:, -1])
+    return found
+
+
+class Regression(OfLabelValues):
+    """Numbers of samples: how far from the labels, and from the numbers of the target."""
+
+    name = "regression"
+    title = "numbers"
+    problem_type: ClassVar[Any] = REGRESSION
+    needs = "numbers (samples, outputs)"
+    figures: ClassVar[Mapping[str, bool]] = {
+        "relative_r2": True, "agreement": True, "r2": True, "mse": False, "pearson": True, "spearman": True,
+    }  # fmt: skip
+    compared = tuple(figures)
+    kept = ("value",)
+
+    @classmethod
+    def takes(cls, head: str, config: Any) -> bool:
+        """Return whether the head has numbers as its outputs."""
+        kind, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
+        return super().takes(head, config) and kind != MULTI_LABEL and (kind == REGRESSION or count == 1)
+
+    def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
+        """Check that there are as many numbers as outputs."""
+        for id_, label in zip(samples.ids, samples.label_values or (), strict=False):
+            if (count := len(label) if isinstance(label, tuple) else 1) != outputs:
+                raise ValueError(f"sample {id_!r} has {count} numbers as label, and the target outputs {outputs}")
+
+    def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
+        """Return the mean of the labels of the scored samples, or without labels of the outputs of the target."""
+        of: Array = measured["target"].get("label", measured["target"]["value"])
+        return {"value": np.broadcast_to(of.mean(0), of.shape)}
+
+    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+        """Compute the figures, each a mean over outputs.
+
+        - ``r2``: share of the variation of the labels that the predictor explains; ``agreement`` is the same with the
+          outputs of the target as labels, so that both have one unit: 1 is a perfect predictor, 0 is the mean.
+        - ``relative_r2``: ``r2`` divided by that of the target, the headline: as relative accuracies, it needs no unit
+          of the labels, and thresholds and other data sets compare with it. Undefined if the target explains nothing.
+        - ``mse``: mean squared error, in the squared unit of the labels.
+        - ``pearson`` and ``spearman``: correlations with the labels, in any unit; for scores of another unit than the
+          labels, as those of rerankers and reward models.
+
+        A figure that is undefined (constant labels or outputs, a single sample) is NaN.
+        """
+        value, label = own["value"], target.get("label")
+        agreement = {"agreement": _explained(value, target["value"], weights)}
+        if label is None:
+            return agreement
+        r2, of_target = (_explained(row["value"], label, weights) for row in (own, target))
+        constant = np.ptp(value, 0) <= 1e-6 * np.abs(value).max(0)
+        return {
+            "relative_r2": ratio(r2, of_target), **agreement, "r2": r2,
+            "mse": total(weights, np.square(value - label).mean(-1)) / weights.sum(1)[:, None],
+            "pearson": np.where(constant, np.nan, _pearson(value, label, weights)).mean(-1),
+            "spearman": np.where(constant, np.nan, _spearman(value, label, weights)).mean(-1),
+        }  # fmt: skip
+
+    def apart(self, own: Answers, target: Answers) -> Array:
+        """Return the mean absolute differences."""
+        differences: Array = np.abs(own["value"] - target["value"]).mean(-1)
+        return differences
+
+    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
+        """Return the numbers."""
+        return _in_words(answers["value"][place])
+
+    def label_shown(self, target: Answers, place: int, names: Mapping[int, str]) -> str | None:
+        """Return the numbers of the label."""
+        return _in_words(target["label"][place]) if "label" in target else None
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean squared error."""
+        logits, labels = widened(logits, labels)
+        return functional.mse_loss(logits, labels.reshape(logits.shape).to(logits.dtype))
+
+    def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean squared errors of samples, summed."""
+        return self.imitation_loss(logits, labels, 1.0).sum()
+
+    def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+        """Return the mean squared error of each sample."""
+        if temperature != 1:
+            raise ValueError(
+                f"temperature softens probabilities, and regression has none: leave it at 1, got {temperature}"
+            )
+        return (logits - wanted.to(logits.dtype)).square().flatten(1).mean(1)
+
+    def decided(self, logits: Tensor) -> Tensor:
+        """Return the numbers."""
+        return logits
+
+    def right(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return NaN: numbers are not right or wrong."""
+        return logits.new_full((), torch.nan)
+
+    def usage(self) -> str:
+        """Print the numbers."""
+        return "print(output.logits[0].tolist())"
+
+
+def _in_words(numbers: Array) -> str:
+    return ", ".join(f"{number:.4g}" for number in numbers)
+
+
+def _variation(x: Array, weights: Array) -> Array:
+    """Return ``Σ (x - mean)²`` of each resample; NaN if x is constant."""
+    x = x - x.mean(0)
+    squares = total(weights, x * x)
+    found: Array = squares - total(weights, x) ** 2 / weights.sum(1)[:, None, None]
+    return np.where(found > 1e-12 * squares, found, np.nan)  # less is rounding
+
+
+def _explained(values: Array, labels: Array, weights: Array) -> Array:
+    """Return ``1 - Σ (value - label)² / Σ (label - mean)²``, a mean over outputs."""
+    explained: Array = (1 - total(weights, np.square(values - labels)) / _variation(labels, weights)).mean(-1)
+    return explained
+
+
+def _pearson(values: Array, labels: Array, weights: Array) -> Array:
+    """Return the correlation of each output, (resamples, predictors, outputs)."""
+    x, y = values - values.mean(0), labels - labels.mean(0)
+    both = total(weights, x * y) - total(weights, x) * total(weights, y) / weights.sum(1)[:, None, None]
+    found: Array = both / np.sqrt(_variation(x, weights) * _variation(y, weights))
+    return found
+
+
+def _spearman(values: Array, labels: Array, weights: Array) -> Array:
+    """Return the rank correlation of each output, (resamples, predictors, outputs)."""
+    found = np.empty((len(weights), *values.shape[1:]))
+    for output in range(values.shape[-1]):
+        y = _ranks(labels[:, 0, output], weights)
+        for predictor in range(values.shape[1]):
+            x = _ranks(values[:, predictor, output], weights)
+            both, own, other = ((weights * product).sum(1) for product in (x * y, x * x, y * y))
+            found[:, predictor, output] = ratio(both, np.sqrt(own * other))
+    return found
+
+
+def _ranks(values: Array, weights: Array) -> Array:
+    """Return the ranks of values in each resample, less their mean; a sample occurs as often as its weight."""
+    _, place = np.unique(values, return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
+    equal = np.add.reduceat(weights[:, order], starts, axis=1)
+    ranks: Array = (np.cumsum(equal, 1) - equal / 2)[:, place] - weights.sum(1, keepdims=True) / 2
+    return ranks

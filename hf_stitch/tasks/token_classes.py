@@ -1,0 +1,334 @@
+"""Tasks with a class for some tokens of each text: the first of each word, or those behind masks."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.preprocess import OFFSETS
+from hf_stitch.data import Batch, Samples
+from hf_stitch.data.samples import chance
+from hf_stitch.printing import see
+from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_arrays, logits_of, ratio, total
+from hf_stitch.tasks.tokens import PerToken, check_same_tokens, mask_of
+
+WORD = re.compile(r"\S+")
+IOB = re.compile(r"O|[BIES]-.+", re.DOTALL)
+"""Names of classes that are parts of entities."""
+
+SHARE, SEED = 0.15, 0
+"""Share of the tokens of a text that are masked, and seed of the choice."""
+
+
+class OfTokens(PerToken):
+    """A task with a class for some tokens of each text, which the tokenizer of a network finds."""
+
+    def __init__(self, network: Any = None) -> None:
+        """Read the tokenizer and the names of classes of a network, if one is given."""
+        self._network = network
+
+    def about(self, network: Any) -> Self:
+        """Return the task of a network: its tokenizer divides texts, and its classes have names."""
+        return type(self)(network)
+
+    def difference(self, network: Adapter, output: Any) -> str:
+        """Return what this task needs and the output of a network is not."""
+        shape, ids = tuple(logits_of(output).shape), dict(network.example)[network.interface.content[0]]
+        wrong = len(shape) != 3 or shape[:2] != tuple(ids.shape[:2]) or ids.is_floating_point()
+        wanted = f"logits (samples, tokens, classes) for token ids {tuple(ids.shape)}"
+        return f"{wanted}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
+
+    def apart(self, own: Answers, target: Answers) -> Array:
+        """Return the shares of predictions that differ."""
+        count = own[self.counted]
+        return np.divide(count - own["agreement"], count, out=np.zeros_like(count), where=count > 0)
+
+    def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
+        """Return the number of tokens for which the target predicts the same."""
+        return f"{answers['agreement'][place]:.0f} of {answers[self.counted][place]:.0f} {self.counted} as the target"
+
+
+class Words(OfTokens):
+    """Classes of words, as spaces divide a text: of each, the first token has the prediction.
+
+    Labels are a list of classes per text, one for each word; words with the label -100 do not count.
+    """
+
+    name = "token-classification"
+    title = "a class for each word"
+    family = "classes of words"
+    heads = ("ForTokenClassification",)
+    models: ClassVar[Mapping[str, str]] = {"": "hf_stitch.artefacts.classification:StitchedModelForTokenClassification"}
+    pipelines: ClassVar[Mapping[str, str]] = {"": name}
+    figures: ClassVar[Mapping[str, bool]] = {
+        "relative_entity_f1": True, "relative_accuracy": True, "entity_f1": True, "accuracy": True,
+        "cross_entropy": False, "agreement": True, "kl_divergence": False,
+    }  # fmt: skip
+    compared = ("relative_entity_f1", "relative_accuracy", "entity_f1", "accuracy", "agreement")
+    kept = ("words", "agreement", "right", "entities")
+    describes_outputs = True
+    counted = "words"
+    nothing = "no text has a word with a label"
+
+    def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
+        """Return the classes of the words of each text."""
+        return samples.label_values
+
+    def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
+        """Check that each word has a class of the network, or -100."""
+        parts = [samples] if isinstance(samples, Batch) else samples.batches(256)
+        for batch in parts:
+            for id_, text, label in zip(batch.ids, batch.samples, batch.label_values or (), strict=False):
+                words = len(WORD.findall(_text(text)))
+                if not isinstance(label, tuple) or len(label) != words:
+                    raise ValueError(
+                        f"sample {id_!r} has {words} words, divided by spaces, and the label {label}: {self.name} "
+                        "takes a list with the class of each word, -100 for words that do not count"
+                    )
+                if wrong := [each for each in label if each != IGNORED and each not in range(outputs)]:
+                    raise ValueError(
+                        f"sample {id_!r} has label {wrong[0]}, and the target predicts classes 0 to {outputs - 1}"
+                        + see("other-labels")
+                    )
+
+    def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
+        """Return the class of each first token of a word; without labels 0."""
+        found = _first_tokens(network, samples)
+        if labels is None:
+            return found.clamp(max=0)
+        for row, of_text in zip(found, labels, strict=True):
+            own = torch.tensor(of_text, device=row.device)
+            row[row >= 0] = own[row[row >= 0]]
+        return found
+
+    def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
+        """Measure the numbers of words, of right ones and of those that agree, with labels also the parts of F1."""
+        (batch, inputs), (twin, own) = source, target
+        check_same_tokens(inputs, own)
+        logits = {name: logits_of(output) for name, output in outputs.items()}
+        labels = batch.label_values
+        if labels is not None:
+            self.check_labels(batch, logits["target"].shape[-1])
+        asked = self.asked(self._network, twin.samples, labels)
+        measured, real = self.counts(logits, asked, twin, labelled=labels is not None), asked != IGNORED
+        best, names = logits["target"].argmax(-1), self._names(logits["target"].shape[-1])
+        kinds, of = torch.arange(logits["target"].shape[-1], device=real.device), measured["target"]
+        of |= as_arrays({"": {"predicted": ((best[..., None] == kinds) & real[..., None]).sum(1)}})[""]
+        if labels is not None:
+            of |= as_arrays({"": {"label": (asked[..., None] == kinds).sum(1)}})[""]
+            if names:
+                for name, values in logits.items():
+                    measured[name]["entities"] = _counts(values.argmax(-1), asked, real, names)
+                of["if_constant"] = np.stack([_if_constant(asked, real, names, name) for name in names], 1)
+        return {**measured}
+
+    def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
+        """Return the measures of the most frequent class of words, with the class frequencies as probabilities."""
+        target = measured["target"]
+        counts: Array = target.get("label", target["predicted"])
+        best = int(counts.sum(0).argmax())
+        chance = {"words": target["words"], "agreement": target["predicted"][:, best]}
+        if "label" in target:
+            share = counts.sum(0) / counts.sum()
+            logs = np.log(share, out=np.zeros_like(share), where=share > 0)
+            chance |= {"right": counts[:, best], "cross_entropy": -(counts @ logs)}
+        if "if_constant" in target:
+            chance["entities"] = target["if_constant"][:, best]
+        return chance
+
+    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+        """Compute accuracies, cross-entropy and agreement per word, and F1 of entities as seqeval defines it."""
+        own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
+        words, found = own["words"], dict[str, Array]()
+        if "entities" in own:
+            f1, reference = _f1(own["entities"]), _f1(target["entities"])
+            found |= {"relative_entity_f1": ratio(f1, reference), "entity_f1": f1}
+        if "right" in own:
+            found |= {"relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / words}
+        return found | {name: own[name] / words for name in self.figures if name in own}
+
+    def usage(self) -> str:
+        """Print the names of the classes of tokens."""
+        return "print([model.config.id2label[i] for i in output.logits[0].argmax(-1).tolist()])"
+
+    def _names(self, count: int) -> list[str]:
+        """Return the names of the classes if they are parts of entities; empty otherwise."""
+        config = getattr(getattr(self._network, "model", self._network), "config", None)
+        named = getattr(config, "id2label", None) or {}
+        names = [str(named.get(kind, "")) for kind in range(count)]
+        return names if all(map(IOB.fullmatch, names)) else []
+
+
+def _text(sample: Any) -> str:
+    if not isinstance(sample, str):
+        raise ValueError(f"token-classification reads texts, got a sample of type {type(sample).__name__}")
+    return sample
+
+
+def _first_tokens(network: Any, samples: Sequence[Any]) -> Tensor:
+    """Return for each token the number of the word that it begins, and otherwise :data:`IGNORED`."""
+    spans = network.preprocess(samples, offsets=True)[OFFSETS]
+    found = torch.full(spans.shape[:2], IGNORED, device=spans.device)
+    for row, (text, of_text) in enumerate(zip(samples, spans.tolist(), strict=True)):
+        starts, seen = [word.start() for word in WORD.finditer(_text(text))], -1
+        for place, (start, stop) in enumerate(of_text):
+            inside = text[start:stop]
+            word = bisect_right(starts, start + len(inside) - len(inside.lstrip())) - 1
+            if inside.strip() and word > seen:
+                found[row, place] = seen = word
+    return found
+
+
+def _if_constant(asked: Tensor, real: Tensor, names: Sequence[str], name: str) -> Array:
+    """Return how many entities of each text are right, predicted and true if each word has one class."""
+    (part, _, kind), rows = name.partition("-"), []
+    for kinds, counts in zip(asked, real, strict=True):
+        true, words = {*entities([names[each] for each in kinds[counts].tolist()])}, int(counts.sum())
+        single = sum(each == kind and first == last for each, first, last in true)
+        predicted = {"O": 0, "I": min(words, 1)}.get(part, words)
+        rows.append(({"O": 0, "I": int((kind, 0, words - 1) in true)}.get(part, single), predicted, len(true)))
+    return np.array(rows, dtype=np.float64)
+
+
+def _counts(found: Tensor, asked: Tensor, real: Tensor, names: Sequence[str]) -> Array:
+    """Return how many entities of each text are right, predicted and true."""
+    rows = []
+    for predicted, true, counts in zip(found, asked, real, strict=True):
+        own, other = ({*entities([names[kind] for kind in kinds[counts].tolist()])} for kinds in (predicted, true))
+        rows.append((len(own & other), len(own), len(other)))
+    return np.array(rows, dtype=np.float64)
+
+
+def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield kind, first and last word of each entity, as seqeval does by default, which forgives wrong beginnings."""
+    start, before, kind_before = 0, "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        part, _, kind = tag.partition("-")
+        other = kind != kind_before
+        if before != "O" and (before in "ES" or part in "BSO" or other):
+            yield kind_before, start, place - 1
+        if part != "O" and (part in "BS" or before in "ESO" or other):
+            start = place
+        before, kind_before = part, kind
+
+
+def _f1(counts: Array) -> Array:
+    return ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
+
+
+class MaskedTokens(OfTokens):
+    """Tokens of texts behind masks: how likely the true ones are, and whether the target predicts the same ones.
+
+    Of each text, 15 % of the tokens (at least one, no special ones) become the mask token, in all that a job reads:
+    when maps are fitted, trained and scored. The choice is a hash of the tokens of the text, so that all networks,
+    batches, processes and jobs mask the same ones. No token is kept or replaced by a random one, as BERT was trained:
+    this prepares networks for texts without masks, and here they are frozen.
+    """
+
+    name = "fill-mask"
+    title = "masked tokens"
+    family = "masked tokens"
+    heads = ("ForMaskedLM",)
+    models: ClassVar[Mapping[str, str]] = {"": "hf_stitch.artefacts.classification:StitchedModelForMaskedLM"}
+    pipelines: ClassVar[Mapping[str, str]] = {"": name}
+    figures: ClassVar[Mapping[str, bool]] = {
+        "perplexity": False, "relative_perplexity": False, "cross_entropy": False,
+        "relative_accuracy": True, "accuracy": True, "agreement": True, "kl_divergence": False,
+    }  # fmt: skip
+    compared = ("relative_perplexity", "perplexity", "relative_accuracy", "accuracy", "agreement")
+    kept = ("tokens", "agreement", "right", "cross_entropy")
+    record: ClassVar[Mapping[str, Any]] = {"masking": {"share": SHARE, "seed": SEED}}
+    counted = "tokens"
+    unused = "masked tokens are scored"
+    nothing = "no text has a token that is not special"
+
+    def inputs(self, network: Whole, samples: Sequence[Any]) -> Mapping[str, Any]:
+        """Return the inputs of a network with masks."""
+        return _masked(network, samples)[0]
+
+    def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
+        """Return the tokens behind the masks."""
+        return _masked(network, samples)[1]
+
+    def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
+        """Measure the numbers of masked tokens, right ones and those that agree; of the target also the tokens."""
+        (_, inputs), (twin, own) = source, target
+        check_same_tokens(inputs, own)
+        logits = {name: logits_of(output) for name, output in outputs.items()}
+        asked = self.asked(self._network, twin.samples, None)
+        measured, real = self.counts(logits, asked, twin), asked != IGNORED
+        places = (~real).long().argsort(dim=1, stable=True)[:, : int(real.sum(1).max())]
+        found = {"token": asked, "predicted": logits["target"].argmax(-1)}
+        kept = {name: tokens.double().where(real, torch.nan).gather(1, places) for name, tokens in found.items()}
+        measured["target"] |= as_arrays({"": kept})[""]
+        return {**measured}
+
+    def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
+        """Return the measures of the most frequent token, with the token frequencies as probabilities."""
+        target = measured["target"]
+        tokens: Array = target["token"]
+        kinds, counts = np.unique(tokens[~np.isnan(tokens)], return_counts=True)
+        best, logs = kinds[counts.argmax()], np.append(np.log(counts / counts.sum()), 0.0)
+        return {
+            "tokens": target["tokens"],
+            "right": (tokens == best).sum(1).astype(float),
+            "agreement": (target["predicted"] == best).sum(1).astype(float),
+            "cross_entropy": -logs[np.searchsorted(kinds, tokens)].sum(1),  # NaN is behind the last
+        }
+
+    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+        """Compute perplexities, cross-entropy, accuracies and agreement per masked token."""
+        own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
+        tokens = own["tokens"]
+        loss, reference = own["cross_entropy"] / tokens, target["cross_entropy"] / tokens
+        return {
+            "perplexity": np.exp(loss), "relative_perplexity": np.exp(loss - reference), "cross_entropy": loss,
+            "relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / tokens,
+            **{name: own[name] / tokens for name in ("agreement", "kl_divergence") if name in own},
+        }  # fmt: skip
+
+    def usage(self) -> str:
+        """Print the tokens behind masks."""
+        return (
+            'masks = inputs["input_ids"] == model.processor.mask_token_id\n'
+            "print(model.processor.convert_ids_to_tokens(output.logits[masks].argmax(-1)))"
+        )
+
+
+def _masked(network: Any, samples: Sequence[Any]) -> tuple[dict[str, Any], Tensor]:
+    """Return inputs with masks, and the tokens behind them; otherwise :data:`IGNORED`."""
+    tokenizer = network.processor
+    if getattr(tokenizer, "mask_token_id", None) is None:
+        raise ValueError(
+            f"fill-mask needs a tokenizer with a mask token, got {type(tokenizer).__name__}: pass one as processor= to "
+            "hf_stitch.load, or use task=None"
+        )
+    if not getattr(network, "completes", True):
+        raise ValueError(
+            "align='prefix' reads texts with two tokenizers, and the source has no token for a mask of the target: "
+            "stitch two masked language models with the same tokenizer, or use task=None"
+        )
+    inputs = dict(network.preprocess(samples))
+    ids = inputs["input_ids"]
+    free = mask_of(inputs) & ~torch.isin(ids, torch.tensor(tokenizer.all_special_ids, device=ids.device))
+    asked = torch.full_like(ids, IGNORED)
+    for row, of_text, where in zip(asked, ids, free, strict=True):
+        places = where.nonzero()[:, 0][list(_chosen(tuple(of_text[where].tolist())))]
+        row[places] = of_text[places]
+    inputs["input_ids"] = ids.masked_fill(asked != IGNORED, tokenizer.mask_token_id)
+    return inputs, asked
+
+
+@lru_cache(maxsize=4096)  # several networks and predictors read each text
+def _chosen(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    text = chance(SEED, repr(tokens)).hex()
+    count = max(round(SHARE * len(tokens)), 1)
+    return tuple(sorted(sorted(range(len(tokens)), key=lambda place: chance(SEED, f"{text} {place}"))[:count]))

@@ -1,0 +1,264 @@
+"""Matchers of the rows of pairs: an affine map with corrections for regions, or trained by gradient descent."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_stitch.matchers._affine import require
+from hf_stitch.matchers.base import RowsMatcher
+from hf_stitch.matchers.regression import Ridge, penalised
+from hf_stitch.options import Count, Natural, Positive
+from hf_stitch.statistics import Moments
+from hf_stitch.stitches import LinearStitch, PiecewiseStitch, ResidualMLPStitch, Stitch
+
+_Stitch = TypeVar("_Stitch", bound=Stitch)
+HELD_OUT = 0.1
+"""Share of the rows that decides when to stop."""
+
+
+@dataclass(frozen=True)
+class Piecewise(RowsMatcher):
+    """Ridge regression on all rows, and another one on the residuals of each cluster of x rows.
+
+    Clusters are those of k-means. A correction is fitted to the rows of its cluster, and applies with a weight that
+    falls with the distance from the centre (:class:`~hf_stitch.stitches.PiecewiseStitch`); its penalty has the least
+    generalised cross-validation error on them. A cluster with fewer than two rows has no correction.
+
+    ``fitted`` contains ``n``, ``r2``, the number of ``clusters`` used and the ``width`` over which corrections mix.
+
+    Attributes:
+        clusters: Number of clusters, at least 1. With fewer than ten rows for each, fewer are used.
+        seed: Seed of k-means.
+
+    Example:
+        >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+        >>> stitch = Piecewise(clusters=4).fit(x, x.abs())
+        >>> stitch.fitted["r2"] > 0.7
+        True
+    """
+
+    name: ClassVar[str] = "piecewise"
+    title: ClassVar[str] = "ridge regression with corrections for clusters"
+
+    clusters: Count = 16
+    seed: Natural = 0
+
+    def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> PiecewiseStitch:
+        """Fit the map."""
+        from sklearn.cluster import KMeans
+
+        moments = moments_of(x, y)
+        require(moments, 2)
+        rounded = x.detach().cpu()
+        x, y = rounded.double(), y.detach().cpu().double()
+        common = affine_part(moments)
+        with torch.no_grad():
+            residual = y - common(x)
+        count = max(1, min(self.clusters, len(x) // 10))
+        found = KMeans(count, n_init=1, random_state=self.seed).fit(x.numpy())
+        labels = torch.from_numpy(found.labels_).long()
+        width = (found.inertia_ / len(x)) ** 0.5
+        weights, biases = x.new_zeros(count, y.shape[1], x.shape[1]), x.new_zeros(count, y.shape[1])
+        for piece in range(count):
+            rows = labels == piece
+            inside = moments_of(rounded[rows], residual[rows])
+            if inside.n > 1 and inside.sxx.trace() > 0:
+                weights[piece], _ = penalised(inside, "gcv")
+                biases[piece] = inside.mean_y - weights[piece] @ inside.mean_x
+        state = common.state_dict() | {
+            "weights": weights,
+            "biases": biases,
+            "centres": torch.from_numpy(found.cluster_centers_),
+            "width": x.new_tensor(max(width, 1e-12)),
+        }
+        with torch.device("meta"):  # initialisation is free and draws no random numbers here
+            stitch = PiecewiseStitch(x.shape[1], y.shape[1], pieces=count, dtype=torch.float64)
+        stitch.load_state_dict(state, assign=True)
+        return recorded_rows(stitch.to(dtype), x, y, clusters=count, width=width)
+
+
+@dataclass(frozen=True)
+class ResidualMLP(RowsMatcher):
+    """Ridge regression, and a network with one hidden layer beside it that both are trained on the squared error.
+
+    A tenth of the rows is held out and decides when to stop; the ridge regression is the start, and the result where
+    training does not improve on it.
+
+    ``fitted`` contains ``n``, ``r2``, the ``epochs`` of the weights, and the loss on the held-out rows before and
+    after.
+
+    Attributes:
+        width: Width of the hidden layer, at least 1.
+        epochs: Greatest number of epochs.
+        batch_size: Rows per step.
+        rate: Learning rate of Adam.
+        seed: Seed of the initial weights, the held-out rows and the batches.
+
+    Example:
+        >>> x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+        >>> ResidualMLP(width=32, rate=0.01).fit(x, x.abs()).fitted["r2"] > 0.7
+        True
+    """
+
+    name: ClassVar[str] = "residual_mlp"
+    title: ClassVar[str] = "ridge regression with a network beside it"
+
+    width: Count = 256
+    epochs: Count = 60
+    batch_size: Count = 256
+    rate: Positive = 1e-3
+    seed: Natural = 0
+
+    def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> ResidualMLPStitch:
+        """Train the map, in float32."""
+        moments = moments_of(x, y)
+        require(moments, 4)
+        x, y = x.detach().cpu().float(), y.detach().cpu().float()
+        common = affine_part(moments)
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(self.seed)
+            stitch = ResidualMLPStitch(x.shape[1], y.shape[1], hidden=self.width)
+            stitch.weight.copy_(common.weight)
+            stitch.bias.copy_(common.bias if common.bias is not None else torch.zeros_like(stitch.bias))
+            # Hidden units see inputs of unit scale, wherever and however long the vectors are.
+            scale = (moments.sxx.trace() / (moments.n * moments.dx)).sqrt().float()
+            stitch.down.div_(scale)
+            stitch.down_bias.copy_(-stitch.down @ moments.mean_x.float())
+        trained, found = descend(
+            stitch, x, y, functional.mse_loss, epochs=self.epochs, batch_size=self.batch_size, rate=self.rate,
+            seed=self.seed,
+        )  # fmt: skip
+        return recorded_rows(trained.to(dtype), x, y, **found)
+
+
+@dataclass(frozen=True)
+class Retrieval(RowsMatcher):
+    """An affine map, trained so that mapped rows have the same neighbours as the target's rows.
+
+    Each row of y of a batch asks for its neighbours by cosine. The loss is the mean Kullback-Leibler divergence from
+    the softmax of its similarities to the batch's rows of y to that of its similarities to the mapped rows. Its own row
+    counts, too. The start is ridge regression. A tenth of the rows is held out and decides when to stop.
+
+    ``fitted`` contains ``n``, ``r2``, the ``epochs`` of the weights, and the loss on the held-out rows before and
+    after. Outputs have the neighbours of y by cosine, but not its lengths: ``r2`` tells nothing about them.
+
+    Attributes:
+        temperature: What similarities are divided by, above 0. The smaller it is, the more the nearest rows count.
+        epochs: Greatest number of epochs.
+        batch_size: Rows per step.
+        rate: Learning rate of Adam, relative to the mean absolute weight of the start.
+        seed: Seed of the held-out rows and the batches.
+
+    Example:
+        >>> x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+        >>> fitted = Retrieval().fit(x, x @ x.T[:, :4]).fitted
+        >>> fitted["held_out_loss"] <= fitted["held_out_loss_before"]
+        True
+    """
+
+    name: ClassVar[str] = "retrieval"
+    title: ClassVar[str] = "an affine map trained to find the same neighbours"
+
+    temperature: Positive = 0.05
+    epochs: Count = 60
+    batch_size: Count = 512
+    rate: Positive = 0.03
+    seed: Natural = 0
+
+    def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> LinearStitch:
+        """Train the map, in float32."""
+        moments = moments_of(x, y)
+        require(moments, 4)
+        x, y = x.detach().cpu().float(), y.detach().cpu().float()
+        start = affine_part(moments).float()
+        trained, found = descend(
+            start, x, y, self._divergence, epochs=self.epochs, batch_size=self.batch_size,
+            rate=self.rate * start.weight.abs().mean().item(), seed=self.seed,
+        )  # fmt: skip
+        return recorded_rows(trained.to(dtype), x, y, **found)
+
+    def _divergence(self, mapped: Tensor, y: Tensor) -> Tensor:
+        y, mapped = functional.normalize(y, dim=1), functional.normalize(mapped, dim=1)
+        wanted, got = ((y @ rows.T / self.temperature).log_softmax(1) for rows in (y, mapped))
+        return functional.kl_div(got, wanted, reduction="batchmean", log_target=True)
+
+
+def descend(
+    stitch: _Stitch,
+    x: Tensor,
+    y: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    epochs: int,
+    batch_size: int,
+    rate: float,
+    seed: int,
+) -> tuple[_Stitch, dict[str, float]]:
+    """Train a stitch with Adam, and keep the weights of the epoch with the least loss on held-out rows.
+
+    Training stops after five epochs without improvement. The initial weights count as epoch 0, so that a stitch never
+    gets worse on the held-out rows.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order, held = torch.randperm(len(x), generator=generator), max(2, round(HELD_OUT * len(x)))
+    if len(x) - held < 2:
+        raise ValueError(f"training needs at least 4 rows, of which some are held out, got {len(x)}")
+    held_x, held_y = x[order[:held]], y[order[:held]]
+    x, y = x[order[held:]], y[order[held:]]
+    trained = copy.deepcopy(stitch).train()
+    optimizer = torch.optim.Adam(trained.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+
+    def held_out() -> float:
+        with torch.no_grad():
+            return loss(trained(held_x), held_y).item()
+
+    before = least = held_out()
+    kept, chosen = copy.deepcopy(trained.state_dict()), 0
+    with torch.enable_grad():
+        for epoch in range(1, epochs + 1):
+            for rows in torch.randperm(len(x), generator=generator).split(batch_size):
+                if len(rows) < 2:  # nothing to tell a row from
+                    continue
+                optimizer.zero_grad()
+                loss(trained(x[rows]), y[rows]).backward()
+                optimizer.step()
+            schedule.step()
+            if (now := held_out()) < least:
+                least, kept, chosen = now, copy.deepcopy(trained.state_dict()), epoch
+            elif not now < float("inf") or epoch - chosen >= 5:  # diverged, or no longer better
+                break
+    trained.load_state_dict(kept)
+    return trained.eval(), {"epochs": chosen, "held_out_loss": least, "held_out_loss_before": before}
+
+
+def moments_of(x: Tensor, y: Tensor) -> Moments:
+    """Return the moments of paired rows, which are checked."""
+    for name, rows in (("x", x), ("y", y)):
+        if rows.ndim != 2:
+            raise ValueError(f"{name} must have shape (n, d), got {tuple(rows.shape)}")
+    return Moments(x.shape[1], y.shape[1]).update(x, y)
+
+
+def affine_part(moments: Moments) -> LinearStitch:
+    """Return ridge regression in float64, with the penalty of least generalised cross-validation error."""
+    return Ridge().fit(moments, dtype=torch.float64)
+
+
+@torch.no_grad()
+def recorded_rows(stitch: _Stitch, x: Tensor, y: Tensor, **found: float | int) -> _Stitch:
+    """Fill ``stitch.fitted`` with ``n``, ``r2`` over all outputs together, and other results."""
+    y = y.double()
+    left = sum(
+        (stitch(some.to(next(stitch.parameters()).dtype)).double() - other).square().sum().item()
+        for some, other in zip(x.split(8192), y.split(8192), strict=True)
+    )
+    stitch.fitted = {"n": len(x), "r2": 1 - left / (y - y.mean(0)).square().sum().item(), **found}
+    return stitch.eval()
