@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import (
-    RowMoments,
-    check_count,
-    check_variation,
-    nuclear,
-    of_own_rows,
-    once,
-)
+from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nuclear, of_own_rows, once
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import NonNegative, Within, checked
 from hf_stitch.papers import DING_2021, KORNBLITH_2019, MORCOS_2018, RAGHU_2017

@@ -9,16 +9,7 @@ from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._routes import Route, from_hsic, of_grams
-from hf_stitch.metrics._rows import (
-    RowMoments,
-    Rows,
-    centred,
-    check_count,
-    check_variation,
-    of_rows,
-    pairwise,
-    upper,
-)
+from hf_stitch.metrics._rows import RowMoments, Rows, centred, check_count, check_variation, of_rows, pairwise, upper
 from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, MomentsMetric, Operand
 from hf_stitch.options import Positive, Within, checked
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021

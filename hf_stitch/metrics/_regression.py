@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import (
-    RowMoments,
-    Rows,
-    check_count,
-    check_variation,
-    check_widths,
-    of_own_rows,
-    of_rows,
-)
+from hf_stitch.metrics._rows import RowMoments, Rows, check_count, check_variation, check_widths, of_own_rows, of_rows
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import checked
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019

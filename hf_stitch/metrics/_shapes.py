@@ -10,15 +10,7 @@ from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._cca import independent, least_for_full_rank
-from hf_stitch.metrics._rows import (
-    RowMoments,
-    check_variation,
-    nonnegative,
-    nuclear,
-    of_own_rows,
-    of_rows,
-    variances,
-)
+from hf_stitch.metrics._rows import RowMoments, check_variation, nonnegative, nuclear, of_own_rows, of_rows, variances
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import Fraction, checked
 from hf_stitch.papers import DING_2021, WILLIAMS_2021

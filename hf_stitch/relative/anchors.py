@@ -341,6 +341,7 @@ def _same(encoded: EncodedAnchors, reference: ModelReference, layer: str, poolin
     return matches and (encoded.layer, encoded.pooling) == (layer, pooling)
 
 
+# -- near duplicates ---------------------------------------------------------------------------------------------------
 SIDE = 32
 """Width and height to which images are reduced for the comparison."""
 
