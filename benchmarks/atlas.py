@@ -36,9 +36,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hf_stitch
 from benchmarks.timing import in_turn, machine
 from hf_stitch import Adapter, NotACutError, Samples
-from hf_stitch.analysis.comparison.layer_reader import LayerReader
-from hf_stitch.analysis.comparison.routes import workload
-from hf_stitch.analysis.comparison.rows import ROWS_OF, Rows
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Rows
+from hf_stitch.analysis.comparison.layers import LayerReader
 from hf_stitch.analysis.comparison.sides import Network, Reader
 from hf_stitch.metrics._routes import Workload
 from hf_stitch.registry import registries
@@ -219,7 +218,7 @@ def _work(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, rows: R
     reader = Reader(Samples.of(inputs))
     with _quiet():
         read = LayerReader([Network(a, reader), Network(b, reader)], layers, layers, rows)
-    return workload(read.groups[0], read)
+    return read.workload(read.groups[0])
 
 
 def _limits(

@@ -20,8 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.timing import machine
-from hf_stitch.analysis.comparison.maximum import maximum_test
-from hf_stitch.analysis.permutation import pairing
+from hf_stitch.analysis.permutation import maximum_test, pairing
 from hf_stitch.registry import registries
 
 PERMUTATIONS, MEMORY, ROUNDS = 200, 2**31, int(os.environ.get("ROUNDS", "3"))

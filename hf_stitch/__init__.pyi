@@ -18,7 +18,7 @@ from . import (
     workflows as workflows,
 )
 from .adapters import Adapter as Adapter, NotACutError as NotACutError, load as load
-from .analysis import Activations as Activations, Audit as Audit, SimilarityAtlas as SimilarityAtlas
+from .analysis import Activations as Activations, SimilarityAtlas as SimilarityAtlas
 from .artefacts import (
     StitchConfig as StitchConfig,
     StitchedModel as StitchedModel,

@@ -88,13 +88,11 @@ class Within(Constraint):
     below: bool = False
 
     def __contains__(self, value: Any) -> bool:
-        """Whether the number is finite and in the range."""
         low = self.low < value if self.above else self.low <= value
         high = value < self.high if self.below or self.high == math.inf else value <= self.high
         return bool(low and high)
 
     def __str__(self) -> str:
-        """Describe the range, for example ``> 0 and <= 1``."""
         lower = f"{'>' if self.above else '>='} {self.low:g}"
         return lower if self.high == math.inf else f"{lower} and {'<' if self.below else '<='} {self.high:g}"
 
@@ -115,9 +113,6 @@ def check(kind: Any, /, **values: Any) -> None:
             :class:`Within`, lists and dictionaries of those, or a union. Anything else takes all values.
         **values: What was given, by the name of the option.
 
-    Raises:
-        OptionError: A value is invalid; the message names the option, what it takes, and what it got.
-
     Example:
         >>> check(Count | None, rank=0)
         Traceback (most recent call last):
@@ -137,9 +132,6 @@ def checked(function: F) -> F:
 
     Args:
         function: The function.
-
-    Returns:
-        The function with the check, which raises :class:`OptionError`.
 
     Example:
         >>> @checked
@@ -215,9 +207,6 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
         name: The mistyped name.
         options: The valid names.
 
-    Returns:
-        The most similar valid name, or an empty string if none is similar enough.
-
     Example:
         >>> did_you_mean("procustes", ["lstsq", "procrustes", "ridge"])
         'procrustes'
@@ -235,12 +224,6 @@ def options_in(spec: str) -> tuple[str, dict[str, Any]]:
     Args:
         spec: A name, or a name with options. Values are JSON (``true``, ``0.5``, ``[1,2]``), or ``True``, ``False``,
             ``None``; anything else is text.
-
-    Returns:
-        The name and the options.
-
-    Raises:
-        ValueError: If an option has no value, or is given twice.
 
     Example:
         >>> options_in("linear_cka:debiased=True")
@@ -329,7 +312,6 @@ def _kinds(owner: Hashable) -> Mapping[str, Any]:
 
 
 def _check(kinds: Mapping[str, Any], values: Mapping[str, Any], owner: str = "") -> None:
-    """Raise an error that names all values that are invalid."""
     messages = [_message(kinds[name], name, value) for name, value in values.items() if name in kinds]
     if wrong := list(filter(None, messages)):
         raise OptionError(owner + "; ".join(wrong))
@@ -424,7 +406,6 @@ def described(kind: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: itself if it is short, else its type."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, str | Real | NoneType):
@@ -434,7 +415,6 @@ def _shown(value: Any) -> str:
 
 
 def _hint(kind: Any, value: Any) -> str:
-    """What to do about a value that is often given by mistake."""
     parts = get_args(kind)
     for part in (kind, *parts):
         if isinstance(part, Constraint) and (hint := part.hint(value)):

@@ -209,9 +209,6 @@ def load_plugin(path: str | Path) -> FilePlugin:
     Args:
         path: A Python file. It can do whatever Python can: load only files that you trust.
 
-    Returns:
-        The file and its hash.
-
     Raises:
         FileNotFoundError: If there is no such file.
         PluginError: If it raises an error or registers nothing. Nothing that it had registered remains then.

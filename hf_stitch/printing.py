@@ -1,4 +1,4 @@
-"""Text of artefacts and results, which others may have written, on a terminal."""
+"""What people read: text of others on terminals, warnings, numbers, and the pages that messages of errors end with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -17,6 +17,25 @@ if TYPE_CHECKING:
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, characters that reverse text, and halves of characters."""
+
+Page = Literal[
+    "damaged-file",
+    "heads",
+    "missing-weights",
+    "no-example",
+    "no-name",
+    "not-a-cut",
+    "not-saved",
+    "other-labels",
+    "other-order",
+    "other-tokens",
+    "other-weights",
+    "too-few-samples",
+    "too-large",
+]
+"""All pages, each the name of a file in ``docs/errors``."""
+
+ADDRESS = "https://github.com/hf-stitch/hf-stitch/blob/main/docs/errors/{}.md"
 
 
 def visible(text: str) -> str:
@@ -33,6 +52,11 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
             outside = level
         frame = frame.f_back  # type: ignore[assignment]
     warnings.warn(visible(message), category, stacklevel=outside)
+
+
+def see(page: Page) -> str:
+    """Return the last line of a message: the address of the page about the error."""
+    return f"\nSee {ADDRESS.format(page)}"
 
 
 def rounded(value: float) -> str:
@@ -59,7 +83,6 @@ class Visible:
         self.shown = shown
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render the text of each part as visible."""
         from rich.console import Console
         from rich.segment import Segment
 

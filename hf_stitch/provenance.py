@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from hf_stitch import __version__
-from hf_stitch.registry import PluginError, registries
+from hf_stitch.registry import PluginError, UnknownNameError, registries
 
 Method = tuple[str, str]
 """A registry and a name in it, for example ``("matchers", "lstsq")``."""
@@ -53,7 +53,11 @@ def check_requirements(required: Iterable[Mapping[str, Any]], where: str) -> Non
     """Check that the required methods are installed."""
     for each in required:
         kind, name = str(each["registry"]), str(each["name"])
-        if name in registries[kind]:
+        try:
+            present = name in registries[kind]
+        except UnknownNameError as error:  # of an earlier version
+            raise PluginError(f"{where} needs {name!r} among {kind}, but {error}") from error
+        if present:
             continue
         distribution = each.get("distribution")
         if file := each.get("file"):

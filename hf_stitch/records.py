@@ -36,13 +36,11 @@ class NameOfDtype(Constraint):
     """The name of a dtype of torch, for example ``float32``."""
 
     def __contains__(self, value: Any) -> bool:
-        """Whether torch has a dtype of this name."""
         import torch
 
         return isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
 
     def __str__(self) -> str:
-        """Describe what is valid."""
         return "a dtype of torch"
 
 
@@ -61,7 +59,6 @@ class Place:
         return Place(self.record, f"{self.field}.{key}" if self.field else str(key))
 
     def __str__(self) -> str:
-        """Return e.g. ``source.cut in config.json of org/name``."""
         return f"{self.field} in {self.record}" if self.field else self.record
 
     def wrong(self, expected: str, found: Any) -> RecordError:
@@ -88,11 +85,7 @@ class Record:
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, from which :meth:`from_dict` restores them.
-
-        Returns:
-            A dictionary with one entry per field.
-        """
+        """Return the fields as JSON values, from which :meth:`from_dict` restores them."""
         found: dict[str, Any] = encode(self)
         return found
 
@@ -104,12 +97,6 @@ class Record:
 
         Args:
             record: Dictionary with one entry per field; those with a default may be missing.
-
-        Returns:
-            The instance.
-
-        Raises:
-            ValueError: If a field is missing or has a wrong type; the message names it.
         """
         found: Self = read(cls, record, f"the record of a {cls.__name__}")
         return found
@@ -191,7 +178,6 @@ def _read(kind: Any, value: Any, at: Place) -> Any:
 
 
 def _any_of(kind: Any, kinds: list[Any], value: Any, at: Place) -> Any:
-    """Read a value of a union."""
     if value is None and len(kinds) < len(get_args(kind)):
         return None
     if len(kinds) == 1:

@@ -75,9 +75,6 @@ class Settings:
             chosen: The settings that are neither at the default of their class nor derived from others.
                 ``{"size": {"height": 32}}`` becomes ``size.height``, and a value too long to be read becomes its hash.
             defaults: All others. ``None`` (default): there are none.
-
-        Returns:
-            The settings.
         """
         return cls(dict(_flat(chosen)), dict(_flat(defaults or {})))
 
@@ -122,7 +119,6 @@ class ModelReference(Record):
 
     Raises:
         UnknownNameError: If no adapter of that name is installed.
-        TypeError: If a loading option cannot be recorded as JSON.
 
     Example:
         >>> gpt2 = ModelReference.parse("openai-community/gpt2@607a30d", task="text-generation")
@@ -146,7 +142,6 @@ class ModelReference(Record):
     license: str | None = field(default=None, compare=False, repr=False, metadata=SPARSE)
 
     def __post_init__(self) -> None:
-        """Check the library and convert the loading options to JSON values."""
         if self.library not in registries.adapters:
             raise UnknownNameError(
                 f"library must be one that has an adapter ({', '.join(registries.adapters)}), got {self.library!r}; "
@@ -167,12 +162,7 @@ class ModelReference(Record):
             task: Task of the head, if the id does not determine it; otherwise ``None`` (default).
             **kwargs: Loading options to record.
 
-        Returns:
-            The reference.
-
         Raises:
-            ValueError: If the text is empty, contains a revision where none is possible, or is a folder without a
-                model.
             FileNotFoundError: If the text can only be a folder, and the folder does not exist.
 
         Example:
@@ -310,10 +300,6 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
     Returns:
         ``"sha256:"`` and 64 hexadecimal digits.
 
-    Raises:
-        ValueError: If an entry is on the meta device without being offloaded, and therefore has no bytes.
-        TypeError: If an entry is not a tensor.
-
     Example:
         >>> import torch
         >>> layer = torch.nn.Linear(2, 2)
@@ -394,7 +380,6 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield flat names and JSON values; a long value as its hash."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{within}{name}.")
@@ -469,7 +454,6 @@ def _library_of(folder: Path, *, whole: bool) -> str:
 
 
 def _as_json(value: Any, name: str) -> Any:
-    """Convert a loading option to JSON values; dtypes and devices of torch become their names."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, (list, tuple)):

@@ -113,7 +113,6 @@ class Registry(Generic[T]):
         }
 
     def __repr__(self) -> str:
-        """Return for example ``<registry of matchers: identity, low_rank, lstsq>``."""
         return f"<registry of {self.kind}: {', '.join(self.names())}>"
 
     def __contains__(self, name: object) -> bool:
@@ -121,7 +120,6 @@ class Registry(Generic[T]):
         return name in self._entries or name in self._plugins
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names in sorted order."""
         return iter(self.names())
 
     @property
@@ -135,15 +133,7 @@ class Registry(Generic[T]):
         return tuple(sorted({*self._entries, *self._plugins}))
 
     def check(self, name: str) -> None:
-        """Raise an error if a name is not in the registry; imports nothing.
-
-        Args:
-            name: The name.
-
-        Raises:
-            UnknownNameError: If the registry has no such name; the message lists the available names, or the
-                distribution of this project to install.
-        """
+        """Raise an error if a name is not in the registry; imports nothing."""
         if name not in self:
             plugin, similar = hint_for(self.kind, name), did_you_mean(name, self.names())
             hint = f"; {plugin}." if plugin else f"; did you mean {similar!r}?" if similar else "."
@@ -156,9 +146,6 @@ class Registry(Generic[T]):
 
         Args:
             name: The name.
-
-        Returns:
-            The class or function, not an instance of it.
 
         Raises:
             UnknownNameError: If the registry has no such name.
@@ -173,15 +160,6 @@ class Registry(Generic[T]):
     def entry(self, name: str) -> Entry:
         """Describe the entry behind a name; imports nothing.
 
-        Args:
-            name: The name.
-
-        Returns:
-            Where it comes from, where it is defined, and what is known against it.
-
-        Raises:
-            UnknownNameError: If the registry has no such name.
-
         Example:
             >>> registries.matchers.entry("lstsq").origin
             'built-in'
@@ -194,9 +172,6 @@ class Registry(Generic[T]):
 
         Args:
             without: Names of entries that are left out, and not imported.
-
-        Yields:
-            The classes or functions, in the order of their names.
 
         Example:
             >>> {"timm", "transformers"} <= {library.name for library in registries.adapters.usable()}
@@ -217,15 +192,9 @@ class Registry(Generic[T]):
                 is returned unchanged.
             **options: Options of the class behind the name. Options that are left out keep their defaults.
 
-        Returns:
-            An instance of :attr:`base`.
-
         Raises:
             UnknownNameError: If the registry has no such name.
             PluginError: If the name comes from a plugin that cannot be imported.
-            TypeError: If ``spec`` is none of these three, an option is unknown, missing or given twice, options are
-                given together with an instance, or the entry is not a subclass of :attr:`base`.
-            ValueError: If a record has no ``name``, or an option has no value or is out of its range.
 
         Example:
             >>> registries.matchers.build("ridge", ridge=0.5)
@@ -275,10 +244,6 @@ class Registry(Generic[T]):
         Returns:
             Label -> instance, in the given order.
 
-        Raises:
-            TypeError: If ``specs`` is no list, or for the reasons of :meth:`build`.
-            ValueError: If one is given twice, none is given but needed, or for the reasons of :meth:`build`.
-
         Example:
             >>> list(registries.matchers.build_all(["lstsq", "ridge:ridge=0.5"]))
             ['lstsq', 'ridge(ridge=0.5)']
@@ -294,15 +259,7 @@ class Registry(Generic[T]):
         return found
 
     def check_kind(self, name: str, found: Any) -> None:
-        """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function or typer app.
-
-        Args:
-            name: The name.
-            found: The class or function behind it, as :meth:`get` returns it.
-
-        Raises:
-            TypeError: If it is something else.
-        """
+        """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function or typer app."""
         if self.base is FunctionType:
             from typer import Typer
 
@@ -334,12 +291,6 @@ class Registry(Generic[T]):
         Args:
             name: The new name.
             factory: The class or function to register.
-
-        Returns:
-            ``factory`` unchanged, or a decorator that registers and returns the class or function it decorates.
-
-        Raises:
-            ValueError: If the name is taken.
 
         Example:
             >>> shapes = Registry("shapes", {}, "builtins:dict")
@@ -424,11 +375,9 @@ class Registries:
     commands: Registry[FunctionType]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the registries."""
         return (field.name for field in fields(self))
 
     def __getitem__(self, kind: str) -> Registry[Any]:
-        """Return the registry with a name."""
         if kind not in tuple(self):
             instead = f"; {hint}" if (hint := hint_for("registries", kind)) else ""
             raise UnknownNameError(f"there is no registry {kind!r}{instead}. Available: {', '.join(self)}")

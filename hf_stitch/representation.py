@@ -45,7 +45,6 @@ class RepresentationSpec(Record):
     prefix_tokens: Natural = 0
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
         check(Layout, layout=self.layout)
         if self.prefix_tokens and self.layout != "bnd":
             raise ValueError(f"prefix tokens need the layout bnd, got {self.prefix_tokens} in {self.layout}")
@@ -74,9 +73,6 @@ class Representation:
         padding_unknown: Whether some positions are padding but it is unknown which ones (the network merged or padded
             tokens). :meth:`rows` then raises an error for poolings that would include padding.
 
-    Raises:
-        ValueError: The fields do not fit together.
-
     Example:
         >>> r = Representation(torch.zeros(2, 8, 4, 4), "bchw")
         >>> r.spec
@@ -94,7 +90,6 @@ class Representation:
     padding_unknown: bool = False
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
         check(Layout, layout=self.layout)
         if self.values.dim() != len(self.layout):
             raise ValueError(
@@ -135,22 +130,12 @@ class Representation:
         return self.values.shape[1 if self.layout == "bchw" else -1]
 
     def replace(self, **changes: Any) -> Representation:
-        """Return a copy with some fields replaced.
-
-        Args:
-            **changes: New values by field.
-
-        Returns:
-            The copy.
-        """
+        """Return a copy with some fields replaced."""
         return replace(self, **changes)
 
     # -- as a matrix ------------------------------------------------------------------------------------------------
     def to(self, device: torch.device | str) -> Representation:
         """Return the representation with its values and mask on a device; the context stays where it is.
-
-        Args:
-            device: The device.
 
         Example:
             >>> Representation(torch.zeros(2, 3), "bd").to("meta").values.device
@@ -160,21 +145,13 @@ class Representation:
 
     @checked
     def rows(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
-        """Convert to an n x d matrix with a pooling.
+        """Convert to an n x d matrix with a pooling, in the order of the samples.
 
         Args:
             pooling: ``none``: every grid position or token is a row, without masked ones. ``flatten``: the concatenated
                 features of all positions of a sample. ``mean``: the mean over the positions of a sample. ``cls``: the
                 first token. ``last``: the last real token.
             prefix: Whether prefix tokens count as positions (for ``none``, ``flatten`` and ``mean``).
-
-        Returns:
-            (n, d) tensor in the order of the samples, on the device and in the dtype of the values.
-
-        Raises:
-            ValueError: The pooling is unknown, or not defined for this representation: ``cls`` or ``last`` of a grid,
-                ``flatten`` of texts of different lengths, ``mean``, ``cls`` or ``last`` of a sample without real
-                tokens, or any except ``cls`` if the padding is unknown.
         """
         self.check_padding_known(pooling)
         if self.layout == "bd":
@@ -198,14 +175,7 @@ class Representation:
 
     @checked
     def check_padding_known(self, pooling: Pooling) -> None:
-        """Check that a pooling does not include padding.
-
-        Args:
-            pooling: The pooling.
-
-        Raises:
-            ValueError: The padding is unknown, and the pooling is not ``cls``.
-        """
+        """Check that a pooling does not include padding."""
         if self.padding_unknown and pooling != "cls":
             raise ValueError(
                 f"pooling {pooling!r} would count padding: the {tuple(self.values.shape)} positions at this layer "
@@ -215,18 +185,7 @@ class Representation:
 
     @checked
     def row_samples(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
-        """Return the sample of each row of :meth:`rows`.
-
-        Args:
-            pooling: As in :meth:`rows`.
-            prefix: As in :meth:`rows`.
-
-        Returns:
-            Indices of samples in the batch, (n,) int64.
-
-        Raises:
-            ValueError: The padding is unknown, and the pooling is ``none``.
-        """
+        """Return the index in the batch of the sample of each row of :meth:`rows`: (n,) int64."""
         samples = torch.arange(self.batch, device=self.values.device)
         if self.layout == "bd" or pooling != "none":
             return samples
@@ -279,17 +238,7 @@ class Representation:
     # -- conversion -------------------------------------------------------------------------------------------------
     @checked
     def to_layout(self, layout: Layout) -> Representation:
-        """Convert to another layout of tokens or grid, without prefix tokens.
-
-        Args:
-            layout: ``bnd``, ``bchw`` or ``bhwc``, or the current layout.
-
-        Returns:
-            The converted representation, or this one if the layout is the same.
-
-        Raises:
-            ValueError: One of the layouts is ``bd``, or the tokens have no known grid.
-        """
+        """Convert to another layout of tokens or grid, without prefix tokens."""
         if layout == self.layout:
             return self
         if "bd" in (layout, self.layout):
@@ -302,17 +251,7 @@ class Representation:
         return Representation(grid if layout == "bhwc" else grid.permute(0, 3, 1, 2), layout, context=self.context)
 
     def resize(self, grid: tuple[int, int]) -> Representation:
-        """Resample the positions to another grid by bilinear interpolation; prefix tokens are not changed.
-
-        Args:
-            grid: Height and width.
-
-        Returns:
-            The resampled representation, or this one if the grid is the same.
-
-        Raises:
-            ValueError: The positions have no grid.
-        """
+        """Resample the positions to another grid by bilinear interpolation; prefix tokens are not changed."""
         if self.grid == tuple(grid):
             return self
         self._grid()
@@ -356,9 +295,6 @@ def concatenate(batches: Sequence[Tensor]) -> Tensor:
 
     Args:
         batches: Each ``(batch, ...)`` or ``(batch, tokens, ...)``; only the number of tokens may differ.
-
-    Returns:
-        ``(sum of the batches, ...)``.
 
     Example:
         >>> concatenate([torch.ones(1, 2, 3), torch.ones(2, 4, 3)]).shape

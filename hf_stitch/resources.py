@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hf_stitch.plugins import hint_for
 from hf_stitch.printing import Visible, make_visible, visible
-from hf_stitch.processes import Processes
 from hf_stitch.records import encode, nested, read
+from hf_stitch.running import Processes
 from hf_stitch.storage.files import decoding, write_whole
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Result(ABC):
     """
 
     derived: ClassVar[tuple[str, ...]] = ()
-    page: ClassVar[str] = "hf_stitch.reports.general:section"
+    page: ClassVar[str] = "hf_stitch.reports.page:section"
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let rich print what a subclass shows as text alone, and name a result whose fields do not fit together."""
@@ -83,7 +83,6 @@ class Result(ABC):
         """Return the values as a data frame, one row for each value."""
 
     def __str__(self) -> str:
-        """Return the table as text."""
         from rich.console import Console
 
         shown: Any = self.__rich__()
@@ -95,7 +94,6 @@ class Result(ABC):
         return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
 
     def _repr_html_(self) -> str:
-        """Return the table as HTML, for notebooks."""
         from rich.console import Console
 
         console = Console(width=WIDTH, record=True, file=io.StringIO(), emoji=False)
@@ -113,12 +111,6 @@ class Result(ABC):
 
         Args:
             record: JSON values of all fields. Derived properties are ignored.
-
-        Returns:
-            The result.
-
-        Raises:
-            ValueError: If a field is missing or has the wrong type. A warning names fields of a newer version.
         """
         where = f"the record of {cls.__name__}"
         found = read(cls, {key: value for key, value in record.items() if key not in cls.derived}, where)
@@ -148,24 +140,12 @@ class Result(ABC):
             path: The file.
             title: Title of the page.
         """
-        write: Any = pkgutil.resolve_name("hf_stitch.reports.writing:report")  # a room above this one
+        write: Any = pkgutil.resolve_name("hf_stitch.reports.page:report")  # a room above this one
         write(self, path, title=title)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file written by :meth:`save`.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The result.
-
-        Raises:
-            FileNotFoundError: If the file does not exist.
-            ValueError: If the file is not JSON or contains a result of another class, or if a field is missing or has
-                the wrong type; the message names the file and the field.
-        """
+        """Read a file written by :meth:`save`."""
         with decoding(path):
             record = json.loads(Path(path).read_text(encoding="utf-8"))
             kind = record.pop("result", None) if isinstance(record, dict) else None
@@ -180,17 +160,7 @@ class Result(ABC):
 
 @contextmanager
 def fitting(result: Result) -> Iterator[None]:
-    """Name a result in errors of code that shows it: its fields come from a file and may not fit together.
-
-    Args:
-        result: The result.
-
-    Yields:
-        Nothing; the result is shown in the body of the ``with`` statement.
-
-    Raises:
-        ValueError: For everything that is raised, except memory, disk and missing packages.
-    """
+    """Name a result in errors of code that shows it: its fields come from a file and may not fit together."""
     try:
         yield
     except (OSError, ImportError, MemoryError):

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_stitch.artefacts import manifest
+from hf_stitch.artefacts.files import checksum
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change a record and sign it again, as an attacker can."""
     record = json.loads(path.read_text())
     change(record)
-    record["checksum"] = manifest.checksum(record)
+    record["checksum"] = checksum(record)
     path.write_text(json.dumps(record))
 
 

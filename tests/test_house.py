@@ -1,7 +1,10 @@
-"""The measures of the house: lines, what asks for kinds and tasks, functions that a job crosses, and mutations."""
+"""The measures of the house: lines, circles of imports, what asks for kinds and tasks, and mutations."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import hf_stitch
 from benchmarks import house
 
 from mutants import ROOT, mutations  # isort: skip
+from public import PLUGINS  # isort: skip
 
 SOURCE = '''"""A module.
 
@@ -65,3 +69,24 @@ def test_named_functions_are_counted_once_and_others_not() -> None:
 def test_every_mutation_changes_one_text_and_names_tests() -> None:
     tests = {test for each in mutations() for test in each["tests"]}
     assert not [test for test in tests if not (ROOT / "tests" / test).is_file()]
+
+
+def imported(path: Path, modules: set[str]) -> Iterator[str]:
+    """Yield the modules among these that a file imports: at its head, inside functions and for types."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from modules & {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from modules & {name if name in modules else str(node.module) for name in names}
+
+
+@pytest.mark.parametrize("package", ["hf_stitch", *PLUGINS])
+def test_no_imports_run_in_a_circle(package: str) -> None:
+    root = next(path for path in (ROOT, *ROOT.glob("plugins/*")) if (path / package).is_dir())
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (root / package).rglob("*.py")
+    }
+    TopologicalSorter({name: {*imported(path, {*files})} - {name} for name, path in files.items()}).prepare()

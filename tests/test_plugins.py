@@ -119,6 +119,18 @@ def test_a_command_that_is_gone_tells_what_to_do_instead(name: str, instead: str
     assert f"There is no command '{name}' here; {instead}" in " ".join(found.output.replace("│", " ").split())
 
 
+def test_what_names_a_thing_that_is_gone_tells_what_to_do_instead(tmp_path: Path) -> None:
+    saved = tmp_path / "result.json"
+    saved.write_text('{"result": "SelfTest"}')
+    with pytest.raises(ValueError, match=r"a result of class SelfTest, .*hf_stitch\.selftest\.self_test\(\) returns"):
+        StitchGrid.load(saved)
+    needed = {"registry": "networks", "name": "Own", "distribution": "own", "version": "1"}
+    with pytest.raises(PluginError, match=r"config\.json needs 'Own' among networks, but .*hf_stitch\.adapters\.Lib"):
+        check_requirements([needed], "config.json")
+    with pytest.raises(TypeError, match=r"'lstsq' among matchers has no option 'cache'; keep activations with"):
+        registries.matchers.build("lstsq", cache=True)
+
+
 def test_an_attribute_that_a_plugin_exports_tells_which() -> None:
     with pytest.raises(AttributeError, match="no attribute 'bench'; it comes with hf-stitch-studies: pip install"):
         hf_stitch.bench  # type: ignore[attr-defined]  # noqa: B018

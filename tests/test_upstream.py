@@ -422,19 +422,19 @@ NETWORKS = [
     fact("timm loads a whole network by load_state_dict, and names its classifier", timm_loads_by_load_state_dict,
          "hf_stitch/adapters/libraries/timm.py, load"),
     fact("initialize_weights leaves marked modules alone", marked_modules_stay,
-         "hf_stitch/artefacts/modeling.py, StitchedModel.__init__ (_is_hf_initialized)"),
+         "hf_stitch/artefacts/network.py, StitchedNetwork.__init__ (_is_hf_initialized)"),
     fact("networks have _no_split_modules", lambda: gpt2()._no_split_modules == {"GPT2Block"}
          or gpt2()._no_split_modules == ["GPT2Block"],
-         "hf_stitch/artefacts/placing.py, whole_blocks, and training/sharding.py, blocks_of"),
+         "hf_stitch/artefacts/weights.py, whole_blocks, and training/sharding.py, blocks_of"),
     fact("networks have a plan of dtypes", lambda: "wo" in hf.T5Model(
         hf.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))._get_dtype_plan(torch.float16),
-         "hf_stitch/artefacts/casting.py, _stays"),
+         "hf_stitch/artefacts/saving.py, _stays"),
     fact("a flag tells that hooks for hidden states are installed", marked_when_hooks_are_installed,
          "hf_stitch/adapters/discovery/survey.py, _records, and adapters/cutting/halves.py, copy_without"),
     fact("hooks for hidden states belong to transformers", lambda: modules_of_hooks() == {"transformers"},
          "hf_stitch/adapters/cutting/surgery.py, is_bookkeeping"),
     fact("a flag of modules turns gradient checkpointing on", checkpointed,
-         "hf_stitch/adapters/cutting/halves.py, CHECKPOINTS, and artefacts/modeling.py"),
+         "hf_stitch/adapters/cutting/halves.py, CHECKPOINTS, and artefacts/network.py"),
     fact("classes with an override exist", lambda: not missing_overrides(), "hf_stitch/built_ins.py, overrides"),
     fact("CLIP finds the end of a text by the largest id where eos_token_id is 2",
          lambda: "eos_token_id == 2" in source(import_module("transformers.models.clip.modeling_clip")),
@@ -492,7 +492,7 @@ PROCESSORS = [
     fact("the Trainer names checkpoints checkpoint-N", lambda: hf.trainer_utils.PREFIX_CHECKPOINT_DIR == "checkpoint",
          "hf_stitch/training/callback.py, _folder"),
     fact("the Trainer reads accepts_loss_kwargs", lambda: '"accepts_loss_kwargs"' in source(hf.Trainer),
-         "hf_stitch/artefacts/modeling.py, StitchedModel.accepts_loss_kwargs"),
+         "hf_stitch/artefacts/network.py, StitchedNetwork.accepts_loss_kwargs"),
 ]  # fmt: skip
 
 
@@ -674,7 +674,7 @@ ACCELERATE = [
     fact("several hooks of a module are in hooks", lambda: len(several_hooks()) == 2,
          "hf_stitch/offloading.py, hooks_of"),
     fact("backward divides by gradient_accumulation_steps", divided, "hf_stitch/training/loop.py, _gradients"),
-    fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/processes.py, LAUNCHED"),
+    fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/running.py, LAUNCHED"),
 ]  # fmt: skip
 
 
@@ -846,7 +846,7 @@ TORCH = [
          "hf_stitch/adapters/untraining.py, RESETS"),
     fact("dtypes of floats in safetensors begin with F or BF",
          lambda: len(codes()) == 3 and all(code.startswith(("F", "BF")) for code in codes()),
-         "hf_stitch/artefacts/files.py, _check_header"),
+         "hf_stitch/artefacts/weights.py, _check_header"),
     fact("data sets of torchvision have classes", lambda: classes_of_folders() == ["cat"],
          "hf_stitch/data/tables.py, Mapped.classes"),
     fact("Python reports connections and programs to audit hooks", lambda: not list(sealed_events()),

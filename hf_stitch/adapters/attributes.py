@@ -95,7 +95,6 @@ class Alike:
         return len(first) == len(second) and all(map(self, first, second))
 
     def _parts(self, value: Any) -> Iterator[Any]:
-        """Yield what makes up a value."""
         if isinstance(value, nn.Module):
             yield from (type(value).forward, sorted(attributes_of(value).items()), value._modules)
             unsaved = {name: value._buffers[name] for name in sorted(value._non_persistent_buffers_set)}

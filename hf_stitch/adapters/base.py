@@ -78,14 +78,6 @@ class Adapter:
         override: The architecture override of the network; a plain :class:`Override` if none is registered.
         reference: Where the network comes from and how it was loaded.
 
-    Args:
-        model: The network.
-        library: Its library, which knows its task and how it is built again.
-        interface: How the network takes its input.
-        example: Batch of inputs with which cuts are found and verified, as keyword arguments of the forward.
-        reference: Where the network comes from and how it was loaded.
-        processor: Turns raw samples into inputs. ``None`` (default) for models that take tensors.
-
     Example:
         >>> import torch, hf_stitch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -105,7 +97,6 @@ class Adapter:
         self, model: nn.Module, library: Origin, interface: Interface, example: Mapping[str, Any],
         reference: ModelReference, processor: Any = None,
     ) -> None:  # fmt: skip
-        """Store the arguments; the network does not run yet."""
         self.model = model
         self._library = library
         self.override = override_of(model)
@@ -128,7 +119,6 @@ class Adapter:
         return self._given() if isinstance(self._given, Deferred) else self._given
 
     def __repr__(self) -> str:
-        """Return the class of the network and where it comes from; the network does not run."""
         return f"{type(self).__name__}({type(self.model).__name__}, {self.reference})"
 
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
@@ -142,12 +132,6 @@ class Adapter:
             The keyword arguments of the model, on its device and in its dtype. With ``offsets`` also
             ``offset_mapping``, shape (batch, tokens, 2), which is not an argument of the model.
 
-        Raises:
-            ValueError: If there are no samples, a sample is missing (``None``), a text has no tokens, an image has
-                values of an unknown range, or that are NaN or infinite (the message names the sample), the model has
-                no processor for samples of this type, the tensors differ in shape, or ``offsets`` is requested without
-                texts and a fast tokenizer.
-
         Example:
             >>> import torch, hf_stitch
             >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
@@ -159,14 +143,7 @@ class Adapter:
         return preprocess(samples, self.processor, self._padded(), self.model, offsets=offsets)
 
     def beside(self, context: Any) -> Adapter:
-        """Return the adapter with a fixed context, for networks that read a text beside their content.
-
-        Args:
-            context: The text, or its arguments; ``None`` changes nothing.
-
-        Raises:
-            ValueError: By default, for any context.
-        """
+        """Return the adapter with a fixed context, for networks that read a text beside their content."""
         if context is not None:
             raise ValueError(f"{type(self.model).__name__} reads nothing beside its content: leave out context")
         return self
@@ -209,9 +186,6 @@ class Adapter:
     def blueprint(self) -> dict[str, Any]:
         """Return a description from which the network is built again without its weights, with its rewrites.
 
-        Returns:
-            JSON values, which :func:`hf_stitch.adapters.rewriting.network_of` takes.
-
         Raises:
             ValueError: If the class of the network is user code, which cannot be rebuilt from a config.
         """
@@ -234,25 +208,11 @@ class Adapter:
         return {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in self._example.items()}
 
     def module_name(self, layer: str) -> str:
-        """Return the name of the module at a layer.
-
-        Args:
-            layer: Name of a layer, as in :attr:`layers`, or of a module.
-
-        Returns:
-            The name in ``model.named_modules()``; by default the same.
-        """
+        """Return the name in ``model.named_modules()`` of the module at a layer; by default the same."""
         return layer
 
     def layer_name(self, module: str) -> str:
-        """Return the name of a module as a layer, the inverse of :meth:`module_name`.
-
-        Args:
-            module: Name in ``model.named_modules()``.
-
-        Returns:
-            The name of the layer; by default the same.
-        """
+        """Return the name of a module as a layer, the inverse of :meth:`module_name`; by default the same."""
         return module
 
     @property
@@ -281,12 +241,6 @@ class Adapter:
 
         The result is cached. A layer that is not a cut gives a result with the status ``refused``, not an exception.
 
-        Args:
-            layer: Name of a module of the network.
-
-        Returns:
-            The properties of the cut, with the status ``verified`` or ``refused``; ``reason`` explains a refusal.
-
         Example:
             >>> import torch, hf_stitch
             >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -304,12 +258,6 @@ class Adapter:
     @_locked
     def cut_info(self, layer: str) -> CutInfo:
         """Return the properties of a layer as a cut, without verifying it.
-
-        Args:
-            layer: Name of a module of the network.
-
-        Returns:
-            The properties of the cut, with the status ``verified``, ``refused`` or ``pending``.
 
         Raises:
             NotACutError: If the layer cannot be a cut: it does not exist, does not run, runs several times, or returns
@@ -331,16 +279,7 @@ class Adapter:
 
     @_locked
     def spec(self, layer: str) -> RepresentationSpec:
-        """Return the spec (layout, width, grid, prefix tokens) of the representation at a layer.
-
-        Args:
-            layer: Name of a module of the network. It need not be verified.
-
-        Returns:
-            The spec at the native input size of the model.
-
-        Raises:
-            NotACutError: If the layer cannot be a cut.
+        """Return the spec (layout, width, grid, prefix tokens) at a layer, verified or not, at the native input size.
 
         Example:
             >>> import torch, hf_stitch
@@ -353,12 +292,6 @@ class Adapter:
     @_locked
     def cut(self, layer: str) -> tuple[Cut, CutPlan]:
         """Verify a layer as a cut and return the cut with the plan for running the part after it.
-
-        Args:
-            layer: Name of a module of the network.
-
-        Returns:
-            The cut and its verified plan.
 
         Raises:
             NotACutError: If the network cannot be cut at the layer.
@@ -376,36 +309,21 @@ class Adapter:
     # -- running ------------------------------------------------------------------------------------
     @_locked
     def forward(self, inputs: Any) -> Any:
-        """Run the whole model in eval mode, with the options of its interface (e.g. ``use_cache=False``).
-
-        Args:
-            inputs: Inputs of the model: a mapping of arguments, or the single tensor.
-
-        Returns:
-            The output of the model, unchanged.
-
-        Raises:
-            TypeError: If the inputs are neither a tensor nor a mapping.
-            ValueError: If a required argument is missing.
-        """
+        """Run the whole model in eval mode, with the options of its interface (e.g. ``use_cache=False``)."""
         return run_by_length(self._run, self.inputs(inputs), self._padded())
 
     @_locked
     def encode(self, inputs: Any, layers: str | Iterable[str]) -> dict[str, Representation]:
         """Compute the representations of a batch at one or several cuts; the forward stops at the deepest one.
 
+        Gradients flow if they are enabled.
+
         Args:
             inputs: Inputs of the model: a mapping of arguments, or the single tensor.
             layers: Name or names of cuts.
 
-        Returns:
-            The representation at each layer, by name and in the order of ``layers``. Gradients flow if they are
-            enabled.
-
         Raises:
             NotACutError: If the network cannot be cut at one of the layers.
-            TypeError: If the inputs are neither a tensor nor a mapping.
-            ValueError: If ``layers`` is empty or a required argument is missing.
 
         Example:
             >>> import torch, hf_stitch
@@ -445,15 +363,7 @@ class Adapter:
                 Later layers may overwrite the values in place, so the callback must copy what it keeps. It must not
                 run another adapter: this thread holds the lock of the network, and two threads that each wait for the
                 network of the other would never go on.
-            complete: Whether to run the network to its end.
-
-        Returns:
-            The output of the network if ``complete``, otherwise None.
-
-        Raises:
-            NotACutError: If a layer does not exist, does not run, runs several times or returns no representation.
-            TypeError: If the inputs are neither a tensor nor a mapping.
-            ValueError: If a required argument is missing.
+            complete: Whether to run the network to its end, and return its output.
 
         Example:
             >>> import torch, hf_stitch
@@ -484,11 +394,6 @@ class Adapter:
         """Run the network once on several branches of each text, as :meth:`run_with_callback` on one.
 
         The layers are those of the native kind of input: a mask of queries by keys changes no cut.
-
-        Args:
-            arguments: Inputs of the model, with a mask of queries by keys and the position of each token.
-            layers: Names of modules.
-            callback: Receives the name of each layer and its representation.
         """
         self._capture(self._survey(), arguments, layers, callback, False)
 
@@ -496,7 +401,6 @@ class Adapter:
         self, survey: Survey, arguments: Mapping[str, Any], layers: Iterable[str], callback: LayerCallback,
         complete: bool,
     ) -> Any:  # fmt: skip
-        """Run the network with hooks at the layers."""
         named = {self.module_name(name): name for name in layers}
         cuts = {name: survey.cut(name) for name in named}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
@@ -537,14 +441,6 @@ class Adapter:
                 a context gets a blank one of the native input size.
             layer: Name of the cut.
 
-        Returns:
-            The output of the model.
-
-        Raises:
-            NotACutError: If the network cannot be cut at the layer.
-            ValueError: If the layout or width differs from that of the cut, the context belongs to another network, or
-                no blank context can be made.
-
         Example:
             >>> import torch, hf_stitch
             >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -574,19 +470,9 @@ class Adapter:
     # -- halves ------------------------------------------------------------------------------------
     @_locked
     def front(self, layer: str) -> Front:
-        """Return the part of the network up to a cut as a separate module.
+        """Return the part of the network up to a cut as a separate module, from its arguments to the representation.
 
         The module copies the weights that it uses, and only those.
-
-        Args:
-            layer: Name of the cut.
-
-        Returns:
-            A module that takes the keyword arguments of the network and returns the representation at the cut.
-
-        Raises:
-            NotACutError: If the network cannot be cut at the layer.
-            ValueError: If the network cannot be copied, or the copy would lose a hook.
 
         Example:
             >>> import torch, hf_stitch
@@ -602,19 +488,9 @@ class Adapter:
 
     @_locked
     def back(self, layer: str) -> Back:
-        """Return the part of the network after a cut as a separate module.
+        """Return the part of the network after a cut as a separate module, from a representation to the output.
 
         The module copies the weights that it uses, and only those.
-
-        Args:
-            layer: Name of the cut.
-
-        Returns:
-            A module that takes a representation at the cut and returns the output of the network.
-
-        Raises:
-            NotACutError: If the network cannot be cut at the layer.
-            ValueError: If the network cannot be copied, or the copy would lose a hook.
 
         Example:
             >>> import torch, hf_stitch
@@ -639,9 +515,6 @@ class Adapter:
             data: Raw samples, without labels.
             run: How the job runs (:class:`hf_stitch.running.Run`).
             **options: Those of ``swap`` that have a meaning for parts.
-
-        Raises:
-            ValueError: By default: the library of the network knows no parts.
         """
         raise ValueError(
             f"the library {self.library} knows no parts of {type(self.model).__name__}, got part={part!r}: pass a "
@@ -650,17 +523,7 @@ class Adapter:
 
     # -- inside ------------------------------------------------------------------------------------
     def inputs(self, inputs: Any) -> dict[str, Any]:
-        """Check inputs of the model and return them as keyword arguments.
-
-        Args:
-            inputs: A mapping of arguments of the forward, or the single tensor of content.
-
-        Returns:
-            The arguments by name, without those that are ``None``.
-
-        Raises:
-            TypeError: If the inputs are neither a tensor nor a mapping.
-            ValueError: If a required argument is missing, or the inputs contain no samples or no tokens.
+        """Check inputs of the model and return them as keyword arguments, without those that are ``None``.
 
         Example:
             >>> import torch, hf_stitch

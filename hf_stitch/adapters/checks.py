@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import PROMPT
-from hf_stitch.errors import see
 from hf_stitch.options import check
-from hf_stitch.printing import warn
+from hf_stitch.printing import see, warn
 from hf_stitch.representation import Pooling
 
 

@@ -100,7 +100,6 @@ class Diagnosis(Result):
         return pandas.DataFrame(map(asdict, self.layers), columns=["layer", "status", "cost", "plan", "reason"])
 
     def __rich__(self) -> Group:
-        """Return the network, a table of its candidates, the reasons of refusals, and the advice."""
         lines = [
             self.model,
             f"{self.kind}, {self.parameters:,} parameters" if self.kind else "",
@@ -137,9 +136,6 @@ def diagnose(model: str | nn.Module | Adapter, *, device: torch.device | None = 
         model: As for :func:`hf_stitch.load`.
         device: Device to which the network is moved. Default: it stays where it is.
         **options: As for :func:`hf_stitch.load`.
-
-    Returns:
-        The diagnosis.
 
     Example:
         >>> diagnose(nn.Linear(2, 2)).failed

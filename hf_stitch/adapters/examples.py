@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.preprocess import place_of
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "text": ("a good film", "We waited for an hour, and then the play was over: what a pity!"),
@@ -28,9 +28,6 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
 class ExampleError(ValueError):
     """Raised if the example inputs of a network are missing or do not fit its forward.
 
-    Attributes:
-        model: The network.
-
     Args:
         message: Text of the error.
         model: The network.
@@ -41,7 +38,6 @@ class ExampleError(ValueError):
         self.model = model
 
     def __str__(self) -> str:
-        """Return the message, and the address of the page about it."""
         return super().__str__() + see("no-example")
 
 

@@ -59,15 +59,7 @@ def load(
         **options: Passed to ``from_pretrained`` of transformers or ``create_model`` of timm (``dtype``,
             ``device_map``, ``num_classes``, …). ``pretrained=False`` gives random weights in both libraries.
 
-    Returns:
-        The adapter.
-
     Raises:
-        ValueError: If timm has no such architecture, weights are damaged (the message names the file) or lacking (it
-            names them), the path is that of a file or names a function of one (``mine.py:small``, which the command
-            line alone runs), or the model does not run on the inputs.
-        TypeError: If no adapter, or more than one, serves a live network, or loading options are given with one. If
-            any option is given with an adapter. If the processor cannot be called.
         FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if some of its files
             are not in the folder or the cache and the Hub cannot be reached, or may not be contacted.
         PermissionError: If the model is gated, or the token may not read it.
@@ -154,7 +146,6 @@ def _whole(reference: ModelReference, options: Mapping[str, Any]) -> ModelRefere
 
 
 def _library(reference: ModelReference) -> Library:
-    """Return the library of a network."""
     kind: type[Library] = registries.adapters.get(reference.library)
     return kind()
 
@@ -234,12 +225,10 @@ class Loadable(Constraint):
     """What :func:`load` takes."""
 
     def __contains__(self, value: Any) -> bool:
-        """Whether it is a name, an adapter, or a network that an adapter serves."""
         known = isinstance(value, str | os.PathLike | nn.Module | Adapter)
         return known or any(kind().serves(value) for kind in registries.adapters.usable())
 
     def __str__(self) -> str:
-        """All kinds of networks."""
         names = ", ".join(kind.name for kind in registries.adapters.usable())
         return f"a network (a name, an nn.Module, or one of a library that has an adapter: {names})"
 
@@ -287,9 +276,6 @@ def load_on(model: str | nn.Module | Adapter, device: torch.device | None) -> Ad
         model: As for :func:`load`.
         device: Device for a model that is loaded by name. ``None`` keeps the device that the library chooses.
 
-    Returns:
-        The adapter.
-
     Example:
         >>> import torch
         >>> adapter = load(torch.nn.Linear(4, 2), example_inputs=torch.randn(2, 4))
@@ -312,14 +298,6 @@ def load_recorded(reference: ModelReference, **options: Any) -> Adapter:
         reference: The record.
         **options: Loading options of the user (``token``, ``cache_dir``, ``trust_remote_code``, …). They take
             precedence over those of the record.
-
-    Returns:
-        The adapter.
-
-    Raises:
-        ValueError: If the record sets an option that is not in ``trusted_options`` of the adapter, or whose value may
-            be a path or code to download, and the user does not pass the same option.
-        OSError: If the network does not exist.
 
     Example:
         >>> unsafe = ModelReference("timm:resnet10t", "timm", kwargs={"checkpoint_path": "weights.pth"})
@@ -354,9 +332,6 @@ def unwrap(module: Any) -> Any:
 
     Args:
         module: A live network.
-
-    Returns:
-        The innermost wrapped module, with the layers of PEFT in it; any other object unchanged.
 
     Example:
         >>> import torch

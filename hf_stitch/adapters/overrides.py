@@ -44,40 +44,21 @@ class Override:
     options: ClassVar[Mapping[str, Any]] = {}
 
     def example(self, model: nn.Module) -> Mapping[str, Any] | None:
-        """Return a batch of inputs for networks whose inputs cannot be generated automatically.
-
-        Args:
-            model: The network.
-
-        Returns:
-            The inputs by the names of the arguments; ``None`` (the default) generates them as for any network.
-        """
+        """Return a batch of inputs by name, or ``None`` (the default) if they can be generated automatically."""
         return None
 
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
         """Return token ids that heads search for, in addition to padding and end of text in the config.
 
         A context keeps these ids when the content is erased.
-
-        Args:
-            model: The network.
-
-        Returns:
-            The ids; none by default.
         """
         return ()
 
     def blocks(self, model: nn.Module) -> tuple[str, ...] | None:
-        """Return the names of the candidates for cuts, in the order in which they run.
+        """Return the names of the candidates for cuts, in the order in which they run; by default those of a trace.
 
         Candidates are verified with and without an override: it can add modules that the trace does not list, but a
         module with a bypass remains refused.
-
-        Args:
-            model: The network.
-
-        Returns:
-            Names of modules; ``None`` (the default) takes the blocks that a trace finds.
         """
         return None
 

@@ -120,13 +120,11 @@ def _unlogged() -> Iterator[None]:
 
 
 def _is_default(kind: type, name: str, value: Any) -> bool:
-    """Return whether a value is that of the attribute of a class."""
     nothing = object()
     return bool(getattr(kind, name, nothing) == value)
 
 
 def _apart(values: Mapping[str, Any], defaults: Collection[str]) -> Settings:
-    """Return settings, with the named ones apart."""
     chosen = {name: value for name, value in values.items() if name not in defaults}
     return Settings.of(chosen, {name: values[name] for name in values if name in defaults})
 

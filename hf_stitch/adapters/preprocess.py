@@ -282,7 +282,6 @@ def converted(images: Sequence[Any], channels: int) -> list[Any]:
 
 
 def _opaque(image: Image.Image) -> Image.Image:
-    """Return an image without transparency and with 8 bits per channel."""
     if image.mode.startswith("I;16"):
         return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if not image.has_transparency_data:

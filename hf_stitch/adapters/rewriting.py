@@ -67,12 +67,6 @@ class Rewrite(Configured, ABC):
         Which modules, and the names and shapes of the new tensors, may depend on the options and on the names, classes
         and shapes of the network only, not on the values of its weights: a saved model is rebuilt without values, and
         its tensors may be on the meta device. New tensors have the device and the dtype of those they replace.
-
-        Args:
-            model: The network. It remains the same object.
-
-        Raises:
-            ValueError: If the network has nothing to rewrite, or the options do not fit it.
         """
 
 
@@ -83,11 +77,6 @@ def rewrite(model: nn.Module, change: str | Mapping[str, Any] | Rewrite) -> None
         model: The network. Create its adapter afterwards: an adapter that ran it knows its old modules.
         change: The rewrite, its name in ``hf_stitch.registries.rewrites`` (also with options, ``"name:key=value"``),
             or its record.
-
-    Raises:
-        UnknownNameError: If the registry has no such name.
-        TypeError: If an option is unknown, or is no JSON value.
-        ValueError: If the rewrite does not fit the network.
 
     Example:
         >>> class Halved(Rewrite):
@@ -112,9 +101,6 @@ def rewrites_of(model: nn.Module) -> list[dict[str, Any]]:
     Args:
         model: The network.
 
-    Returns:
-        For each rewrite its ``name`` and options, for ``registries.rewrites.build``; empty for most networks.
-
     Example:
         >>> rewrites_of(nn.Linear(2, 2))
         []
@@ -137,18 +123,10 @@ def settings_of(model: nn.Module, library: Recorder) -> Settings:
 
 
 def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
-    """Construct the network of a blueprint, and repeat its rewrites.
-
-    Args:
-        blueprint: The result of :meth:`hf_stitch.Adapter.blueprint`, possibly from an untrusted source.
-
-    Returns:
-        The network in eval mode, without trained weights.
+    """Construct the network of a blueprint, which may be untrusted, in eval mode, and repeat its rewrites.
 
     Raises:
         UnknownNameError: If a library or a rewrite is not installed.
-        TypeError: If a rewrite has no such option.
-        ValueError: If the network cannot be built, or a rewrite does not fit it.
     """
     own = {key: value for key, value in blueprint.items() if key != REWRITES}
     model: nn.Module = registries.adapters.get(blueprint["library"])().build(own)

@@ -32,9 +32,6 @@ def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
         adapter: A network.
         seed: Seed of the weights. The global random state stays as it is.
 
-    Returns:
-        The twin, on the same device and in the same dtype, with the same processor. It has no name.
-
     Example:
         >>> import hf_stitch
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

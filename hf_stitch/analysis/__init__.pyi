@@ -1,14 +1,13 @@
 from .activations import Activations as Activations
 from .auditing import Audit as Audit
-from .bootstrapping import ConfidenceInterval as ConfidenceInterval, bootstrap as bootstrap
 from .comparison.atlas import SimilarityAtlas as SimilarityAtlas
-from .comparison.maximum import MaximumTest as MaximumTest
+from .comparison.comparing import ComparisonPlan as ComparisonPlan
 from .comparison.networks import NetworkAtlas as NetworkAtlas
-from .comparison.routes import ComparisonPlan as ComparisonPlan
 from .detection.result import Detection as Detection
 from .evaluation import Evaluation as Evaluation, Score as Score
 from .extraction import extract_activations as extract_activations
-from .grid.result import StitchGrid as StitchGrid
+from .grid import StitchGrid as StitchGrid
 from .identification import Identification as Identification, identify_layers as identify_layers
 from .permutation import PermutationTestResult as PermutationTestResult, permutation_test as permutation_test
 from .planning import Plan as Plan
+from .resampling import ConfidenceInterval as ConfidenceInterval, bootstrap as bootstrap

@@ -19,9 +19,9 @@ from torch import Tensor
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.data import Id
 from hf_stitch.options import did_you_mean
-from hf_stitch.processes import Processes
 from hf_stitch.representation import POOLINGS, Pooling, Representation
 from hf_stitch.resources import sized
+from hf_stitch.running import Processes
 from hf_stitch.storage.files import decoding, digest, load_whole, replacing, write_whole
 
 STATE = "state.json"

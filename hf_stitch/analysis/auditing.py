@@ -56,7 +56,7 @@ class Audit(Result):
         'accurate, and no detector finds it out of distribution'
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.audit:section"
+    page: ClassVar[str] = "hf_stitch.reports.stitched:audit_section"
     derived: ClassVar[tuple[str, ...]] = ("verdict",)
 
     evaluation: Evaluation

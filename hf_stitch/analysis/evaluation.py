@@ -1,20 +1,25 @@
-"""Results of :func:`hf_stitch.evaluate`: scores of a stitched model and its baselines, with bootstrap intervals."""
+"""Results of :func:`hf_stitch.evaluate`: scores of a stitched model, and where it differs from its target."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from torch import nn
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.artefacts.parents import SCORED
+from hf_stitch.artefacts.record import SCORED
+from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, held_out
 from hf_stitch.reference import ModelReference
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score as Score
+from hf_stitch.tasks.base import Answers, Task
+from hf_stitch.tasks.per_sample import named
 
 if TYPE_CHECKING:
     import pandas
@@ -22,8 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hf_stitch.artefacts import StitchedModel
-    from hf_stitch.plots.strips import Role
-
+    from hf_stitch.plots.charts import Role
 
 SAME_NETWORK = (
     "source and target are the same network: a stitch into an early layer scores well because the target computes "
@@ -145,7 +149,7 @@ class Evaluation(Result):
         0.100 [0.080, 0.120]
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.evaluation:section"
+    page: ClassVar[str] = "hf_stitch.reports.stitched:evaluation_section"
     task: str
     n: int
     data: str
@@ -218,11 +222,7 @@ class Evaluation(Result):
         return table
 
     def plot(self, figure: str | None = None) -> Figure:
-        """Plot one figure of every predictor with its interval.
-
-        Args:
-            figure: Name of the figure; ``None`` plots the first one.
-        """
+        """Plot one figure of every predictor with its interval."""
         from hf_stitch.plots import intervals
 
         name = figure or next(iter(self.scores["stitched"]))
@@ -238,3 +238,42 @@ class Evaluation(Result):
         if self.parts is None:
             raise ValueError("the evaluation does not contain the parts of the model: run evaluate again")
         return strips(self.parts.segments, "parameters")
+
+
+def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:
+    """Return the names of the target's classes, from the data if the target has none, as networks of timm."""
+    names = {int(number): str(name) for number, name in (stitched.config.id2label or {}).items()}
+    generic = all(name == f"LABEL_{number}" for number, name in names.items())
+    if generic and samples.label_names and len(samples.label_names) == stitched.config.num_labels:
+        return dict(enumerate(samples.label_names))
+    return names
+
+
+def confused(predicted: Mapping[str, Answers], names: Mapping[int, str]) -> dict[str, dict[str, int]]:
+    """Count which class the stitched model predicts where the target predicts a class."""
+    classes = (predicted[who]["class"].astype(int).tolist() for who in ("target", "stitched"))
+    found: dict[str, dict[str, int]] = {}
+    for (target, own), count in sorted(Counter(zip(*classes, strict=True)).items()):
+        row = found.setdefault(named(target, names), {})  # several classes may have one name
+        row[named(own, names)] = row.get(named(own, names), 0) + count
+    return found
+
+
+def differing(
+    task: Task, predicted: Mapping[str, Answers], samples: Samples, names: Mapping[int, str], count: int
+) -> tuple[Example, ...]:
+    """Find the samples on which the stitched model and the target differ most."""
+    if not count:
+        return ()
+    own, target = predicted["stitched"], predicted["target"]
+    distance = task.apart(own, target)
+    order = np.argsort(-np.nan_to_num(distance), kind="stable")[:count].tolist()
+    chosen = samples.select(order)
+    (batch,) = chosen.batches(len(order))
+    return tuple(
+        Example(
+            str(chosen.ids[number]), float(distance[place]), task.shown(own, place, names),
+            task.shown(target, place, names), task.label_shown(target, place, names), batch.samples[number],
+        )
+        for number, place in enumerate(order)
+    )  # fmt: skip

@@ -29,8 +29,6 @@ def extract_activations(
 ) -> Activations:
     """Run a network on samples and return its activations, for later comparison or saving.
 
-    Under ``accelerate launch`` each process runs a part of the samples, and all processes return the same activations.
-
     Args:
         model: The network: an adapter, a module, or a name for :func:`hf_stitch.load`.
         data: Raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts.

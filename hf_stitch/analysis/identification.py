@@ -80,20 +80,13 @@ class Identification(Result):
 
     @checked
     def verdicts(self, axis: Axis) -> NDArray[np.str_]:
-        """Return what was found, ``(pairs, layers)``: ``hit``, ``tie``, ``miss`` or ``undefined``.
-
-        Args:
-            axis: ``"a"`` or ``"b"``.
-        """
+        """Return what was found, ``(pairs, layers)``: ``hit``, ``tie``, ``miss`` or ``undefined``."""
         others = np.where(self.candidates[axis] > 0, "miss", "undefined")
         return np.where(self.hits[axis], "hit", np.where(self.ties[axis], "tie", others))
 
     @checked
     def favourite(self, axis: Axis) -> tuple[str, float]:
         """Return the candidate that is found most often.
-
-        Args:
-            axis: ``"a"`` or ``"b"``.
 
         Returns:
             Name of the layer, and its share of all layers. If it is always the same layer (a share of 1), the accuracy

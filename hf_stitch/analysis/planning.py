@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -14,10 +14,16 @@ import torch
 from torch import nn
 
 from hf_stitch.data import Batch, PairedSamples, Samples
+from hf_stitch.matchers import Matcher
+from hf_stitch.pairs import Pair, Split
+from hf_stitch.pairs.moments import PairMoments, check_moments_fit
+from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.resources import free_disk, free_memory, seconds_of, sized
 from hf_stitch.results import Result
 from hf_stitch.running import Run
 from hf_stitch.scoring.passing import Scoring
+from hf_stitch.stitches import LinearStitch, StitchingLayer
+from hf_stitch.stitches.layer import paired_rows, part_widths
 
 if TYPE_CHECKING:
     import pandas
@@ -25,6 +31,13 @@ if TYPE_CHECKING:
 
 SOLVING = 30
 """Operations of a closed form in units of width³: one eigendecomposition, and some products."""
+
+MIN_WIDTH = 60
+"""Width of the table in characters, so that its title and caption have room."""
+NETWORKS, LARGEST = "networks", "largest output"
+"""The part of the memory that is taken before a job begins, and that which every device needs."""
+BACKWARD = 2
+"""Backward passes take about twice the time of forward passes."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +146,6 @@ class Plan(Result):
         return table
 
 
-MIN_WIDTH = 60
-"""Width of the table in characters, so that its title and caption have room."""
-NETWORKS, LARGEST = "networks", "largest output"
-"""The part of the memory that is taken before a job begins, and that which every device needs."""
-
-
 def bytes_of_weights(*networks: nn.Module, meta: bool = False) -> int:
     """Return the bytes of parameters and buffers that are in memory, or of all with ``meta``, each counted once."""
     held = {id(t): t for network in networks for t in (*network.parameters(), *network.buffers())}
@@ -173,3 +180,70 @@ def speed(dtype: torch.dtype = torch.float64) -> float:
     for _ in range(times):
         x = x @ x / size**3
     return 2 * size**3 * times / (time.perf_counter() - start)
+
+
+@torch.no_grad()
+def planned(
+    job: str, pair: Pair, data: Split, run: Run, matchers: Sequence[Matcher], *, scored: int = 1, left_out: str = ""
+) -> Any:
+    """Measure one batch of each stage, and extrapolate; ``Any``, as a job is typed by its result.
+
+    ``scored`` predictors per stitch run through the target (1, or more with baselines).
+    """
+    train, test = data.train, data.test
+    read = [count for matcher in matchers if (count := matcher.samples_trained(len(train)))]
+    by_rows = any(matcher.collects == "rows" for matcher in matchers)
+    if not by_rows:
+        check_moments_fit(pair)
+    batch, twin = (next(each.batches(min(run.batch_size, len(train)))) for each in (train.a, train.b))
+    count, device = len(batch.samples), pair.target.device
+    found = pair.run(batch, twin, complete=True)
+    forwards = seconds_of(lambda: pair.run(batch, twin, complete=True), device) / count
+    moments = PairMoments([] if by_rows else pair.cells, pair.pooling)
+    collecting = seconds_of(lambda: moments.update(found.x, found.y), device) / count
+    maps, cubes, rows = 0, 0.0, 0
+    layers = {cell: unfitted(*pair.specs(cell), pair.pooling, pair.source.device) for cell in pair.cells}
+    for (la, lb), layer in layers.items():
+        maps += sum(value.nbytes for value in layer.state_dict().values())
+        cubes += layer.body.in_features**3
+        rows += sum(x.nbytes + y.nbytes for x, y in paired_rows(found.x[la], found.y[lb], pair.pooling).values())
+
+    def finish() -> None:
+        for (la, lb), layer in layers.items():
+            pair.finish(layer(found.x[la]), lb, found.y[lb])
+
+    stitched = seconds_of(finish, device) / count
+    share = 1 / run.processes.count
+    stages = {"fitting": len(train) * (forwards + collecting) * share}
+    if closed := len(matchers) - len(read):
+        stages["solving"] = closed * SOLVING * cubes / speed()
+    if read:
+        again = len(read) * len(train) * forwards
+        stages["training"] = (sum(read) * stitched * (1 + BACKWARD) + again) * share
+    stages["scoring"] = len(test) * (forwards + len(matchers) * scored * stitched) * share
+    memory = {
+        NETWORKS: bytes_of_weights(pair.source.model, pair.target.model),
+        "moments": sum(value.nbytes for key, value in moments.state_dict().items() if not key.endswith("pending")),
+        "maps": len(matchers) * maps,
+    }
+    if by_rows:
+        memory["rows"] = len(train) * rows // count
+    if data.unpaired is not None:
+        one_side = sum(map(len, data.unpaired)) / 2  # each sample runs through one of the networks
+        stages["reading samples without partners"] = one_side * forwards * share
+        memory["rows without partners"] = int(one_side * rows / count)
+    kept = len(train) * sum(one.values.nbytes for one in found.x.values()) // count if read else 0
+    disk = {"activations of the source": kept} if kept else {}
+    held = {part: size for part, size in memory.items() if size}
+    return Plan.of(job, stages, held, disk, device, run, left_out)
+
+
+def unfitted(
+    source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling, device: torch.device
+) -> StitchingLayer:
+    """Return a stitching layer of the size of a fitted one: a single batch may be too few samples for a fit."""
+    maps, means = dict[str, LinearStitch](), dict[str, torch.Tensor]()
+    for part, (dx, dy) in part_widths(source, target, pooling).items():
+        means[part] = torch.zeros(dy, device=device)
+        maps[part] = LinearStitch.of(weight=means[part].new_zeros(dy, dx), bias=means[part])
+    return StitchingLayer(source, target, pooling, maps["body"], maps.get("prefix"), means).eval()

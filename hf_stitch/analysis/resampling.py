@@ -1,18 +1,26 @@
-"""What tests and intervals share: rows by sample and moments of some samples, checks of arguments, Holm's procedure."""
+"""Bootstrap of a metric, and what tests share: rows by sample, moments of some samples, Holm's procedure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from hf_stitch.metrics._rows import Rows, paired
 from hf_stitch.metrics.base import ActivationMetric, Metric, activation_metric
+from hf_stitch.options import Natural, Several, Within, checked
+from hf_stitch.results import Result
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.spectrum import eps_of
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -90,3 +98,137 @@ def not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:
             rejected += 1
         kept[ordered[rejected:]] = True
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class ConfidenceInterval(Result):
+    """Value of a metric with its bootstrap confidence interval, returned by :func:`bootstrap`.
+
+    Attributes:
+        metric: The metric and its options.
+        value: Value of the metric on all samples.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        confidence: Confidence level of the interval, between 0 and 1.
+        values: (resamples,) float64, values of the metric on random halves of the samples.
+        samples: Number of samples.
+        rows: Number of rows.
+        seed: Seed of the resamples.
+
+    Example:
+        >>> interval = ConfidenceInterval("LinearCKA()", 0.53, 0.48, 0.58, 0.95, np.array([0.5, 0.56]), 100, 100, 0)
+        >>> print(interval)
+        LinearCKA() 0.530 [0.480, 0.580]
+    """
+
+    metric: str
+    value: float
+    low: float
+    high: float
+    confidence: float
+    values: Array
+    samples: int
+    rows: int
+    seed: int
+
+    @property
+    def standard_error(self) -> float:
+        """Standard deviation of the metric over the resampled halves."""
+        return float(self.values.std(ddof=1))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the interval as a data frame.
+
+        Returns one row with the columns ``metric``, ``value``, ``low``, ``high``, ``confidence``, ``samples``,
+        ``rows``, ``seed``, ``standard_error`` and ``resamples``.
+        """
+        import pandas
+
+        figures = {key: value for key, value in asdict(self).items() if key != "values"}
+        return pandas.DataFrame([{**figures, "standard_error": self.standard_error, "resamples": len(self.values)}])
+
+    def plot(self) -> Figure:
+        """Plot the value with its interval."""
+        from hf_stitch.plots import intervals
+
+        return intervals({"value": (self.value, self.low, self.high)}, self.metric)
+
+    def __rich__(self) -> str:
+        """Return one line, e.g. ``LinearCKA(debiased=True) 0.530 [0.478, 0.583]``."""
+        return f"{self.metric} {self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@torch.no_grad()
+@checked
+def bootstrap(
+    metric: str | Metric | type[Metric],
+    x: Rows,
+    y: Rows,
+    *,
+    samples: Sequence[Any] | ArrayLike | Tensor | None = None,
+    resamples: Several = 200,
+    seed: Natural = 0,
+    confidence: Annotated[float, Within(0, 1, above=True, below=True)] = 0.95,
+    **options: Any,
+) -> ConfidenceInterval:
+    """Compute a metric with a confidence interval by a half-sample bootstrap.
+
+    Each resample is a random half of the samples, drawn without replacement. The spread over these halves estimates the
+    spread over independent data sets of the full size (Politis, Romano and Wolf 1999, "Subsampling": the mean of n/2
+    out of n samples varies as much as the mean of n independent samples).
+
+    Sampling with replacement is not used because it duplicates samples. A duplicate is its own nearest neighbour, which
+    increases every metric that compares samples with each other or is fitted to them.
+
+    The interval is the spread of the resampled values about their mean, shifted to the value on all samples. It covers
+    the expected value of the metric at this number of samples. It does not remove the bias that a metric has at this
+    number of samples (CCA, biased CKA), and it may extend beyond the range of the metric. For metrics based on nearest
+    neighbours, whose value depends on the number of samples, the interval is up to about twice too wide.
+
+    Args:
+        metric: Name of a registered metric, a metric instance or a metric class.
+        x: (n, dx) array or tensor of rows.
+        y: (n, dy) array or tensor; row i corresponds to row i of ``x``.
+        samples: (n,) id of the sample that each row belongs to. Samples may have different numbers of rows. ``None``
+            treats each row as a sample.
+        resamples: Number of resamples, at least 2.
+        seed: Seed of the resamples. If ``samples`` is given, the result does not depend on the order of the samples.
+        confidence: Confidence level of the interval, between 0 and 1.
+        **options: Options of the metric.
+
+    Example:
+        >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+        >>> interval = bootstrap("linear_cka", x, x + 0.5 * x.flip(0), resamples=50)
+        >>> interval.low < interval.value < interval.high
+        True
+    """
+    chosen = chosen_metric(metric, options)
+    x, y = paired(chosen.name, x, y, exact=False)
+    groups = rows_by_sample(samples, len(x))
+    if len(groups) < 4:
+        raise ValueError(f"a bootstrap takes at least 4 samples, got {len(groups)}; give more samples")
+    score, random = _restricted(chosen, x, y, groups), np.random.default_rng(seed)
+    value = score(np.arange(len(groups)))
+    halves = (np.sort(random.permutation(len(groups))[: len(groups) // 2]) for _ in range(resamples))
+    try:
+        values = np.array([score(half) for half in halves])
+    except ValueError as error:
+        raise ValueError(f"a resample of half of the samples does not determine {chosen.name}: {error}") from error
+    tail = (1 - confidence) / 2
+    low, high = value + np.quantile(values, [tail, 1 - tail]) - values.mean()
+    return ConfidenceInterval(
+        repr(chosen), value, float(low), float(high), confidence, values, len(groups), len(x), seed
+    )
+
+
+def _restricted(metric: ActivationMetric, x: Tensor, y: Tensor, groups: Sequence[Places]) -> Callable[[Places], float]:
+    """Return the metric as a function of the chosen samples, from per-sample moments where these are smaller."""
+    if metric.statistic == "moments" and len(x) > len(groups) * (x.shape[1] + y.shape[1]):
+        moments = SampleMoments(SampleRows(x, groups), SampleRows(y, groups))
+        return lambda chosen: metric.from_moments(moments.of(chosen))  # type: ignore[attr-defined]
+
+    def from_rows(chosen: Places) -> float:
+        rows = torch.from_numpy(np.sort(np.concatenate([groups[i] for i in chosen]))).to(x.device)
+        return metric.function(x[rows], y[rows], **metric.options).item()
+
+    return from_rows

@@ -6,5 +6,4 @@ from .configuration import StitchConfig as StitchConfig
 from .description import Description as Description
 from .head import Head as Head, HeadConfig as HeadConfig
 from .language import StitchedModelForCausalLM as StitchedModelForCausalLM
-from .modeling import StitchedModel as StitchedModel
-from .stitcher import Stitcher as Stitcher
+from .modeling import StitchedModel as StitchedModel, Stitcher as Stitcher

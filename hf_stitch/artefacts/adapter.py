@@ -21,9 +21,9 @@ from hf_stitch.adapters.prefixes import PrefixFront
 from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.adapters.rewriting import settings_of
 from hf_stitch.artefacts.configuration import StitchConfig
-from hf_stitch.artefacts.halves import layer_name
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.artefacts.record import SIDES
+from hf_stitch.artefacts.network import class_of
+from hf_stitch.artefacts.record import SIDES, layer_name
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
 
@@ -164,7 +164,7 @@ class StitchedLibrary(Transformers):
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
         """Construct the model that a :meth:`blueprint` describes."""
         config: StitchConfig = StitchConfig.from_dict(dict(blueprint["config"]))
-        return config.model_class(config)
+        return class_of(config)(config)
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
         """Load the processor of the source."""

@@ -8,15 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from huggingface_hub import CommitInfo
 
 from hf_stitch import hub
-from hf_stitch.artefacts import manifest
 from hf_stitch.artefacts.card import PICTURES, REPORT, card, united
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, SOURCE_TOKENIZER, STITCHES
+from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, SOURCE_TOKENIZER, STITCHES, sign, stale, write_record
 from hf_stitch.artefacts.record import SIDES
 from hf_stitch.provenance import Method, requirements
 from hf_stitch.relative import AnchorSet
@@ -62,7 +61,7 @@ class Artefact:
         self._check_savable()
         here = folder / hub.CARD
         present = here.read_bytes().decode("utf-8-sig") if here.is_file() else None
-        with replacing(folder, lambda folder: manifest.stale(folder, self.record_file), sync=sync) as fresh:
+        with replacing(folder, lambda folder: stale(folder, self.record_file), sync=sync) as fresh:
             self._write_signed(fresh, **options)
             written = card(self.describe(), present=present, sample=self._sample_code())
             (fresh / hub.CARD).write_bytes(written.encode())
@@ -75,7 +74,7 @@ class Artefact:
             self.anchors.save_pretrained(folder)
         record = {**record, "requires": requirements([*self.describe().methods, *self._networks()])}
         files = [path.name for path in folder.iterdir() if path.is_file()]
-        manifest.write(folder / self.record_file, manifest.sign(record, folder, files))
+        write_record(folder / self.record_file, sign(record, folder, files))
 
     def _illustrate(self, folder: Path) -> tuple[str, ...]:
         """Write pictures and page of the evaluation, without samples, and return the names of the files."""
@@ -91,7 +90,6 @@ class Artefact:
         return *drawn, REPORT
 
     def _licences(self) -> dict[str, str | None]:
-        """Return the licences of both networks: the recorded ones, or else those that the Hub tells."""
         ends = {side: getattr(self.describe(), side) for side in SIDES}
         return {
             side: end.license or (hub.license_of(name, end.revision, ask=True) if (name := end.public.id) else None)
@@ -119,7 +117,6 @@ class Artefact:
             The commit. ``oid`` is the hash to pin, ``commit_url`` the address of the commit.
 
         Raises:
-            ValueError: If the artefact cannot be saved because a half consists of user code.
             OSError: If the Hub rejects the upload. Nothing is changed on the Hub then; the message contains the reason
                 and a remedy.
         """
@@ -148,15 +145,3 @@ class Artefact:
                 ),
                 **{"commit_message": self.commit_message, **upload},
             )
-
-
-def folder_of(
-    place: str | Path, files: list[str], *, subfolder: str = "", **download: Unpack[hub.DownloadOptions]
-) -> Path:
-    """Return the folder of an artefact, downloaded if it is not local."""
-    folder = Path(place)
-    if not folder.is_dir():
-        return hub.download(str(place), files=files, subfolder=subfolder, **download)
-    if not (folder / subfolder).is_dir():
-        raise FileNotFoundError(f"{folder} has no subfolder {subfolder!r}")
-    return folder / subfolder

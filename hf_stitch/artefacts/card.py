@@ -12,8 +12,7 @@ from typing import Any
 from huggingface_hub import CardData, ModelCard, ModelCardData, RepoCard
 
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.parents import CHANGED
-from hf_stitch.artefacts.record import SIDES
+from hf_stitch.artefacts.record import CHANGED, SIDES
 from hf_stitch.data.overlap import held_out
 from hf_stitch.papers import CSISZARIK_2021, LENC_2015, Paper
 from hf_stitch.printing import visible, warn
@@ -233,7 +232,6 @@ def _papers(described: Description) -> list[Paper]:
 
 
 def _class(kind: str, name: str) -> Any:
-    """Return the registered class of this name, if it is installed."""
     try:
         return registries[kind].get(name) if name in registries[kind] else None
     except PluginError:
@@ -241,13 +239,11 @@ def _class(kind: str, name: str) -> Any:
 
 
 def _kind(body: Mapping[str, Any]) -> str:
-    """Describe a map in words."""
     known = _class("stitches", str(body.get("name")))
     return f"a map of the kind `{body.get('name')}`" if known is None else str(known.title).rstrip(",")
 
 
 def _headline(scores: Mapping[str, Any]) -> str:
-    """Return a sentence with the first figure and its baselines."""
     table = ordered(scores)
     if not table.get("stitched"):
         return ""

@@ -1,22 +1,34 @@
-"""Config of a stitched model, sufficient to build both halves and the stitching layer without weights."""
+"""Config of a stitched model: its halves are copied out of two networks, and built again from it without weights."""
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
+import torch
+from torch import nn
 from transformers import AutoImageProcessor, PreTrainedConfig
 
+from hf_stitch.adapters.attributes import attributes
+from hf_stitch.adapters.base import Adapter
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan
+from hf_stitch.adapters.cutting.halves import Back, Front
+from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
-from hf_stitch.artefacts.manifest import CHECKSUM, MANIFEST, PROCESSOR, TIED
-from hf_stitch.artefacts.record import AUTO_MAP, FORMAT, MODEL_TYPE, USAGE, ModelRecord, damaged, read_model
+from hf_stitch.adapters.prefixes import PrefixFront
+from hf_stitch.adapters.rewriting import network_of
+from hf_stitch.artefacts.files import CHECKSUM, MANIFEST, PROCESSOR, TIED
+from hf_stitch.artefacts.record import AUTO_MAP, FORMAT, MODEL_TYPE, NEWEST, USAGE, ModelRecord, damaged, read_model
 from hf_stitch.plugins import PluginError
 from hf_stitch.records import warn_of_unknown
+from hf_stitch.reference import weights_hash
+from hf_stitch.stitches import StitchingLayer
+from hf_stitch.tasks.base import logits_of
 from hf_stitch.tasks.heads import task_named
-
-if TYPE_CHECKING:
-    from hf_stitch.artefacts.modeling import StitchedModel
 
 KNOWN = {each.name for each in fields(ModelRecord) if each.name != "others"} | {
     "_commit_hash",
@@ -88,13 +100,6 @@ class StitchConfig(PreTrainedConfig):
     processor_settings: dict[str, Any] | None = None
     tied_weights: dict[str, str] | None = None
 
-    @property
-    def model_class(self) -> type[StitchedModel]:
-        """The class of the stitched model: that of its task."""
-        modality = (self.source or {}).get("interface", {}).get("modality", "")
-        kind: type[StitchedModel] = task_named(self.task).model_for(modality)
-        return kind
-
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build a config from the values of a file, which may be untrusted.
@@ -108,9 +113,6 @@ class StitchConfig(PreTrainedConfig):
 
         Returns:
             The config; with ``return_unused_kwargs=True``, a tuple of the config and the unused options.
-
-        Raises:
-            ValueError: If a value is missing, has a wrong type or is out of its range; the message names it.
         """
         place = kwargs.get("name_or_path")
         where = f"config.json of {place}" if place else "the config"
@@ -136,6 +138,90 @@ class StitchConfig(PreTrainedConfig):
         """Return JSON values, without what is found again at each save: checksums, what the files contain."""
         values = super().to_dict()
         return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM, PROCESSOR, TIED)}
+
+
+def record_of(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
+    """Return the record of one half: blueprint of the network, cut, plan, interface, reference and weights hash."""
+    try:
+        blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
+    except ValueError as error:  # user code: the model runs, and saving it raises this error
+        blueprint = {"blueprint": None, "why": str(error)}
+    cut, plan = adapter.cut(layer)
+    half.made = attributes(half)
+    return {
+        **blueprint,
+        "cut": cut.to_dict(),
+        "plan": plan.to_dict(),
+        "interface": half.interface.to_dict(),
+        "reference": adapter.pinned.public.to_dict(),
+        "half_hash": weights_hash(half),
+        **({"reading": half.record()} if isinstance(half, PrefixFront) else {}),
+    }
+
+
+def front_of(config: StitchConfig) -> Front:
+    """Build the front half of a config, without loading weights."""
+    half: Any = config.source
+    reading = half.get("reading")
+    if not reading:
+        return Front(*_parts(half))
+    takes = Interface.from_dict((config.target or {})["interface"])
+    own = nn.Embedding(*reading["own"]) if reading["own"] else None
+    return PrefixFront(*_parts(half), takes, reading["start"], own)
+
+
+def back_of(config: StitchConfig) -> Back:
+    """Build the back half of a config, without loading weights, with as many outputs as the config has labels."""
+    half = copy.deepcopy(config.target or {})
+    made = (half.get("blueprint") or {}).get("config", {})
+    if len(made.get("id2label", ())) not in (0, config.num_labels) and task_named(config.task).describes_outputs:
+        made |= {name: config.to_dict()[name] for name in ("id2label", "label2id")}
+    return Back(*_parts(half))
+
+
+def _parts(half: Mapping[str, Any]) -> tuple[nn.Module, Cut, CutPlan, Interface]:
+    plan, interface = CutPlan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
+    return network_of(half["blueprint"]), Cut.from_dict(half["cut"]), plan, interface
+
+
+class Halves:
+    """Halves of two networks with their records, each copied once."""
+
+    def __init__(self, source: Adapter, target: Adapter, task: str | None) -> None:
+        self.source, self.target, self._task = source, target, task
+        self._fronts: dict[str, tuple[Front, dict[str, Any]]] = {}
+        self._backs: dict[str, tuple[Back, dict[str, Any]]] = {}
+
+    def cut(
+        self, la: str, layer: StitchingLayer, lb: str, recipe: Mapping[str, Any] | None
+    ) -> tuple[StitchConfig, Front, Back]:
+        """Return the halves at two layers, and the config of the model of both with a stitching layer."""
+        source, target, task = self.source, self.target, self._task
+        if la not in self._fronts:
+            front = source.front(la)
+            self._fronts[la] = front, record_of(source, la, front)
+        if lb not in self._backs:
+            back = target.back(lb)
+            self._backs[lb] = back, record_of(target, lb, back)
+        (front, of_front), (back, of_back) = self._fronts[la], self._backs[lb]
+        config = StitchConfig(
+            task=task, source=copy.deepcopy(of_front), target=copy.deepcopy(of_back), stitch=layer.to_dict(),
+            recipe=dict(recipe or {}), format_version=NEWEST if isinstance(front, PrefixFront) else FORMAT,
+        )  # fmt: skip
+        known = getattr(target.model, "config", None)
+        labels = getattr(known, "id2label", None)
+        kind = task_named(task)
+        if labels and kind.describes_outputs:
+            config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
+        elif kind.describes_outputs:
+            config.num_labels = self._outputs
+        config.problem_type = kind.problem_type
+        return config, front, back
+
+    @cached_property
+    def _outputs(self) -> int:
+        with torch.no_grad():
+            return logits_of(self.target.forward(self.target.example)).shape[-1]
 
 
 # AutoImageProcessor then loads the processor saved with a stitched model without a warning.

@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_stitch.artefacts.files import CONFIG, STITCHER, kind_of
-from hf_stitch.artefacts.halves import chained, layer_name
-from hf_stitch.artefacts.record import SIDES, built_from, read_config, read_model, read_record, read_stitcher
+from hf_stitch.artefacts.record import (
+    SIDES,
+    built_from,
+    chained,
+    layer_name,
+    read_config,
+    read_model,
+    read_record,
+    read_stitcher,
+)
 from hf_stitch.provenance import Method
 from hf_stitch.reference import ModelReference
 from hf_stitch.registry import registries
@@ -97,13 +105,6 @@ class Description:
 
         Args:
             folder: Folder of a stitcher or a stitched model.
-
-        Returns:
-            The description.
-
-        Raises:
-            FileNotFoundError: If the folder contains neither.
-            ValueError: If the record is damaged.
         """
         whole = not is_stitcher(folder)
         path = folder / (CONFIG if whole else STITCHER)
@@ -120,9 +121,6 @@ class Description:
         Args:
             record: A record in the current format.
             whole: Whether the record belongs to a stitched model.
-
-        Returns:
-            The description.
         """
         layers = [_layer(record[side]) if whole else record[side]["layer"] for side in SIDES]
         ends = [ModelReference.from_dict(record[side]["reference"]) for side in SIDES]
@@ -135,7 +133,6 @@ class Description:
 
 
 def _layer(half: Mapping[str, Any]) -> str:
-    """Return the layer at which a half was cut."""
     inner, layer = chained(half), str(half["cut"]["layer"])
     return layer if inner is None else layer_name(layer, inner)
 

@@ -1,28 +1,27 @@
-"""Writing the files of an artefact, and reading them strictly.
+"""The files of an artefact: their names, and whether they are unchanged since they were saved.
 
-Files may be untrusted. Sizes in a config are not used before they match the headers of the weights, nothing is
-unpickled, and names of files to open are never taken from a file.
+The record contains a digest of each file and a checksum of itself. Files may be untrusted: names of files to open are
+never taken from a file. Trainers write the processor again, after the model, with the padding of their last batch. Its
+files may therefore differ if what decides its outputs (the settings in the record) does not.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
-from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
-
-from hf_stitch.offloading import State
-from hf_stitch.printing import visible, warn
+from hf_stitch import hub
+from hf_stitch.artefacts.record import read_record
+from hf_stitch.printing import see, visible, warn
 from hf_stitch.records import AGAIN
+from hf_stitch.relative import AnchorSet
+from hf_stitch.storage.files import digest
 
 STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
 CONFIG = "config.json"
@@ -58,6 +57,9 @@ STITCHES = "stitch*.safetensors"
 STITCHER_FILES = [STITCHER, STITCHES, CONFIG, *ANCHORS]
 """Name patterns of the files of a stitcher; a config identifies a folder that contains a whole model instead."""
 
+MANIFEST, CHECKSUM, PROCESSOR, TIED = "manifest", "checksum", "processor_settings", "tied_weights"
+ALLOW = "pass allow_modified=True to from_pretrained if you changed it on purpose" + see("damaged-file")
+
 
 def kind_of(folder: Path) -> str:
     """Return the name of the record in a folder: that of a stitcher, or the config of a whole model."""
@@ -71,62 +73,23 @@ def kind_of(folder: Path) -> str:
     )
 
 
+def folder_of(
+    place: str | Path, files: list[str], *, subfolder: str = "", **download: Unpack[hub.DownloadOptions]
+) -> Path:
+    """Return the folder of an artefact, downloaded if it is not local."""
+    folder = Path(place)
+    if not folder.is_dir():
+        return hub.download(str(place), files=files, subfolder=subfolder, **download)
+    if not (folder / subfolder).is_dir():
+        raise FileNotFoundError(f"{folder} has no subfolder {subfolder!r}")
+    return folder / subfolder
+
+
 def record_in(folder: Path, name: str) -> Path:
     """Return the path of the record in a folder, if it is of this kind."""
     if not (folder / name).is_file():
         raise FileNotFoundError(f"{folder} has no {name}: it contains {BOTH[kind_of(folder)]}")
     return folder / name
-
-
-def ties(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the names of weights that are another one, with the same memory, and the first name of that one."""
-    first: dict[Any, str] = {}
-    found = {}
-    for name, tensor in (weights.entries if isinstance(weights, State) else weights).items():
-        if isinstance(tensor, Tensor) and not tensor.is_meta and tensor.numel():
-            memory = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-            if first.setdefault(memory, name) != name:
-                found[name] = first[memory]
-    return found
-
-
-def share(model: nn.Module, tied: Mapping[str, str]) -> None:
-    """Let weights of a model be others of it, by their names, as :func:`ties` returns them."""
-    for name, kept in tied.items():
-        (place, _, key), (other, _, its) = name.rpartition("."), kept.rpartition(".")
-        setattr(model.get_submodule(place), key, getattr(model.get_submodule(other), its))
-
-
-def save_weights(
-    weights: Mapping[str, Tensor], folder: Path, max_shard_size: str | int, tied: Mapping[str, str]
-) -> None:
-    """Write weights as safetensors, split into several files if they are large; one file is in memory at a time."""
-    written = {name: tensor for name, tensor in described(weights).items() if name not in tied}
-    plan = split_torch_state_dict_into_shards(written, max_shard_size=max_shard_size)
-    for file, names in plan.filename_to_tensors.items():
-        tensors = _untied({name: weights[name].detach().cpu().contiguous() for name in names})
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-    if plan.is_sharded:
-        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def described(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights without values, on the meta device."""
-    if isinstance(weights, State):
-        return weights.described
-    return {name: tensor.to("meta") for name, tensor in weights.items()}
-
-
-def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy weights that share memory, because a file cannot hold them."""
-    seen: set[int] = set()
-    for name, tensor in weights.items():
-        key = tensor.untyped_storage().data_ptr()
-        if tensor.numel() and key in seen:
-            weights[name] = tensor.clone()
-        seen.add(key)
-    return weights
 
 
 def save_beside(saves: Iterable[Any], folder: Path) -> None:
@@ -161,72 +124,64 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
         yield Path(view)
 
 
-def load_strictly(model: nn.Module, files: list[Path], tied: Mapping[str, str] | None = None) -> None:
-    """Load safetensors into a model without weights. Names and shapes must match exactly; dtypes are as saved.
-
-    Headers are compared before any weight is read.
-    """
-    state: dict[str, Tensor] = {}
-    for file, names in check_headers(model, files, tied or {}).items():
-        state |= read_weights(file, names, tied or {})
-    model.load_state_dict(state, strict=True, assign=True)
-    share(model, tied or {})
+def sign(record: Mapping[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Add the digests of files, and a checksum of the record itself, to a record."""
+    signed = {**record, MANIFEST: {name: digest(folder / name) for name in sorted(names)}}
+    return {**signed, CHECKSUM: checksum(signed)}
 
 
-def check_headers(model: nn.Module, files: list[Path], tied: Mapping[str, str]) -> dict[Path, list[str]]:
-    """Compare the headers of safetensors with a model; no weight is read."""
-    expected = model.state_dict()
-    place: dict[str, Path] = {}
-    others: dict[str, list[str]] = defaultdict(list)
-    for name, kept in tied.items():
-        others[kept].append(name)
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as weights:
-                for kept in weights.keys():  # noqa: SIM118 - not a mapping
-                    for name in (kept, *others[kept]):
-                        if name in place:
-                            raise ValueError(f"{file} and {place[name].name} both contain {name!r}; {AGAIN}")
-                        place[name] = file
-                        _check_header(file, name, expected.get(name), weights.get_slice(kept))
-        except ValueError:
-            raise
-        except Exception as error:
-            raise _unreadable(file, error) from error
-    missing = sorted(expected.keys() - place.keys())
-    if missing:
-        raise ValueError(
-            f"{files[0].parent} lacks {len(missing)} weights of the model in its config: {', '.join(missing[:5])}"
-        )
-    if lost := sorted(others.keys() - place.keys()):
-        raise ValueError(
-            f"{files[0].parent} has no weight {lost[0]!r}, which tied_weights in its config names; {AGAIN}"
-        )
-    return {file: [name for name in place if place[name] == file] for file in files}
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record as JSON."""
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def read_weights(file: Path, names: Iterable[str], tied: Mapping[str, str]) -> dict[str, Tensor]:
-    """Read weights of a file into memory."""
+def stale(folder: Path, record_file: str) -> set[str]:
+    """Return the names of the files that a new artefact in a folder replaces: those of the present one."""
     try:
-        with safe_open(file, framework="pt") as weights:
-            # Copied: the alignment of memory-mapped weights varies, and the rounding of convolutions with it.
-            wanted = {name: tied.get(name, name) for name in names}
-            read = {kept: weights.get_tensor(kept).clone() for kept in set(wanted.values())}
-            return {name: read[kept] for name, kept in wanted.items()}
-    except Exception as error:
-        raise _unreadable(file, error) from error
+        names = {record_file, *read_record(folder / record_file)[MANIFEST]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    return {name for name in names if Path(str(name)).name == name}
 
 
-def _check_header(file: Path, name: str, expected: Tensor | None, header: Any) -> None:
-    shape, dtype = tuple(header.get_shape()), header.get_dtype()
-    if expected is None or tuple(expected.shape) != shape:
-        want = "no such weight" if expected is None else f"shape {tuple(expected.shape)}"
-        raise ValueError(f"{file} and its config disagree about {name!r}: expected {want}, found shape {shape}")
-    if expected.is_floating_point() != dtype.startswith(("F", "BF")):
-        raise ValueError(
-            f"{file} and its config disagree about {name!r}: expected {expected.dtype}, found {dtype}; {AGAIN}"
-        )
+class SavedFiles:
+    """The files of an artefact in a folder, which must be unchanged since they were saved, unless that is allowed."""
+
+    def __init__(self, path: Path, record: Mapping[str, Any], allow_modified: bool) -> None:
+        """Check that the record itself is unchanged."""
+        self.path, self.folder, self.record, self._allowed = path, path.parent, record, allow_modified
+        if allow_modified:
+            return
+        if missing := [key for key in (MANIFEST, CHECKSUM) if key not in record]:
+            raise ValueError(f"{path} has no {missing[0]!r}: it was changed since it was saved; {AGAIN}, or {ALLOW}")
+        if checksum(record) != record[CHECKSUM]:
+            raise ValueError(f"{path} was changed since it was saved, or is damaged; {AGAIN}, or {ALLOW}")
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the files to read: those of the record, or all in the folder."""
+        return {file.name for file in self.folder.iterdir()} if self._allowed else set(self.record[MANIFEST])
+
+    def anchors(self) -> AnchorSet | None:
+        """Read the anchors, if there are any."""
+        return AnchorSet.from_pretrained(self.folder) if ANCHORS[0] in self.names else None
+
+    def verify(self, written_again: Container[str] = ()) -> None:
+        """Check that the files are unchanged."""
+        # Names in a record are opened only if listed here.
+        there = {each.name for each in self.folder.iterdir() if each.is_file()}
+        expected_of = {} if self._allowed else self.record[MANIFEST]
+        for name, expected in expected_of.items():
+            if name not in there:
+                raise FileNotFoundError(f"{self.folder} has no {name}, which was saved with it; {AGAIN}")
+            if name not in written_again and digest(self.folder / name) != expected:
+                raise ValueError(
+                    f"{self.folder / name} was changed since {self.path.name} was saved, or is damaged; {AGAIN}, or "
+                    f"{ALLOW}"
+                )
 
 
-def _unreadable(file: Path, error: Exception) -> ValueError:
-    return ValueError(f"{file} cannot be read ({error}); the file is damaged or incomplete: {AGAIN}")
+def checksum(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a record without its checksum, as ``sha256:…``."""
+    rest = {key: value for key, value in record.items() if key != CHECKSUM}
+    return f"sha256:{hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}"

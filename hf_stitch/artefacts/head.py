@@ -35,9 +35,6 @@ class HeadConfig(PreTrainedConfig):
         anchors_fingerprint: That of the anchors (``AnchorSet.fingerprint``) to which inputs are similarities; ``None``
             if unknown, or if the inputs are no similarities.
 
-    Raises:
-        ValueError: If a width is below 1, or kind or activation is unknown.
-
     Example:
         >>> HeadConfig(in_features=300, num_labels=6).num_hidden_layers
         2

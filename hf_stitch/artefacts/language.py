@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from hf_stitch.adapters.cutting.forwards import evaluating
@@ -19,7 +19,6 @@ from hf_stitch.adapters.cutting.halves import HalfError, Observed
 from hf_stitch.adapters.cutting.interface import MASK, positions_of
 from hf_stitch.adapters.libraries.configs import positions_from_padding
 from hf_stitch.adapters.prefixes import PrefixFront
-from hf_stitch.artefacts.backbone import Backbone
 from hf_stitch.artefacts.cache import (
     NAME,
     NAMES,
@@ -43,8 +42,8 @@ from hf_stitch.artefacts.cache import (
     under_any_name,
 )
 from hf_stitch.artefacts.configuration import StitchConfig
-from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, seen_in
-from hf_stitch.artefacts.modeling import READ_IN_TEXTS, StitchedModel
+from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.artefacts.network import READ_IN_TEXTS, flags, seen_in
 from hf_stitch.printing import warn
 from hf_stitch.stitches import SequenceStitch
 from hf_stitch.tasks.base import logits_of
@@ -116,9 +115,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """Number the layers of both halves that have a past for one cache, those of the source first.
 
         A model of which a half is cut has fewer layers, and numbers them again.
-
-        Returns:
-            The numbers from 0.
 
         Raises:
             UncachedError: If one of the halves is not a decoder with a cache.
@@ -203,10 +199,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         Returns:
             ``logits`` (batch, tokens, vocabulary), with labels the mean cross-entropy as ``loss``, and the cache if
             there is one, by the name of the argument.
-
-        Raises:
-            ValueError: If a cache is requested and one of the networks is not a decoder, the cache belongs to another
-                model, or what a source with another tokenizer reads is missing.
         """
         self.stitch.check_causal()
         # Not a parameter: with two names of labels, the Trainer would compute no loss of a batch that has only one.
@@ -227,7 +219,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             "output_attentions": output_attentions,
         }
         named = {name: value for name, value in (named | inputs).items() if value is not None}
-        asked = asked_of(self, named)
+        asked = self._asked(named)
         more: dict[str, Any] = flags(self.target, asked)
         seen = Observed(flags(self.source, asked)) if asked else None
         cache = self._joint_cache(cache, getattr(self.config, "use_cache", None) if use_cache is None else use_cache)
@@ -249,7 +241,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 error.add_note(f"Or the cache that was given as {NAME} belongs to another model.")
             raise
         if seen is not None:
-            for name, values in joined(self, asked, seen, entering, output).items():
+            for name, values in self._joined(asked, seen, entering, output).items():
                 output[name] = values
         output.loss = _loss(output.logits, labels, ahead, num_items_in_batch)
         if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
@@ -373,13 +365,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             generation_config: Settings. Default: :attr:`generation_config`.
             *args: As for the method of transformers.
             **kwargs: As for the method of transformers.
-
-        Returns:
-            The tokens, or what else transformers returns.
-
-        Raises:
-            ValueError: If a cache is requested of a model without one, an option is not supported for networks with
-                different tokenizers, or the target appends tokens to the text when it generates (XLM, XLNet).
         """
         if self.source.takes.given:
             raise ValueError(
@@ -420,9 +405,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             input_ids: (batch, tokens) int64, all tokens so far.
             next_sequence_length: Number of last tokens that are not in the cache; ``None`` for all.
             **kwargs: As for the method of transformers, which looks for this name.
-
-        Returns:
-            The arguments of :meth:`forward`.
         """
         prepare: Any = super().prepare_inputs_for_generation
         inputs: dict[str, Any] = prepare(input_ids, next_sequence_length=next_sequence_length, **kwargs)
@@ -442,9 +424,6 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         Args:
             attention_mask: (batch, tokens), 1 for real tokens and 0 for padding.
             **_: Other arguments that transformers passes; ignored.
-
-        Returns:
-            The mask.
         """
         return attention_mask
 
@@ -465,3 +444,35 @@ def _loss(
     ahead = ahead.flatten().to(logits.device)
     loss = functional.cross_entropy(logits, ahead, ignore_index=-100, reduction="mean" if items is None else "sum")
     return loss if items is None else loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
+
+
+class Backbone:
+    """What ``base_model`` is of any language model: returns hidden states, of which its last layer makes the logits.
+
+    TRL computes its losses from both. A model that scales or caps its logits afterwards is refused, because its logits
+    would be others.
+    """
+
+    _tp_plan = _pp_plan = None
+
+    def __init__(self, model: StitchedModelForCausalLM) -> None:
+        self._of = model
+
+    def __call__(self, *args: Any, **inputs: Any) -> BaseModelOutput:
+        """Run the model and return what enters its last layer."""
+        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        head: Any = self._of.get_output_embeddings()
+        hook = head.register_forward_hook(lambda _, given, logits: kept.append((given[0], logits)))
+        try:
+            output = type(self._of).forward(
+                self._of, *args, **inputs | {"return_dict": True}
+            )  # TRL replaces that of the object
+        finally:
+            hook.remove()
+        states, logits = kept[-1]
+        if not torch.allclose(logits.to(output.logits), output.logits, rtol=0, atol=0, equal_nan=True):
+            raise ValueError(
+                f"the target, {type(self._of.target.model).__name__}, changes the outputs of its last layer (it scales "
+                "or caps them), so that they are not the logits: train it with the Trainer of transformers"
+            )
+        return BaseModelOutput(last_hidden_state=states, **seen_in(output))

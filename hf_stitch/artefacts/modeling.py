@@ -1,62 +1,69 @@
-"""Stitched models: front half, stitching layer and back half as one model of transformers."""
+"""The two artefacts: a stitched model, and the stitcher that only names its networks. Each makes the other."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import can_return_tuple
 
 from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
-from hf_stitch.adapters.cutting.halves import Back, Front, Observed
-from hf_stitch.adapters.cutting.interface import MASK, POSITIONS, Interface, positions_of
-from hf_stitch.adapters.examples import arguments_of, passes_on
-from hf_stitch.adapters.libraries.configs import GENERATES, unscored_head
-from hf_stitch.adapters.libraries.transformers import EXTRA_OUTPUTS
-from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixFront
-from hf_stitch.adapters.preprocess import preprocess
+from hf_stitch.adapters.loading import NetworkLike
+from hf_stitch.adapters.prefixes import PrefixAdapter, PrefixFront
+from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.artefacts.artefact import Artefact
 from hf_stitch.artefacts.card import summary
-from hf_stitch.artefacts.casting import dtype_of
-from hf_stitch.artefacts.configuration import StitchConfig
+from hf_stitch.artefacts.configuration import Halves, StitchConfig
 from hf_stitch.artefacts.description import Description
-from hf_stitch.artefacts.files import CONFIG
-from hf_stitch.artefacts.halves import back_of, front_of
-from hf_stitch.artefacts.hidden_states import asked_of, flags, joined, number_of_layers, seen_in
-from hf_stitch.artefacts.loading import load_pretrained
-from hf_stitch.artefacts.parents import CHANGED, SCORED, Changeable, load_parent, warn_if_only_weights_are_pinned
-from hf_stitch.artefacts.placing import whole_blocks
-from hf_stitch.artefacts.record import SIDES
-from hf_stitch.artefacts.saving import check_rebuilt, networks_of, stitcher_of, write
-from hf_stitch.artefacts.stitcher import Stitcher
+from hf_stitch.artefacts.files import CONFIG, STITCH, STITCHER, STITCHER_FILES, SavedFiles, folder_of, record_in
+from hf_stitch.artefacts.network import StitchedNetwork, class_of
+from hf_stitch.artefacts.parents import Changeable, load_parent, warn_if_only_weights_are_pinned
+from hf_stitch.artefacts.record import (
+    CHANGED,
+    FORMAT,
+    MODEL_TYPE,
+    NEWEST,
+    SCORED,
+    SIDES,
+    built_from,
+    check_format,
+    damaged,
+    read_record,
+    read_stitcher,
+)
+from hf_stitch.artefacts.saving import (
+    cast,
+    changes_by_hand,
+    check_rebuilt,
+    dtype_of,
+    load_pretrained,
+    networks_of,
+    write,
+)
+from hf_stitch.artefacts.weights import load_strictly
+from hf_stitch.hub import DownloadOptions
 from hf_stitch.options import checked
-from hf_stitch.provenance import Method
+from hf_stitch.printing import visible, warn
+from hf_stitch.provenance import Method, check_requirements
 from hf_stitch.reference import ModelReference, weights_hash
-from hf_stitch.registry import registries
+from hf_stitch.registry import PluginError
 from hf_stitch.relative import AnchorSet
-from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
-from hf_stitch.tasks.base import logits_of
-from hf_stitch.tasks.heads import task_named, task_of_problem
+from hf_stitch.storage.files import load_whole
+from hf_stitch.tasks.heads import task_of_head
 
 LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
-CHUNKS = "chunk_size_feed_forward"
-READ_IN_TEXTS = ("vocab_size", "bos_token_id", "eos_token_id")
-"""Keys of a config that are those of the network that reads texts, or of the one that writes them."""
-UNUSED_KEYS = ("is_encoder_decoder", "output_router_logits")
-"""Keys of the config of any model that have no effect here."""
+
+Given = NetworkLike | tuple[Any, ...] | None
+"""A network for :meth:`Stitcher.attach`; a tuple of two if it is stitched itself."""
 
 
-class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to_hub is ours
+class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to_hub is ours
     """A source network up to a cut, a stitching layer, and a target network after a cut.
 
     The model is T ∘ stitch ∘ R, as in Csiszárik et al. 2021, section 3. It takes the inputs of the source and returns
@@ -87,9 +94,6 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             which a warning states the reason. ``config.scores`` contains them after saving, unless the model was
             trained or cast since (:meth:`keep_scores`).
 
-    Raises:
-        ValueError: If the config describes no stitched model.
-
     Example:
         >>> import torch, hf_stitch
         >>> a, b = (hf_stitch.load(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)),
@@ -99,420 +103,19 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         torch.Size([3, 2])
     """
 
-    config_class = StitchConfig
-    base_model_prefix = "stitched"
-    main_input_name = "input_ids"
-    auto_class: ClassVar[str] = "AutoModel"
-    output_class: ClassVar[type[Any] | None] = None  # with loss and logits; without one, the output of the target
     record_file = CONFIG
     commit_message = "Upload stitched model"
-    # The loss is a mean over the batch, and forward takes no num_items_in_batch.
-    accepts_loss_kwargs = False
-    supports_gradient_checkpointing = True  # of an instance: whether both halves do
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
 
-    def __init__(
-        self, config: StitchConfig, source: Front | None = None, stitch: StitchingLayer | None = None,
-        target: Back | None = None, processor: Any = None,
-    ) -> None:  # fmt: skip
-        """Use the given parts, or build them from the config without loading weights."""
-        if not (config.source and config.target and config.stitch):
-            raise ValueError("this config describes no stitched model: stitch two networks with hf_stitch.stitch")
-        # PreTrainedModel sets one of its own, and given halves have theirs.
-        attention = config._attn_implementation_internal if source is None else None
-        super().__init__(config)
-        self.source = source if source is not None else front_of(config)
-        self.stitch = stitch if stitch is not None else StitchingLayer.from_dict(config.stitch)
-        self.target = target if target is not None else back_of(config)
-        self.processor = processor
+    def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
+        """Build the network, which knows neither its parents nor its scores yet."""
+        super().__init__(config, *parts, **named)
         self.model_tags = ["hf_stitch", "custom_code"]  # of a card that the Trainer writes
         self.parents: tuple[Adapter, Adapter] | None = None
-        self.anchors: AnchorSet | None = None
         self.evaluation: Any = None
-        self.main_input_name = {"text": "input_ids", "image": "pixel_values"}.get(
-            self.source.takes.modality, self.source.takes.content[0]
-        )
-        self.supports_gradient_checkpointing = all(
-            getattr(half.model, "supports_gradient_checkpointing", False) and not _is_checkpointed_across(half)
-            for half in (self.source, self.target)
-        )
-        self._describe_in_config()
-        self._apply_config(attention)
-        # Set here because post_init of transformers, which collects them, would also initialise the weights again.
-        self.all_tied_weights_keys: dict[str, str] = {}
-        self._no_split_modules = set(whole_blocks(self))
-        self._keep_in_fp32_modules = set()
-        self._keep_in_fp32_modules_strict = set()
-        self._without_values = torch.get_default_device().type == "meta"
-        for module in self.modules():
-            module._is_hf_initialized = not self._without_values  # type: ignore[assignment]
-        self._backward_compatibility_gradient_checkpointing()  # config.gradient_checkpointing
-        self.eval()
-
-    def _describe_in_config(self) -> None:
-        """Set in the config what libraries read there of any text or image encoder."""
-        config, interface, network = self.config, self.interface, getattr(self.target.model, "config", None)
-        if isinstance(network, PreTrainedConfig):  # your own network may keep anything under this name
-            known = network.get_text_config()
-            config.hidden_size = getattr(known, "hidden_size", None)
-            heads = getattr(known, "num_attention_heads", None)  # a list where stages differ
-            config.num_attention_heads = heads if isinstance(heads, int) else None
-        config.num_hidden_layers = number_of_layers(self.source, self.target)
-        if interface.modality == "text":
-            config.max_position_embeddings, config.pad_token_id = interface.max_tokens, interface.pad_id
-            first = getattr(self.source.model, "config", None)
-            text = first.get_text_config() if isinstance(first, PreTrainedConfig) else None
-            for name in READ_IN_TEXTS:
-                setattr(config, name, getattr(text, name, None))
-
-    def _apply_config(self, attention: str | None) -> None:
-        """Pass on to both networks what a config may ask of any model, and tell in the config which attention runs."""
-        networks = [half.model for half in (self.source, self.target) if isinstance(half.model, PreTrainedModel)]
-        networks = [network for network in networks if network._supports_sdpa or network._supports_flash_attn]
-        for network in networks:  # others have no attention, or no other one
-            if attention is not None:
-                network.set_attn_implementation(attention)
-        if len(running := {network.config._attn_implementation for network in networks}) == 1:
-            self.config._attn_implementation_internal = running.pop()
-        self._chunks = size = getattr(self.config, CHUNKS, 0) or 0
-        if size:
-            for module in self.modules():
-                if CHUNKS in vars(module):
-                    setattr(module, CHUNKS, size)
-
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        """Each network checks for itself."""
-        return True
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Give first values to a model that was built on the meta device, and to no other."""
-        if self._without_values and module is self.stitch:
-            self.stitch.load_state_dict(StitchingLayer.from_dict(self.stitch.to_dict()).state_dict())
-        elif self._without_values:
-            super()._init_weights(module)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the parents."""
         return {**self.__dict__, "parents": None}
-
-    @property
-    def interface(self) -> Interface:
-        """How the model takes its input: as its source does, in texts that both halves can take, without positions."""
-        own, target = self.source.takes, self.target.interface
-        limits, sides = [own.max_tokens], own.sides
-        if self.stitch.pooling == "none":  # every token enters the target
-            limits.append(target.max_tokens)
-            sides = tuple(side for side in sides if side in target.sides) or sides or target.sides
-        most = min((limit for limit in limits if limit is not None), default=None)
-        options = {"use_cache": False} if self.can_generate() else {}
-        arguments = tuple(name for name in own.arguments if name != POSITIONS)  # each half counts its own
-        return dataclasses.replace(own, max_tokens=most, options=options, sides=sides, arguments=arguments)
-
-    # -- running ----------------------------------------------------------------------------------------------------
-    def transfer(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
-        """Run the front half and the stitching layer.
-
-        Args:
-            seen: What else of the source is wanted, to be kept there; default: nothing.
-            **inputs: Inputs of the source, as for :meth:`forward`.
-
-        Returns:
-            The activations that enter the back half.
-        """
-        observed = () if seen is None else (seen,)
-        return self.stitch(self.source(*observed, **self.source_inputs(inputs)))
-
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None, pixel_values: Tensor | None = None, labels: Tensor | None = None,
-        inputs_embeds: Tensor | None = None, output_hidden_states: bool | int | Sequence[int] | None = None,
-        output_attentions: bool | None = None, **inputs: Any,
-    ) -> Any:  # fmt: skip
-        """Run the model on inputs of the source.
-
-        Args:
-            input_ids: For text sources: token ids (batch, tokens) int64.
-            attention_mask: For text sources: (batch, tokens), 1 for real tokens and 0 for padding.
-            token_type_ids: For text sources that take them: (batch, tokens) int64.
-            pixel_values: For image sources: (batch, channels, height, width), whatever the name of this argument in the
-                source. For sources that take a tensor: this tensor.
-            labels: For models with a head: classes (batch,) int64; probabilities (batch, classes); 0 or 1 (batch,
-                classes) for multi-label targets (``config.problem_type``); or token ids (batch, tokens), -100 for
-                ignored tokens. Default: no loss.
-            inputs_embeds: For text sources that take them, in place of token ids: (batch, tokens, width).
-            output_hidden_states: Whether to return those of the source up to its cut, the mapped ones, and those of the
-                target after its cut; or the numbers of those to return, the others are ``None``. Default: as in the
-                config.
-            output_attentions: Whether to return those of the layers that run. Default: as in the config.
-            **inputs: Inputs of the source by their own names; ``return_dict=False`` to return a tuple. What nothing
-                uses is refused, unless it is ``None``.
-
-        Returns:
-            The output of the target; for models with a head, an output class of transformers with ``logits`` and, if
-            labels are given, ``loss``.
-
-        Raises:
-            ValueError: If an input of the source is missing, nothing uses an argument or a key of the config, or labels
-                are given to a model without a head.
-        """
-        named = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "pixel_values": pixel_values,
-            "inputs_embeds": inputs_embeds,
-            "output_hidden_states": output_hidden_states,
-            "output_attentions": output_attentions,
-        }
-        return self._run({name: value for name, value in named.items() if value is not None} | inputs, labels)
-
-    def _run(self, inputs: dict[str, Any], labels: Tensor | None = None) -> Any:
-        """Run both halves, with their hidden states and attentions if they are asked for."""
-        if not (asked := asked_of(self, inputs)):
-            return self.head(self.transfer(**inputs), labels)
-        seen = Observed(flags(self.source, asked))
-        entering = self.transfer(seen, **inputs)
-        output = self.head(entering, labels, **flags(self.target, asked))
-        for name, values in joined(self, asked, seen, entering, output).items():
-            output[name] = values
-        return output
-
-    def head(self, representation: Representation, labels: Tensor | None = None, **options: Any) -> Any:
-        """Run the back half on activations, as returned by :meth:`transfer`.
-
-        Args:
-            representation: The activations that enter the back half.
-            labels: Labels, as for :meth:`forward`.
-            **options: Further arguments of the target's forward method, for example a cache.
-
-        Returns:
-            The output, as of :meth:`forward`.
-        """
-        for weight in self.target.parameters():  # torch 2.7 cannot export next() with a default
-            if weight.is_floating_point():
-                representation = representation.replace(values=representation.values.to(weight.dtype))
-                break
-        return self._with_head(self.target(representation, **options), labels)
-
-    def _with_head(self, output: Any, labels: Tensor | None) -> Any:
-        if self.output_class is not None:
-            logits = logits_of(output)
-            loss = None if labels is None else task_named(self.task).loss(logits, labels)
-            return self.output_class(loss=loss, logits=logits, **seen_in(output))
-        if labels is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no head and takes no labels; stitch with a task, or leave the labels out"
-            )
-        return output
-
-    @property
-    def task(self) -> str | None:
-        """The task by which the model is scored, which ``config.problem_type`` may change; ``None`` without a head."""
-        return task_of_problem(self.config.task, self.config.problem_type)
-
-    @property
-    def unscored(self) -> str:
-        """What the head predicts, in words, if the model cannot be scored (:mod:`hf_stitch.tasks`); empty otherwise."""
-        blueprint = (self.config.target or {}).get("blueprint") or {}
-        found = unscored_head(str(blueprint.get("class")), None)
-        return "" if task_named(self.task).causal and found in GENERATES else found
-
-    def source_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Rename inputs to the argument names of the source.
-
-        Args:
-            inputs: Inputs, as for :meth:`forward`.
-
-        Returns:
-            The inputs by their names in the source.
-
-        Raises:
-            ValueError: If an input of the source is missing, nothing uses one, or hidden states or attentions are
-                requested.
-        """
-        renamed = dict(inputs)
-        if not self.can_generate() and renamed.get("use_cache") is False:  # there is none
-            del renamed["use_cache"]
-        asked = [f"config.{name}" for name in UNUSED_KEYS if getattr(self.config, name, None)]
-        if (getattr(self.config, CHUNKS, 0) or 0) != self._chunks:  # set after the model was built
-            asked.append(f"config.{CHUNKS}")
-        asked += [name for name in EXTRA_OUTPUTS if renamed.pop(name, None) not in (None, False)]
-        if asked:
-            raise ValueError(
-                f"a stitched model returns only the output of the target and takes no {asked[0]}=True; "
-                "representations at any layer of a network are returned by hf_stitch.load(network).encode"
-            )
-        content = self.source.takes.content[0]
-        if content not in renamed and len(given := [n for n in ("input_ids", "pixel_values") if n in renamed]) == 1:
-            renamed[content] = renamed.pop(given[0])
-        embedded = "inputs_embeds" in renamed and self.source.takes is self.source.interface
-        missing = [name for name in self.source.takes.content if name not in renamed and not embedded]
-        if missing:
-            raise ValueError(f"the source takes {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")
-        mask, takes = renamed.get(MASK), self.source.takes
-        if POSITIONS in takes.arguments and takes is self.source.interface and mask is not None and mask.dim() == 2:
-            renamed.setdefault(POSITIONS, positions_of(mask))
-        return self._used(renamed)
-
-    def _used(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return inputs without those that are ``None``, if the source uses them all."""
-        front: Front = self.source
-        while isinstance(front.model, StitchedModel):
-            front = front.model.source
-        first = front.model
-        content = front.interface.content[0]
-        used = {*front.takes.content, *front.takes.given, *arguments_of(first, content)}
-        if self.can_generate():
-            used.add("use_cache")  # set here with the cache; networks of transformers may read it from **kwargs
-        if front.takes.modality == "text":
-            used.add(front.takes.mask)
-        if isinstance(self.source, PrefixFront):
-            used |= {*INPUTS}
-        found = {name: value for name, value in inputs.items() if value is not None}
-        unused = [name for name in found if name not in used]
-        anything = passes_on(first) and not isinstance(first, PreTrainedModel)  # user code, around a network or not
-        for module in first.modules() if unused and anything else ():
-            named = inspect.signature(module.forward).parameters
-            unused = [name for name in unused if content not in named or name not in named]
-        if "token_type_ids" in unused and not bool(found["token_type_ids"].any()):  # of the first text only
-            unused.remove("token_type_ids")
-            del found["token_type_ids"]
-        if unused:
-            raise ValueError(
-                f"neither the source, {type(first).__name__}, nor {type(self).__name__} uses {', '.join(unused)}: "
-                "leave it out" + (", or name it in its forward, or in the example_inputs that load it" * anything)
-            )
-        return found
-
-    def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Tensor]:
-        """Convert raw samples to inputs with the source's processor.
-
-        Args:
-            samples: Images, texts, pairs of texts, or tensors.
-            offsets: For texts, whether to return the character span of each token, as
-                :meth:`hf_stitch.Adapter.preprocess` does.
-
-        Returns:
-            Argument name -> batched tensor, for :meth:`forward`.
-        """
-        return preprocess(samples, self.processor, self.interface, self.source, offsets=offsets)
-
-    def processor_in(self, folder: str, blueprint: Mapping[str, Any]) -> Any:
-        """Load the processor that is saved in a folder, as the library of a network does, of which this is a record."""
-        return registries.adapters.get(blueprint["library"])().processor_of(blueprint, folder)
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the embeddings of the tokens that the source reads.
-
-        Raises:
-            NotImplementedError: If the source has none.
-        """
-        find = getattr(self.source.model, "get_input_embeddings", None)
-        if find is None:
-            raise NotImplementedError(f"the source, {type(self.source.model).__name__}, has no embeddings of tokens")
-        found: nn.Module = find()
-        return found
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Exchange the embeddings of the tokens that the source reads."""
-        self.get_input_embeddings()  # raises without any
-        source: Any = self.source.model
-        source.set_input_embeddings(value)
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """Change the number of tokens: of the source, and of the outputs of a target that predicts tokens.
-
-        Args:
-            new_num_tokens: Their number; ``None`` leaves it.
-            pad_to_multiple_of: Round the number up to a multiple of this one.
-            mean_resizing: Whether new embeddings are drawn around the mean of the old ones.
-
-        Returns:
-            The embeddings of the source.
-
-        Raises:
-            ValueError: If source and target have different tokenizers.
-            NotImplementedError: If the source has no embeddings.
-        """
-        if isinstance(self.source, PrefixFront):
-            raise ValueError("source and target have different tokenizers: resize the embeddings before stitching")
-        self.get_input_embeddings()  # raises without any
-        resized = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        for side in SIDES if self.get_output_embeddings() is not None else SIDES[:1]:
-            network, blueprint = getattr(self, side).model, getattr(self.config, side)["blueprint"] or {}
-            network.config.get_text_config().vocab_size = resized.num_embeddings
-            blueprint.get("config", {})["vocab_size"] = resized.num_embeddings
-            for module in network.modules():
-                if "vocab_size" in vars(module):
-                    module.vocab_size = resized.num_embeddings
-        return resized
-
-    def enable_input_require_grads(self) -> None:
-        """Let the embeddings of the source give outputs that require gradients. The target reads no tokens.
-
-        Without embeddings of tokens, the output of the front half requires them.
-        """
-        try:
-            first = self.get_input_embeddings()
-        except NotImplementedError:
-            first = self.source
-        self._require_grads_hooks = [first.register_forward_hook(_require_gradients)]
-
-    def tie_weights(self, *_: Any, **__: Any) -> None:
-        """Do nothing: a half contains only the weights that run, without those to which they were tied."""
-
-    # -- training ---------------------------------------------------------------------------------------------------
-    def freeze_networks(self) -> Self:
-        """Freeze both halves, so that only the stitching layer is trained. Frozen halves stay in eval mode.
-
-        Returns:
-            This model, for example to pass it to ``transformers.Trainer``.
-
-        Raises:
-            ValueError: If the stitching layer has no trainable parameters (an identity, for example).
-        """
-        if not any(parameter.requires_grad for parameter in self.stitch.parameters()):
-            raise ValueError(
-                f"nothing is left to train: the stitch, {self.stitch.body}, has no parameter that takes a gradient; "
-                "stitch with another matcher (matcher='lstsq'), or train with TaskLoss(initial='identity')"
-            )
-        self.source.requires_grad_(False)
-        self.target.requires_grad_(False)
-        return self.train(self.training)
-
-    def train(self, mode: bool = True) -> Self:
-        """Set training or eval mode. Frozen halves stay in eval mode, so their BatchNorm statistics do not change.
-
-        Args:
-            mode: Whether to set training mode.
-
-        Returns:
-            This model.
-
-        Raises:
-            ValueError: If PEFT is to train a module (``modules_to_save``) that does not run in this model.
-        """
-        super().train(mode)
-        kept: dict[str, list[nn.Parameter]] = defaultdict(list)
-        for name, module in self.named_modules() if mode else ():
-            if name.endswith(".modules_to_save"):
-                kept[name.split(".")[-2]] += module.parameters()
-        if idle := [name for name, weights in kept.items() if not weights]:
-            raise ValueError(
-                f"modules_to_save names {', '.join(idle)}, which does not run in this model and would train nothing: "
-                "leave it out"
-            )
-        for half in (self.source, self.target):
-            if not any(parameter.requires_grad for parameter in half.parameters()):
-                half.eval()
-        return self
 
     @checked
     def parent(
@@ -526,12 +129,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 model remains as it is; whatever is made with the network records its present settings.
             **options: Options of :func:`hf_stitch.load` for a network that is loaded (``token``, ``cache_dir``, …).
 
-        Returns:
-            The adapter of the network.
-
         Raises:
-            ValueError: If the network was a module in memory or in a local folder and is no longer available, or if the
-                network on the Hub has other weights or settings.
             OSError: If the network or its revision does not exist, or the Hub cannot be reached.
         """
         if self.parents is not None:
@@ -548,11 +146,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
     def has_changed(self, side: Literal["source", "target"]) -> bool:
         """Return whether a half was trained or cast since it was cut from its network.
 
-        Args:
-            side: ``"source"`` or ``"target"``.
-
-        Returns:
-            Whether its weights have changed. False if an older record contains no hash of the weights at the time.
+        False if an older record contains no hash of the weights at the time.
         """
         recorded = getattr(self.config, side).get("half_hash")
         return recorded is not None and weights_hash(getattr(self, side)) != recorded
@@ -598,7 +192,26 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
                 contains it.
         """
         self._leave_out_old_scores()
-        return stitcher_of(self)
+        for side in SIDES:
+            if self.has_changed(side):  # type: ignore[arg-type]
+                raise ValueError(
+                    f"the {side} half was trained or cast since it was cut, but a stitcher refers to the original "
+                    "network: save the whole model, or train the network first (for a relative model: the head alone) "
+                    "and build the model with it"
+                )
+            if changes := changes_by_hand(self, side):
+                raise ValueError(
+                    f"the {side} half was changed by hand since it was cut ({', '.join(changes)}), but a stitcher "
+                    "refers to the original network: change the network before it is stitched"
+                )
+        if StitchingLayer.from_dict(self.stitch.to_dict()).state_dict().keys() != self.stitch.state_dict().keys():
+            raise ValueError(
+                "the stitch has an adapter of PEFT, which its record cannot give: merge it (merge_and_unload)"
+            )
+        own = self.source.own is not None if isinstance(self.source, PrefixFront) else None
+        found = Stitcher.of(self.describe(), self.stitch, anchors=self.anchors, parts=_inner(self), own=own)
+        found.evaluation = self.evaluation
+        return found
 
     # -- saving and loading -----------------------------------------------------------------------------------------
     def __str__(self) -> str:
@@ -717,7 +330,6 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
             The model, in eval mode, of the class for its task; with ``output_loading_info``, a tuple.
 
         Raises:
-            TypeError: If an option does not exist, or makes no sense for a stitched model.
             FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
             ValueError: If weights and config do not match (the message names the weights), a file was changed after
                 saving, the folder contains an adapter of PEFT, another class was saved, an option has an invalid value,
@@ -731,7 +343,7 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         if pretrained_model_name_or_path is None:
             if config is None or state_dict is None:
                 raise ValueError("without a folder or a Hub id, from_pretrained takes a config and a state_dict")
-            model: Any = config.model_class(config)
+            model: Any = class_of(config)(config)
         else:
             model = load_pretrained(  # of class cls
                 cls, str(pretrained_model_name_or_path), kwargs, config=config, dtype=dtype_of(dtype),
@@ -747,11 +359,303 @@ class StitchedModel(Artefact, PreTrainedModel):  # type: ignore[misc]  # push_to
         return (model, {name: set() for name in LOADING_INFO}) if output_loading_info else model
 
 
-def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:
-    output.requires_grad_(True)
+class Stitcher(Artefact):
+    """A stitching layer with references to its two networks, its recipe and its scores.
+
+    A stitcher contains no weights of the two networks, so it takes kilobytes instead of gigabytes. :meth:`attach` loads
+    the networks and returns the stitched model. ``stitched.stitcher`` returns the stitcher of a stitched model.
+
+    Args:
+        stitch: The stitching layer.
+        source: Reference to the network of the front half, pinned by revision, weights, config and processor (in
+            records of version 0.2.0 and earlier: by revision and weights).
+        source_layer: The layer at which the source is cut.
+        target: Reference to the network of the back half, pinned in the same way.
+        target_layer: The layer at which the target is cut.
+        task: Task of the stitched model, a name in ``hf_stitch.registries.tasks``. Default: no head.
+        recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
+        scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
+        anchors: The anchor set of a relative model or of a swapped encoder. Default: none.
+        own: For two decoders with different tokenizers: whether the stitching layer also takes the embedding of each
+            token in the target (:class:`hf_stitch.adapters.prefixes.PrefixAdapter`). Default: both have one tokenizer.
+        parts: ``"source"`` or ``"target"`` -> the stitcher of that network, if it is a stitched model itself and has no
+            public name. Default: none.
+
+    All of these are also attributes.
+
+    Example:
+        >>> import tempfile, torch, hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(2)]
+        >>> a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+        >>> stitched = hf_stitch.stitch(a, b, torch.randn(200, 4), source_layer="1", target_layer="1", task=None)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     stitched.stitcher.save_pretrained(folder)
+        ...     again = hf_stitch.Stitcher.from_pretrained(folder).attach(a, b)
+        >>> x = torch.randn(3, 4)
+        >>> torch.equal(again(input=x), stitched(input=x))
+        True
+    """
+
+    record_file = STITCHER
+    commit_message = "Upload stitcher"
+
+    def __init__(
+        self, stitch: StitchingLayer, source: ModelReference, source_layer: str, target: ModelReference,
+        target_layer: str, *, task: str | None = None, recipe: Mapping[str, Any] | None = None,
+        scores: Mapping[str, Any] | None = None, anchors: AnchorSet | None = None,
+        parts: Mapping[str, Stitcher] | None = None, own: bool | None = None,
+    ) -> None:  # fmt: skip
+        """Store the arguments."""
+        self.stitch = stitch
+        self.source, self.source_layer = source, source_layer
+        self.target, self.target_layer = target, target_layer
+        self.task = task
+        self.recipe, self.scores = dict(recipe or {}), dict(scores or {})
+        self.anchors = anchors
+        self.parts = dict(parts or {})
+        self.own = own
+
+    @classmethod
+    def of(cls, found: Description, stitch: StitchingLayer, **options: Any) -> Self:
+        """Create the stitcher of a stitching layer that is described, with further options of the constructor."""
+        ends = found.source, found.source_layer, found.target, found.target_layer
+        return cls(stitch, *ends, task=found.task, recipe=found.recipe, scores=found.scores, **options)
+
+    def __repr__(self) -> str:
+        """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
+        return visible(f"Stitcher({self.source} {self.source_layer} -> {self.target} {self.target_layer})")
+
+    def describe(self) -> Description:
+        """Return both networks, the stitching layer, its recipe and its scores as plain values."""
+        ends = self.source, self.source_layer, self.target, self.target_layer
+        return Description(False, *ends, self.stitch.to_dict(), self.task, self.recipe, self.scores)
+
+    def save_pretrained(self, save_directory: str | Path, *, sync: bool = False) -> None:
+        """Write ``stitcher.json``, ``stitch.safetensors``, the anchors and a model card to a folder.
+
+        Text that a person added to an existing card is kept. Paths of local networks are not written.
+
+        Args:
+            save_directory: The folder, created if needed.
+            sync: Whether to wait until the disk contains all files. The old artefact or the new one always survives a
+                killed process; with ``sync=True`` also a power failure.
+
+        Raises:
+            OSError: If a file cannot be written. The previous files are unchanged then.
+        """
+        self._save(Path(save_directory), sync)
+
+    def _networks(self) -> Iterator[Method]:
+        for part in self.parts.values():
+            yield from (*part.describe().methods, *part._networks())
+
+    def _write(self, folder: Path, **options: Any) -> Mapping[str, Any]:
+        for name, stitcher in self._all():
+            weights = {name: tensor.contiguous() for name, tensor in stitcher.stitch.state_dict().items()}
+            save_file(weights, folder / name)
+        return self._record()
+
+    def _record(self) -> dict[str, Any]:
+        ends = {"source": (self.source, self.source_layer), "target": (self.target, self.target_layer)}
+        return {
+            "format_version": FORMAT if self.own is None else NEWEST,
+            **{
+                side: {"reference": end.public.to_dict(), "layer": layer}
+                | ({"stitcher": self.parts[side]._record()} if side in self.parts else {})
+                for side, (end, layer) in ends.items()
+            },
+            "stitch": self.stitch.to_dict(),
+            "task": self.task,
+            **({} if self.own is None else {"own": self.own}),
+            "recipe": self.recipe,
+            "scores": self.scores,
+        }
+
+    def _all(self, name: str = STITCH) -> Iterator[tuple[str, Stitcher]]:
+        """Yield this stitcher and those inside it, with the names of the files of their weights."""
+        yield name, self
+        for side, part in self.parts.items():
+            yield from part._all(_inside(name, side))
+
+    @classmethod
+    def from_pretrained(
+        cls, id_or_folder: str | Path, *, allow_modified: bool = False, subfolder: str = "",
+        **download: Unpack[DownloadOptions],
+    ) -> Self:  # fmt: skip
+        """Load a stitcher from a folder or the Hub.
+
+        All files are checked against the digests in the record. A warning names keys that a newer version added.
+
+        Args:
+            id_or_folder: Local folder or Hub id.
+            allow_modified: Whether to load files that were changed by hand since they were saved: nothing is verified
+                then.
+            subfolder: Folder inside the folder or the Hub's model that contains the stitcher. Default: none.
+            **download: Options of the download (:class:`hf_stitch.hub.DownloadOptions`): ``revision``, ``token``,
+                ``cache_dir``, ``local_files_only``, ``force_download``.
+
+        Raises:
+            FileNotFoundError: If a file is missing, or the Hub has no such stitcher or revision.
+            ValueError: If a file is damaged or was changed after saving, or record and weights do not match.
+            OSError: If the Hub cannot be reached or denies access.
+        """
+        folder = folder_of(id_or_folder, STITCHER_FILES, subfolder=subfolder, **download)
+        return load_whole(folder, STITCHER, lambda: cls._load(folder, allow_modified))
+
+    @classmethod
+    def _load(cls, folder: Path, allow_modified: bool) -> Self:
+        """Load the files in a folder, and verify them once all are read: then they belong together."""
+        path = record_in(folder, STITCHER)
+        if not (folder / STITCH).is_file():
+            raise FileNotFoundError(f"{folder} has no {STITCH}: it contains an incomplete stitcher")
+        record = read_record(path)
+        check_format(record, str(path))
+        files = SavedFiles(path, record, allow_modified)
+        try:
+            values = read_stitcher(record, str(path))
+            check_requirements(values.get("requires") or (), str(path))
+            stitcher = cls._built(values, folder / STITCH, path)
+            stitcher.anchors = files.anchors()
+            files.verify()
+            return stitcher
+        except (ValueError, PluginError, FileNotFoundError):
+            raise
+        except Exception as error:
+            raise damaged(path, error) from error
+
+    @classmethod
+    def _built(cls, values: Mapping[str, Any], weights: Path, path: Path) -> Self:
+        """Build the stitcher of a record that was checked, and those inside it, with their weights."""
+        with built_from(path), weightless():
+            stitch = StitchingLayer.from_dict(values["stitch"])
+            found = Description.of(values, whole=False)
+        load_strictly(stitch, [weights])
+        parts = {
+            side: cls._built(inner, weights.with_name(_inside(weights.name, side)), path)
+            for side in SIDES
+            if (inner := values[side].get("stitcher"))
+        }
+        return cls.of(found, stitch.eval(), parts=parts, own=values.get("own"))
+
+    @checked
+    def attach(
+        self, source: Given = None, target: Given = None, *, example_inputs: Any = None,
+        dtype: torch.dtype | str | None = None, allow_changed: Collection[Changeable] = (), **options: Any,
+    ) -> StitchedModel:  # fmt: skip
+        """Build the stitched model from this stitching layer and both networks.
+
+        Networks that are not given are downloaded at the recorded revisions. In all cases they must be those for which
+        the stitching layer was fitted: the same weights, config (activation functions, epsilons, …) and processor (mean
+        and size of images, vocabulary, …). A warning says if an older record contains only a hash of the weights.
+
+        Args:
+            source: The source network: an adapter, a module, or a name. Default: the recorded network at its revision.
+                If it is stitched itself and has no name, a tuple of its two networks.
+            target: The target network, given in the same way.
+            example_inputs: Batch of inputs of both networks, for modules of user code. If they need different ones, or
+                a processor, load each: ``attach(hf_stitch.load(net, example_inputs=…, processor=…), …)``.
+            dtype: Floating-point dtype to which all weights are cast after the check. Default: no cast.
+            allow_changed: What may differ from the record, ``"config"`` or ``"processor"`` or both; outputs then differ
+                too. If something does, the recipe of the stitched model lists it as ``changed_since_fit``, and the
+                model has no scores. Default: nothing.
+            **options: Options of :func:`hf_stitch.load` for networks that are loaded by name (``token``, ``cache_dir``,
+                ``local_files_only``, ``force_download``, ``trust_remote_code``, …). Code in the repository of a network
+                runs only with ``trust_remote_code=True``; a stitcher cannot enable it.
+
+        Raises:
+            ValueError: If a network has other weights, settings or layers than those for which the stitching layer was
+                fitted (the message says if source and target are swapped), or has no public name and is not given.
+            OSError: If a network or its revision does not exist, or the Hub cannot be reached.
+        """
+        wanted = dtype_of(dtype)
+        given = (source, target)
+        if options and not _loads(given):
+            raise TypeError(f"{', '.join(options)}: options of loading, but no network is loaded by name")
+        if example_inputs is not None:
+            if all(isinstance(each, Adapter) for each in given):
+                raise TypeError("adapters have example inputs of their own: leave out example_inputs")
+            options["example_inputs"] = example_inputs
+        source, target = (
+            self._joined(side, each, allow_changed=allow_changed, **options)
+            for side, each in zip(SIDES, given, strict=True)
+        )
+        front, front_changes = load_parent("source", self.source, source, options, allow_changed, self.target)
+        back, back_changes = load_parent("target", self.target, target, options, allow_changed, self.source)
+        warn_if_only_weights_are_pinned(self.source, self.target)
+        if self.own is not None:
+            front = PrefixAdapter(front, back, own=self.own)
+        changed = [*self.recipe.get(CHANGED, ()), *front_changes, *back_changes]
+        task = task_of_head(self.task, back.task)
+        if task != self.task:
+            warn(
+                f"the task of the stitcher is {self.task}, but the head of its target is for {task}: the model has "
+                "this task, without the scores that an earlier version recorded"
+            )
+        stitched = model_of(
+            Halves(front, back, task),
+            self.source_layer,
+            copy.deepcopy(self.stitch),
+            self.target_layer,
+            {**self.recipe, CHANGED: changed} if changed else self.recipe,
+        )
+        stitched.anchors = self.anchors
+        if task == self.task and not (front_changes or back_changes):  # others are not the scores of this model
+            stitched.config.scores = self.scores
+        if wanted is not None:
+            cast(stitched, wanted)
+        return stitched
+
+    def _joined(self, side: str, given: Given, **options: Any) -> str | nn.Module | Adapter | None:
+        """Return the network of a side, attached from its two networks if it is a stitched model itself."""
+        inner = self.parts.get(side)
+        if inner is None and isinstance(given, tuple):
+            raise TypeError(f"the {side} is one network, got a tuple of {len(given)}")
+        if isinstance(given, tuple):
+            if len(given) != 2:
+                raise TypeError(f"the {side} is stitched from two networks, {inner!r}, got {len(given)}")
+            assert inner is not None
+            if not _loads(given):
+                options = {key: options[key] for key in ("allow_changed", "example_inputs") if key in options}
+            if all(isinstance(each, Adapter) for each in given):
+                options.pop("example_inputs", None)
+            return inner.attach(*given, **options)
+        if inner is not None and given is None:
+            if any(end.public.id is None for end in (inner.source, inner.target)):
+                raise ValueError(
+                    f"the {side} is stitched itself, {inner!r}: pass its two networks as {side}=(source, target)"
+                )
+            return inner.attach(**options)
+        return given
 
 
-def _is_checkpointed_across(half: Front | Back) -> bool:
-    """Return whether gradient checkpointing wraps a module around the cut, which one half cannot recompute."""
-    around = map(half.model.get_submodule, half.cut.around)
-    return any(isinstance(module, GradientCheckpointingLayer) for module in around)
+def _loads(given: Given) -> bool:
+    """Return whether a network, or one of those of a tuple, is loaded by name."""
+    return any(map(_loads, given)) if isinstance(given, tuple) else given is None or isinstance(given, str)
+
+
+def _inside(name: str, side: str) -> str:
+    return name.replace(".safetensors", f".{side}.safetensors")
+
+
+def model_of(
+    halves: Halves, source_layer: str, layer: StitchingLayer, target_layer: str, recipe: Mapping[str, Any] | None = None
+) -> StitchedModel:
+    """Return the stitched model of halves of two networks, of the class for its task."""
+    config, front, back = halves.cut(source_layer, layer, target_layer, recipe)
+    kind = class_of(config)
+    assert issubclass(kind, StitchedModel)
+    stitched = kind(config, front, layer, back, processor=halves.source.processor)
+    stitched.parents = (halves.source, halves.target)
+    return stitched
+
+
+def _inner(model: StitchedModel) -> dict[str, Stitcher]:
+    """Return the stitchers of the stitched models without a public name of which the halves were cut."""
+    found = {}
+    for side in SIDES:
+        network, record = getattr(model, side).model, getattr(model.config, side)
+        stitched = getattr(getattr(network, "config", None), "model_type", None) == MODEL_TYPE
+        if stitched and record["reference"]["id"] is None and isinstance(network.stitch, StitchingLayer):  # not cut off
+            found[side] = Stitcher.of(network.describe(), network.stitch, parts=_inner(network))
+    return found

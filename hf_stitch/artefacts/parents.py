@@ -5,25 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from torch import nn
 
 from hf_stitch.adapters import Adapter, load, load_recorded
-from hf_stitch.errors import see
-from hf_stitch.printing import warn
+from hf_stitch.printing import see, warn
 from hf_stitch.reference import ModelReference, as_recorded
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 Changeable = Literal["config", "processor"]
 """What may differ from the record of a network, with the consent of the user."""
-
-CHANGED = "changed_since_fit"
-"""Key of a recipe: the differences from the record to which the user consented, and weights that were trained."""
-
-SCORED = "scored_weights"
-"""Key of a recipe: the hash of the weights to which the scores and the verdict of an audit belong."""
 
 
 def load_parent(

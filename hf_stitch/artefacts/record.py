@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from hf_stitch.adapters.cutting.cut import Cut, CutPlan
 from hf_stitch.adapters.cutting.interface import Interface
+from hf_stitch.adapters.cutting.surgery import KEPT
 from hf_stitch.adapters.untrusted import AttentionError
 from hf_stitch.options import Constraint, Count, Natural
 from hf_stitch.provenance import check_requirements
@@ -44,6 +45,12 @@ USAGE = "usage"
 
 AUTO_MAP = "auto_map"
 """Key of the config that names the module for programs that cannot import hf_stitch; not read here."""
+
+CHANGED = "changed_since_fit"
+"""Key of a recipe: the differences from the record to which the user consented, and weights that were trained."""
+
+SCORED = "scored_weights"
+"""Key of a recipe: the hash of the weights to which the scores and the verdict of an audit belong."""
 
 LAYERS = re.compile(
     r"((?<!per_)(layers?|depths?|blocks?|stages?|repeats?|levels?)|blocks_per_stage|layers_per_stack|block_sizes|n_points"
@@ -354,7 +361,6 @@ def _read(kind: type[ArtefactRecord], record: Any, where: str) -> dict[str, Any]
 
 
 def _check_half(half: dict[str, Any], at: Place) -> None:
-    """Check that the fields of one half fit together."""
     blueprint = half["blueprint"] or {}
     if blueprint.get("library") == MODEL_TYPE:  # a stitched model itself
         blueprint["config"] = read_model(blueprint.get("config"), str(at / "blueprint" / "config"))
@@ -408,6 +414,33 @@ def _with_task_of_head(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(recipe, Mapping):
         recipe = {key: value for key, value in recipe.items() if key != "audit"}
     return {**values, "task": found, "scores": None, "recipe": recipe}
+
+
+# -- halves of a config that was read ---------------------------------------------------------------------------------
+def chained(half: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the config of the stitched model of which a half was cut."""
+    blueprint = half["blueprint"] or {}
+    found: Mapping[str, Any] | None = blueprint["config"] if blueprint.get("library") == MODEL_TYPE else None
+    return found
+
+
+def every_half(record: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the halves of a config, and those of the chains inside it."""
+    for side in SIDES:
+        yield record[side]
+        if (inner := chained(record[side])) is not None:
+            yield from every_half(inner)
+
+
+def layer_name(module: str, record: Mapping[str, Any]) -> str:
+    """Return the name of a module of a stitched model as a layer: with the name that it has in its own network."""
+    side, _, rest = module.partition(".model.")
+    if side not in SIDES or not rest:
+        return module
+    inner, last = chained(record[side]), record[side]["cut"]["layer"]
+    if side == "source" and f"{rest}.".startswith(f"{last}.{KEPT}."):
+        rest = last + rest.removeprefix(f"{last}.{KEPT}")
+    return f"{side}.{rest if inner is None else layer_name(rest, inner)}"
 
 
 @contextmanager

@@ -53,8 +53,7 @@ def pull(
 ) -> None:
     """Download a stitcher or stitched model from the Hub into a folder, and verify its files."""
     from hf_stitch import hub
-    from hf_stitch.artefacts.files import CONFIG, MODEL_FILES, STITCH, STITCHER
-    from hf_stitch.artefacts.manifest import stale
+    from hf_stitch.artefacts.files import CONFIG, MODEL_FILES, STITCH, STITCHER, stale
     from hf_stitch.storage.files import replacing
 
     output = Output(json)

@@ -189,5 +189,4 @@ def installed_versions() -> list[Installed]:
 
 
 def _applies(requirement: Requirement) -> bool:
-    """Return whether a requirement is one of this system, without extras."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": ""})

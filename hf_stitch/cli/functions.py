@@ -140,7 +140,6 @@ def _module(place: Path) -> ModuleType:
 
 
 def _called(module: dict[str, Any], function: str, name: str, place: Path) -> Any:
-    """Call a function of a file without arguments."""
     found = module.get(function)
     if function not in module:
         own = [key for key, each in module.items() if inspect.isfunction(each) and each.__globals__ is module]

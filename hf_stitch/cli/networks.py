@@ -84,6 +84,5 @@ def save(network: Adapter, folder: Path) -> None:
 
 
 def _inputs(network: Adapter, samples: Samples) -> Tensor:
-    """Preprocess all images once."""
     batches = (network.preprocess(batch.samples) for batch in samples.batches(256))
     return torch.cat([next(iter(batch.values())) for batch in batches])

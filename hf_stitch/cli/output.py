@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 
 from hf_stitch.printing import Visible, visible
-from hf_stitch.processes import Processes
 from hf_stitch.reference import short_names
+from hf_stitch.running import Processes
 from hf_stitch.storage.files import replacing
 
 if TYPE_CHECKING:

@@ -88,7 +88,6 @@ def _read(split: str, dataset: str, data_dir: Path | None, most: int) -> Samples
 
 
 def _trained(name: str, samples: Samples, epochs: int, folder: Path) -> Path:
-    """Train a network, save it in the format of its library, and return its folder."""
     from hf_stitch.cli import networks
 
     network = networks.build(*NETWORKS[name], samples)

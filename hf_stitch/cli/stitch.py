@@ -84,7 +84,6 @@ def swap(
 
 
 def _exchange(job: Job) -> None:
-    """Exchange a tower, with the data as images, and save the network."""
     shared = job.shared
     if shared.data is None:
         raise typer.BadParameter("is required", param_hint="--data")

@@ -64,7 +64,7 @@ class Job:
         Networks are loaded before data are read. Of several processes, only the first one goes on.
         """
         import hf_stitch.plots  # without matplotlib it fails here, before any work
-        from hf_stitch.processes import Processes
+        from hf_stitch.running import Processes
 
         module, _, name = self.verb.partition(":")
         job = getattr(import_module(module), name)

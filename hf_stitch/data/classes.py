@@ -67,5 +67,4 @@ def _plain(name: str) -> str:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    """Return the first names of a list."""
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -34,9 +34,6 @@ class PairedSamples:
         Args:
             data: Raw samples in any form that :meth:`Samples.of` accepts.
             paired_data: Raw samples of the second network, if it reads others.
-
-        Raises:
-            ValueError: If they do not have the same ids in the same order.
         """
         a = Samples.of(data)
         if paired_data is None:
@@ -46,7 +43,6 @@ class PairedSamples:
         return cls(a, b)
 
     def __len__(self) -> int:
-        """Return the number of samples of each network."""
         return len(self.a)
 
     @property

@@ -20,9 +20,8 @@ import numpy as np
 
 from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
-from hf_stitch.errors import see
 from hf_stitch.options import Constraint, Count, Natural, Within, check, checked
-from hf_stitch.printing import warn
+from hf_stitch.printing import see, warn
 
 Share = Annotated[float, Within(0, 1, above=True)]
 
@@ -92,9 +91,6 @@ class Samples:
         source: The complete data.
         positions: Positions of the samples in the data.
 
-    Raises:
-        ValueError: There are no positions.
-
     Example:
         >>> samples = Samples.of(["good", "bad", "fine", "poor"], label=[1, 0, 1, 0])
         >>> samples
@@ -144,17 +140,6 @@ class Samples:
             label: Column of the labels, or the labels themselves: a number for each sample, or a list of numbers.
             id: Column of the ids, or the ids themselves: unique integers or texts. Default: positions in ``data``, with
                 which it cannot be noticed that two sides (``paired_data``) are in different orders.
-
-        Returns:
-            The samples, in the order of the data.
-
-        Raises:
-            ValueError: The data is empty, several columns of samples are possible (the message lists them; several
-                columns of labels raise an error when labels are read), a named column does not exist or has the wrong
-                type, ids repeat, items of a data set differ when they are read again (random augmentation), or the
-                order of a loader is not that of its data set.
-            TypeError: The type of the data is not supported, a label is no number and no list of numbers, or an id is
-                neither an integer nor a text.
         """
         check(Data, data=data)
         if isinstance(data, Samples):
@@ -190,7 +175,6 @@ class Samples:
         return cls(source, range(len(table)))
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self._positions)
 
     def __repr__(self) -> str:
@@ -210,12 +194,7 @@ class Samples:
 
     @cached_property
     def labels(self) -> list[int] | None:
-        """The label of every sample, in order; None if the data has no labels.
-
-        Raises:
-            ValueError: The label of a sample is missing (None, -1) or out of range (the message names the sample),
-                several columns of the data could contain the labels, or a column named so has no classes.
-        """
+        """The label of every sample, in order; None if the data has no labels."""
         if self._source.unread:
             raise ValueError(self._source.unread)
         if self._source.labels is None:
@@ -233,12 +212,7 @@ class Samples:
 
     @cached_property
     def label_values(self) -> list[Value] | None:
-        """The label of every sample as it is, in order: a class, a number, or several numbers; None without labels.
-
-        Raises:
-            ValueError: The label of a sample is missing or not finite (the message names the sample), several columns
-                of the data could contain the labels, or a column named so has no numbers.
-        """
+        """The label of every sample as it is, in order: a class, a number, or several numbers; None without labels."""
         if self._source.numbers is not None or (self._source.unread and self._source.values is None):
             labels = self.labels  # of classes, or the error that says why there are none
             return None if labels is None else [*labels]
@@ -318,12 +292,6 @@ class Samples:
             numbers: The new number of each class, in the order of the classes of the data. Each at most once.
             names: Names of all classes in their new order.
 
-        Returns:
-            The samples with ``numbers[label]`` for each label.
-
-        Raises:
-            ValueError: The data have labels of another number of classes, or a number repeats or has no name.
-
         Example:
             >>> samples = Samples.of(["a", "b", "c"], label=[0, 1, 1])
             >>> samples.renumbered([2, 0], ["no", "perhaps", "yes"]).labels
@@ -342,13 +310,6 @@ class Samples:
 
         Args:
             indices: Integers from 0 to ``len(self) - 1``, each at most once.
-
-        Returns:
-            The selected samples.
-
-        Raises:
-            ValueError: An index is out of range or repeats, or there are no indices.
-            TypeError: An index is not an integer (a boolean mask).
         """
         chosen = []
         for index in indices:
@@ -364,17 +325,7 @@ class Samples:
         return Samples(self._source, [self._positions[index] for index in chosen])
 
     def take(self, n: int) -> Samples:
-        """Return the first ``n`` samples.
-
-        Args:
-            n: From 1 to ``len(self)``.
-
-        Returns:
-            The first samples.
-
-        Raises:
-            ValueError: ``n`` is out of range.
-        """
+        """Return the first ``n`` samples."""
         if not 1 <= n <= len(self):
             raise ValueError(f"n must be 1 to {len(self)}, the number of samples, got {n}")
         return Samples(self._source, self._positions[:n])
@@ -390,12 +341,6 @@ class Samples:
         Args:
             test_size: Share (float between 0 and 1) or number (integer) of held-out samples.
             seed: Seed of the hash.
-
-        Returns:
-            Training samples and held-out samples. Every sample is in exactly one part.
-
-        Raises:
-            ValueError: A part would be empty.
         """
         count = test_size if isinstance(test_size, Integral) else round(float(test_size) * len(self))
         if not 0 < count < len(self):
@@ -417,12 +362,6 @@ class Samples:
         Args:
             batch_size: Samples per batch.
             progress: Label of a progress bar, which is shown on terminals after three seconds. None: no bar.
-
-        Returns:
-            Iterator over the batches. It raises ``ValueError`` for a missing sample (None) and names the sample.
-
-        Raises:
-            ValueError: ``batch_size`` is less than 1.
         """
         return self._batches(batch_size, progress)
 
@@ -450,9 +389,6 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
     Args:
         a: Samples, or their ids.
         b: Samples, or their ids.
-
-    Raises:
-        ValueError: The ids differ; the message contains the first difference.
 
     Example:
         >>> check_same_order([1, 2, 3], [1, 3, 2])
@@ -498,7 +434,6 @@ class Readable(Constraint):
     """What :meth:`Samples.of` reads."""
 
     def __contains__(self, value: Any) -> bool:
-        """Whether it is data, by its type."""
         import datasets
         import torch
         from torch.utils.data import DataLoader, Dataset
@@ -508,7 +443,6 @@ class Readable(Constraint):
         return isinstance(value, kinds) and not isinstance(value, str | bytes) and not self.hint(value)
 
     def __str__(self) -> str:
-        """All kinds of data."""
         return (
             "a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, dictionaries "
             "or pairs of a sample and a label, an array or a tensor"

@@ -47,17 +47,13 @@ class DataSource(ABC):
 
     @abstractmethod
     def splits(self, place: str) -> Mapping[str, datasets.Dataset]:
-        """Read a data set.
+        """Read the splits of a data set, by name, each always in the same order.
 
         Args:
             place: What stands behind ``name:``, for example a path or the name of a data set.
 
-        Returns:
-            Name of the split -> its samples, always in the same order.
-
         Raises:
             FileNotFoundError: If there is no such data set.
-            ValueError: If ``place`` is no name of a data set of this source.
         """
 
 
@@ -75,15 +71,10 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
         split: Name of the split, for the Hub and for folders also a part of one (``"train[:1000]"``). Optional if there
             is only one split.
 
-    Returns:
-        The split, as a ``datasets.Dataset``.
-
     Raises:
         FileNotFoundError: The data set does not exist.
         PermissionError: It is gated, or the token may not read it.
         ConnectionError: The Hub is not available.
-        ValueError: The split does not exist, there are several and none was named, ``source`` is a file, or there is
-            no such registered source.
 
     Example:
         >>> from hf_stitch import Samples
@@ -117,7 +108,6 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
 
 
 def _load(source: str, arguments: Sequence[str], split: str | None) -> Any:
-    """Call ``load_dataset``, with errors that say what to do."""
     from datasets import load_dataset
 
     try:

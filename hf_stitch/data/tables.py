@@ -1,22 +1,22 @@
-"""Data sets and loaders of PyTorch as tables of columns."""
+"""Data of any supported type as a table of columns."""
 
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
 from hf_stitch.data.columns import Modality, common_kind, content, feature_kind, fields_of, kind_of
 
 if TYPE_CHECKING:
-    import torch
-if TYPE_CHECKING:
     import datasets
+    import torch
 
 
 SAMPLE, LABEL = "samples", "label"
@@ -25,39 +25,41 @@ SAMPLE, LABEL = "samples", "label"
 KNOWN = (*get_args(Modality), "integer")
 """Kinds of values that can be samples or labels."""
 
-
 Id = int | str
 Value = int | float | tuple[int | float, ...]
 """A label: a class, a number, or several numbers."""
-
 
 CHUNK = 1000
 """Number of samples read at a time to compute a fingerprint."""
 
 
-class Table(Protocol):
-    """Interface of a table of columns."""
+class Table(ABC):
+    """A table of columns."""
 
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """Kind of each column: a modality, ``class``, ``integer``, or the name of another type."""
+    kinds: Mapping[str, str]
+    """Kind of each column: a modality, ``class``, ``integer``, or the name of another type."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def column(self, name: str) -> list[Any]:
-        """A complete column of labels or ids."""
+        """Return all values of a column of labels or ids."""
+
+    @abstractmethod
+    def read(self, name: str, positions: Sequence[int]) -> list[Any]:
+        """Return the raw samples at some positions."""
 
     def classes(self, name: str) -> tuple[str, ...] | None:
-        """Class names of a label column, or None."""
-
-    def read(self, name: str, positions: Sequence[int]) -> list[Any]:
-        """Raw samples."""
+        """Return the class names of a column of class labels; ``None`` for other columns."""
+        return None
 
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
-        """The bytes that identify raw samples."""
+        """Return the bytes that identify the raw samples at some positions."""
+        return map(content, self.read(name, positions))
 
 
-class Stored:
+class Stored(Table):
     """The columns of a ``datasets.Dataset``."""
 
     def __init__(self, dataset: datasets.Dataset) -> None:
@@ -84,7 +86,7 @@ class Stored:
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
         """Return the values at some positions as bytes, for the fingerprint."""
         if self.kinds[name] != "image":
-            return map(content, self.read(name, positions))
+            return super().contents(name, positions)
         from datasets.table import embed_table_storage
 
         # Hash files instead of pixels, which may differ between versions of a decoder; files given by path are read.
@@ -92,7 +94,7 @@ class Stored:
         return ((file["bytes"] if file else None) or b"" for file in files[name].to_pylist())
 
 
-class Listed:
+class Listed(Table):
     """Columns in memory: lists, arrays or tensors."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -106,17 +108,9 @@ class Listed:
         """Return all values of a column."""
         return list(self.columns[name])
 
-    def classes(self, name: str) -> tuple[str, ...] | None:
-        """Return the class names of a column of class labels; ``None`` for other columns."""
-        return None
-
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
         """Return the values of a column at some positions."""
         return [self.columns[name][position] for position in positions]
-
-    def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
-        """Return the values at some positions as bytes, for the fingerprint."""
-        return map(content, self.read(name, positions))
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +262,7 @@ def as_row(item: Any) -> dict[str, Any]:
     return {SAMPLE: item}
 
 
-class Mapped:
+class Mapped(Table):
     """The columns of a map-style ``torch.utils.data.Dataset``, whose items are read when they are needed.
 
     Items are read once at the start, for their types and labels.
@@ -330,10 +324,6 @@ class Mapped:
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
         """Return the values of a column at some positions."""
         return [as_row(self.dataset[position])[name] for position in positions]
-
-    def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
-        """Return the values at some positions as bytes, for the fingerprint."""
-        return map(content, self.read(name, positions))
 
 
 def _listed(kinds: Mapping[str, str]) -> str:

@@ -8,8 +8,8 @@ from typing import Annotated, TypeVar
 import torch
 from torch import Tensor
 
-from hf_stitch.errors import see
 from hf_stitch.options import Within
+from hf_stitch.printing import see
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.spectrum import EPS
 from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch

@@ -16,7 +16,7 @@ from hf_stitch.papers import CSISZARIK_2021, Paper
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.spectrum import EPS, rounding
 from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch
-from hf_stitch.stitches.low_rank import LowRankResidualStitch
+from hf_stitch.stitches.linear import LowRankResidualStitch
 from hf_stitch.stitches.sequence import AttentionStitch
 
 

@@ -9,19 +9,11 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import (
-    RowMoments,
-    SecondMoments,
-    check_count,
-    check_variation,
-    nuclear,
-    of_own_rows,
-    once,
-)
+from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nuclear, of_own_rows, once
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import NonNegative, Within, checked
 from hf_stitch.papers import DING_2021, KORNBLITH_2019, MORCOS_2018, RAGHU_2017
-from hf_stitch.statistics.spectrum import EPS, NOTHING_VARIES, Side, Spectrum, above_rounding, rounding
+from hf_stitch.statistics.spectrum import EPS, NOTHING_VARIES, SecondMoments, Side, Spectrum, above_rounding, rounding
 
 _EQUAL = EPS**0.5
 """Difference of two canonical correlations that may be rounding."""
@@ -29,7 +21,7 @@ _EQUAL = EPS**0.5
 
 @of_own_rows
 def cca(x: Tensor, y: Tensor, *, squared: bool = False, ridge: NonNegative = 0.0) -> Tensor:
-    """Mean canonical correlation over all canonical directions (Hotelling 1936).
+    """Mean canonical correlation over all canonical directions, in [0, 1] (Hotelling 1936).
 
     There are as many as the smaller of the ranks of x and y: features that depend on others, and directions that are
     rounding in the dtype of the rows, add none.
@@ -41,13 +33,6 @@ def cca(x: Tensor, y: Tensor, *, squared: bool = False, ridge: NonNegative = 0.0
         ridge: Regularisation added to the covariance of each side, as a multiple of its mean variance. With a ridge,
             few rows are allowed, but the value is invariant to orthogonal maps and scaling only, not to every
             invertible map.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows, or all rows of a side are equal. Without ridge also: n is at most the
-            rank of a side + 1.
 
     Example:
         >>> import torch
@@ -90,7 +75,7 @@ def pwcca(x: Tensor, y: Tensor, *, directions: Literal["paired", "all"] = "paire
     """Projection-weighted CCA: canonical correlations weighted by how much of x each direction explains.
 
     The weight of direction i is ``Σⱼ |⟨hᵢ, xⱼ⟩|`` over the features xⱼ of x, where hᵢ is its canonical variate (Morcos
-    et al. 2018). The metric is asymmetric, and rotating x changes its value.
+    et al. 2018). The value is in [0, 1]. The metric is asymmetric, and rotating x changes its value.
 
     ``directions`` determines which directions of x have a weight. ``"paired"``: those that have a partner in y, as in
     the paper. ``"all"``: all of them, as in the code of Ding et al. (2021) and of Balogh and Jelasity (2025); those
@@ -106,12 +91,6 @@ def pwcca(x: Tensor, y: Tensor, *, directions: Literal["paired", "all"] = "paire
             of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         directions: ``"paired"`` or ``"all"``, the directions of x that have a weight.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: n is at most the rank of a side + 1, or all rows of a side are equal.
 
     Example:
         >>> import torch
@@ -151,20 +130,13 @@ class PWCCA(MomentsMetric):
 
 @of_own_rows
 def svcca(x: Tensor, y: Tensor, *, variance: Annotated[float, Within(0, 1, above=True)] = 0.99) -> Tensor:
-    """Mean canonical correlation of the leading principal components of both sides (Raghu et al. 2017).
+    """Mean canonical correlation of the leading principal components, in [0, 1] (Raghu et al. 2017).
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         variance: Share of the variance of each side to keep, in (0, 1]. The fewest leading components that reach this
             share are used.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: n is at most the number of components + 1 (the value would be 1 for any data), or all rows of a side
-            are equal.
 
     Example:
         >>> import torch

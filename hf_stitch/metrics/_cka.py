@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._pairwise import centred, pairwise, upper
 from hf_stitch.metrics._routes import Route, from_hsic, of_grams
-from hf_stitch.metrics._rows import RowMoments, Rows, SecondMoments, check_count, check_variation, of_rows
+from hf_stitch.metrics._rows import RowMoments, Rows, centred, check_count, check_variation, of_rows, pairwise, upper
 from hf_stitch.metrics.base import ActivationMetric, FeaturesMetric, MomentsMetric, Operand
 from hf_stitch.options import Positive, Within, checked
 from hf_stitch.papers import KORNBLITH_2019, NGUYEN_2021
-from hf_stitch.statistics.hsic import HSIC, unbiased_hsic
+from hf_stitch.statistics.grams import HSIC, MinibatchGrams, unbiased_hsic
 from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.minibatch_grams import MinibatchGrams
+from hf_stitch.statistics.spectrum import SecondMoments
 
 _LEAST_UNBIASED = 4
 _UNBIASED = ", as the unbiased estimate of HSIC is undefined below"
@@ -35,12 +34,6 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
         debiased: Whether to use the unbiased estimator of HSIC (Song et al. 2012). For independent rows the value is
             then close to 0 at any width, and may be negative. Each row must be a different sample, not a position of
             one of a few samples.
-
-    Returns:
-        Similarity in [0, 1], or in [-1, 1] if debiased; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows (4 if debiased), or all rows of a side are equal.
 
     Example:
         >>> import torch
@@ -144,12 +137,6 @@ def minibatch_cka(x: Tensor, y: Tensor, *, batch_size: Annotated[int, Within(4)]
         y: Activations of shape ``(n, dy)``, floating point.
         batch_size: Rows per batch, at least 4.
 
-    Returns:
-        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 4 rows, or all rows of a side are equal within a batch.
-
     Example:
         >>> import torch
         >>> x = torch.randn(50, 8)
@@ -204,12 +191,6 @@ def rbf_cka(x: Tensor, y: Tensor, *, bandwidth: Positive = 0.5) -> Tensor:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         bandwidth: σ as a multiple of the median distance between two rows, computed for each side separately.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: There are fewer than 2 rows, all rows of a side are equal, or the median distance is 0.
 
     Example:
         >>> import torch

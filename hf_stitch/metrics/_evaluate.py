@@ -32,11 +32,6 @@ class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is no
         name: Name in the registry of metrics, or a metric.
         **options: Options of the metric.
 
-    Raises:
-        UnknownNameError: No metric has that name.
-        TypeError: An option is unknown.
-        ValueError: The value of an option is invalid, or the metric compares weights.
-
     Example:
         >>> import numpy as np
         >>> x = np.random.default_rng(0).standard_normal((20, 3))

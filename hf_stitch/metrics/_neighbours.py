@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._pairwise import directions
-from hf_stitch.metrics._rows import check_widths, of_rows
+from hf_stitch.metrics._rows import check_widths, directions, of_rows
 from hf_stitch.metrics.base import FeaturesMetric, Invariances, MeanMetric, Operand
 from hf_stitch.options import Count, checked
 from hf_stitch.papers import HUH_2024, KLABUNDE_2023, MOSCHELLA_2023
+from hf_stitch.statistics.spectrum import EPS
 
 Near = Literal["cosine", "euclidean"]
 
 # Rows per chunk that is compared with all others.
 _QUERIES = 512
+
+# Cosines this close tie, and logs of distances. Copies of a float32 row that differ by rounding have cosines within
+# 1e-13 of 1, and the place of a row in a matrix product moves cosines by 1e-15.
+_TIED = 1e-12
 
 
 class NeighboursMetric(FeaturesMetric):
@@ -35,44 +39,52 @@ class NeighboursMetric(FeaturesMetric):
         return 1 + int(self.options["k"])
 
 
-class SharedNeighboursMetric(NeighboursMetric):
-    """A metric of how many neighbours both sides share.
+class Neighbours(NamedTuple):
+    """The neighbours of rows, ordered by row and number of the neighbour unless they are permuted."""
 
-    Permuting samples numbers them anew, unless distances tie: the numbers of the samples decide between equal ones.
-    """
+    of: Tensor
+    which: Tensor
+    shares: Tensor  # 1; less for rows that tie for fewer places
+    rows: int
+
+    def shared(self, other: Neighbours) -> Tensor:
+        """``(rows,)``: how many neighbours of each row are neighbours on the other side, too."""
+        pairs, others = (side.of * side.rows + side.which for side in (self, other))
+        place = torch.searchsorted(pairs, others).clamp_(max=len(pairs) - 1)
+        both = torch.minimum(self.shares[place], other.shares) * (pairs[place] == others)
+        return both.new_zeros(self.rows).index_add_(0, other.of, both)
+
+    def permuted(self, order: Tensor) -> Neighbours:
+        """Number the rows anew."""
+        place = order.argsort()
+        return self._replace(of=place[self.of], which=place[self.which])
+
+
+class SharedNeighboursMetric(NeighboursMetric):
+    """A metric of how many neighbours both sides share. Permuting samples numbers them anew."""
 
     score: ClassVar[Callable[..., Tensor]]
 
-    def _prepared(self, side: Operand, rows: Tensor) -> tuple[Tensor, Tensor, bool]:
-        rows = rows.double()
-        near, other = (
-            nearest(self.name, side, some, self.options["k"], self.options["distance"]) for some in (rows, rows.flip(0))
-        )
-        return rows, near, not torch.equal(near.sort().values, (len(rows) - 1 - other).flip(0).sort().values)
+    def _prepared(self, side: Operand, rows: Tensor) -> Neighbours:
+        return neighbours(self.name, side, rows.double(), self.options["k"], self.options["distance"])
 
-    def _permuted(self, x: tuple[Tensor, Tensor, bool], y: tuple[Tensor, Tensor, bool], order: Tensor) -> float:
-        if x[2] or y[2]:
-            return super()._permuted(x[0], y[0], order)
-        shared = _same(x[1], order.argsort()[y[1][order]]).double().sum((1, 2))
-        return type(self).score(shared, self.options["k"]).item()
+    def _permuted(self, x: Neighbours, y: Neighbours, order: Tensor) -> float:
+        return type(self).score(x.shared(y.permuted(order)), self.options["k"]).item()
 
 
 @of_rows
 def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
     """Mean share of the k nearest neighbours of a sample that both representations have in common (Huh et al. 2024).
 
+    Rows that tie for the last places among the neighbours of a sample share these places, and of a neighbour the sides
+    have the smaller share in common. So the value does not depend on the order of the samples, and is 1 for equal
+    sides. It is about ``k / (n - 1)`` for independent sides, and more if both collapse to few points.
+
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
-        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
-
-    Returns:
-        Similarity in [0, 1], about ``k / (n - 1)`` for independent sides; a float for arrays, a 0-d float64 tensor for
-        tensors.
-
-    Raises:
-        ValueError: k is n or more, or a row is 0 (cosine distance).
+        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``.
 
     Example:
         >>> import torch
@@ -96,19 +108,14 @@ class MutualKNN(SharedNeighboursMetric):
 def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
     """Mean Jaccard index of the sets of k nearest neighbours in both representations (Klabunde et al. 2023).
 
-    The Jaccard index of a sample is the number of shared neighbours divided by the size of the union.
+    The Jaccard index of a sample is the number of shared neighbours divided by the size of the union. Ties count as in
+    :func:`mutual_knn`.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
-        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
-
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: k is n or more, or a row is 0 (cosine distance).
+        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``.
 
     Example:
         >>> import torch
@@ -116,7 +123,7 @@ def jaccard(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -
         >>> round(jaccard(x, 3 * x).item(), 6)
         1.0
     """
-    return _jaccard(matches("jaccard", x, y, k, distance).sum((1, 2)), k)
+    return _jaccard(_shared("jaccard", x, y, k, distance), k)
 
 
 def _jaccard(shared: Tensor, k: int) -> Tensor:
@@ -145,12 +152,6 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
             stitched to ``y``.
         k: Largest rank that counts, from 1 to n - 1.
 
-    Returns:
-        Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ, k is n or more, or a row is 0.
-
     Example:
         >>> import torch
         >>> x = torch.randn(30, 8)
@@ -163,7 +164,7 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     ranks = []
     for rows in chunks(len(x), x.device):
         cosines = queries[rows] @ found.T
-        ranks.append((cosines >= cosines.gather(1, rows[:, None])).sum(1))
+        ranks.append((cosines >= cosines.gather(1, rows[:, None]) - _TIED).sum(1))
     rank = torch.cat(ranks).to(x)
     return torch.where(rank <= k, 1 / rank, 0).mean()
 
@@ -180,17 +181,11 @@ class MRR(NeighboursMetric):
 
 @of_rows
 def paired_cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Mean cosine similarity between row i of ``x`` and row i of ``y`` (Moschella et al. 2023).
+    """Mean cosine similarity between row i of ``x`` and row i of ``y``, in [-1, 1] (Moschella et al. 2023).
 
     Args:
         x: Activations of shape ``(n, d)``, floating point.
         y: Activations of shape ``(n, d)``, in the same space as ``x``.
-
-    Returns:
-        Similarity in [-1, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ, or a row is 0.
 
     Example:
         >>> import torch
@@ -233,32 +228,71 @@ def _check_k(name: str, k: int, rows: int) -> None:
 
 def shared_neighbours(x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
     """Return for every sample the share of its k nearest neighbours that both sides have in common."""
-    return matches("mutual_knn", x, y, k, distance).sum((1, 2)) / k
+    return _shared("mutual_knn", x, y, k, distance) / k
 
 
-def matches(name: str, x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
-    """``(n, k, k)``: 1 where neighbour a of row i on one side is its neighbour b on the other."""
-    near_x, near_y = (nearest(name, side, rows, k, distance) for side, rows in (("x", x), ("y", y)))
-    return _same(near_x, near_y).to(x)
+def _shared(name: str, x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
+    return neighbours(name, "x", x, k, distance).shared(neighbours(name, "y", y, k, distance))
 
 
-def _same(near_x: Tensor, near_y: Tensor) -> Tensor:
-    return near_x[:, :, None] == near_y[:, None, :]
+def neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Neighbours:
+    """Find the k nearest neighbours of each row, among which rows that tie for the last places share these."""
+    pairs, shares = [], []
+    for some, closeness in _compared(name, side, rows, k, distance):
+        best, places = closeness.topk(k + 1)
+        tied = best[:, k - 1] - best[:, k] <= _TIED
+        pairs.append((some[~tied, None] * len(rows) + places[~tied, :k]).flatten())
+        shares.append(torch.ones_like(pairs[-1], dtype=rows.dtype))
+        if tied.any():
+            above = closeness[tied] - best[tied, k - 1, None]
+            nearer, even = above > _TIED, above.abs() <= _TIED
+            share = nearer + even * (k - nearer.sum(1, keepdim=True)) / even.sum(1, keepdim=True)
+            row, place = share.nonzero(as_tuple=True)
+            pairs.append(some[tied][row] * len(rows) + place)
+            shares.append(share[row, place].to(rows))
+    found, order = torch.cat(pairs).sort()
+    return Neighbours(found // len(rows), found % len(rows), torch.cat(shares)[order], len(rows))
 
 
-def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Tensor:
-    """``(n, k)``: indices of the nearest other rows, nearest first."""
+def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near, *, ranked: bool = False) -> Tensor:
+    """``(n, k)``: indices of the nearest other rows, nearest first; ties at the last place, or any, are refused."""
+    found = []
+    for some, closeness in _compared(name, side, rows, k, distance):
+        best, places = closeness.topk(k + 1)
+        tied = (best[:, :-1] - best[:, 1:] <= _TIED)[:, 0 if ranked else k - 1 :].any(1)
+        if tied.any():
+            raise ValueError(
+                f"{name}: several rows of {side} are equally near to row {int(some[tied][0])}, so that its {k} nearest "
+                "are undefined; drop duplicates on both sides, or change k"
+            )
+        found.append(places[:, :k])
+    return torch.cat(found)
+
+
+def _compared(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Iterator[tuple[Tensor, Tensor]]:
+    """Generate the numbers of some rows, and how close all are to each, itself last: cosines, or logs of distances."""
     _check_k(name, k, len(rows))
     rows = directions(name, side, rows, distance)
-    found = []
+    if alike(rows, distance):
+        what = "equal" if distance == "euclidean" else "equal, or have one direction"
+        raise ValueError(
+            f"{name}: all {len(rows)} rows of {side} are {what}, so none is nearer than others and the value is "
+            "undefined; is the layer dead?"
+        )
     for some in chunks(len(rows), rows.device):
         if distance == "cosine":
             closeness = rows[some] @ rows.T
         else:
-            closeness = -torch.cdist(rows[some], rows, compute_mode="donot_use_mm_for_euclid_dist")
-        closeness.scatter_(1, some[:, None], -torch.inf)
-        found.append(closeness.topk(k).indices)
-    return torch.cat(found)
+            closeness = torch.cdist(rows[some], rows, compute_mode="donot_use_mm_for_euclid_dist")
+            closeness = closeness.clamp_min_(torch.finfo(rows.dtype).tiny).log_().neg_()
+        yield some, closeness.scatter_(1, some[:, None], -torch.inf)
+
+
+def alike(rows: Tensor, distance: Near = "cosine") -> bool:
+    """Return whether all rows (for cosines of length 1) are equal up to rounding."""
+    mean = rows.mean(0)
+    rounding = _TIED**0.5 if distance == "cosine" else 8 * EPS * mean.norm()
+    return bool((rows - mean).norm(dim=1).max() <= rounding)
 
 
 def chunks(rows: int, device: torch.device) -> Iterator[Tensor]:

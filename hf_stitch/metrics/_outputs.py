@@ -21,12 +21,6 @@ def disagreement(x: Tensor, y: Tensor) -> Tensor:
         x: Outputs of the first network, ``(n, classes)``, logits or probabilities. Of equal maxima the first counts.
         y: Outputs of the second network, ``(n, classes)``.
 
-    Returns:
-        Distance in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ.
-
     Example:
         >>> import torch
         >>> disagreement(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[0.0, 2.0], [1.0, 3.0]])).item()
@@ -54,19 +48,13 @@ class Disagreement(MeanMetric):
 
 @of_rows
 def jensen_shannon(x: Tensor, y: Tensor, *, inputs: Literal["logits", "probabilities"] = "logits") -> Tensor:
-    """Mean Jensen-Shannon divergence in nats: ``H((p + q) / 2) - (H(p) + H(q)) / 2`` (Lin 1991).
+    """Mean Jensen-Shannon divergence, 0 to ln 2 nats: ``H((p + q) / 2) - (H(p) + H(q)) / 2`` (Lin 1991).
 
     Args:
         x: Outputs of the first network, ``(n, classes)``.
         y: Outputs of the second network, ``(n, classes)``.
         inputs: ``"logits"``, which are passed through a softmax, or ``"probabilities"``, which must sum to 1 within
             0.01 and are normalised to sum to 1.
-
-    Returns:
-        Divergence in [0, ln 2] nats; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ, or probabilities are negative or do not sum to 1.
 
     Example:
         >>> import math, torch

@@ -9,27 +9,18 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._rows import (
-    RowMoments,
-    Rows,
-    SecondMoments,
-    check_count,
-    check_variation,
-    check_widths,
-    of_own_rows,
-    of_rows,
-)
+from hf_stitch.metrics._rows import RowMoments, Rows, check_count, check_variation, check_widths, of_own_rows, of_rows
 from hf_stitch.metrics.base import MomentsMetric, Operand
 from hf_stitch.options import checked
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, KORNBLITH_2019
-from hf_stitch.statistics.spectrum import NOTHING_VARIES, above_rounding, rounding
+from hf_stitch.statistics.spectrum import NOTHING_VARIES, SecondMoments, above_rounding, rounding
 
 
 @of_own_rows
 def linear_regression(
     x: Tensor, y: Tensor, *, center: bool = True, weight: Rows | None = None, bias: Rows | None = None
 ) -> Tensor:
-    """R² of a linear map from x to y: ``1 - ‖X Wᵀ + b - Y‖² / ‖Y‖²``.
+    """R² of a linear map from x to y, at most 1: ``1 - ‖X Wᵀ + b - Y‖² / ‖Y‖²``.
 
     Without ``weight``, the map is the least-squares fit (Csiszárik et al. 2021, definition 6.1; Kornblith et al. 2019),
     and R² is invariant to invertible maps of x. With ``weight``, the given map is evaluated, for example a trained
@@ -41,13 +32,6 @@ def linear_regression(
         center: Whether to centre: the fit has an intercept, and the denominator is the variation of Y about its mean.
         weight: Weight of the map, ``(dy, dx)`` as in ``torch.nn.Linear``, or None to fit the map.
         bias: Bias of the map, ``(dy,)``; needs ``weight``. If None, the given map has no bias.
-
-    Returns:
-        R², at most 1, and at least 0 for a fitted map; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: All rows of a side are equal (if not ``center``: y is 0), n is at most the number of unknowns per
-            output of the fit (R² would be 1 for any data), or ``weight`` or ``bias`` has the wrong shape.
 
     Example:
         >>> import torch
@@ -109,12 +93,6 @@ def direct_matching(x: Tensor, y: Tensor) -> Tensor:
     Args:
         x: Activations of the source after the stitching layer, ``(n, d)``, floating point.
         y: Activations of the target, ``(n, d)``, floating point.
-
-    Returns:
-        Relative error, 0 or more; a float for arrays, a 0-d float64 tensor for tensors.
-
-    Raises:
-        ValueError: The widths differ, or y is 0 throughout.
 
     Example:
         >>> import torch

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hf_stitch.statistics import Moments
-from hf_stitch.statistics.hsic import HSIC
+from hf_stitch.statistics.features import LayerRows
+from hf_stitch.statistics.grams import HSIC
 from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.layer_rows import LayerRows
 
 Collected = Literal["moments", "rows", "minibatches"]
 """Statistics that a pass over the data can collect: ``LayerMoments``, ``LayerRows`` or ``MinibatchGrams``."""

@@ -1,11 +1,11 @@
-"""Input of metrics: paired rows, checked and converted to float64, and moments computed from them."""
+"""Input of metrics: paired rows, checked and converted to float64, their moments, and distances between rows."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_stitch.options import check_call
 from hf_stitch.statistics.base import Rows
-from hf_stitch.statistics.spectrum import EPS, UNCERTAIN, Side, above_rounding, eps_of, rounding
+from hf_stitch.statistics.spectrum import EPS, UNCERTAIN, SecondMoments, Side, above_rounding, eps_of, rounding
 
 Array = NDArray[np.floating[Any]]
 Options = ParamSpec("Options")
@@ -42,9 +42,6 @@ def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> 
         formula: ``formula(x, y, *, option=default, …)``, which takes two float64 tensors of shapes ``(n, dx)`` and
             ``(n, dy)`` and returns a 0-d tensor. Its name is the name of the metric. Its keyword-only parameters with a
             default are the options; their annotations are checked.
-
-    Returns:
-        The metric function, with the same signature.
 
     Example:
         >>> import torch
@@ -132,25 +129,6 @@ def _checked(name: str, side: str, rows: Rows) -> Tensor:
             "network in a wider dtype"
         )
     return values
-
-
-class SecondMoments(Protocol):
-    """The interface shared by ``Moments`` and ``RowMoments``: counts, means, co-moments, and eps of the rows."""
-
-    @property
-    def n(self) -> int: ...
-    @property
-    def mean_x(self) -> Tensor: ...
-    @property
-    def mean_y(self) -> Tensor: ...
-    @property
-    def sxx(self) -> Tensor: ...
-    @property
-    def syy(self) -> Tensor: ...
-    @property
-    def sxy(self) -> Tensor: ...
-    @property
-    def eps(self) -> Tensor: ...
 
 
 class RowMoments:
@@ -258,3 +236,46 @@ def nonnegative(name: str, value: Tensor, scale: Tensor, terms: int) -> Tensor:
             f"{name}: {value.item():.3e} must not be negative; rounding of {scale.item():.3e} does not explain it"
         )
     return torch.where(value < 0, 0, value)  # not value * 0, which is -0.0
+
+
+Distance = Literal["correlation", "cosine", "euclidean"]
+
+
+def pairwise(rows: Tensor, distance: Distance) -> Tensor:
+    """``(n, n)``: Euclidean distances between rows, or 1 minus the inner products of rows from ``directions``.
+
+    Euclidean distances are computed from differences; computing them from inner products would lose half of the digits.
+    """
+    if distance == "euclidean":
+        return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    return 1 - rows @ rows.T
+
+
+def directions(name: str, side: str, rows: Tensor, distance: Distance = "cosine") -> Tensor:
+    """Normalise rows so that their inner products are cosines or correlations; keep them for Euclidean distances."""
+    if distance == "euclidean":
+        return rows
+    if distance == "correlation":
+        lengths = rows.norm(dim=1)
+        rows = rows - rows.mean(1, keepdim=True)
+        flat = rows.norm(dim=1) <= 8 * torch.finfo(rows.dtype).eps * lengths
+    else:
+        flat = rows.norm(dim=1) == 0
+    if flat.any():
+        what = "constant" if distance == "correlation" else "zero"
+        raise ValueError(
+            f"{name}: row {int(flat.nonzero()[0])} of {side} is {what}, so its {distance} to others is undefined; "
+            "drop the row on both sides, or choose another distance if the metric has that option"
+        )
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def upper(matrix: Tensor) -> Tensor:
+    """The entries above the diagonal, ``(n (n - 1) / 2,)``."""
+    i, j = torch.triu_indices(len(matrix), len(matrix), 1, device=matrix.device)
+    return matrix[i, j]
+
+
+def centred(matrix: Tensor) -> Tensor:
+    """Subtract the means of the rows and of the columns."""
+    return matrix - matrix.mean(0) - matrix.mean(1, keepdim=True) + matrix.mean()

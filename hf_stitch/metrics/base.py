@@ -45,10 +45,6 @@ class Metric(ABC):
     Args:
         **options: Options of the function.
 
-    Raises:
-        TypeError: An option is unknown.
-        OptionError: The value of an option is invalid.
-
     Example:
         >>> from hf_stitch import registries
         >>> registries.metrics.build("linear_cka", debiased=True).label
@@ -82,7 +78,6 @@ class Metric(ABC):
         return self.name + (f"({', '.join(changed)})" if changed else "")
 
     def __repr__(self) -> str:
-        """The class and its options."""
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
 
 
@@ -154,9 +149,6 @@ class WeightMetric(Metric):
 
         Returns:
             Layer -> what was read of it, in the order of the modules.
-
-        Raises:
-            ValueError: The network has no layer that the metric reads.
         """
 
     def value(self, a: Weights, b: Weights) -> float:
@@ -165,9 +157,6 @@ class WeightMetric(Metric):
         Args:
             a: What :meth:`read` returned for a layer.
             b: The same for a layer of the other network.
-
-        Returns:
-            The value of the metric, finite.
 
         Raises:
             NotComparable: The layers have no value: other shapes, other parts that must be shared, or weights that are
@@ -262,9 +251,6 @@ class ActivationMetric(Metric):
         Args:
             side: ``"x"`` or ``"y"``.
             width: Number of features of this side.
-
-        Returns:
-            Number of rows. With fewer rows the metric is undefined for any data.
         """
         return 2
 
@@ -297,12 +283,6 @@ class ActivationMetric(Metric):
         Args:
             x_rows: ``(n, dx)``, floating point. Row i of both sides must be the same sample.
             y_rows: ``(n, dy)``, floating point.
-
-        Returns:
-            This metric.
-
-        Raises:
-            ValueError: A side is not a matrix of finite real floating-point numbers, or the sides do not pair up.
         """
 
     @abstractmethod
@@ -392,17 +372,7 @@ class MomentsMetric(ActivationMetric):
         return self.from_moments(self._require(self._moments))
 
     def from_moments(self, moments: Moments) -> float:
-        """Compute the value from moments.
-
-        Args:
-            moments: Moments of the paired rows.
-
-        Returns:
-            The value of the metric.
-
-        Raises:
-            ValueError: The value is undefined for these moments; the message contains the reason.
-        """
+        """Compute the value from moments."""
         return type(self).formula(moments, **self.options).item()
 
 
@@ -443,17 +413,7 @@ class FeaturesMetric(ActivationMetric):
         return self.from_features(self._require(self._features))
 
     def from_features(self, features: Features) -> float:
-        """Compute the value from kept rows.
-
-        Args:
-            features: Paired rows.
-
-        Returns:
-            The value of the metric.
-
-        Raises:
-            ValueError: The value is undefined for these rows; the message contains the reason.
-        """
+        """Compute the value from kept rows."""
         return type(self).function(features.x, features.y, **self.options).item()
 
 

@@ -16,10 +16,9 @@ from hf_stitch.adapters.recording import record
 from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.pairs.moments import PairMoments, check_moments_fit
 from hf_stitch.pairs.pair import Cell, Pair, check_finite
-from hf_stitch.processes import ALONE
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
 from hf_stitch.resources import check_fits
-from hf_stitch.running import Run
+from hf_stitch.running import ALONE, Run
 from hf_stitch.statistics import Features, Moments
 from hf_stitch.statistics.base import within
 from hf_stitch.stitches.layer import POOLED, paired_rows, part_widths, source_positions, source_prefix
@@ -85,10 +84,6 @@ class CollectedPair(Collected):
         run: How the job runs. The processes share the samples, and all of them get the same.
         unpaired: Samples of the source and samples of the target without partners.
         state: Checkpoint of the job, from which interrupted work continues.
-
-    Raises:
-        ValueError: From each method, if activations are NaN or infinite (the message names layer and sample), or what
-            is collected does not fit into memory.
 
     Example:
         >>> import hf_stitch

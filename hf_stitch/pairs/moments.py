@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from hf_stitch.pairs.pair import Pair
-from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling, Representation
 from hf_stitch.resources import check_fits
+from hf_stitch.running import Processes
 from hf_stitch.statistics import Moments
 from hf_stitch.statistics.base import within
-from hf_stitch.statistics.interpolated_moments import InterpolatedMoments
-from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.layer_moments import InterpolatedMoments, LayerMoments
 from hf_stitch.stitches.layer import enlarges, paired_prefix, paired_rows, part_widths
 
 Grid = tuple[int, int]

@@ -82,12 +82,7 @@ class Pair:
         cls, run: Run, source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, *, pooling: Pooling,
         task: str | None = "auto", scored: bool = False, align: Align = "tokens", own: bool = False,
     ) -> Self:  # fmt: skip
-        """Load two networks and check that they meet; with ``own``, maps also take the embedding of the target's token.
-
-        Raises:
-            ValueError: If the networks do not take the same samples or tokens, the head cannot be scored, the target
-                has no task although stitched models are ``scored``, or the pooling leaves too little for the task.
-        """
+        """Load two networks and check that they meet; with ``own``, maps also take the embedding of target tokens."""
         a, b = load_on(source, run.processes.device), load_on(target, run.processes.device)
         if align == "prefix":
             a = PrefixAdapter(a, b, own=own)
@@ -157,9 +152,6 @@ class Pair:
             twin: Samples of the target, if it takes other ones.
             complete: Whether to run the networks to their ends, where a source that reads the tokens of the target has
                 no output.
-
-        Raises:
-            ValueError: If activations are NaN or infinite; the message names layer and sample.
         """
         own, twin = self.run_source(batch, complete=complete), twin or batch
         inputs = task_named(self.task).inputs(self.target, twin.samples)
@@ -178,12 +170,7 @@ class Pair:
 
     @torch.no_grad()
     def rehearse(self, train: PairedSamples, test: Samples) -> None:
-        """Run one sample through both networks and every cut, so that errors occur before all data are read.
-
-        Raises:
-            ValueError: If the sample has another size than the one for which a network is cut, rows do not correspond,
-                the target cannot run on what the pooling leaves, or labels of the test samples are no classes of it.
-        """
+        """Run one sample through both networks and every cut, so that errors occur before all data are read."""
         ((_, batch, twin),) = train.take(1).batches(Run(1, progress=False), "rehearsing")
         found = self.run(batch, twin, complete=self.task is not None)
         for side, adapter, representations in (("source", self.source, found.x), ("target", self.target, found.y)):

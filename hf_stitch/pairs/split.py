@@ -42,11 +42,7 @@ class Split:
         cls, pair: Pair, run: Run, data: Any, *, paired_data: Any = None, test_data: Any = None,
         test_size: float | int | None = None, unpaired: Any = None,
     ) -> Self:  # fmt: skip
-        """Read the samples of a pair of networks, number their labels as the target does, and split them by sample.
-
-        Raises:
-            ValueError: If they do not correspond, cannot be split, or are too long for the source.
-        """
+        """Read the samples of a pair of networks, number their labels as the target does, and split them by sample."""
         if paired_data is not None and pair.align == "prefix":
             raise ValueError("with align='prefix' both networks read the same texts: leave out paired_data")
         if paired_data is not None and test_data is not None:

@@ -6,10 +6,8 @@ Every function returns a ``matplotlib.figure.Figure`` outside of pyplot and with
 
 from importlib.util import find_spec
 
-from hf_stitch.plots.curves import curves
+from hf_stitch.plots.charts import curves, interval_panels, intervals, strips
 from hf_stitch.plots.heatmap import heatmap, heatmaps
-from hf_stitch.plots.intervals import interval_panels, intervals
-from hf_stitch.plots.strips import strips
 
 if find_spec("matplotlib") is None:
     raise ModuleNotFoundError(

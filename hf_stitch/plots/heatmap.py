@@ -87,11 +87,12 @@ def heatmap(
     axes.set_xlabel(column_title)
     axes.set_ylabel(row_title)
     if matrix.shape[1] <= MOST_COLUMNS:
-        write_numbers(axes, matrix, image, starry)
+        _write_numbers(axes, matrix, image, starry)
     elif starry.any():
         rows, columns = np.nonzero(starry)
         axes.plot(columns, rows, "*", color="white", markeredgecolor="black", markersize=7, linestyle="none")
-    draw_frames(axes, frames)
+    for row, column in np.argwhere(frames):
+        axes.add_patch(_frame((column - 0.46, row - 0.44), 0.92, 0.88))
     _explain(figure, marks if frames.any() else "", stars if starred is not None else "")
     figure.colorbar(image, label=label).outline.set_visible(False)
     figure.suptitle(title, fontsize="large")
@@ -133,19 +134,13 @@ def _size(row_labels: Sequence[str], column_labels: Sequence[str]) -> tuple[floa
     return max(width, 4.2), max(0.34 * len(row_labels) + 1.6, 2.8)
 
 
-def write_numbers(axes: Axes, matrix: NDArray[np.float64], image: ScalarMappable, starred: NDArray[np.bool_]) -> None:
+def _write_numbers(axes: Axes, matrix: NDArray[np.float64], image: ScalarMappable, starred: NDArray[np.bool_]) -> None:
     """Write the numbers into the cells of an image, black on bright colours and white on dark ones; a dash for NaN."""
     colours = image.to_rgba(np.ma.masked_invalid(matrix))
     for (row, column), value in np.ndenumerate(matrix):
         bright = np.dot(colours[row, column, :3], [0.299, 0.587, 0.114]) > 0.5
         text = "–" if np.isnan(value) else f"{value:.2f}" + ("*" if starred[row, column] else "")
         axes.text(column, row, text, ha="center", va="center", fontsize=9, color="black" if bright else "white")
-
-
-def draw_frames(axes: Axes, frames: NDArray[np.bool_]) -> None:
-    """Draw a frame around cells of an image."""
-    for row, column in np.argwhere(frames):
-        axes.add_patch(_frame((column - 0.46, row - 0.44), 0.92, 0.88))
 
 
 def _frame(corner: tuple[float, float], width: float, height: float) -> Rectangle:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from PIL.Image import Image, Resampling
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -18,13 +20,12 @@ from hf_stitch.adapters.recording import record
 from hf_stitch.data import Batch, Id, Samples, check_same_order
 from hf_stitch.data.overlap import ContentSketch
 from hf_stitch.options import checked
-from hf_stitch.processes import Processes
+from hf_stitch.printing import warn
 from hf_stitch.records import SPARSE, encode, read
 from hf_stitch.reference import ModelReference
-from hf_stitch.relative.duplicates import warn_of_near_duplicates
 from hf_stitch.relative.projection import check_anchors
 from hf_stitch.representation import Pooling
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.storage.files import decoding, digest, load_whole, replacing
 
 CONFIG = "anchors.json"
@@ -100,22 +101,14 @@ class AnchorSet:
         """Create a set without representations.
 
         A warning names anchors that are nearly the same image or tensor.
-
-        Args:
-            samples: The anchors; :func:`hf_stitch.relative.select_anchors` selects them.
-
-        Returns:
-            The set.
         """
         warn_of_near_duplicates(samples)
         return cls(samples.ids, samples.fingerprint, contents=ContentSketch.of(samples))
 
     def __len__(self) -> int:
-        """Number of anchors."""
         return len(self.ids)
 
     def __repr__(self) -> str:
-        """Number of anchors and of encoders."""
         return f"AnchorSet({len(self)} anchors, encoded by {len(self.encoded)})"
 
     # -- representations -------------------------------------------------------------------------------------------
@@ -144,13 +137,8 @@ class AnchorSet:
             batch_size: Samples per forward pass.
             progress: Whether to show a progress bar.
 
-        Returns:
-            The set with the new representations, or this set if it already contains them.
-
         Raises:
             NotACutError: The layer is not a cut.
-            ValueError: The samples differ from the anchors or are in another order, the pooling gives several rows per
-                sample, or representations repeat, are all equal, or differ from those already in the set.
         """
         self.check_same(samples)
         adapter = load(model)
@@ -176,13 +164,6 @@ class AnchorSet:
             reference: The encoder, pinned by weights, config and processor (``adapter.pinned``).
             layer: The layer.
             pooling: The pooling that was used.
-
-        Returns:
-            The set with the new representations.
-
-        Raises:
-            ValueError: The number of representations differs from that of the anchors, they repeat or are all equal, or
-                the set already contains this encoder and layer.
         """
         if len(values) != len(self):
             raise ValueError(f"{len(self)} anchors need one representation each, got {len(values)}")
@@ -196,50 +177,19 @@ class AnchorSet:
         return dataclasses.replace(self, encoded=(*self.encoded, added))
 
     def merge(self, other: AnchorSet) -> AnchorSet:
-        """Return this set with the additional representations of another set of the same anchors.
-
-        Args:
-            other: The other set.
-
-        Returns:
-            The merged set.
-
-        Raises:
-            ValueError: The anchors differ (:meth:`check_same`).
-        """
+        """Return this set with the additional representations of another set of the same anchors."""
         self.check_same(other)
         added = (each for each in other.encoded if not self._find(each.reference, each.layer, each.pooling))
         return dataclasses.replace(self, encoded=(*self.encoded, *added))
 
     @checked
     def has(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> bool:
-        """Whether the set contains the representations by an encoder.
-
-        Args:
-            model: The encoder, or its pinned reference.
-            layer: The layer.
-            pooling: The pooling.
-
-        Returns:
-            True if :meth:`values` would return them.
-        """
+        """Whether the set contains the representations by an encoder."""
         return self._find(model.pinned if isinstance(model, Adapter) else model, layer, pooling) is not None
 
     @checked
     def values(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> Tensor:
-        """Return the representations of the anchors by an encoder.
-
-        Args:
-            model: The encoder, or its pinned reference.
-            layer: The layer.
-            pooling: The pooling.
-
-        Returns:
-            ``(k, d)``, in the order of the anchors.
-
-        Raises:
-            ValueError: The set does not contain them; the message lists what it contains.
-        """
+        """Return the representations of the anchors by an encoder, ``(k, d)``, in the order of the anchors."""
         reference = model.pinned if isinstance(model, Adapter) else model
         if found := self._find(reference, layer, pooling):
             return found.values
@@ -259,14 +209,7 @@ class AnchorSet:
         return next((each for each in self.encoded if _same(each, reference, layer, pooling)), None)
 
     def check_same(self, other: Samples | AnchorSet) -> None:
-        """Check that samples or another set are the same anchors, in the same order.
-
-        Args:
-            other: Samples, or another set.
-
-        Raises:
-            ValueError: Number, order, ids, content or labels differ; the message names the difference.
-        """
+        """Check that samples or another set are the same anchors, in the same order."""
         if len(other.ids) != len(self):
             raise ValueError(
                 f"there are {len(self)} anchors, got {len(other.ids)}; pass the same samples in the same order"
@@ -283,14 +226,7 @@ class AnchorSet:
             )
 
     def check_parallel(self, other: Samples | AnchorSet) -> None:
-        """Check that the anchors of two sides correspond: both have the same ids in the same order.
-
-        Args:
-            other: Samples, or another set.
-
-        Raises:
-            ValueError: The ids differ; the message contains the first difference.
-        """
+        """Check that the anchors of two sides correspond: both have the same ids in the same order."""
         try:
             check_same_order(self.ids, other.ids)
         except ValueError as error:
@@ -298,12 +234,6 @@ class AnchorSet:
 
     def among(self, samples: Samples) -> list[int]:
         """Return the places of samples that are anchors, recognised by their content.
-
-        Args:
-            samples: Any samples.
-
-        Returns:
-            Places in ``samples``, in order.
 
         Example:
             >>> data = Samples.of(["good", "bad", "fine"])
@@ -320,9 +250,6 @@ class AnchorSet:
 
         Paths of local models are not written; such an encoder is identified by its weights, config and processor.
 
-        Args:
-            save_directory: The folder; created if necessary.
-
         Raises:
             OSError: A file cannot be written. The previous files are unchanged then.
         """
@@ -338,15 +265,8 @@ class AnchorSet:
     def from_pretrained(cls, folder: str | Path) -> Self:
         """Read a set from a folder.
 
-        Args:
-            folder: The folder, written by :meth:`save_pretrained`.
-
-        Returns:
-            The set.
-
         Raises:
             FileNotFoundError: A file is missing.
-            ValueError: A file is damaged, or the two files do not match.
         """
         return load_whole(Path(folder), CONFIG, decoding(folder)(lambda: cls._load(Path(folder))))
 
@@ -419,3 +339,59 @@ def _same(encoded: EncodedAnchors, reference: ModelReference, layer: str, poolin
     pinned = have.weights_hash and reference.weights_hash
     matches = not have.changes(reference) if pinned else have == reference
     return matches and (encoded.layer, encoded.pooling) == (layer, pooling)
+
+
+# -- near duplicates ---------------------------------------------------------------------------------------------------
+SIDE = 32
+"""Width and height to which images are reduced for the comparison."""
+
+FEWEST = 64
+"""Minimum number of values of a sample: with fewer, different samples are often near each other."""
+
+NEAR = 0.1
+"""Samples are nearly the same if their distance is below this share of the median distance. On CIFAR-10 and
+Fashion-MNIST, different images are further apart, and images that differ in one pixel are nearer."""
+
+_ROWS = 512
+
+
+def warn_of_near_duplicates(samples: Samples) -> None:
+    """Warn if two anchors are nearly the same image or tensor.
+
+    Images are compared as grey images of 32 x 32 pixels. Texts are not compared: equal ones have equal representations,
+    which is an error later.
+    """
+    rows = _rows(samples)
+    if rows is None or len(rows) < 3:
+        return
+    distances = [torch.cdist(part, rows) for part in rows.split(_ROWS)]
+    median = distances[0].flatten()[:: max(1, distances[0].numel() // 100_000)].median()
+    nearest = torch.cat([part.topk(2, dim=1, largest=False).values[:, 1] for part in distances])
+    first = int(nearest.argmin())
+    if not nearest[first] < NEAR * median:
+        return
+    others = torch.cdist(rows[first : first + 1], rows)[0]
+    others[first] = torch.inf
+    warn(
+        f"anchors {samples.ids[first]!r} and {samples.ids[int(others.argmin())]!r} are nearly the same sample (their "
+        f"distance is {float(nearest[first] / median):.1%} of the median): one of them adds hardly anything, choose "
+        "another"
+    )
+
+
+def _rows(samples: Samples) -> Tensor | None:
+    """Return one vector per sample; ``None`` if samples are texts, small, or differ in shape."""
+    if samples.modality == "text":
+        return None
+    rows = [_values(sample) for batch in samples.batches(_ROWS) for sample in batch.samples]
+    if len({row.shape for row in rows}) > 1 or rows[0].size < FEWEST:
+        return None
+    found = torch.from_numpy(np.stack(rows))
+    return found if bool(found.isfinite().all()) else None
+
+
+def _values(sample: Any) -> np.ndarray[Any, Any]:
+    if isinstance(sample, Image):
+        return np.asarray(sample.convert("RGB").convert("L").resize((SIDE, SIDE), Resampling.BOX), np.float32).ravel()
+    values = np.asarray(sample.detach().cpu().float() if isinstance(sample, Tensor) else sample, np.float32).ravel()
+    return values[:: max(1, values.size // SIDE**2)]

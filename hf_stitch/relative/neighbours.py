@@ -39,10 +39,6 @@ def nearest(
     Returns:
         ``(m, k)`` cosines or distances, nearest first, and ``(m, k)`` int64 indices of the rows over all chunks.
 
-    Raises:
-        ValueError: There are fewer than k rows, rows and queries have different widths, or one of them is 0 (cosine) or
-            contains NaN or infinity.
-
     Example:
         >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
         >>> nearest(torch.tensor([[2.0, 0.1]]), rows, k=2)[1]

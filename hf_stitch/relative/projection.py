@@ -71,10 +71,6 @@ class RelativeProjection(Stitch):
             ``NonLinearSumAggregation``).
         dtype: Dtype of anchors and weights.
 
-    Raises:
-        ValueError: The value of an option is invalid.
-        UnknownNameError: No similarity has that name.
-
     Example:
         >>> projection = RelativeProjection.of(torch.tensor([[2.0, 0.0], [0.0, 3.0]]), similarities=["cosine", "inner"])
         >>> projection(torch.tensor([[3.0, 4.0]]))
@@ -139,13 +135,6 @@ class RelativeProjection(Stitch):
             ids: Ids of the samples (``AnchorSet.ids``), with which :meth:`with_anchors` compares others. They are not
                 saved.
             **options: As for the class, except ``dtype``, which is that of the anchors.
-
-        Returns:
-            The projection, on the device of the anchors.
-
-        Raises:
-            ValueError: As for the class; or the anchors are not a finite matrix, are all equal, contain repeated rows
-                (the message names them), or cannot be used by a similarity.
         """
         check_anchors(anchors)
         projection = cls(anchors.shape[1], len(anchors), similarities, dtype=anchors.dtype, **options)
@@ -154,7 +143,7 @@ class RelativeProjection(Stitch):
 
     @torch.no_grad()
     def with_anchors(self, anchors: Tensor, ids: Sequence[Id] | None = None) -> RelativeProjection:
-        """Return the same projection for another encoder.
+        """Return the same projection, with copies of all other weights, for another encoder.
 
         The layers that follow the projection can then be used with that encoder without training.
 
@@ -163,12 +152,6 @@ class RelativeProjection(Stitch):
                 differ.
             ids: Ids of these samples (``AnchorSet.ids``), which are compared with those of the projection. ``None``
                 (default) gives a warning, because other samples would make the following layers useless, unnoticed.
-
-        Returns:
-            A projection with these anchors and copies of all other weights.
-
-        Raises:
-            ValueError: The number of anchors or their ids differ, or as in :meth:`of`.
 
         Example:
             >>> x, anchors, ids = torch.randn(5, 3), torch.randn(4, 3), range(4)
@@ -220,9 +203,6 @@ class RelativeProjection(Stitch):
 
         Yields:
             Tensors ``(at most chunk, out_features)``, in the dtype and on the device of the anchors.
-
-        Raises:
-            ValueError: The rows have the wrong width, or ``chunk`` is below 1.
 
         Example:
             >>> projection = RelativeProjection.of(torch.eye(3))

@@ -52,9 +52,6 @@ class Similarity(Configured, ABC):
 
         Returns:
             Function from rows ``(n, d)`` to similarities ``(n, k)``, which maps each row independently.
-
-        Raises:
-            ValueError: The anchors are invalid. The returned function raises it if a row has no similarity.
         """
 
     def __call__(self, x: Tensor, anchors: Tensor) -> Tensor:

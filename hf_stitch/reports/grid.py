@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hf_stitch.analysis.detection.noise import MAX_DOSE
-from hf_stitch.analysis.grid.result import ACCURATE, StitchGrid
+from hf_stitch.analysis.grid import ACCURATE, StitchGrid
 from hf_stitch.reports.drawing import Array, heat_map, layout_of, marks, thinned
 from hf_stitch.reports.section import Figure, Section, Table, Trace, View, key_of
 

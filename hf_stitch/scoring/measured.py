@@ -38,12 +38,32 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """What was measured of outputs, for each sample."""
+
+    front: str  # name of the halves
+    who: str  # predictor, target or source
+    name: str  # the measure
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a watch has kept of activations, for each sample."""
+
+    what: str  # norm or error, or whose activations a detector was shown: own, doses, stitched
+    view: str  # what was looked at of them
+    place: str  # layer of the target, or name of the predictor that made them
+    front: str = ""  # name of the halves of this predictor
+    name: str = ""  # what a detector keeps
+
+
+@dataclass(frozen=True)
 class Measured:
     """What a pass has measured of all samples."""
 
     task: Task
     answers: Mapping[str, Mapping[str, Answers]]  # name of halves -> predictor, target and source -> measures
-    seen: Mapping[tuple[str, ...], Array]  # what a watch kept
+    seen: Mapping[Kept, Array]  # what a watch kept
 
     def drawn(self, name: str, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
         """Return the figures of all predictors between some halves, and of chance, on all samples and on resamples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import astuple, fields, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,21 +18,20 @@ from hf_stitch.data import Batch, PairedSamples
 from hf_stitch.data.samples import Id
 from hf_stitch.pairs.pair import Ran, run_to
 from hf_stitch.printing import warn
-from hf_stitch.processes import ALONE, joined
 from hf_stitch.representation import Representation
 from hf_stitch.resources import seconds_of
-from hf_stitch.running import Run
+from hf_stitch.running import ALONE, Run, joined
 from hf_stitch.scoring.halves import Halves, Predictor
-from hf_stitch.scoring.measured import Measured
+from hf_stitch.scoring.measured import Kept, Measure, Measured
 from hf_stitch.statistics.base import within
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated, logits_of
 from hf_stitch.tasks.per_sample import OfSamples
 from hf_stitch.tasks.tokens import NextToken
 
-Key = tuple[str, ...]
-"""Of a measure: ``answers``, name of halves, predictor, measure; or ``seen`` and what a watch names it."""
-Parts = dict[Key, list[Any]]
+Parts = dict[Measure | Kept, list[Any]]
+KINDS: dict[str, type[Measure | Kept]] = {"answers": Measure, "seen": Kept}
+"""What a state calls the keys of what was measured."""
 DIFFERS = "another number of threads or another machine rounds differently, which training amplifies"
 
 
@@ -43,12 +42,12 @@ class Watch(Protocol):
     def fingerprint(self) -> bytes:
         """Hash of what decides what is kept."""
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> Mapping[Key, Array]:
+    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> Mapping[Kept, Array]:
         """Return what is kept of the target's own activations of a batch, by layer."""
 
     def see_stitched(
         self, predictor: Predictor, mapped: Representation, y: Representation, ids: Sequence[Id]
-    ) -> Mapping[Key, Array]:
+    ) -> Mapping[Kept, Array]:
         """Return what is kept of the activations that a predictor hands over, of which ``y`` are the target's own."""
 
 
@@ -74,7 +73,7 @@ class Scoring:
     ) -> None:  # fmt: skip
         self.target, self.halves, self.predictors, self.task, self.watch = target, halves, predictors, task, watch
         self._kept, self._sizes = kept, sizes  # measures of predictors, by default all; whether texts are measured
-        self._constants: dict[Key, Tensor] = {}
+        self._constants: dict[tuple[str, str], Tensor] = {}
 
     @property
     def networks(self) -> list[nn.Module]:
@@ -105,7 +104,7 @@ class Scoring:
                     parts.setdefault(key, []).append(values)
                 if state is not None and state.checkpoint.due(count == last):
                     parts = {key: [concatenated(values)] for key, values in parts.items()}
-                    arrays = {f"measures.{json.dumps(key)}": torch.from_numpy(of) for key, (of,) in parts.items()}
+                    arrays = {_written(key): torch.from_numpy(of) for key, (of,) in parts.items()}
                     tensors = {**state.kept, **arrays, "watch": self._fingerprint}
                     state.checkpoint.save(state.offset + count, tensors)
         return self._measured(joined(run.processes.gather(parts)), samples)
@@ -117,11 +116,11 @@ class Scoring:
         seconds = seconds_of(lambda: found.append(self.run(few, quiet)), self.device)
         return seconds * len(samples) / len(few) / run.processes.count, found[0]
 
-    def _measure(self, batch: Batch, twin: Batch) -> dict[Key, Any]:
+    def _measure(self, batch: Batch, twin: Batch) -> dict[Measure | Kept, Any]:
         target, sizes = self._target(twin)
-        measured: dict[Key, Any] = {}
+        measured: dict[Measure | Kept, Any] = {}
         if self.watch is not None:
-            measured |= _below("seen", self.watch.see_own(target.found, twin.ids))
+            measured |= self.watch.see_own(target.found, twin.ids)
         once = _Once()
         for name, halves in self.halves.items():
             own = once(halves.front, halves.encode, batch)
@@ -136,7 +135,7 @@ class Scoring:
                     rows |= self.task.measure({**outputs, "target": target.output}, *sides)
                     outputs.clear()
                 if self.watch is not None and mapped is not None and like is not None:
-                    measured |= _below("seen", self.watch.see_stitched(predictor, mapped, like, batch.ids))
+                    measured |= self.watch.see_stitched(predictor, mapped, like, batch.ids)
             source, alone = own.output, halves.alone
             if alone is not None and not halves.reads_other_tokens:
                 source = once(id(alone), lambda net: net.forward(self.task.inputs(net, batch.samples)), alone)
@@ -147,7 +146,7 @@ class Scoring:
             for who, row in rows.items():
                 kept = self._kept if self._kept and who not in ("source", "target") else row
                 found = {**sizes, **{key: row[key] for key in kept if key in row}}
-                measured |= _below("answers", {(name, who, key): values for key, values in found.items()})
+                measured |= {Measure(name, who, key): values for key, values in found.items()}
         return measured
 
     def _target(self, twin: Batch) -> tuple[Ran, Answers]:
@@ -200,7 +199,7 @@ class Scoring:
             arrays = within("measures.", tensors)
             if short := [name for name, values in arrays.items() if len(values) != done]:
                 raise ValueError(f"{', '.join(short)} must have {done} samples")
-            parts = {tuple(json.loads(key)): [values.numpy()] for key, values in arrays.items()}
+            parts = {_read(key): [values.numpy()] for key, values in arrays.items()}
 
         state.checkpoint.load(torch.device("cpu"), range(state.offset + last + 1), restore)
         return done, parts
@@ -212,13 +211,13 @@ class Scoring:
     def _measured(self, parts: Parts, samples: PairedSamples) -> Measured:
         """Put the measures of all batches together."""
         answers: dict[str, dict[str, list[Answers]]] = {}
-        seen: dict[Key, Array] = {}
+        seen: dict[Kept, Array] = {}
         rows: dict[tuple[str, str], dict[str, list[Any]]] = {}
-        for (kind, *key), values in parts.items():
-            if kind == "seen":
-                seen[tuple(key)] = np.concatenate(values)
+        for key, values in parts.items():
+            if isinstance(key, Kept):
+                seen[key] = np.concatenate(values)
             else:
-                rows.setdefault((key[0], key[1]), {})[key[2]] = values
+                rows.setdefault((key.front, key.who), {})[key.name] = values
         for (name, who), of in rows.items():
             batches = zip(*of.values(), strict=True)
             answers.setdefault(name, {})[who] = [dict(zip(of, values, strict=True)) for values in batches]
@@ -234,5 +233,13 @@ class _Once(dict[Hashable, Any]):
         return self[key]
 
 
-def _below(kind: str, measured: Mapping[Key, Any]) -> dict[Key, Any]:
-    return {(kind, *key): values for key, values in measured.items()}
+def _written(key: Measure | Kept) -> str:
+    kind = next(name for name, of in KINDS.items() if isinstance(key, of))
+    return f"measures.{json.dumps([kind, *astuple(key)])}"
+
+
+def _read(written: str) -> Measure | Kept:
+    kind, *values = json.loads(written)
+    if len(values) != len(fields(KINDS[kind])):
+        raise ValueError(f"an earlier version wrote it, which names measures in another way: {written}")
+    return KINDS[kind](*values)

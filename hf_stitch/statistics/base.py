@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.options import checked
-from hf_stitch.processes import Processes
+from hf_stitch.running import Processes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -78,12 +78,7 @@ class Statistic(ABC):
         setattr(self, name, [] if initial is None else initial)
 
     def add_part(self, name: str, part: Statistic) -> None:
-        """Declare a nested statistic, which becomes an attribute and combines with that of another statistic.
-
-        Args:
-            name: Name of the attribute.
-            part: The statistic.
-        """
+        """Declare a nested statistic, which becomes an attribute and combines with that of another statistic."""
         self._parts[name] = part
         setattr(self, name, part)
 
@@ -99,11 +94,7 @@ class Statistic(ABC):
         """Combine the parts declared as ``own``."""
 
     def reset(self) -> Self:
-        """Remove all rows.
-
-        Returns:
-            This statistic.
-        """
+        """Remove all rows."""
         for name, declared in self._declared.items():
             if declared.form is None:
                 setattr(self, name, [])
@@ -114,17 +105,7 @@ class Statistic(ABC):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Add everything another statistic has collected; what the other has collected is not changed.
-
-        Args:
-            other: Statistic of the same class and shapes, on any device.
-
-        Returns:
-            This statistic.
-
-        Raises:
-            ValueError: The other has another class, or its widths, limits or origins differ.
-        """
+        """Add everything another statistic has collected; what the other has collected is not changed."""
         self.check_alike(other)
         self._settle()
         other._settle()
@@ -140,14 +121,7 @@ class Statistic(ABC):
         return self
 
     def check_alike(self, other: Self) -> None:
-        """Check, also for all parts, that another statistic can be merged, before anything is changed.
-
-        Args:
-            other: The other statistic.
-
-        Raises:
-            ValueError: As :meth:`merge`.
-        """
+        """Check, also for all parts, that another statistic can be merged, before anything is changed."""
         kind = type(self).__name__
         if type(other) is not type(self):
             raise ValueError(f"{kind} merges with {kind} only, got {type(other).__name__}")
@@ -165,12 +139,6 @@ class Statistic(ABC):
         all processes have bit-identical results, and are sent one at a time, so memory does not grow with the number of
         processes. With one process, nothing happens. Rows count as often as they were added: a loader that repeats
         samples to fill its last batch (accelerate's ``even_batches``) makes them count twice.
-
-        Args:
-            accelerator: The ``accelerate.Accelerator`` of the processes.
-
-        Returns:
-            This statistic.
         """
         if accelerator.num_processes == 1:
             return self
@@ -203,17 +171,7 @@ class Statistic(ABC):
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
-        """Rebuild a statistic from :meth:`state_dict`, bit for bit, on the device of its tensors.
-
-        Args:
-            state: The tensors, for example from ``safetensors.torch.load_file``.
-
-        Returns:
-            The statistic.
-
-        Raises:
-            ValueError: A tensor is missing or unknown, has the wrong dtype or shape, or contains NaN or infinity.
-        """
+        """Rebuild a statistic from :meth:`state_dict`, bit for bit, on the device of its tensors."""
         try:
             built = cls._like(state)
         except KeyError as error:
@@ -221,17 +179,7 @@ class Statistic(ABC):
         return built.load_state_dict(state)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
-        """Load a state from :meth:`state_dict` of a statistic of the same shapes, bit for bit.
-
-        Args:
-            state: The tensors, on any device.
-
-        Returns:
-            This statistic.
-
-        Raises:
-            ValueError: As :meth:`from_state_dict`.
-        """
+        """Load a state from :meth:`state_dict` of a statistic of the same shapes, bit for bit."""
         kind = type(self).__name__
         for name, part in self._parts.items():
             part.load_state_dict(within(f"{name}.", state))

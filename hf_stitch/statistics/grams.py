@@ -1,15 +1,66 @@
-"""All pairs of layers of two sides at once, from n × n Gram matrices of rows in memory."""
+"""Linear HSIC of all pairs of layers of two sides at once, from n × n Gram matrices of all rows, or of minibatches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from hf_stitch.statistics.hsic import HSIC, inner_products, unbiased_pairs
+from hf_stitch.statistics.base import Statistic
+
+
+class HSIC(NamedTuple):
+    """Linear HSIC of every pair of layers, and of every layer with itself, up to a common factor; float64."""
+
+    xx: Tensor  # of each layer of x with itself, (layers of x,)
+    xy: Tensor  # of each pair, (layers of x, layers of y)
+    yy: Tensor  # of each layer of y with itself, (layers of y,)
+
+
+def inner_products(x: Tensor, y: Tensor) -> HSIC:
+    """Inner products of the rows of two matrices, and of each row with itself."""
+    own_x, own_y = (torch.linalg.vector_norm(side, dim=1).square() for side in (x, y))
+    return HSIC(own_x, x @ y.T, own_y)
+
+
+def unbiased_hsic(n: int, squares: Tensor, traces: Tensor, kk: Tensor) -> Tensor:
+    """Compute unbiased linear HSIC of x with x, x with y, and y with y from sums over centred rows.
+
+    With the diagonals of the Gram matrices K and L omitted, ``HSIC = [tr KL + 1ᵀK1 1ᵀL1 / ((n-1)(n-2))
+    - 2/(n-2) 1ᵀKL1] / (n(n-3))`` (Song et al. 2012). For centred rows ``1ᵀK1 = -Σ‖x‖²`` and ``1ᵀKL1 =
+    Σ‖x‖²‖y‖²``.
+
+    ``squares``: ``‖XᵀX‖²``, ``‖XᵀY‖²``, ``‖YᵀY‖²``. ``traces``: ``Σ‖x‖²``, ``Σ‖y‖²``. ``kk``: ``Σ‖x‖⁴``, ``Σ‖y‖⁴``
+    on the diagonal, ``Σ‖x‖²‖y‖²`` off it.
+    """
+    if n < 4:
+        raise ValueError(f"an unbiased estimate of HSIC takes at least 4 rows, got {n}; give more rows")
+    pairs = torch.stack([traces[0] ** 2, traces[0] * traces[1], traces[1] ** 2])
+    fourth = torch.stack([kk[0, 0], kk[0, 1], kk[1, 1]])
+    terms = torch.stack([squares, -n / (n - 2) * fourth, pairs / ((n - 1) * (n - 2))])
+    total = terms.sum(0)
+    rounding = 64 * torch.finfo(total.dtype).eps * terms.abs().sum(0)
+    return torch.where(total.abs() <= rounding, 0, total) / (n * (n - 3))
+
+
+def unbiased_pairs(n: int, squares: HSIC, traces_x: Tensor, traces_y: Tensor, lengths: HSIC) -> HSIC:
+    """Apply :func:`unbiased_hsic` to all pairs; every sum is a matrix of pairs."""
+    shape = squares.xy.shape
+    traces = torch.stack([traces_x[:, None].expand(shape), traces_y.expand(shape)])
+    xx, xy, yy = _spread(lengths)
+    fourth = torch.stack([torch.stack([xx, xy]), torch.stack([xy, yy])])
+    xx, xy, yy = unbiased_hsic(n, torch.stack(_spread(squares)), traces, fourth)
+    return HSIC(xx[:, 0], xy, yy[0])
+
+
+def _spread(hsic: HSIC) -> tuple[Tensor, Tensor, Tensor]:
+    """Expand everything to the shape of the pairs."""
+    shape = hsic.xy.shape
+    return hsic.xx[:, None].expand(shape), hsic.xy, hsic.yy.expand(shape)
+
 
 # Numbers that are centred at a time, so that they stay in the cache, and bounds on the number of features: sums of many
 # products lose digits in float32.
@@ -151,3 +202,122 @@ def unbiased(x: Packed, y: Packed) -> HSIC:
     """Unbiased HSIC from centred Gram matrices."""
     n, lengths = x.lengths.shape[1], inner_products(x.lengths, y.lengths)
     return unbiased_pairs(n, squares(x, y), x.lengths.sum(1), y.lengths.sum(1), lengths)
+
+
+class MinibatchGrams(Statistic):
+    """Unbiased HSIC of every pair of layers, summed over minibatches of consecutive rows (Nguyen et al. 2021).
+
+    ``hf_stitch.metrics.minibatch_cka`` is computed from this statistic, with the same rule: each minibatch is weighted
+    by its size, and up to 3 remaining rows join the last one. Rows are regrouped into minibatches, so the sizes of the
+    updates do not matter. A Gram matrix of centred rows is computed in the dtype of the rows, at least float32; all
+    later steps use float64. If the number ``n`` of all rows is known, batches that coincide with minibatches need no
+    copy of their rows.
+    """
+
+    count: Tensor  # rows in the minibatches computed so far, to which the sums belong
+    xx: Tensor
+    xy: Tensor
+    yy: Tensor
+
+    def __init__(
+        self, size: int, x: int, y: int | None = None, n: int | None = None, device: torch.device | str | None = None
+    ) -> None:
+        if size < 4:
+            raise ValueError(f"a minibatch must have at least 4 rows, got {size}")
+        super().__init__()
+        self.size = size
+        self._layers = (x, y)
+        self.add_state("form", torch.tensor([size, x, -1 if y is None else y]), "same")
+        self.add_state("coming", torch.tensor(-1 if n is None else n), "own")
+        self.add_state("count", torch.tensor(0), "sum")
+        columns = x if y is None else y
+        for name, shape in (("xx", (x,)), ("xy", (x, columns)), ("yy", (columns,))):
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64, device=device), "sum")
+        for place in range(x + (y or 0)):
+            self.add_state(f"pending_{place}", None, "cat")
+
+    coming: Tensor
+    pending_0: list[Tensor]  # rows of the first layer that wait; as many wait of the others
+
+    @classmethod
+    def _like(cls, state: Mapping[str, Tensor]) -> Self:
+        size, x, y = state["form"].tolist()
+        return cls(size, x, None if y < 0 else y, device=state["xy"].device)
+
+    @property
+    def _pending(self) -> list[list[Tensor]]:
+        x, y = self._layers
+        return [getattr(self, f"pending_{place}") for place in range(x + (y or 0))]
+
+    @torch.no_grad()
+    def keep(self, rows: Tensor) -> Tensor | Gram:
+        """Copy the rows of a layer for :meth:`update`; a complete minibatch becomes its Gram matrix."""
+        left = -1 if self.coming < 0 or self.pending_0 else int(self.coming - self.count)
+        return _gram(rows) if len(rows) == (self.size if left >= self.size + 4 else left) else rows.clone()
+
+    @torch.no_grad()
+    def update(self, x: Sequence[Tensor | Gram], y: Sequence[Tensor | Gram] | None = None) -> Self:
+        """Add a batch of rows; see :meth:`LayerMoments.update`. Rows are kept for some time, so pass copies."""
+        layers = [*x, *(() if self._layers[1] is None else y or ())]
+        grams = [layer for layer in layers if isinstance(layer, Gram)]
+        rows = [layer for layer in layers if isinstance(layer, Tensor)]
+        counts = [*(gram.n for gram in grams), *map(len, rows)]
+        pending = self._pending
+        if len(set(counts)) != 1 or (grams and rows) or len(layers) != len(pending):
+            raise ValueError(f"{len(pending)} layers must have the same number of rows, got {counts}")
+        if grams:
+            self._add(grams)
+        for chunks, part in zip(pending, rows, strict=False):
+            chunks.append(part)
+        while sum(map(len, pending[0])) >= self.size + 4:
+            self._add([_gram(_take(chunks, self.size)) for chunks in pending])
+        return self
+
+    def hsic(self) -> HSIC:
+        """Compute the sums over all minibatches, including the remaining rows."""
+        sums, pending = HSIC(self.xx, self.xy, self.yy), self._pending
+        if any(pending):
+            return HSIC(*map(torch.add, sums, self._minibatch([_gram(torch.cat(chunks)) for chunks in pending])))
+        if not self.count:
+            raise ValueError("no rows have been added yet; call update first")
+        return sums
+
+    def _settle(self) -> None:
+        """Compute the remaining rows: minibatches do not extend across processes."""
+        if any(pending := self._pending):
+            self._add([_gram(torch.cat(chunks)) for chunks in pending])
+            for chunks in pending:
+                chunks.clear()
+
+    def __repr__(self) -> str:
+        return f"MinibatchGrams({self.size})"
+
+    def _add(self, grams: Sequence[Gram]) -> None:
+        for own, part in zip((self.xx, self.xy, self.yy), self._minibatch(grams), strict=True):
+            own += part
+        self.count = self.count + grams[0].n
+
+    def _minibatch(self, grams: Sequence[Gram]) -> HSIC:
+        """HSIC of one minibatch, weighted by its size."""
+        n, (layers, others) = grams[0].n, self._layers
+        both = packed(grams, torch.stack([gram.products for gram in grams]).double())
+        x = Packed(*(part[:layers] for part in both))
+        y = x if others is None else Packed(*(part[layers:] for part in both))
+        return HSIC(*(part * n for part in unbiased(x, y)))
+
+
+def _take(chunks: list[Tensor], count: int) -> Tensor:
+    """Remove and return the first rows of some chunks."""
+    taken: list[Tensor] = []
+    while count:
+        chunk = chunks.pop(0)
+        taken.append(chunk[:count])
+        if len(chunk) > count:
+            chunks.insert(0, chunk[count:])
+        count -= len(taken[-1])
+    return taken[0] if len(taken) == 1 else torch.cat(taken)
+
+
+def _gram(rows: Tensor) -> Gram:
+    """The Gram matrix of a minibatch, in the dtype of its rows, at least float32."""
+    return gram_of(rows, rows.new_empty(size_of(len(rows)), dtype=torch.promote_types(rows.dtype, torch.float32)))

@@ -37,9 +37,6 @@ class Moments(Statistic):
         dy: Width of the y rows, at least 1.
         device: Device of the moments; the CPU by default. Rows may be on any device.
 
-    Raises:
-        ValueError: A width is below 1.
-
     Example:
         >>> import torch
         >>> x = torch.tensor([[1.0], [2.0], [3.0]])
@@ -86,12 +83,6 @@ class Moments(Statistic):
             syy: ``(dy, dy)`` float64.
             sxy: ``(dx, dy)`` float64.
             eps: Machine epsilon of the dtypes in which the rows of x and of y were computed. Default: float64.
-
-        Returns:
-            The moments.
-
-        Raises:
-            ValueError: A tensor has the wrong shape, or contains NaN or infinity.
 
         Example:
             >>> Moments.of(4, torch.zeros(1), torch.zeros(1), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1))
@@ -152,13 +143,6 @@ class Moments(Statistic):
         Args:
             x_rows: ``(n, dx)`` tensor of any float dtype and device, or array; n may be 0.
             y_rows: ``(n, dy)``, in the same way; row i is paired with row i of ``x_rows``.
-
-        Returns:
-            These moments.
-
-        Raises:
-            TypeError: A side is neither a tensor nor an array, or not of real floating-point numbers.
-            ValueError: A side has the wrong shape, the sides differ in length, or a row contains NaN or infinity.
         """
         x_rows = _checked("x_rows", x_rows, self.dx, self.device)
         y_rows = _checked("y_rows", y_rows, self.dy, self.device)
@@ -182,9 +166,6 @@ class Moments(Statistic):
 
         A fit from these moments is a fit without centring, that is, without an intercept.
 
-        Returns:
-            New moments on the same device.
-
         Example:
             >>> import torch
             >>> Moments(1, 1).update(torch.ones(4, 1), torch.ones(4, 1)).about_origin().sxx.item()
@@ -196,7 +177,6 @@ class Moments(Statistic):
         return raw
 
     def __repr__(self) -> str:
-        """Widths, rows seen and device."""
         return f"Moments(dx={self.dx}, dy={self.dy}, n={self.n}, device='{self.device}')"
 
     def _absorb(self, n: int, mean: Tensor, scatter: Tensor) -> None:

@@ -33,21 +33,36 @@ NOTHING_VARIES = "{} does not vary by more than rounding in its dtype: run the n
 Side = Literal["x", "y"]
 
 
-class _BothSides(Protocol):
+class SecondMoments(Protocol):
     """Counts, means, co-moments of two sides, and the machine epsilons of their rows, as ``Moments`` has them."""
 
     @property
-    def n(self) -> int: ...
+    def n(self) -> int:
+        """Number of rows."""
+
     @property
-    def mean_x(self) -> Tensor: ...
+    def mean_x(self) -> Tensor:
+        """Means of x, ``(dx,)``."""
+
     @property
-    def mean_y(self) -> Tensor: ...
+    def mean_y(self) -> Tensor:
+        """Means of y, ``(dy,)``."""
+
     @property
-    def sxx(self) -> Tensor: ...
+    def sxx(self) -> Tensor:
+        """Co-moments of x, ``(dx, dx)``."""
+
     @property
-    def syy(self) -> Tensor: ...
+    def syy(self) -> Tensor:
+        """Co-moments of y, ``(dy, dy)``."""
+
     @property
-    def eps(self) -> Tensor: ...
+    def sxy(self) -> Tensor:
+        """Co-moments of x with y, ``(dx, dy)``."""
+
+    @property
+    def eps(self) -> Tensor:
+        """Machine epsilons of the rows of x and of y."""
 
 
 def eps_of(*rows: Tensor) -> Tensor:
@@ -55,7 +70,7 @@ def eps_of(*rows: Tensor) -> Tensor:
     return torch.tensor([torch.finfo(side.dtype).eps for side in rows], dtype=torch.float64)
 
 
-def rounding(moments: _BothSides, side: Side) -> Tensor:
+def rounding(moments: SecondMoments, side: Side) -> Tensor:
     """Return the scatter of rounding errors of each feature of a side, ``(e (√n + √d))² E[f²]``, ``(d,)`` float64.
 
     An error e is relative to the number that is rounded, so that it grows with the mean of a feature, too: eps in half
@@ -88,7 +103,7 @@ class Spectrum:
 
     @classmethod
     def of(
-        cls, moments: _BothSides, side: Side = "x", rcond: float | None = None, sxy: Tensor | None = None
+        cls, moments: SecondMoments, side: Side = "x", rcond: float | None = None, sxy: Tensor | None = None
     ) -> Spectrum:
         """Decompose the scatter matrix of a side.
 

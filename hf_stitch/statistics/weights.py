@@ -44,9 +44,6 @@ def save_weights(weights: Mapping[str, Weights], path: Path, metric: str) -> Non
         path: The file, which is written whole or not at all.
         metric: Name of the metric.
 
-    Raises:
-        OSError: If the file cannot be written. An earlier one is unchanged then.
-
     Example:
         >>> import tempfile, torch
         >>> path = Path(tempfile.mkdtemp()) / "read.safetensors"
@@ -68,16 +65,8 @@ def save_weights(weights: Mapping[str, Weights], path: Path, metric: str) -> Non
 def load_weights(path: Path, metric: str) -> dict[str, Weights]:
     """Load what :func:`save_weights` saved.
 
-    Args:
-        path: The file.
-        metric: Name of the metric.
-
-    Returns:
-        Layer -> what was read of it, in the order in which it was saved.
-
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file does not contain what the metric has read.
 
     Example:
         >>> import tempfile, torch

@@ -5,8 +5,7 @@ A stitch maps vectors of one width to vectors of another. A stitching layer maps
 
 from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.layer import StitchingLayer
-from hf_stitch.stitches.linear import IdentityStitch, LinearStitch, MaskedStitch, as_linear
-from hf_stitch.stitches.low_rank import LowRankStitch
+from hf_stitch.stitches.linear import IdentityStitch, LinearStitch, LowRankStitch, MaskedStitch, as_linear
 from hf_stitch.stitches.nonlinear import PiecewiseStitch, ResidualMLPStitch
 from hf_stitch.stitches.sequence import SequenceStitch
 

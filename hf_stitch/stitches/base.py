@@ -52,9 +52,6 @@ class Stitch(nn.Module, ABC):
         in_features: Width of the input vectors, at least 1.
         out_features: Width of the output vectors, at least 1.
 
-    Raises:
-        ValueError: A width is below 1.
-
     Example:
         >>> from hf_stitch.stitches import LinearStitch
         >>> stitch = LinearStitch(3, 2)
@@ -76,17 +73,7 @@ class Stitch(nn.Module, ABC):
         self.fitted: dict[str, float | int | str | bool] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., in_features)`` to ``(..., out_features)``.
-
-        Args:
-            x: ``(..., in_features)``, in the dtype and on the device of the weights.
-
-        Returns:
-            ``(..., out_features)``.
-
-        Raises:
-            ValueError: The last dimension of ``x`` is not ``in_features``.
-        """
+        """Map ``(..., in_features)`` to ``(..., out_features)``."""
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"{type(self).__name__} maps {self.in_features} features to {self.out_features}, got an input of shape "
@@ -109,9 +96,6 @@ class Stitch(nn.Module, ABC):
         """Return the constructor arguments as JSON values.
 
         Each is the attribute of its name; ``dtype`` is that of the weights, and ``bias`` whether there is one.
-
-        Raises:
-            AttributeError: An argument is kept under another name: store it under its own, or override this method.
         """
         names = inspect.signature(type(self)).parameters.keys() - {"dtype"}
         if missing := sorted(name for name in names if not hasattr(self, name)):
@@ -137,14 +121,6 @@ class Stitch(nn.Module, ABC):
         Args:
             record: ``name`` (in the registry of stitches), the constructor arguments and optionally ``fitted``.
 
-        Returns:
-            The stitch, with initial weights.
-
-        Raises:
-            ValueError: ``name`` is missing.
-            UnknownNameError: No stitch has that name.
-            TypeError: An argument is unknown or missing.
-
         Example:
             >>> Stitch.from_dict({"name": "linear", "in_features": 3, "out_features": 2})
             LinearStitch(in_features=3, out_features=2, bias=True, dtype='float32')
@@ -160,9 +136,6 @@ class Stitch(nn.Module, ABC):
 
         Args:
             path: The file; an existing file is replaced atomically, missing folders are created.
-
-        Raises:
-            OSError: The file cannot be written.
         """
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         metadata = {RECORD: json.dumps(self.to_dict())}
@@ -172,16 +145,8 @@ class Stitch(nn.Module, ABC):
     def load(cls, path: str | Path) -> Self:
         """Load a stitch that :meth:`save` wrote, bit for bit, on the CPU.
 
-        Args:
-            path: The file.
-
-        Returns:
-            The stitch, of the class that was saved.
-
         Raises:
             FileNotFoundError: The file does not exist.
-            ValueError: The file contains no stitch, a stitch of another class than this one, or other tensors than its
-                record describes.
 
         Example:
             >>> import tempfile

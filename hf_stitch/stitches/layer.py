@@ -42,9 +42,6 @@ class StitchingLayer(nn.Module):
         prefix: Map of prefix tokens; :attr:`prefix_widths` are its widths. None if the target has no prefix tokens.
         means: Mean of the target's rows by part (``body``, ``prefix``), kept for the mean baseline; zeros by default.
 
-    Raises:
-        ValueError: The specs cannot be joined with this pooling, or a map has the wrong widths.
-
     Example:
         >>> import torch
         >>> grid, tokens = RepresentationSpec("bchw", 8, (4, 4)), RepresentationSpec("bnd", 6, (2, 2), prefix_tokens=1)
@@ -130,9 +127,6 @@ class StitchingLayer(nn.Module):
             mask: For texts: (batch, tokens) bool, true for real tokens.
             grid: Height and width of the grid of positions.
             padding_unknown: Whether some positions are padding, but it is unknown which.
-
-        Returns:
-            The values, in the layout of the target.
         """
         own, spec = self.source, self.target
         representation = Representation(
@@ -182,15 +176,7 @@ class StitchingLayer(nn.Module):
 
     # -- variants and baselines -------------------------------------------------------------------------------------
     def with_maps(self, body: Stitch, prefix: Stitch | None) -> StitchingLayer:
-        """Return a stitching layer between the same specs with other maps.
-
-        Args:
-            body: Map of positions.
-            prefix: Map of prefix tokens, or None.
-
-        Returns:
-            The stitching layer, with the same means.
-        """
+        """Return a stitching layer between the same specs with other maps and the same means."""
         means = {part: getattr(self, f"{part}_mean") for part in self.parts}
         return StitchingLayer(self.source, self.target, self.pooling, body, prefix, means)
 
@@ -211,11 +197,7 @@ class StitchingLayer(nn.Module):
         )
 
     def check_causal(self) -> None:
-        """Check that no position depends on a later one, for networks that predict the next token.
-
-        Raises:
-            ValueError: If the map reads later positions.
-        """
+        """Check that no position depends on a later one, for networks that predict the next token."""
         if isinstance(self.body, SequenceStitch) and not self.body.causal:
             raise ValueError(
                 f"the stitch, {self.body.title}, reads later tokens, which a language model predicts: fit one with "
@@ -246,14 +228,7 @@ class StitchingLayer(nn.Module):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> StitchingLayer:
-        """Build a stitching layer from :meth:`to_dict`; load its weights afterwards.
-
-        Args:
-            config: Result of :meth:`to_dict`.
-
-        Returns:
-            The stitching layer, with initial weights.
-        """
+        """Build a stitching layer from :meth:`to_dict`; load its weights afterwards."""
         prefix = config.get("prefix")
         return cls(
             RepresentationSpec(**config["source"]),

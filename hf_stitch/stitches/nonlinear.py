@@ -31,9 +31,6 @@ class PiecewiseStitch(Stitch):
         pieces: Number of corrections, at least 1.
         dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
 
-    Raises:
-        ValueError: A width or the number of pieces is below 1, or the dtype is not floating point.
-
     Example:
         >>> stitch = PiecewiseStitch(4, 3, pieces=2)
         >>> stitch(torch.randn(5, 4)).shape
@@ -59,14 +56,7 @@ class PiecewiseStitch(Stitch):
         self.width = nn.Parameter(torch.ones((), dtype=kind))
 
     def shares(self, x: Tensor) -> Tensor:
-        """Return how much of each correction applies.
-
-        Args:
-            x: ``(..., in_features)``.
-
-        Returns:
-            ``(..., pieces)``, which add up to 1.
-        """
+        """Return how much of each correction applies, ``(..., pieces)``, which adds up to 1."""
         squares = (x[..., None, :] - self.centres).square().sum(-1)
         return torch.softmax(-squares / self.width.square(), -1)
 
@@ -94,9 +84,6 @@ class ResidualMLPStitch(Stitch):
         out_features: Width of the output vectors, at least 1.
         hidden: Width of the hidden layer, at least 1.
         dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
-
-    Raises:
-        ValueError: A width is below 1, or the dtype is not floating point.
 
     Example:
         >>> stitch = ResidualMLPStitch(4, 3, hidden=8)

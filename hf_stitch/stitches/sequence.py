@@ -95,9 +95,6 @@ class AttentionStitch(SequenceStitch):
         causal: Whether a position attends to itself and earlier ones only, as language models need.
         dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
 
-    Raises:
-        ValueError: A width is below 1, the heads do not divide the width, or the dtype is not floating point.
-
     Example:
         >>> AttentionStitch(4, 6, heads=2, width=8)(torch.randn(5, 3, 4)).shape
         torch.Size([5, 3, 6])

@@ -120,7 +120,6 @@ def _digest(values: Any) -> str:
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested options to dotted names."""
     found: dict[str, Any] = {}
     for key, value in recipe.items():
         name = f"{prefix}{key}"

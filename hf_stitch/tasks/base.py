@@ -97,9 +97,6 @@ class Task(ABC):
         Args:
             head: Name of the class of the network.
             config: Its config, or ``None`` if it is unknown.
-
-        Returns:
-            Whether it does.
         """
         return any(part in head for part in cls.heads)
 
@@ -108,36 +105,16 @@ class Task(ABC):
 
         Args:
             modality: ``image``, ``text`` or ``tensor``.
-
-        Returns:
-            A subclass of :class:`hf_stitch.StitchedModel`.
         """
         return resolve_name(self.models.get(modality, self.models[""]))
 
     def about(self, network: Any) -> Self:
-        """Return the task of a network: an adapter, or a stitched model. A task may read its tokenizer and its config.
-
-        Args:
-            network: The network.
-
-        Returns:
-            The task, by default without change.
-        """
+        """Return the task of a network, an adapter or a stitched model. It may read its tokenizer and its config."""
         return self
 
     # -- labels -----------------------------------------------------------------------------------------------------
     def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
-        """Return the labels of samples as the task reads them; ``None`` without labels, or if it reads none.
-
-        Args:
-            samples: The samples.
-
-        Returns:
-            One label per sample.
-
-        Raises:
-            ValueError: If the labels are of another kind; the message names the first sample.
-        """
+        """Return the labels of samples as the task reads them; ``None`` without labels, or if it reads none."""
         return None
 
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:  # noqa: B027
@@ -146,9 +123,6 @@ class Task(ABC):
         Args:
             samples: The samples.
             outputs: Number of its outputs, of one sample or one token.
-
-        Raises:
-            ValueError: If a label does not; the message names the sample.
         """
 
     def numbered(self, samples: Samples, config: Any) -> Samples:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 from hf_stitch.registry import registries
 from hf_stitch.tasks.base import Task
 
@@ -95,7 +95,6 @@ def task_of(target: Adapter, task: str | None) -> str | None:
 
 @torch.no_grad()
 def _difference(target: Adapter, task: Task) -> str:
-    """Return what a task needs and the outputs of a network are not; empty if they are."""
     name = type(target.model).__name__
     try:
         output = target.forward(dict(target.example))

@@ -14,7 +14,7 @@ from torch.nn import functional
 from hf_stitch.adapters import Adapter
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.classes import numbered_as, warn_of_other_classes
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 from hf_stitch.tasks.base import (
     Answers,
     Array,

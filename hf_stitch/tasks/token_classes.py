@@ -16,7 +16,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.data import Batch, Samples
 from hf_stitch.data.samples import chance
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_arrays, logits_of, ratio, total
 from hf_stitch.tasks.tokens import PerToken, check_same_tokens, mask_of
 
@@ -329,7 +329,6 @@ def _masked(network: Any, samples: Sequence[Any]) -> tuple[dict[str, Any], Tenso
 
 @lru_cache(maxsize=4096)  # several networks and predictors read each text
 def _chosen(tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """Return which tokens of a text are masked."""
     text = chance(SEED, repr(tokens)).hex()
     count = max(round(SHARE * len(tokens)), 1)
     return tuple(sorted(sorted(range(len(tokens)), key=lambda place: chance(SEED, f"{text} {place}"))[:count]))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.data import Samples
-from hf_stitch.metrics._neighbours import shared_neighbours
+from hf_stitch.metrics._neighbours import alike, shared_neighbours
 from hf_stitch.tasks.base import Answers, Array, Side, Task, check_predictions, resampled
 
 NEIGHBOURS = 10
@@ -90,6 +90,7 @@ def _figures(own: Tensor, target: Tensor, weights: Tensor) -> dict[str, Tensor]:
     constant = x.norm() <= 1e-6 * own.norm() or y.norm() <= 1e-6 * target.norm()
     k = min(NEIGHBOURS, (len(own) - 1) // 2)
     near = k > 0 and not constant and bool((lengths > 0).all())
+    near = near and not any(alike(rows / rows.norm(dim=1, keepdim=True)) for rows in (about, y))
     return {
         "r2": 1 - (weights @ (own - target).square().sum(1)) / variation.where(variation > 0, torch.nan),
         "cosine": weights @ cosines / count,
@@ -119,7 +120,6 @@ def _hsic_terms(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _vectors(output: Any, side: Side) -> Tensor:
-    """One vector per sample of an output."""
     batch, mask = side[0], side[1].get("attention_mask")
     values = tensor_of(output, len(batch.samples))
     if values is None:

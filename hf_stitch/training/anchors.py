@@ -16,9 +16,9 @@ from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.artefacts import StitchedModel
 from hf_stitch.data import Samples
 from hf_stitch.options import Count, checked
-from hf_stitch.processes import Processes
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.relative.projection import check_anchors
+from hf_stitch.running import Processes
 from hf_stitch.stitches.layer import source_positions
 from hf_stitch.training.probe import check_whole, unnoticed
 

@@ -13,20 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.asking import Asked
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Asked
 from hf_stitch.analysis.comparison.atlas import WHOLE
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
 from hf_stitch.options import Count, checked
-from hf_stitch.processes import Processes
 from hf_stitch.records import read
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.storage.files import decoding, write_whole
 from hf_stitch.training.callback import Every, ProbingCallback
@@ -71,7 +69,7 @@ class Dynamics(Result):
         {'conv': 1.0}
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.dynamics:section"
+    page: ClassVar[str] = "hf_stitch.reports.training:dynamics_section"
     values: Mapping[str, Array]
     steps: tuple[int, ...]
     epochs: tuple[float | None, ...]

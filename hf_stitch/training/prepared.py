@@ -16,9 +16,8 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.printing import warn
-from hf_stitch.processes import Processes
 from hf_stitch.representation import Representation, concatenate
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.storage.tensors import RowStore
 from hf_stitch.tasks.base import IGNORED, logits_of
 from hf_stitch.tasks.heads import task_named

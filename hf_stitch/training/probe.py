@@ -17,8 +17,8 @@ from hf_stitch.adapters.examples import LACKING, lacks_weights
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.data import Batch, Samples
-from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling, Representation
+from hf_stitch.running import Processes
 
 
 class Probe:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_stitch.artefacts.placing import whole_blocks
+from hf_stitch.artefacts.weights import whole_blocks
 
 
 def blocks_of(half: nn.Module) -> list[nn.Module]:

@@ -11,16 +11,14 @@ from torch import nn
 from hf_stitch.adapters import Adapter, load_on, unwrap
 from hf_stitch.adapters.checks import check_meet
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.asking import Asked
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Asked
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.rows import ROWS_OF
 from hf_stitch.analysis.comparison.weights import read_of, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.options import Count, checked
-from hf_stitch.processes import Processes
 from hf_stitch.representation import Pooling
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.training.callback import Every, ProbingCallback
 from hf_stitch.training.probe import needed_probe

@@ -16,9 +16,9 @@ from hf_stitch.data import Batch, Data, Samples
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.options import Count, Natural, checked
 from hf_stitch.pairs import CollectedParts
-from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling, Representation
+from hf_stitch.running import Processes
 from hf_stitch.statistics import Moments
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.stitches.layer import paired_rows

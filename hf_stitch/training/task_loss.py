@@ -22,21 +22,19 @@ from hf_stitch.matchers import ClosedFormMatcher, Matched, RowsMatcher, TrainedM
 from hf_stitch.options import Count, Natural, NonNegative, Positive, checked
 from hf_stitch.pairs import Cell, CollectedPair, Pair, Split
 from hf_stitch.papers import BALOGH_2025, CSISZARIK_2021, MAI_2026, Paper
-from hf_stitch.processes import Processes
 from hf_stitch.provenance import versions
 from hf_stitch.reference import weights_hash
 from hf_stitch.registry import registries
+from hf_stitch.running import Processes
 from hf_stitch.scoring.halves import target_changes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.heads import check_head, task_named
-from hf_stitch.training.loop import DivergedError, StepCallback, train
-from hf_stitch.training.maps import plain, trainable
+from hf_stitch.training.loop import DivergedError, Schedule, StepCallback, TrainingSchedule, train
 from hf_stitch.training.objective import ANSWERS, L1, Answer, Objective
 from hf_stitch.training.prepared import Augment, Networks, Prepared
-from hf_stitch.training.schedule import Schedule, TrainingSchedule
 from hf_stitch.training.sharding import sharded
-from hf_stitch.training.stitches import Stitches
+from hf_stitch.training.stitches import Stitches, plain, trainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

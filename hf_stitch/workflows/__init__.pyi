@@ -1,6 +1,5 @@
 from ._audit import audit as audit
-from ._compare import compare as compare
-from ._compare_all import compare_all as compare_all
+from ._compare import compare as compare, compare_all as compare_all
 from ._evaluate import evaluate as evaluate
 from ._grid import stitch_grid as stitch_grid
 from ._plan import plan as plan

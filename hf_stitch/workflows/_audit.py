@@ -11,12 +11,10 @@ import torch
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.auditing import STITCHED, Audit
-from hf_stitch.analysis.detection.drawing import halves as halved
 from hf_stitch.analysis.detection.evidence import Watchers, views_of
-from hf_stitch.analysis.detection.gate import MIN_AUROC
-from hf_stitch.analysis.detection.noise import MAX_DOSE
+from hf_stitch.analysis.detection.noise import MAX_DOSE, halves as halved
 from hf_stitch.analysis.detection.recording import View
-from hf_stitch.analysis.detection.result import Detection
+from hf_stitch.analysis.detection.result import MIN_AUROC, Detection
 from hf_stitch.analysis.evaluation import Evaluation
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -32,8 +30,7 @@ from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_ta
 from hf_stitch.scoring.measured import Measured, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import check_head, task_named
-from hf_stitch.workflows._checks import fitted_share, samples_to_score
-from hf_stitch.workflows._networks import Named, Runs
+from hf_stitch.workflows._checks import Named, Runs, fitted_share, samples_to_score
 
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
@@ -78,11 +75,7 @@ def audit(
     ``data`` for strange beside the samples to which it was fitted (AUROC outside .45 to .55).
 
     Several models with the same target are audited together: the target runs once, and detectors are fitted once for
-    each of its layers. Under ``accelerate launch`` each process takes a part of the samples and all processes return
-    the same audit, without any change to the call.
-
-    The verdict is also written to ``config.recipe`` of the model, so the model card contains it after saving or
-    pushing.
+    each of its layers. The verdict is also written to ``config.recipe`` of the model, so the model card contains it.
 
     Args:
         stitched: The stitched model, or several with the same target. They must have heads.

@@ -1,14 +1,19 @@
-"""Samples on which models are scored, and checks that they are other ones than those to which something was fitted."""
+"""What jobs take: networks, their layers, and samples that are others than those to which something was fitted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import torch
+from torch import nn
 
+from hf_stitch.adapters import Adapter
+from hf_stitch.adapters.checks import layer_names
 from hf_stitch.adapters.cutting.forwards import evaluating
+from hf_stitch.adapters.loading import Loadable
+from hf_stitch.analysis.activations import Activations
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import PairedSamples, Samples
 from hf_stitch.data.overlap import FITTED, MOST_SHARED, ContentSketch
@@ -18,13 +23,56 @@ from hf_stitch.relative import AnchorSet
 from hf_stitch.stitches.layer import source_positions
 from hf_stitch.tasks.heads import task_named
 
+T = TypeVar("T")
+
+Named = str | Mapping[str, Any]
+"""A method of a registry, by its name or its record."""
 PROBE = 64
 """Number of samples, evenly spaced, whose activations are compared with those of the anchors."""
-
 APART = 0.35
 """Distance of the means, in standard deviations of the anchors, above which samples are unlike them. On two ResNets and
 four networks of another kind, other images of the same data were below .2; images of 0 to 1 instead of normalised ones,
 and images of another data set, were above .5."""
+
+
+class Runnable(Loadable):
+    """Networks that a job runs, which saved activations are not."""
+
+    def hint(self, value: Any) -> str:
+        """Say what to do with saved activations."""
+        if isinstance(value, Activations):
+            return (
+                "a stitched model runs both networks. To fit a map of saved activations, use a matcher, for example "
+                "hf_stitch.registries.matchers.build('ridge').fit(moments) with moments = hf_stitch.Moments(dx, "
+                "dy).update(x, y); hf_stitch.compare takes Activations"
+            )
+        return super().hint(value)
+
+
+Runs = Annotated[str | nn.Module | Adapter, Runnable()]
+
+
+def named_networks(networks: Mapping[str, T] | Iterable[T]) -> dict[str, T]:
+    """Return several networks by name."""
+    if isinstance(networks, nn.Module):  # a Sequential is also a list
+        raise TypeError(f"networks must be several networks, got a single {type(networks).__name__}; write [network]")
+    named = dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
+    if not named:
+        raise ValueError("networks must contain at least one network, got none")
+    return named
+
+
+def named_layers(
+    names: Collection[str], layers: Mapping[str, Iterable[str]] | Iterable[str] | None
+) -> dict[str, tuple[str, ...]]:
+    """Return the layers of several networks, as far as they are given."""
+    if layers is None:
+        return {}
+    if not isinstance(layers, Mapping):
+        return dict.fromkeys(names, layer_names("layers", layers))
+    if unknown := sorted(layers.keys() - names):
+        raise ValueError(f"layers names {', '.join(unknown)}, but the networks are {', '.join(names)}")
+    return {name: layer_names("layers", own) for name, own in layers.items()}
 
 
 def samples_to_score(models: Sequence[StitchedModel], data: Any, paired_data: Any) -> PairedSamples:

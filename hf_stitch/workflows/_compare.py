@@ -1,23 +1,24 @@
-"""Similarity of all pairs of layers of two networks in one pass over the data: :func:`compare`."""
+"""Similarity of all pairs of layers in one pass over the data: :func:`compare` and :func:`compare_all`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
 from hf_stitch.adapters.checks import layer_names
-from hf_stitch.analysis.comparison.alignment import Align
-from hf_stitch.analysis.comparison.asking import Asked, Comparable, Sides
+from hf_stitch.analysis.comparison.asking import Align, Asked, Rows
 from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.rows import Rows
-from hf_stitch.analysis.comparison.weights import compare_weights
+from hf_stitch.analysis.comparison.jackknife import Jackknife
+from hf_stitch.analysis.comparison.networks import NetworkAtlas
+from hf_stitch.analysis.comparison.sides import Comparable, Networks, Sides
+from hf_stitch.analysis.comparison.weights import compare_all_weights, compare_weights
 from hf_stitch.data import Data
 from hf_stitch.metrics import Metric
 from hf_stitch.options import Natural, checked
 from hf_stitch.running import Run, RunOptions
-from hf_stitch.workflows._networks import Named
+from hf_stitch.workflows._checks import Named, named_layers, named_networks
 
 
 @checked
@@ -33,9 +34,7 @@ def compare(
     computed in several ways (from co-moments, d × d, or Gram matrices, n × n), the cheaper one that fits into memory is
     chosen and recorded in ``atlas.routes``.
 
-    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same atlas,
-    without any change to the call. Only ``minibatch_cka`` depends on the order of the samples and on the number of
-    processes.
+    Only ``minibatch_cka`` depends on the order of the samples and on the number of processes.
 
     Metrics of weights (:class:`hf_stitch.metrics.WeightMetric`) need no data, and have layers of their own: those whose
     weights they read. With metrics of both kinds, ``atlas.weights`` contains those of weights.
@@ -102,3 +101,72 @@ def compare(
             return planned
         atlas = comparison.run(recipe={"align": align}, permutations=permutations)
         return replace(atlas, weights=by_weights)
+
+
+@checked
+def compare_all(
+    networks: Mapping[str, Comparable] | Iterable[Comparable],
+    data: Data | None = None,
+    *,
+    layers: Mapping[str, Iterable[str]] | Iterable[str] | None = None,
+    metrics: Iterable[Named | Metric] = ("linear_cka",),
+    rows: Rows = "mean",
+    resamples: Natural = 0,
+    **options: Unpack[RunOptions],
+) -> NetworkAtlas:
+    """Compare every layer of several networks with every other layer of all of them, in one pass over the data.
+
+    Each network runs once per batch, not once for each pair of networks.
+
+    Args:
+        networks: Name -> network (an adapter, a module, or a name for :func:`hf_stitch.load`) or saved
+            :class:`~hf_stitch.analysis.Activations`. A list names them ``0``, ``1``, ….
+        data: Raw samples, as in :func:`hf_stitch.compare`. ``None`` if all are saved activations, or the metrics
+            compare weights.
+        layers: Layers of all networks, or name -> layers. Default: all candidates of each.
+        metrics: As in :func:`hf_stitch.compare`; either metrics of activations or metrics of weights.
+        rows: As in :func:`hf_stitch.compare`.
+        resamples: Number of random groups of samples, each of which is left out once (a jackknife), to test whether
+            corresponding layers are less similar than the most similar ones, for the ties of ``found.identify()``. 40
+            are enough. It needs one row per sample and as many layers of each network, and keeps the rows in files.
+            0: no test.
+        **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
+            ``seed``, ``progress``, ``accelerator``, ``checkpoint_dir``.
+
+    Returns:
+        The similarities. ``found.between("a", "b")`` is the atlas of two networks, ``found.identify()`` the layer
+        identification over all pairs, ``found.similarities()`` one figure for each pair of networks.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(3)]
+        >>> loaded = [hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets]
+        >>> found = compare_all(loaded, torch.randn(100, 4), layers=["0", "1"])
+        >>> found.networks, found.between("0", "2")["linear_cka"].shape
+        (('0', '1', '2'), (2, 2))
+    """
+    named = named_networks(networks)
+    if len(named) < 2:
+        raise ValueError(f"compare_all needs at least two networks, got {len(named)}")
+    chosen = named_layers(named, layers)
+    with Run.of(compare_all, options) as run:
+        asked = Asked.of(metrics, rows)
+        asked.check(run, data, resamples=resamples)
+        sides = Sides(named, run)
+        if asked.weights:
+            if asked.activations:
+                raise ValueError(
+                    f"{', '.join(asked.weights)} compares weights: compare activations in a call of its own"
+                )
+            atlas, by_network, whole = compare_all_weights(sides.weights(), asked.weights, chosen)
+            return NetworkAtlas(atlas, by_network, whole=whole)
+        several = Networks(sides.reading(asked, data), chosen)
+        test = Jackknife(asked.activations, several, resamples, run) if resamples else None
+        comparison = Comparison((several,), asked, run)
+        if run.planning:
+            planned: Any = comparison.plan(resampled=test is not None)
+            return planned
+        recipe = {"resamples": resamples, "seed": run.seed} if resamples else None
+        atlas = comparison.run(recipe=recipe, then=test)
+        return NetworkAtlas(atlas, several.by_network, {} if test is None else test.p_values)

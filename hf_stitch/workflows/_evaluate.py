@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Unpack
 
-from hf_stitch.analysis.differences import class_names, confused, differing
-from hf_stitch.analysis.evaluation import Evaluation, StitchedParts
+from hf_stitch.analysis.evaluation import Evaluation, StitchedParts, class_names, confused, differing
 from hf_stitch.analysis.planning import planned_scoring
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data
@@ -18,8 +17,7 @@ from hf_stitch.scoring.measured import NULLS, not_beaten, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.heads import task_named
-from hf_stitch.workflows._checks import fitted_share, samples_to_score
-from hf_stitch.workflows._networks import Runs
+from hf_stitch.workflows._checks import Runs, fitted_share, samples_to_score
 
 TAKEN = ("stitched", "source", "target", "chance")
 """Names that no further baseline may have."""
@@ -65,9 +63,6 @@ def evaluate(
     ``cka`` (linear CKA) and ``knn_overlap`` (shared ones of the 10 nearest neighbours). ``chance`` are then the
     stitched vectors of other samples; ``identity`` is left out if the widths differ. CKA and neighbours of constant
     vectors are undefined (NaN).
-
-    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same scores,
-    without any change to the call.
 
     Args:
         stitched: The stitched model.

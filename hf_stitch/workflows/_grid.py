@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 from hf_stitch.analysis.detection.evidence import Cell, Watchers
-from hf_stitch.analysis.detection.gate import MIN_AUROC
-from hf_stitch.analysis.grid.figures import grid_of, mean_name
-from hf_stitch.analysis.grid.plan import planned
-from hf_stitch.analysis.grid.residuals import residuals
-from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.analysis.detection.recording import residuals
+from hf_stitch.analysis.detection.result import MIN_AUROC
+from hf_stitch.analysis.grid import StitchGrid, cell_name, grid_of, mean_name
+from hf_stitch.analysis.planning import planned
 from hf_stitch.data import Data
 from hf_stitch.data.overlap import FITTED, ContentSketch
 from hf_stitch.detectors import Detector
@@ -33,8 +32,7 @@ from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.heads import task_named
-from hf_stitch.workflows._checks import check_held_out
-from hf_stitch.workflows._networks import Named, Runs
+from hf_stitch.workflows._checks import Named, Runs, check_held_out
 
 
 @checked
@@ -62,8 +60,7 @@ def stitch_grid(
     """Stitch every layer of one network into every layer of another, and score all stitches.
 
     Each network runs once per batch. For each stitch, only its map and the part of the target after the cut run in
-    addition (Balogh and Jelasity 2025, sections 2 and 3). Under ``accelerate launch`` each process takes a part of the
-    samples and all processes return the same grid, without any change to the call.
+    addition (Balogh and Jelasity 2025, sections 2 and 3).
 
     Args:
         a: The source: an adapter, a module, or a name for :func:`hf_stitch.load`.

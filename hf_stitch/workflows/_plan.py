@@ -27,8 +27,7 @@ from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.analysis.planning import LARGEST, NETWORKS, Plan, bytes_of_weights, speed
 from hf_stitch.running import PLANNING, Run
 from hf_stitch.workflows._audit import audit
-from hf_stitch.workflows._compare import compare
-from hf_stitch.workflows._compare_all import compare_all
+from hf_stitch.workflows._compare import compare, compare_all
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._grid import stitch_grid
 from hf_stitch.workflows._relative_model import relative_model

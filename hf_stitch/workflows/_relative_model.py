@@ -21,8 +21,8 @@ from hf_stitch.relative import AnchorSet, RelativeProjection, Similarity
 from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.running import Run
 from hf_stitch.stitches import IdentityStitch, Stitch, StitchingLayer
+from hf_stitch.workflows._checks import Named, Runs
 from hf_stitch.workflows._headed import Anchors, Encoder, as_space
-from hf_stitch.workflows._networks import Named, Runs
 
 TASKS = {"image": "image-classification", "text": "text-classification"}
 """Modality of the encoder -> task of the head."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_stitch.analysis.differences import class_names
-from hf_stitch.analysis.grid.plan import planned
+from hf_stitch.analysis.evaluation import class_names
+from hf_stitch.analysis.planning import planned
 from hf_stitch.artefacts.joining import join_all
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data, PairedSamples, Samples
@@ -21,9 +21,9 @@ from hf_stitch.representation import Pooling
 from hf_stitch.running import WITHOUT_STATE, Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.heads import task_named
+from hf_stitch.workflows._checks import Named, Runs
 from hf_stitch.workflows._compare import compare
 from hf_stitch.workflows._evaluate import evaluate
-from hf_stitch.workflows._networks import Named, Runs
 
 AUTO = "auto"
 """Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
@@ -44,9 +44,6 @@ def stitch(
     The stitching layer between the two halves is fitted on a training split and scored on the held-out split, compared
     with baselines: the identity, the target's mean activations, the source and the target alone, and chance
     (:func:`hf_stitch.evaluate`).
-
-    Under ``accelerate launch`` each process takes a part of the samples and all processes return the same model,
-    without any change to the call.
 
     Args:
         source: The network of the front half: an adapter, a module, or a name for :func:`hf_stitch.load`.

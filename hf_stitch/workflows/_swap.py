@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters import load_on
-from hf_stitch.analysis.grid.plan import unfitted
-from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_per_sample, speed
+from hf_stitch.analysis.planning import NETWORKS, SOLVING, Plan, bytes_of_weights, seconds_per_sample, speed, unfitted
 from hf_stitch.artefacts.modeling import StitchedModel
 from hf_stitch.data import Data, Samples
 from hf_stitch.data.overlap import FITTED, ContentSketch
@@ -31,9 +30,9 @@ from hf_stitch.stitches.layer import part_widths
 from hf_stitch.tasks.base import logits_of
 from hf_stitch.tasks.heads import check_head, task_named
 from hf_stitch.tasks.vectors import tensor_of
+from hf_stitch.workflows._checks import Named, Runs
 from hf_stitch.workflows._evaluate import evaluate
 from hf_stitch.workflows._headed import Anchors, Encoder, Headed, as_space, between, is_relative, pooling_of, projected
-from hf_stitch.workflows._networks import Named, Runs
 
 AUTO = "auto"
 CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 import hf_stitch
 from hf_stitch import Adapter, compare
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.alignment import Span, align
+from hf_stitch.analysis.comparison.sides import Span, align
 from hf_stitch.metrics import linear_cka
 
 TEXTS = [

@@ -23,7 +23,7 @@ from hf_stitch import Adapter, NotACutError, compare
 from hf_stitch.analysis import ComparisonPlan, SimilarityAtlas
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison import comparing as comparing_module
-from hf_stitch.analysis.comparison.rows import ROWS_OF
+from hf_stitch.analysis.comparison.asking import ROWS_OF
 from hf_stitch.analysis.extraction import extract_activations
 from hf_stitch.registry import registries
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from torch.nn import functional
 
 import hf_stitch
-from hf_stitch import Adapter, Audit, Samples
-from hf_stitch.analysis import Detection, Evaluation, Score
+from hf_stitch import Adapter, Samples
+from hf_stitch.analysis import Audit, Detection, Evaluation, Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.metrics import direct_matching

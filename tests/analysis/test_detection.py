@@ -12,15 +12,14 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import nn
 
 import hf_stitch
-from hf_stitch.analysis.detection import drawing, recording, watching
+from hf_stitch.analysis.detection import recording, watching
 from hf_stitch.analysis.detection.discrimination import auroc, binned, discrimination, equivalent_dose, sided
-from hf_stitch.analysis.detection.drawing import drawn_rows, folds, halves
 from hf_stitch.analysis.detection.evidence import Evidence, Watchers
-from hf_stitch.analysis.detection.noise import Noise
+from hf_stitch.analysis.detection.noise import Noise, drawn_rows, folds, halves
 from hf_stitch.analysis.detection.recording import recorded
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.detection.watching import crossfitted
-from hf_stitch.analysis.grid.result import StitchGrid
+from hf_stitch.analysis.grid import StitchGrid
 from hf_stitch.detectors.distribution_free import Classifier, NearestNeighbours
 from hf_stitch.detectors.gaussian import LikelihoodRatio, Mahalanobis
 from hf_stitch.registry import registries
@@ -353,7 +352,7 @@ def test_a_detector_does_not_recognise_noise_by_its_donors() -> None:
 def test_drawing_halves_again_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [f"image {i}" for i in range(2000)]
     first = halves(ids, 3, "control"), folds(ids, 3)
-    monkeypatch.setattr(drawing, "generator", None)
+    monkeypatch.setattr("hf_stitch.analysis.detection.noise.generator", None)
     assert np.array_equal(halves(list(ids), 3, "control"), first[0]) and np.array_equal(folds(ids, 3), first[1])
 
 

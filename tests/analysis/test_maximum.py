@@ -11,7 +11,7 @@ from torch import Tensor
 import hf_stitch
 from hf_stitch import compare
 from hf_stitch.analysis import Activations, SimilarityAtlas
-from hf_stitch.analysis.comparison.maximum import maximum_test
+from hf_stitch.analysis.permutation import maximum_test
 from hf_stitch.registry import registries
 
 PLENTY = 2**30

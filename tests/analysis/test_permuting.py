@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from hf_stitch.analysis import PermutationTestResult, permutation_test
-from hf_stitch.analysis.comparison.maximum import maximum_test
+from hf_stitch.analysis.permutation import maximum_test
 from hf_stitch.metrics import _rows
 from hf_stitch.registry import registries
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch import Adapter, ModelReference, Stitcher
-from hf_stitch.artefacts import manifest
+from hf_stitch.artefacts.files import checksum
 
 from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, build, plain_tokenizer, tokenizer, stitched  # isort: skip
 
@@ -110,7 +110,7 @@ def unpinned(folder: Path, to: Path) -> Path:
     for side in ("source", "target"):
         for part in ("config", "processor"):
             del record[side]["reference"][part]
-    (to / "stitcher.json").write_text(json.dumps({**record, "checksum": manifest.checksum(record)}))
+    (to / "stitcher.json").write_text(json.dumps({**record, "checksum": checksum(record)}))
     return to
 
 

@@ -19,8 +19,8 @@ from torch import nn
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
-from hf_stitch.artefacts.files import load_strictly
 from hf_stitch.artefacts.joining import join
+from hf_stitch.artefacts.weights import load_strictly
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.storage.files import digest
 

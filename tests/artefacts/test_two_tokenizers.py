@@ -19,7 +19,7 @@ import hf_stitch
 import hf_stitch.auto
 from hf_stitch.adapters.prefixes import INPUTS, PrefixAdapter, PrefixReader
 from hf_stitch.artefacts.cache import NAME
-from hf_stitch.reports.evaluation import finding
+from hf_stitch.reports.stitched import finding
 
 from tiny_networks import network, stitched  # isort: skip
 from two_tokenizers import LAYER, SENTENCES, coarse, decoder, fine  # isort: skip

@@ -36,7 +36,7 @@ from hf_stitch.data import Data
 from hf_stitch.matchers import Matcher
 from hf_stitch.options import Within
 from hf_stitch.running import RunOptions
-from hf_stitch.workflows._networks import Named, Runs
+from hf_stitch.workflows._checks import Named, Runs
 
 USUAL = ("mean", "max")
 

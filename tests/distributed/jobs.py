@@ -17,9 +17,8 @@ from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import RowsMatcher
 from hf_stitch.matchers.regression import Lstsq
 from hf_stitch.pairs import CollectedPair, Pair
-from hf_stitch.processes import Processes
 from hf_stitch.reference import weights_hash
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.scoring.halves import HalvesOfModel
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import task_named

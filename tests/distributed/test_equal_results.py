@@ -14,7 +14,7 @@ import torch
 from processes import run_ranks
 
 import hf_stitch
-from hf_stitch.processes import Processes
+from hf_stitch.running import Processes
 from hf_stitch.training import TaskLoss
 
 TOLERANCE = {"training": 1e-5, "sharded": 1e-5, "relative": 1e-6, "scores_of_float32": 0}

@@ -16,7 +16,7 @@ from scenes import TEXT, Scene, errors, vit, vit_processor
 
 import hf_stitch
 from hf_stitch import Stitcher
-from hf_stitch.errors import ADDRESS, Page
+from hf_stitch.printing import ADDRESS, Page
 
 FOLDER = Path(__file__).parents[2] / "docs" / "errors"
 QUOTED = re.compile(r"^```text\n(\w+Error: .*?)^```", re.DOTALL | re.MULTILINE)

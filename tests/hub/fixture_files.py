@@ -33,7 +33,7 @@ from hf_stitch.stitches import (
     ResidualMLPStitch,
     Stitch,
 )
-from hf_stitch.stitches.low_rank import LowRankResidualStitch
+from hf_stitch.stitches.linear import LowRankResidualStitch
 from hf_stitch.stitches.sequence import AttentionStitch
 from hf_stitch.training import DynamicsRecorder
 

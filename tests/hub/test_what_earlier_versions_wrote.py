@@ -30,7 +30,7 @@ from torch import Tensor
 import hf_stitch.auto  # noqa: F401
 from hf_stitch import Activations, Samples, StitchedModel, Stitcher, analysis, load, load_report, swap, training
 from hf_stitch.adapters.doctor import Diagnosis
-from hf_stitch.analysis.comparison.rows import ROWS_OF
+from hf_stitch.analysis.comparison.asking import ROWS_OF
 from hf_stitch.artefacts import Description, Head
 from hf_stitch.relative import AnchorSet
 from hf_stitch.results import Result

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from hf_stitch.pairs.moments import PairMoments
 from hf_stitch.representation import Representation
-from hf_stitch.statistics.interpolated_moments import InterpolatedMoments
-from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.layer_moments import InterpolatedMoments, LayerMoments
 from hf_stitch.stitches.layer import paired_rows
 
 X = {"wide": (12, 8), "near": (5, 2), "narrow": (2, 8)}

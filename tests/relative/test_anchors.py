@@ -17,7 +17,7 @@ from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
 from hf_stitch.relative import AnchorSet, select_anchors
-from hf_stitch.relative.bootstrap import Bootstrap
+from hf_stitch.relative.selection import Bootstrap
 
 DATA = Samples.of(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), label=[0] * 40 + [1] * 20)
 ROWS = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))

@@ -36,17 +36,16 @@ from hf_stitch.analysis import (
     StitchGrid,
 )
 from hf_stitch.analysis.comparison.atlas import LayerSize
-from hf_stitch.analysis.comparison.maximum import MaximumTest
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Example, StitchedParts
+from hf_stitch.analysis.permutation import MaximumTest
 from hf_stitch.built_ins import BUILT_INS
-from hf_stitch.reports.curves import history
-from hf_stitch.reports.dynamics import section as training
-from hf_stitch.reports.general import section as general_section
-from hf_stitch.reports.writing import DATA, page
+from hf_stitch.reports.page import DATA, page, section as general_section
+from hf_stitch.reports.training import dynamics_section, history_section
 from hf_stitch.results import Result
-from hf_stitch.training import Dynamics, History, Measurement
+from hf_stitch.training import Dynamics, History
+from hf_stitch.training.callback import Measurement
 
 EVIL = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&\u2028"
 
@@ -308,7 +307,7 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     monkeypatch.setattr("hf_stitch.cli.main", lambda: ran.append("main"))
-    for module in ("hf_stitch.__main__", "hf_stitch.reports.general", "os", "hf_stitch"):
+    for module in ("hf_stitch.__main__", "hf_stitch.reports.page", "os", "hf_stitch"):
         monkeypatch.delitem(sys.modules, "hf_stitch.__main__", raising=False)
         place = rewritten(
             tmp_path, lambda record, module=module: record["results"][0].update(module=module, result="Evil")
@@ -510,9 +509,9 @@ def test_stars_are_on_the_fewer_pairs(many: bool) -> None:
 def test_the_page_of_a_training_begins_with_what_changed_most() -> None:
     moves = {"cka/a": 0.01, "cka/b": 0.02, "cka/c": 0.03, "cka/d": -0.4, "cka/e": float("nan")}
     measured = tuple(Measurement(s, None, {f"x/{name}": 1 + s * by for name, by in moves.items()}) for s in range(2))
-    found = history(History("x", measured))
+    found = history_section(History("x", measured))
     assert found.verdict.startswith("cka/d changed most: 1.000 at step 0, 0.600 at step 1; then cka/c 1.000")
     assert found.verdict.endswith("; 2 more curves changed less.")
     dynamics = dynamics_of()
     dynamics = replace(dynamics, values=dict(reversed(dynamics.values.items())))
-    assert training(dynamics).figures[1].first == 2 and 'value="2"> <output>' in page([dynamics])
+    assert dynamics_section(dynamics).figures[1].first == 2 and 'value="2"> <output>' in page([dynamics])

@@ -11,10 +11,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from hf_stitch.metrics import linear_cka, minibatch_cka
-from hf_stitch.statistics.grams import Grams, gram_of, size_of
-from hf_stitch.statistics.hsic import HSIC
+from hf_stitch.statistics.grams import HSIC, Grams, MinibatchGrams, gram_of, size_of
 from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 
 
 def layers(seed: int, n: int, widths: tuple[int, ...], offset: float = 0.0) -> list[Tensor]:

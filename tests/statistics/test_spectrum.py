@@ -10,9 +10,8 @@ from torch import Tensor
 
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
-from hf_stitch.statistics.interpolated_moments import InterpolatedMoments
-from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.layer_rows import LayerRows
+from hf_stitch.statistics.features import LayerRows
+from hf_stitch.statistics.layer_moments import InterpolatedMoments, LayerMoments
 from hf_stitch.statistics.spectrum import Spectrum, rounding
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -94,6 +93,7 @@ def test_all_statistics_carry_the_coarsest_dtype_of_each_side() -> None:
     assert moments.eps.tolist() == [single, double]
     assert Moments(4, 3).merge(moments).eps.tolist() == [single, double]
     assert moments.update(x.half(), y).eps.tolist() == [half, double]
+    assert moments.update(x, y).eps.tolist() == [half, double]
     assert Moments.from_state_dict(moments.state_dict()).eps.tolist() == [half, double]
     assert moments.about_origin().eps.tolist() == [half, double]
     assert moments.reset().eps.tolist() == [0, 0]

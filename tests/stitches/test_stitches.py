@@ -25,7 +25,7 @@ from hf_stitch.stitches import (
     Stitch,
     as_linear,
 )
-from hf_stitch.stitches.low_rank import LowRankResidualStitch
+from hf_stitch.stitches.linear import LowRankResidualStitch
 from hf_stitch.stitches.sequence import AttentionStitch
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_stitch.processes import ALONE
-from hf_stitch.training.schedule import TrainingSchedule
+from hf_stitch.running import ALONE
+from hf_stitch.training.loop import TrainingSchedule
 
 
 def schedule(**options: Any) -> TrainingSchedule:

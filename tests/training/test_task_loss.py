@@ -376,7 +376,7 @@ def test_initial_map_determines_the_kind_of_map(initial: Any, kind: type) -> Non
 
 
 def matcher_map(model: StitchedModel) -> Any:
-    from hf_stitch.training.maps import trainable
+    from hf_stitch.training.stitches import trainable
 
     return trainable(model.stitch, False)
 
@@ -735,7 +735,7 @@ def test_maps_of_half_precision_are_trained_in_float32(dtype: torch.dtype) -> No
 
 
 def test_gradient_scale_is_saved() -> None:
-    from hf_stitch.training.progress import Progress
+    from hf_stitch.training.loop import Progress
     from hf_stitch.training.stitches import Stitches
 
     def run(scale: float) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 import hf_stitch
 from benchmarks import device
 from benchmarks.networks import images, net
-from hf_stitch.statistics import minibatch_grams
+from hf_stitch.statistics import grams
 from hf_stitch.statistics.grams import Gram
 from hf_stitch.statistics.layer_moments import LayerMoments
 
@@ -67,7 +67,7 @@ def test_statistics_of_bfloat16_networks_are_in_the_documented_dtype(
 ) -> None:
     """Float64 for moments and Gram matrices of all samples, float32 for those of minibatches."""
     kept = set[torch.dtype]()
-    update, gram = LayerMoments.update, minibatch_grams._gram
+    update, gram = LayerMoments.update, grams._gram
 
     def updated(self: LayerMoments, *given: Any) -> LayerMoments:
         found = update(self, *given)
@@ -80,7 +80,7 @@ def test_statistics_of_bfloat16_networks_are_in_the_documented_dtype(
         return found
 
     monkeypatch.setattr(LayerMoments, "update", updated)
-    monkeypatch.setattr(minibatch_grams, "_gram", product)
+    monkeypatch.setattr(grams, "_gram", product)
     networks = [hf_stitch.load(copy.deepcopy(net("vit", seed).model), example_inputs=images(2)) for seed in (0, 1)]
     for network in networks if not autocast else []:
         network.model.bfloat16()

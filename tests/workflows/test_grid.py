@@ -14,8 +14,7 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch.analysis.detection.result import Detection
-from hf_stitch.analysis.grid.figures import differences_from_best
-from hf_stitch.analysis.grid.result import StitchGrid
+from hf_stitch.analysis.grid import StitchGrid, differences_from_best
 from hf_stitch.scoring.measured import with_interval
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.loop import DivergedError

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hf_stitch
-from hf_stitch.analysis.grid.result import StitchGrid
+from hf_stitch.analysis.grid import StitchGrid
 
 GENERATOR = torch.Generator().manual_seed(0)
 POINTS = torch.randn(120, 4, generator=GENERATOR)

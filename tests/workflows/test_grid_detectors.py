@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hf_stitch
-from hf_stitch.analysis.grid.result import StitchGrid
+from hf_stitch.analysis.grid import StitchGrid
 from hf_stitch.detectors import Scorer
 from hf_stitch.detectors.gaussian import Mahalanobis
 from hf_stitch.representation import Representation

@@ -13,8 +13,8 @@ from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.flow import Flow
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.surgery import Entry, Exit, Gone, Outline, Slot, Stub, swapped
-from hf_stitch.errors import see
 from hf_stitch.options import Fraction, Natural
+from hf_stitch.printing import see
 from hf_stitch.records import Dtype, Record
 from hf_stitch.representation import Representation, RepresentationSpec
 
@@ -32,7 +32,6 @@ class NotACutError(ValueError):
     """Raised for a layer at which the network cannot be cut; the message gives the reason."""
 
     def __str__(self) -> str:
-        """Return the reason, which is the argument, and the address of the page about it."""
         return super().__str__() + see("not-a-cut")
 
 
@@ -84,33 +83,14 @@ class Cut(Record):
         return tuple(".".join(parts[:depth]) for depth in reversed(range(len(parts))))
 
     def restore(self, values: Tensor) -> Tensor:
-        """Permute the axes of a representation to the order that the network uses at this cut.
-
-        Args:
-            values: Values with the axes in the order of the layout.
-
-        Returns:
-            A view of ``values``.
-        """
+        """Permute the axes of a representation to the order that the network uses at this cut."""
         if self.fold is not None:
             rows = {-1: (1, -1), 0: (-1,)}.get(self.fold, (-1, self.fold))
             return values.reshape(*rows, values.shape[-1])
         return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
 
     def accept(self, representation: Representation, interface: Interface) -> Representation:
-        """Check that a representation can enter the network at this cut.
-
-        Args:
-            representation: Representation in the spec of this cut.
-            interface: How the network takes its input.
-
-        Returns:
-            The representation, unchanged.
-
-        Raises:
-            ValueError: If the representation has no context because it comes from another network, and the positions
-                at this cut do not determine the length of the text.
-        """
+        """Return a representation after a check that it can enter the network at this cut."""
         tokens = interface.modality == "text" and self.spec.layout == "bnd"
         if tokens and self.padding != "masked" and not representation.context:
             raise ValueError(
@@ -120,16 +100,7 @@ class Cut(Record):
         return representation
 
     def represent(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> Representation:
-        """Wrap values captured at this cut in a representation with its mask and context.
-
-        Args:
-            values: Output of the layer at :attr:`path`.
-            inputs: Inputs of the forward in which the values were captured.
-            interface: How the network takes its input.
-
-        Returns:
-            The representation, with axes in the order of the layout.
-        """
+        """Wrap values captured at this cut in a representation with its mask and context."""
         if self.fold is not None:
             values = values.reshape(size_of_inputs(inputs, interface)[0], -1, values.shape[-1])
         values = values.permute(self.axes) if self.axes else values
@@ -233,31 +204,14 @@ class CutPlan(Record):
     records: bool = False
 
     def context(self, representation: Representation, interface: Interface) -> Mapping[str, Any]:
-        """Return the arguments of the forward of the part after the cut.
-
-        Args:
-            representation: Representation with a context.
-            interface: How the network takes its input.
-
-        Returns:
-            The context, with writable copies of the content if :attr:`materialise` is set.
-        """
+        """Return the arguments of the forward of the part after the cut."""
         context = representation.context
         if not self.materialise:
             return context
         return {name: value.clone() if name in interface.content else value for name, value in context.items()}
 
     def before_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
-        """Return the replacement modules with which a model runs up to the cut.
-
-        Args:
-            model: The network; it is not changed.
-            cut: Cut at which the part ends.
-            slot: State that the replacement modules share.
-
-        Returns:
-            Module name -> replacement.
-        """
+        """Return by name the replacement modules with which a model, which does not change, runs up to the cut."""
         stand_ins = {
             name: Gone(name)
             if rule is None
@@ -267,16 +221,7 @@ class CutPlan(Record):
         return {**stand_ins, cut.layer: Exit(cut.layer, model.get_submodule(cut.layer), cut.path, slot)}
 
     def after_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
-        """Return the replacement modules with which a model runs from the cut on.
-
-        Args:
-            model: The network; it is not changed.
-            cut: Cut at which the part begins.
-            slot: State that the replacement modules share.
-
-        Returns:
-            Module name -> replacement.
-        """
+        """Return by name the replacement modules with which a model, which does not change, runs from the cut on."""
         stand_ins: dict[str, nn.Module] = {
             name: Stub(name, model.get_submodule(name), rule, slot, self.materialise)
             for name, rule in self.stubs.items()
@@ -362,7 +307,6 @@ class CutInfo:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return the properties as one line, or the reason of a refusal."""
         if self.status == "refused":
             return self.reason
         plan = f", plan {self.plan}" if self.plan else ""

@@ -46,7 +46,6 @@ class ValuesReadError(RuntimeError):
     """Raised when code reads values before the cut, which are not available."""
 
     def __init__(self, operation: Any) -> None:
-        """Build the message from the operation that reads the values."""
         super().__init__(f"the computation depends on values before the cut (it reads them by {operation})")
 
 
@@ -64,13 +63,11 @@ class Flow:
         self._modes = ExitStack()
 
     def __enter__(self) -> Flow:
-        """Start to follow tensors."""
         self._modes.enter_context(_Outside(self))
         self._modes.enter_context(_Dispatch(self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop following tensors."""
         self._modes.close()
 
     def mark(self, values: Any) -> Any:
@@ -135,7 +132,6 @@ class Flow:
 
 
 def _storages(value: Tensor) -> list[torch.UntypedStorage]:
-    """Return the storages that hold the values of a tensor."""
     if value.layout == torch.strided:
         return [value.untyped_storage()]
     parts = (value._indices(), value._values()) if value.layout == torch.sparse_coo else (value.values(),)
@@ -143,7 +139,6 @@ def _storages(value: Tensor) -> list[torch.UntypedStorage]:
 
 
 def _written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return the arguments that an operation writes into."""
     return [
         kwargs.get(argument.name) if place >= len(args) else args[place]
         for place, argument in enumerate(operation._schema.arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -44,8 +44,7 @@ class HalfError(RuntimeError, ValueError):
     The reason is an input that the network does not take, or the record from which the half was built.
     """
 
-    def __init__(self, half: Front | Back, error: Exception) -> None:
-        """Build the message from the half and the error of the network."""
+    def __init__(self, half: _Half, error: Exception) -> None:
         side = "up to" if isinstance(half, Front) else "after"
         super().__init__(
             f"the part of {type(half.model).__name__} {side} {half.cut.layer!r} cannot run on these inputs "
@@ -54,7 +53,38 @@ class HalfError(RuntimeError, ValueError):
         )
 
 
-class Front(nn.Module):
+class _Half(nn.Module):
+    """A part of a network, with the modules of the other part replaced."""
+
+    def __init__(
+        self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface,
+        stand_ins: Callable[[nn.Module, Cut, Slot], dict[str, nn.Module]],
+    ) -> None:  # fmt: skip
+        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
+        super().__init__()
+        _prepare(model, cut, plan)
+        exchange(model, stand_ins(model, cut, self._slot))
+        _persist_buffers(model)
+        self.model = model
+        self.cut, self.plan, self.interface = cut, plan, interface
+        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+
+    def _run(self, values: Tensor | None, size: tuple[int, int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
+        """Return the output of the network and the values at the cut."""
+        fill(self._slot, values, size)
+        try:
+            with plain():
+                output = self.model(**{**self.interface.options, **inputs})
+            return output, came_out(self._slot, self.cut)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise HalfError(self, error) from error
+        finally:
+            self._slot.values = None
+
+
+class Front(_Half):
     """The part of a network up to a cut, as an independent module without hooks and unused weights.
 
     :meth:`hf_stitch.Adapter.front` returns one. Called with inputs of the network, it returns the
@@ -80,15 +110,7 @@ class Front(nn.Module):
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        """Remove everything after the cut."""
-        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
-        super().__init__()
-        _prepare(model, cut, plan)
-        exchange(model, plan.before_cut(model, cut, self._slot))
-        _persist_buffers(model)
-        self.model = model
-        self.cut, self.plan, self.interface = cut, plan, interface
-        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+        super().__init__(model, cut, plan, interface, plan.before_cut)
 
     @property
     def takes(self) -> Interface:
@@ -117,31 +139,15 @@ class Front(nn.Module):
             raise HalfError(self, error) from error
 
     def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Tensor:
-        """Compute the values at the cut, which hooks of this module see.
+        """Compute the values at the cut, with the axes in the order of the network, which hooks of this module see.
 
         Args:
             seen: What else of the forward is wanted: its flags are passed to the network, and its output is kept there.
             **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network takes them.
-
-        Returns:
-            The values, with the axes in the order of the network.
-
-        Raises:
-            ValueError: If images or sequences have another size than those with which the cut was verified.
-            HalfError: If the network cannot run on the inputs.
         """
         _check_size(inputs, self.interface, self.cut)
-        fill(self._slot, None, size_of_inputs(self._with_ids(inputs), self.interface))
-        try:
-            with plain():
-                output = self.model(**{**self.interface.options, **inputs, **({} if seen is None else seen.flags)})
-            values = came_out(self._slot, self.cut)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise HalfError(self, error) from error
-        finally:
-            self._slot.values = None
+        size = size_of_inputs(self._with_ids(inputs), self.interface)
+        output, values = self._run(None, size, {**inputs, **({} if seen is None else seen.flags)})
         if seen is not None:
             seen.output = output
         return values
@@ -157,7 +163,7 @@ class Front(nn.Module):
         return {self.interface.content[0]: ids} | {k: v for k, v in inputs.items() if k != "inputs_embeds"}
 
 
-class Back(nn.Module):
+class Back(_Half):
     """The part of a network after a cut, as an independent module without hooks and unused weights.
 
     :meth:`hf_stitch.Adapter.back` returns one. Called with a :class:`~hf_stitch.Representation` in the spec of the cut,
@@ -182,15 +188,7 @@ class Back(nn.Module):
     """
 
     def __init__(self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface) -> None:
-        """Remove everything before the cut."""
-        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
-        super().__init__()
-        _prepare(model, cut, plan)
-        exchange(model, plan.after_cut(model, cut, self._slot))
-        _persist_buffers(model)
-        self.model = model
-        self.cut, self.plan, self.interface = cut, plan, interface
-        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+        super().__init__(model, cut, plan, interface, plan.after_cut)
 
     def __call__(self, representation: Representation, **options: Any) -> Any:
         """Compute the output of the network from a representation in the spec of the cut."""
@@ -203,29 +201,8 @@ class Back(nn.Module):
         return super().__call__(self.cut.restore(representation.values), _size=size, **{**context, **options})
 
     def forward(self, values: Tensor, /, *, _size: tuple[int, int], **inputs: Any) -> Any:
-        """Compute the output from the values at the cut, which hooks of this module see.
-
-        Args:
-            values: The values, with the axes in the order of the network.
-            _size: Batch size and number of tokens.
-            **inputs: The context as arguments of the network, and further arguments, for example a cache.
-
-        Returns:
-            The output of the network.
-
-        Raises:
-            HalfError: If the network cannot run on the representation.
-        """
-        fill(self._slot, values, _size)
-        try:
-            with plain():
-                return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise HalfError(self, error) from error
-        finally:
-            self._slot.values = None
+        """Compute the output from the values at the cut, which hooks of this module see."""
+        return self.interface.kept(self._run(values, _size, inputs)[0])
 
 
 def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> None:
@@ -330,7 +307,6 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
 
 
 def _why_not_copied(model: nn.Module, error: Exception) -> str:
-    """Return a message that names the first innermost module that cannot be copied."""
     found = ""
     for name, module in model.named_modules():
         if not any(True for _ in module.children()):

@@ -148,12 +148,6 @@ class Interface(Record):
         Floating-point content becomes zeros of the same shape, expanded from one element; where a sample has several
         images, one for each, 1 unless the image is all zeros, by which networks tell padding. Token ids become
         :attr:`filler_id`, except for :attr:`special_ids`.
-
-        Args:
-            inputs: Inputs of the network.
-
-        Returns:
-            A new dictionary with the same keys.
         """
         context = dict(inputs)
         for name in self.content:
@@ -169,14 +163,7 @@ class Interface(Record):
         return context
 
     def obscure(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace erased floating-point content of a context by noise.
-
-        Args:
-            context: Output of :meth:`erase`.
-
-        Returns:
-            A new dictionary with the same keys.
-        """
+        """Replace erased floating-point content of a context by noise."""
         erased = {n: context[n] for n in self.content if context[n].is_floating_point()}
         made = {n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}
         return {**context, **{n: erased[n] * value if value.dim() == 5 else value for n, value in made.items()}}
@@ -186,16 +173,7 @@ class Interface(Record):
         return mask.long() * (mask.cumsum(1) <= self.prefix_tokens)
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
-        """Create a context for representations of another network.
-
-        Args:
-            batch: Number of samples.
-            mask: (batch, tokens) bool, ``True`` for real tokens; ``None`` unless the modality is text.
-            device: Device of the tensors.
-
-        Returns:
-            The content arguments, the :attr:`prompt` and, for a network of texts that takes them, mask and positions.
-        """
+        """Create a context for representations of another network."""
         if self.modality == "text":
             assert mask is not None
             ids = torch.full(mask.shape, self.filler_id, device=device)

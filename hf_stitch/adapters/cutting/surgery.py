@@ -36,7 +36,6 @@ class Slot(threading.local):
     """State that the replacement modules of one network share during a forward; every thread has its own."""
 
     def __init__(self) -> None:
-        """Create an empty slot."""
         self.values: Tensor | None = None
         self.batch = 0
         self.tokens = 0
@@ -45,7 +44,6 @@ class Slot(threading.local):
         self.noise = False
 
     def __reduce__(self) -> tuple[type[Slot], tuple[()]]:
-        """Copy and pickle the slot as an empty one."""
         return Slot, ()
 
 
@@ -131,7 +129,6 @@ def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def _present(slot: Slot) -> Tensor:
-    """Return the values at the cut while a half runs."""
     if slot.values is None:
         raise RuntimeError(
             "part of a half runs without a representation at its cut: a backward pass computes a gradient checkpoint "
@@ -144,7 +141,6 @@ class StubReadError(AttributeError):
     """Raised when code reads an attribute of a replaced module, for example the dtype of a weight."""
 
     def __init__(self, stub: str, attribute: str) -> None:
-        """Build the message from the names of the replaced module and of the attribute."""
         super().__init__(f"the code around module {stub!r} reads its attribute {attribute!r}")
         self.stub = stub
 
@@ -155,7 +151,6 @@ class _Absent(nn.Module):
     _name: str
 
     def __getattr__(self, attribute: str) -> Any:
-        """Raise an error with the name of the module."""
         try:
             return super().__getattr__(attribute)
         except AttributeError:
@@ -164,15 +159,12 @@ class _Absent(nn.Module):
             raise StubReadError(self._name, attribute) from None
 
     def __iter__(self) -> Any:
-        """Raise an error with the name of the module."""
         raise StubReadError(self._name, "__iter__")
 
     def __getitem__(self, index: Any) -> Any:
-        """Raise an error with the name of the module."""
         raise StubReadError(self._name, "__getitem__")
 
     def __len__(self) -> int:
-        """Raise an error with the name of the module."""
         raise StubReadError(self._name, "__len__")
 
     def __bool__(self) -> bool:
@@ -216,7 +208,6 @@ class Stub(_StandIn, _Absent):
     def __init__(
         self, name: str, original: nn.Module, rule: Outline, slot: Slot, materialise: bool, after: bool = False
     ) -> None:
-        """Copy the plain attributes of ``original``, but not its weights."""
         super().__init__(original)
         self._name, self._rule, self._slot, self._materialise, self._after = name, rule, slot, materialise, after
 
@@ -290,7 +281,6 @@ class Exit(_AtCut):
     """Replacement of the layer of a cut in the front half, which runs the layer and stores the representation."""
 
     def __init__(self, name: str, original: nn.Module, path: tree.Path, slot: Slot) -> None:
-        """Keep ``original``, which runs in each forward."""
         super().__init__(name, original, path, slot, kept=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -305,7 +295,6 @@ class Gone(_Absent):
     """Replacement of a module that no forward runs."""
 
     def __init__(self, name: str) -> None:
-        """Keep the name of the module."""
         super().__init__()
         self._name = name
 
@@ -340,7 +329,6 @@ def alone(model: Any) -> Iterator[None]:
 
 
 def _locks_of(model: Any) -> dict[int, threading.RLock]:
-    """Return the locks of the modules that a network has now, by their ids."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
     new = threading.RLock()
     with _REGISTERING:

@@ -46,7 +46,7 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (Tensor, bool, int, float, str))
 
 
-def transform(value: Any, function: Callable[[Any], Any], path: Path = ()) -> Any:
+def transform(value: Any, function: Callable[[Any], Any]) -> Any:
     """Apply a function to every leaf of a tree; model outputs and named tuples keep their type."""
     if isinstance(value, Mapping):
         items = {key: transform(item, function) for key, item in value.items()}

@@ -16,7 +16,6 @@ class Probes:
     """Derive inputs from an example."""
 
     def __init__(self, interface: Interface, example: Mapping[str, Any]) -> None:
-        """Keep the example; inputs are created on demand."""
         self.interface, self.example = interface, dict(example)
 
     @property

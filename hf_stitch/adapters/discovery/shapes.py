@@ -116,7 +116,6 @@ class Shapes:
         return (0, 2, 1) if across else (0, 1, 2)
 
     def _sizes(self, name: str, path: tree.Path) -> list[tuple[int, ...]]:
-        """Return the shape of a tensor in each trace."""
         return [trace.calls[name].seen()[path].shape for trace in self.traces]
 
     def _growing(self, name: str, path: tree.Path) -> list[int]:

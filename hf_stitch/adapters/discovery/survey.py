@@ -34,7 +34,6 @@ class Survey:
         self, model: nn.Module, run: Run, interface: Interface, example: Mapping[str, Any],
         named: tuple[str, ...] | None = None,
     ) -> None:  # fmt: skip
-        """Keep the arguments; the model runs on demand."""
         self._named = named
         self.model, self.run, self.interface = model, run, interface
         self._probes = Probes(interface, example)
@@ -117,7 +116,6 @@ class Survey:
 
     @cached_property
     def _examples(self) -> list[tuple[int, int, Trace]]:
-        """Traces at the sizes from which outlines are derived."""
         with unchanged(self.model):
             if self.interface.text is None:
                 return [(2, 0, self.trace), (3, 0, self._trace(3))]
@@ -133,7 +131,6 @@ class Survey:
         return Shapes(self.model, traces, self._long, tuple(content), tokens, known.modality, known.grids)
 
     def _long(self) -> Trace:
-        """Trace a text of up to four times as many tokens."""
         return self._trace(2, min(4 * self._probes.tokens, self.interface.max_tokens or 4 * self._probes.tokens))
 
     def _trace(self, batch: int, tokens: int | None = None, noted: Integers | None = None) -> Trace:

@@ -1,4 +1,12 @@
-"""The operations of a forward: how much they compute, and how they rearrange positions."""
+"""Tracing of one forward pass.
+
+A trace contains the modules that ran, their order and outputs, and which outputs lie on every path.
+
+Dependence on the input comes from autograd: parameters are frozen and only the input requires a gradient, so that a
+tensor depends on the input exactly if it requires a gradient. An output of a module is a candidate cut exactly if every
+path of the graph from the outputs of the model back to the input passes through it (it *dominates*). One forward finds
+all candidates. Paths that autograd does not record (through integers) are left to the verification of a cut.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +52,6 @@ class Operations(TorchDispatchMode):
     """Count floating-point operations and record arrangements, without the module hooks that torch's counter needs."""
 
     def __init__(self) -> None:
-        """Start at zero."""
         super().__init__()
         self.count = 0
         self.arrangements: list[Arrangement] = []
@@ -202,7 +209,6 @@ def _nothing(saved: Tensor) -> Tensor:
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Switch off gradients of parameters, and switch them on again afterwards."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     try:
         for p in trainable:
@@ -287,13 +293,11 @@ class _Watch:
         self.clock = 0
 
     def sprout(self, values: Tensor) -> Tensor:
-        """Copy values into a new leaf of the graph."""
         leaf = values.detach().clone().requires_grad_()
         self.sprouts.append(leaf)
         return leaf.clone()  # in-place operations are not allowed on leaves
 
     def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Record the entry of a module."""
         self.clock += 1
         this = name, len(self.calls.setdefault(name, Call(name, self.clock)).outputs)
         if this in self.others:
@@ -302,7 +306,6 @@ class _Watch:
                 self.reads.add(this)
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Record the exit of a module."""
         self.clock += 1
         call, replaced = self.calls[name], output
         if name and (name, len(call.outputs)) in self.reads and _is_source(output):

@@ -47,7 +47,6 @@ class Verifier:
     """Test plans on a model."""
 
     def __init__(self, model: nn.Module, run: Run, probes: Probes) -> None:
-        """Keep the arguments; nothing is tested yet."""
         self.model, self.run, self.probes, self.interface = model, run, probes, probes.interface
         self.read: set[str] = set()
         self._reading: dict[str, str] = {}
@@ -136,7 +135,6 @@ class Verifier:
         return False
 
     def _observed(self, cuts: Iterable[Cut], inputs: Mapping[str, Any], tries: Any = TRIES[2:]) -> Observed:
-        """Run the whole model on a probe."""
         with ExitStack() as hooks:
             captured = {cut.layer: hooks.enter_context(self._capture(cut)) for cut in cuts}
             output = self.run(copied(inputs))

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.cutting.interface import Interface
-from hf_stitch.errors import see
+from hf_stitch.printing import see
 from hf_stitch.reference import ModelReference, Settings
 
 
@@ -99,11 +99,7 @@ class Library(ABC):
     # -- every library --------------------------------------------------------------------------------
     @abstractmethod
     def serves(self, model: Any) -> bool:
-        """Return whether a live network belongs to this library.
-
-        Args:
-            model: Object of any type. A compiled or data-parallel module is already unwrapped.
-        """
+        """Return whether an object, if compiled or data-parallel the module inside it, belongs to this library."""
 
     @abstractmethod
     def describe(
@@ -127,38 +123,16 @@ class Library(ABC):
         self, model: Any, reference: ModelReference, example_inputs: Any = None, processor: Any = None,
         content: str | None = None,
     ) -> Adapter:  # fmt: skip
-        """Create the adapter of a live network as :meth:`describe` describes it.
-
-        Args:
-            model: As for :meth:`describe`.
-            reference: Where the network comes from and how it was loaded.
-            example_inputs: As for :meth:`describe`.
-            processor: As for :meth:`describe`.
-            content: As for :meth:`describe`.
-        """
+        """Create the adapter of a live network as :meth:`describe` describes it."""
         found = self.describe(model, example_inputs, processor, content)
         return self.adapter_class(found.model, self, found.interface, found.example, reference, found.processor)
 
     def task(self, adapter: Adapter) -> str | None:
-        """Return the task of the head of a network, a name in ``hf_stitch.registries.tasks``.
-
-        Args:
-            adapter: Its adapter.
-
-        Returns:
-            The name; ``None`` (the default) without a head.
-        """
+        """Return the task of the head of a network, a name in ``hf_stitch.registries.tasks``; by default ``None``."""
         return None
 
     def unscored(self, adapter: Adapter) -> str:
-        """Return what the head of a network predicts, in words, if no task scores it.
-
-        Args:
-            adapter: Its adapter.
-
-        Returns:
-            The words; empty (the default) otherwise.
-        """
+        """Return what the head of a network predicts, in words, if no task scores it; empty otherwise."""
         return ""
 
     def running(self, adapter: Adapter, inputs: Mapping[str, Any], *, trial: bool) -> AbstractContextManager[None]:
@@ -168,33 +142,16 @@ class Library(ABC):
             adapter: The adapter of the network.
             inputs: Inputs of this forward.
             trial: Whether this is a forward by which cuts are found and verified.
-
-        Returns:
-            The context; by default one that does nothing.
         """
         return nullcontext()
 
     # -- networks with a name -------------------------------------------------------------------------
     def reads(self, config: Mapping[str, Any]) -> bool:
-        """Return whether a folder with this ``config.json`` contains a network of this library.
-
-        Args:
-            config: Content of the ``config.json`` file.
-
-        Returns:
-            ``False`` by default.
-        """
+        """Return whether a folder with this ``config.json`` contains a network of this library."""
         return False
 
     def origin(self, model: Any) -> str | None:
-        """Return the id from which a live network was loaded.
-
-        Args:
-            model: A network that this library :meth:`serves`.
-
-        Returns:
-            A Hub id or the absolute path of a folder; ``None`` (the default) if the network does not record it.
-        """
+        """Return the Hub id or the absolute path from which a live network was loaded; by default ``None``."""
         return None
 
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
@@ -204,22 +161,12 @@ class Library(ABC):
             reference: The network to load.
             processor: The processor of the user, instead of which none is loaded. ``None`` (default) if there is none.
             **options: Loading options of the library.
-
-        Raises:
-            ValueError: By default: networks of this library cannot be loaded by name.
         """
         raise ValueError(f"networks of {self.name} cannot be loaded by name, got {reference}: pass the live module")
 
     # -- networks in records --------------------------------------------------------------------------
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
-        """Return a description from which :meth:`build` constructs a network without its weights.
-
-        Args:
-            model: The network.
-
-        Returns:
-            JSON values: whatever the library needs to build the network. The name of the library and rewrites are
-            added to it.
+        """Return JSON values from which :meth:`build` constructs a network without its weights.
 
         Raises:
             ValueError: By default: the class of the network is user code, which cannot be built from a config.
@@ -231,17 +178,7 @@ class Library(ABC):
         )
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network that a :meth:`blueprint` describes.
-
-        Args:
-            blueprint: The result of :meth:`blueprint`, which may come from an untrusted file.
-
-        Returns:
-            The network in eval mode, without trained weights.
-
-        Raises:
-            ValueError: By default: networks of this library cannot be rebuilt.
-        """
+        """Construct the network of a :meth:`blueprint`, which may be untrusted, in eval mode, without weights."""
         raise ValueError(f"networks of {self.name} cannot be rebuilt from a config: pass the live module")
 
     def settings(self, model: nn.Module) -> Settings:
@@ -249,12 +186,6 @@ class Library(ABC):
 
         Two ways to load a network must give the same settings: no names, versions or paths, and nothing that only
         training reads.
-
-        Args:
-            model: The network.
-
-        Returns:
-            The settings. By default the :meth:`blueprint`; none for user code.
         """
         try:
             blueprint = self.blueprint(model)
@@ -263,13 +194,5 @@ class Library(ABC):
         return Settings.of({"library": self.name, **blueprint})
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """Load the processor of a network from the files in a folder.
-
-        Args:
-            blueprint: The :meth:`blueprint` of the network.
-            folder: Path of the folder.
-
-        Returns:
-            The processor; ``None`` (the default) if the folder contains none.
-        """
+        """Load the processor of a network from the files in a folder; ``None`` if it contains none."""
         return None

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hf_stitch.adapters.libraries.configs import task_of_head
-from hf_stitch.errors import see
-from hf_stitch.printing import warn
+from hf_stitch.printing import see, warn
 from hf_stitch.reference import MOST_NAMED, ModelReference
 
 LABELS = ("num_labels", "id2label", "label2id")

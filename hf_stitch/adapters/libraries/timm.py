@@ -176,7 +176,6 @@ class Timm(Library):
 
 
 def _image_processor(**config: Any) -> Any:
-    """Return the transform of a pretrained config, as an image processor of transformers."""
     from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 
     return TimmImageProcessor(**config)
@@ -189,13 +188,11 @@ def _native_size(model: nn.Module) -> tuple[int, int] | None:
 
 
 def _task(model: Any) -> str | None:
-    """Return the task of the head, by the number of its outputs."""
     count = getattr(model, "num_classes", 0)
     return "image-classification" if count > 1 else "regression" if count == 1 else None
 
 
 def _cast(model: nn.Module, dtype: torch.dtype | str | None) -> nn.Module:
-    """Cast the weights of a model; ``None`` leaves them as they are."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
         raise ValueError(f"dtype must be a floating-point dtype of torch or its name, got {dtype!r}")

@@ -28,7 +28,6 @@ class TimmImageProcessor(BaseImageProcessor):
         mean: tuple[float, ...] = (0.485, 0.456, 0.406), std: tuple[float, ...] = (0.229, 0.224, 0.225),
         crop_pct: float = 0.875, crop_mode: str = "center", **kwargs: Any,
     ) -> None:  # fmt: skip
-        """Store the config as plain values."""
         super().__init__(**kwargs)
         self.input_size, self.interpolation = tuple(input_size), interpolation
         self.mean, self.std = tuple(mean), tuple(std)

@@ -1,4 +1,4 @@
-"""Adapter of a decoder that reads at each token of another tokenizer the text up to its end."""
+"""Adapter and front half of a decoder that reads at each token of another tokenizer the text up to its end."""
 
 from __future__ import annotations
 
@@ -48,10 +48,6 @@ class PrefixAdapter(Adapter):
         target: The network whose tokens are read.
         own: Whether the embedding of each token in the target is appended to the activations of the source. A map from
             the source alone does not know which token it is that the target has read, where tokens are cut differently.
-
-    Raises:
-        ValueError: If one of them takes no texts or has no fast tokenizer, or one forward over all prefixes does not
-            compute what a forward over each does, because the source is no decoder or has other masks.
 
     Example:
         >>> import hf_stitch
@@ -120,7 +116,6 @@ class PrefixAdapter(Adapter):
         return self.source._survey()
 
     def _padded(self) -> Interface:
-        """Return how the target takes its input."""
         self.interface = self._target._padded()
         return self.interface
 
@@ -207,7 +202,6 @@ def _start(source: Adapter) -> int:
 
 
 def _embedding(target: Adapter) -> nn.Embedding:
-    """Return a copy of the token embedding of a network."""
     found = getattr(target.model, "get_input_embeddings", lambda: None)()
     if not isinstance(found, nn.Embedding):
         raise ValueError(
@@ -309,7 +303,6 @@ class PrefixFront(Front):
         self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface, takes: Interface, start: int,
         own: nn.Embedding | None = None,
     ) -> None:  # fmt: skip
-        """Remove everything after the cut."""
         super().__init__(model, cut, plan, interface)
         self._takes, self.start, self.own = takes, start, own
         self.reader: PrefixReader | None = None
@@ -325,28 +318,13 @@ class PrefixFront(Front):
         return {"start": self.start, "own": own}
 
     def attach(self, source: Tokenizer, target: Tokenizer) -> None:
-        """Give both tokenizers to this half.
-
-        Args:
-            source: Tokenizer of the decoder.
-            target: The other tokenizer.
-        """
+        """Give both tokenizers to this half."""
         self.reader = PrefixReader(source, target, self.start, self.interface.max_tokens)
 
     def read(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, new: int | None = None, held: int | None = None
     ) -> Reading:
-        """Compute what the decoder reads; see :meth:`PrefixReader.read`.
-
-        Args:
-            input_ids: (batch, tokens) int64, tokens of the other tokenizer.
-            attention_mask: (batch, tokens), 1 for real tokens.
-            new: Number of last tokens that are not in a cache.
-            held: Number of tokens of the decoder in a cache.
-
-        Raises:
-            ValueError: If both tokenizers are missing.
-        """
+        """Compute what the decoder reads; see :meth:`PrefixReader.read`."""
         if self.reader is None:
             raise ValueError(
                 f"both tokenizers are missing, so that the tokens of the source must be given: pass {', '.join(INPUTS)}"

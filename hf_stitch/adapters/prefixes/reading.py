@@ -95,14 +95,7 @@ class PrefixReader:
         self._added = ends.index(0) if 0 in ends else 0
 
     def prefixes(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that the source reads at each token of a target.
-
-        Args:
-            tokens: Tokens of a text, without padding.
-
-        Returns:
-            The texts.
-        """
+        """Return the text that the source reads at each token of a target."""
         decoded = self.target.decode_batch([tokens[: i + 1] for i in range(len(tokens))], skip_special_tokens=True)
         found: list[str] = []
         for text in decoded:
@@ -111,17 +104,7 @@ class PrefixReader:
         return found
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts in the tokenizer of the source.
-
-        Args:
-            texts: Texts.
-
-        Returns:
-            The tokens of each text.
-
-        Raises:
-            ValueError: If a text has more tokens than the source takes.
-        """
+        """Return the tokens of texts in the tokenizer of the source."""
         encoded = (encoding.ids for encoding in self.source.encode_batch(list(texts)))
         found = [ids[: len(ids) - self._added] or [self.start] for ids in encoded]
         longest = max(map(len, found))
@@ -132,11 +115,7 @@ class PrefixReader:
         return found
 
     def length(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens of the source a whole text has.
-
-        Args:
-            tokens: Tokens of the text in the target, without padding.
-        """
+        """Return how many tokens of the source a whole text has."""
         text = self.target.decode(list(tokens), skip_special_tokens=True)
         return len(self.source.encode(text).ids) - self._added
 
@@ -151,9 +130,6 @@ class PrefixReader:
             new: Number of last tokens that are not in a cache. Default: all.
             held: Number of tokens of the source in a cache. Default: those of the longest text of the batch; it was
                 longer if a text was dropped since, as in beam search.
-
-        Returns:
-            The reading, on the device of ``input_ids``.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         past = 0 if new is None else input_ids.shape[1] - new
@@ -210,12 +186,6 @@ def fast(tokenizer: Any, side: str) -> Tokenizer:
         tokenizer: The tokenizer of a network.
         side: Name of the network, for the message.
 
-    Returns:
-        The tokenizer.
-
-    Raises:
-        ValueError: If the network has no tokenizer of this kind.
-
     Example:
         >>> from tokenizers import models
         >>> from transformers import PreTrainedTokenizerFast
@@ -234,8 +204,6 @@ def fast(tokenizer: Any, side: str) -> Tokenizer:
 
 @dataclass
 class _Tree:
-    """The tokens of several prefixes of a text."""
-
     past: int  # tokens of this text in a cache
     have: int  # how many of them are used; the others are read again
     tokens: list[int] = field(default_factory=list)  # token of each node
@@ -263,12 +231,10 @@ class _Tree:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many first tokens two texts share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _batch(trees: Sequence[_Tree], past: int, device: torch.device) -> Reading:
-    """Put the trees of a batch into tensors."""
     nodes = max(len(tree.tokens) for tree in trees)
     ids, depths = np.zeros((2, len(trees), nodes), dtype=np.int64)
     mask = np.zeros((len(trees), 1, nodes, past + nodes), dtype=bool)

@@ -1,28 +1,77 @@
-"""What a comparison is asked for, and of which networks: checked once, for two sides and for many."""
+"""What a comparison is asked for: by which metrics, of which vectors of a sample as rows, paired how."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
-
-from hf_stitch.adapters import Adapter, load_on, unwrap
-from hf_stitch.adapters.checks import check_meet
-from hf_stitch.adapters.loading import NetworkLike
-from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.alignment import Align, aligned
-from hf_stitch.analysis.comparison.rows import POOLINGS, Rows, per_sample
-from hf_stitch.analysis.comparison.sides import Network, Reader, Side
-from hf_stitch.analysis.comparison.weights import WeightSide
-from hf_stitch.data import Samples, check_same_order
 from hf_stitch.metrics import ActivationMetric, Metric, WeightMetric
-from hf_stitch.reference import weights_hash
 from hf_stitch.registry import registries
+from hf_stitch.representation import Pooling, RepresentationSpec
 from hf_stitch.running import Run
 
-Comparable = NetworkLike | Activations
+Rows = Literal["flat", "positions", "resized", "mean", "tokens", "cls", "last"]
+POOLINGS: dict[Rows, Pooling] = {
+    "flat": "flatten", "positions": "none", "resized": "none", "mean": "mean", "tokens": "none", "cls": "cls",
+    "last": "last",
+}  # fmt: skip
+"""Rows -> the pooling of a representation that gives them, and that of saved activations."""
+
+ROWS_OF: dict[str, Rows] = {"flatten": "flat", "none": "resized", "mean": "mean", "cls": "cls", "last": "last"}
+"""Pooling -> the rows that it gave before they had names."""
+
+Kind = tuple[int, int] | Literal["vector", "text"]
+"""What the positions of a layer are: a grid, the tokens of a text, or none."""
+
+Align = Literal["tokens", "offsets"]
+"""How rows of texts are paired: token by token, or by the pieces of text on whose boundaries two tokenizers agree."""
+
+
+def per_sample(rows: Rows) -> bool:
+    """Return whether each sample is one row."""
+    return POOLINGS[rows] != "none"
+
+
+def kind_of(spec: RepresentationSpec) -> Kind:
+    """Return what the positions of a layer are."""
+    return "vector" if spec.layout == "bd" else spec.grid or "text"
+
+
+def check_layer(spec: RepresentationSpec, rows: Rows) -> None:
+    """Refuse a layer that has no such rows."""
+    kind = kind_of(spec)
+    if rows == "flat" and kind == "text":
+        raise ValueError(f"{spec}: texts vary in length, so that rows='flat' have no width; use 'mean' or 'positions'")
+    grid = spec.layout != "bnd" or (rows == "cls" and spec.grid is not None and spec.prefix_tokens == 0)
+    if rows in ("cls", "last") and kind != "vector" and grid:
+        raise ValueError(f"{spec} has no token for rows={rows!r}; use 'mean' or 'flat'")
+
+
+def differ(a: RepresentationSpec, b: RepresentationSpec, rows: Rows) -> str:
+    """Return why row i of a layer is not the same as row i of another; empty if it is."""
+    if per_sample(rows):
+        return ""
+    kinds, prefixes = (kind_of(a), kind_of(b)), (a.prefix_tokens, b.prefix_tokens)
+    if rows == "resized" and not any(isinstance(kind, str) for kind in kinds):
+        return ""
+    if kinds[0] != kinds[1]:
+        return f"rows={rows!r} pairs equal positions, which {a} and {b} do not have"
+    if rows == "tokens" and prefixes[0] != prefixes[1]:
+        return f"rows='tokens' pairs all tokens, but {a} and {b} have other prefix tokens"
+    return ""
+
+
+def mixed(sides: Sequence[Sequence[RepresentationSpec]], rows: Rows) -> str:
+    """Return which kinds of rows a comparison mixes, whose values mean different things; empty if there is one."""
+    first, last = [list(specs) for specs in (sides[0], sides[-1])] if sides else ([], [])
+    pairs = [(kind_of(a), kind_of(b)) for a in first for b in last if not differ(a, b, rows)]
+    vectors = {kind == "vector" for pair in pairs for kind in pair}
+    if len({a != b for a, b in pairs}) > 1 and rows == "resized":
+        return "positions of equal grids, and positions that were resized"
+    if len(vectors) > 1 and rows != "flat":
+        return f"vectors that layers output, and {'the ' * per_sample(rows)}{rows} of others"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -71,83 +120,3 @@ class Asked:
                 "use rows='mean', 'flat', 'cls' or 'last'. For the positions of two layers, use "
                 "hf_stitch.analysis.permutation_test(…, samples=…) or bootstrap(…, samples=…)"
             )
-
-
-class Sides:
-    """Networks and saved activations by name. Each network is loaded once, whatever is asked of it."""
-
-    def __init__(self, given: Mapping[str, Comparable], run: Run) -> None:
-        self._given, self._device = given, run.processes.device
-        self._loaded: dict[object, Adapter] = {}
-
-    def _load(self, network: str | nn.Module | Adapter) -> Adapter:
-        key = network if isinstance(network, str) else id(network)
-        if key not in self._loaded:
-            self._loaded[key] = load_on(network, self._device)
-        return self._loaded[key]
-
-    def weights(self) -> dict[str, WeightSide]:
-        """Return the networks whose weights are compared. A module needs no example inputs."""
-        found = {}
-        for name, network in self._given.items():
-            if isinstance(network, Activations):
-                raise TypeError(f"{name} is saved activations, which contain no weights; pass the network itself")
-            if isinstance(network, nn.Module):
-                module: nn.Module = unwrap(network)
-                described: dict[str, Any] = {"class": type(module).__name__, "weights": weights_hash(module)}
-            else:
-                adapter = self._load(network)
-                module = adapter.model
-                described = {"reference": adapter.pinned.to_dict(), "class": type(module).__name__}
-            found[name] = WeightSide(module, described)
-        return found
-
-    def reading(self, asked: Asked, data: Any, paired_data: Any = None) -> dict[str, Side]:
-        """Return all sides, of which the last one reads the paired data; check that they meet."""
-        both = {"data": data, "paired_data": paired_data}
-        given = {argument: each for argument, each in both.items() if each is not None}
-        reads = dict.fromkeys(self._given, "data")
-        if paired_data is not None:
-            reads[[*reads][-1]] = "paired_data"
-        for argument in given:
-            own = [name for name, what in reads.items() if what == argument]
-            if all(isinstance(self._given[name], Activations) for name in own):
-                are = "are" if len(own) > 1 else "is"
-                raise ValueError(
-                    f"{' and '.join(own)} {are} saved activations, which take no data; leave {argument} out"
-                )
-        readers = {argument: Reader(Samples.of(each)) for argument, each in given.items()}
-        sides = {name: self._side(name, readers.get(argument), asked) for name, argument in reads.items()}
-        first, *others = sides.values()
-        for side in others:
-            check_same_order(*(s.reader.samples if isinstance(s, Network) else s.ids for s in (first, side)))
-            if isinstance(first, Network) and isinstance(side, Network):
-                # With aligned offsets the tokenizers may differ, so the check is that of a pooled comparison.
-                check_meet(first.adapter, side.adapter, "mean" if asked.align == "offsets" else POOLINGS[asked.rows])
-        return sides
-
-    def _side(self, name: str, reader: Reader | None, asked: Asked) -> Side:
-        given = self._given[name]
-        if isinstance(given, Activations):
-            if given.pooling not in (None, POOLINGS[asked.rows]):
-                raise ValueError(
-                    f"the activations of {name} were recorded with pooling={given.pooling!r}, and rows={asked.rows!r} "
-                    f"needs pooling={POOLINGS[asked.rows]!r}"
-                )
-            if asked.rows == "tokens" and given.pooling == "none":
-                raise ValueError(
-                    f"the activations of {name} have no prefix tokens, which rows='tokens' needs: use rows='positions'"
-                )
-            return given
-        if reader is None:
-            raise ValueError(f"{name} is a network and needs samples to run on: pass data")
-        return Network(self._load(given), reader)
-
-    def pair(self, asked: Asked, data: Any, paired_data: Any) -> tuple[Side, ...]:
-        """Return both sides, or a single one if they are the same network or activations on the same samples."""
-        a, b = self.reading(asked, data, paired_data).values()
-        one = a is b
-        if isinstance(a, Network) and isinstance(b, Network) and a.reader is b.reader:
-            one = a.adapter.model is b.adapter.model and a.adapter.processor is b.adapter.processor
-        sides = (a,) if one else (a, b)
-        return aligned(sides) if asked.align == "offsets" else sides

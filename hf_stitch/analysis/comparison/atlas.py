@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.comparison.maximum import MaximumTest
-from hf_stitch.analysis.comparison.rows import ROWS_OF, Rows
+from hf_stitch.analysis.comparison.asking import ROWS_OF, Rows
 from hf_stitch.analysis.identification import Identification, identify_layers
+from hf_stitch.analysis.permutation import MaximumTest
 from hf_stitch.analysis.shown import ends_of, titles_of
 from hf_stitch.options import checked, options_in
 from hf_stitch.printing import rounded
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-
 Array = NDArray[np.float64]
 Axis = Literal["a", "b"]
+
+WHOLE = "whole network"
+"""Stands for all layers of a network; no module has such a name."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class LayerSize:
 @dataclass(frozen=True, eq=False)
 class SimilarityAtlas(Result):
     """Similarity of each layer of a with each layer of b under one or more metrics, returned by :func:`compare`.
+
+    Methods take a metric of the atlas by its name, with or without options (:meth:`label`); by default the first.
 
     Attributes:
         values: Metric -> (layers of a, layers of b) float64; NaN where the metric is undefined.
@@ -72,7 +76,7 @@ class SimilarityAtlas(Result):
         ('a0', 'b0')
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.similarity:section"
+    page: ClassVar[str] = "hf_stitch.reports.similarity:layers_section"
     formerly: ClassVar[Mapping[str, Any]] = {"pooling": ("rows", ROWS_OF)}
     values: Mapping[str, Array]
     layers_a: tuple[str, ...]
@@ -116,10 +120,6 @@ class SimilarityAtlas(Result):
     def best_matches(self, metric: str | None = None, axis: Axis = "a") -> dict[str, str]:
         """Find the most similar layer of the other side for each layer of one side.
 
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-            axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
-
         Returns:
             Layer of the side ``axis`` -> most similar layer of the other side. A layer for which the metric is
             undefined with all layers of the other side is left out.
@@ -136,9 +136,6 @@ class SimilarityAtlas(Result):
     def p_values(self, metric: str | None = None) -> Array:
         """Return the p-values of all pairs of layers, adjusted for the search over all pairs.
 
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-
         Returns:
             (layers of a, layers of b) float64. If no pair is related, the smallest is at most p with probability p.
             NaN where the metric is undefined.
@@ -147,12 +144,7 @@ class SimilarityAtlas(Result):
 
     @checked
     def match_p_values(self, metric: str | None = None, axis: Axis = "a") -> dict[str, float]:
-        """Return the p-values of the best matches, each adjusted for the search over the layers of the other side.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-            axis: The side whose layers are the keys of the result, ``"a"`` or ``"b"``.
-        """
+        """Return the p-values of the best matches, each adjusted for the search over the layers of the other side."""
         label, (own, _) = self.label(metric), self._sides(axis)
         test, best = self._test(label), self._best(label, axis)
         places = np.array([best.get(layer, 0) for layer in range(len(own))])
@@ -161,9 +153,6 @@ class SimilarityAtlas(Result):
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
         """Find the most similar pair of layers, of a and of b; the first one in case of a tie.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
 
         Example:
             >>> values = np.array([[0.2, 0.4], [0.9, 0.1]])
@@ -180,9 +169,6 @@ class SimilarityAtlas(Result):
 
     def identify(self, metric: str | None = None) -> Identification:
         """Measure how often the most similar layer of the other side is the one of the same name.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
 
         Returns:
             The layer identification (:func:`hf_stitch.analysis.identify_layers`) over all layers of both sides; those
@@ -208,9 +194,6 @@ class SimilarityAtlas(Result):
 
     def headline(self, metric: str | None = None) -> str:
         """Return the finding in a sentence: how many layers match their namesake, or else the most similar pair.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
@@ -243,13 +226,7 @@ class SimilarityAtlas(Result):
         return text + (f"; closest runner-up: {min(close)[1]}" if close else "")
 
     def why(self, metric: str, layer_a: str, layer_b: str) -> str | None:
-        """Return why a metric is undefined for a pair of layers; None if it is defined.
-
-        Args:
-            metric: One of the metrics of the atlas.
-            layer_a: Layer of a.
-            layer_b: Layer of b.
-        """
+        """Return why a metric is undefined for a pair of layers; None if it is defined."""
         atlas, label = self._of(metric)
         return atlas.undefined.get(pair_name(label, layer_a, layer_b))
 
@@ -286,7 +263,7 @@ class SimilarityAtlas(Result):
         Undefined pairs are grey, with a dash.
 
         Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
+            metric: Name of the metric.
             scale: ``"data"`` for colours that lie where these values lie; ``"fixed"`` for colours from the smallest to
                 the largest value that the metric can have, so that figures can be compared (a distance without an
                 upper bound begins at 0).
@@ -469,10 +446,6 @@ class SimilarityAtlas(Result):
         values = self.values[label] if axis == "a" else self.values[label].T
         better = np.where(np.isnan(values), -np.inf, -values if label in self.distances else values)
         return {layer: int(row.argmax()) for layer, row in enumerate(better) if row.max() > -np.inf}
-
-
-WHOLE = "whole network"
-"""Stands for all layers of a network; no module has such a name."""
 
 
 def pair_name(metric: str, layer_a: str, layer_b: str) -> str:

@@ -11,18 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_stitch.analysis.comparison.layer_reader import Group, Key, LayerReader
-from hf_stitch.analysis.comparison.maximum import MaximumTest, maximum_test
-from hf_stitch.analysis.comparison.routes import workload
+from hf_stitch.analysis.comparison.layers import Group, Key, LayerReader
+from hf_stitch.analysis.permutation import MaximumTest, maximum_test
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Collected, LayerError
 from hf_stitch.representation import finite
 from hf_stitch.running import Run
 from hf_stitch.statistics.base import within
-from hf_stitch.statistics.grams import Gram
+from hf_stitch.statistics.features import LayerRows
+from hf_stitch.statistics.grams import Gram, MinibatchGrams
 from hf_stitch.statistics.layer_moments import LayerMoments
-from hf_stitch.statistics.layer_rows import LayerRows
-from hf_stitch.statistics.minibatch_grams import MinibatchGrams
 from hf_stitch.storage.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ class Collector:
         self.group = group
         self._metrics = metrics
         self._names = {side: [key[1] for key in keys] for side, keys in (("x", group.x), ("y", group.y))}
-        self._work = workload(group, reader)
+        self._work = reader.workload(group)
         routes = {label: {route.name: route for route in metric.routes} for label, metric in metrics.items()}
         self._routes = {label: routes[label][name] for label, name in taken.items()}
         wanted: dict[str, tuple[Collected, Mapping[str, Any]]] = {}

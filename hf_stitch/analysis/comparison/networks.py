@@ -28,6 +28,8 @@ Array = NDArray[np.float64]
 class NetworkAtlas(Result):
     """Similarity of all layers of several networks, returned by :func:`hf_stitch.compare_all`.
 
+    Methods take a metric of the atlas by its name, with or without options; by default the first.
+
     Attributes:
         atlas: Similarity of each layer of each network with all others; layers are named ``network/layer``.
         layers: Network -> its layers.
@@ -50,7 +52,7 @@ class NetworkAtlas(Result):
         0.85
     """
 
-    page: ClassVar[str] = "hf_stitch.reports.networks:section"
+    page: ClassVar[str] = "hf_stitch.reports.similarity:networks_section"
 
     atlas: SimilarityAtlas
     layers: Mapping[str, tuple[str, ...]]
@@ -69,12 +71,7 @@ class NetworkAtlas(Result):
         return tuple(self.layers)
 
     def between(self, a: str, b: str) -> SimilarityAtlas:
-        """Return the similarity of the layers of two networks, as :func:`hf_stitch.compare` of both does.
-
-        Args:
-            a: Name of the first network, whose layers are the rows.
-            b: Name of the second network.
-        """
+        """Return the similarity of the layers of two networks, as :func:`hf_stitch.compare` of both does."""
         rows, columns = self._place(a), self._place(b)
         both = self.networks.index(a), self.networks.index(b)
         networks = self.atlas.recipe.get("a", {}).get("networks", {})
@@ -108,9 +105,6 @@ class NetworkAtlas(Result):
         both directions. Undefined pairs of layers, and layers that have no other, are left out. A metric of weights has
         its own values of whole networks (:attr:`whole`).
 
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-
         Returns:
             (networks, networks) float64, symmetric; of distances, if the metric is a distance. NaN for networks without
             a defined pair of layers.
@@ -125,9 +119,6 @@ class NetworkAtlas(Result):
 
     def distances(self, metric: str | None = None) -> Array:
         """Compute a distance between each pair of networks, for a dendrogram or a map.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
 
         Returns:
             (networks, networks) float64, 0 on the diagonal: :meth:`similarities` of a distance, and the largest value
@@ -154,7 +145,7 @@ class NetworkAtlas(Result):
         layer that the samples do not tell from the most similar one is a tie; otherwise only equal values are ties.
 
         Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
+            metric: Name of the metric.
             level: Level of the tests of differences from the most similar layer, together for all candidates of a layer
                 (Holm 1979).
         """
@@ -174,11 +165,7 @@ class NetworkAtlas(Result):
         )  # fmt: skip
 
     def best_matches(self, metric: str | None = None) -> dict[str, str]:
-        """Find the most similar layer of another network for each layer, both as ``network/layer``.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-        """
+        """Find the most similar layer of another network for each layer, both as ``network/layer``."""
         label = self.atlas.label(metric)
         values = self.atlas.values[label].copy()
         for place in map(self._place, self.networks):
@@ -186,11 +173,7 @@ class NetworkAtlas(Result):
         return replace(self.atlas, values={label: values}).best_matches(label)
 
     def headline(self, metric: str | None = None) -> str:
-        """Return the finding in a sentence: the most and least similar networks, and how many layers correspond.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-        """
+        """Return the finding in a sentence: the most and least similar networks, and how many layers correspond."""
         label, found = self.atlas.label(metric), self.similarities(metric)
         pairs = [
             (found[a, b], f"{self.networks[a]} and {self.networks[b]} ({rounded(found[a, b])})")
@@ -228,11 +211,7 @@ class NetworkAtlas(Result):
         return frame[columns + [name for name in frame if name == "undefined"]]
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Plot all layers of all networks as a heat map, with a frame around best matches in other networks.
-
-        Args:
-            metric: One of the metrics of the atlas; ``None`` uses the first.
-        """
+        """Plot all layers of all networks as a heat map, with a frame around best matches in other networks."""
         return self.atlas._heatmap(self.atlas.label(metric), self.best_matches(metric), "best match in another network")
 
     def __rich__(self) -> Table:

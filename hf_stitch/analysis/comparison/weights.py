@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.comparison.atlas import WHOLE, SimilarityAtlas, pair_name
+from hf_stitch.analysis.comparison.sides import WeightSide
 from hf_stitch.metrics.base import NotComparable, WeightMetric
 from hf_stitch.options import did_you_mean
 from hf_stitch.provenance import versions
@@ -24,14 +25,6 @@ Readings = Mapping[str, Mapping[str, Weights]]
 """What metrics of weights have read of a network: label of the metric -> layer -> what was read."""
 Pair = tuple[str, str]
 """A layer of each of two networks."""
-
-
-@dataclass(frozen=True)
-class WeightSide:
-    """A network whose weights are compared."""
-
-    model: nn.Module  # the network
-    description: Mapping[str, Any]  # what identifies it, as JSON values
 
 
 def read_of(

@@ -22,8 +22,7 @@ from hf_stitch.analysis.detection.discrimination import (
     equivalent_dose,
     sided,
 )
-from hf_stitch.analysis.detection.drawing import halves
-from hf_stitch.analysis.detection.noise import DOSES
+from hf_stitch.analysis.detection.noise import DOSES, halves
 from hf_stitch.analysis.detection.recording import View, handed_over, received
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.detection.watching import Seen, Watch, check_far, check_needs, fit_watch
@@ -33,7 +32,7 @@ from hf_stitch.detectors import Detector
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import Predictor
-from hf_stitch.scoring.passing import Key
+from hf_stitch.scoring.measured import Kept
 from hf_stitch.stitches import StitchingLayer
 
 Array = NDArray[np.float64]
@@ -105,32 +104,34 @@ class Watchers:
         """Hash of the fitted detectors; empty if there are none."""
         return b"".join(watch.fingerprint for watch in self.watches.values())
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Key, Array]:
+    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Kept, Array]:
         """Return what is kept of the target's own activations."""
-        found: dict[Key, Any] = {}
+        found: dict[Kept, Any] = {}
         places, shown = self._chosen(ids)
         for view, watch in self.watches.items():
             for layer in self.layers[view]:
-                found["norm", view, layer] = self._squares(layer, view, received(y[layer], view))
+                found[Kept("norm", view, layer)] = self._squares(layer, view, received(y[layer], view))
                 if self.detectors and shown:
                     own = received(_some(y[layer], places), view)
                     kept = {"own": watch.see(layer, own, shown), "doses": watch.see_doses(layer, own, shown)}
-                    found |= {(what, view, layer, key): v for what, of in kept.items() for key, v in of.items()}
+                    found |= {
+                        Kept(what, view, layer, name=key): v for what, of in kept.items() for key, v in of.items()
+                    }
         return found
 
     def see_stitched(
         self, predictor: Predictor, mapped: Representation, y: Representation, ids: Sequence[Id]
-    ) -> dict[Key, Array]:
+    ) -> dict[Kept, Array]:
         """Return what is kept of stitched activations."""
-        found: dict[Key, Any] = {}
+        found: dict[Kept, Any] = {}
         places, shown = self._chosen(ids)
-        layer, at = predictor.layer_b, (predictor.front, predictor.name)
+        layer, at = predictor.layer_b, (predictor.name, predictor.front)
         for view in self.views[predictor.front]:
             own, handed = received(y, view), handed_over(mapped, view)
-            found["error", view, *at] = self._squares(layer, view, own, handed)
+            found[Kept("error", view, *at)] = self._squares(layer, view, own, handed)
             if self.detectors and shown:
                 kept = self.watches[view].see(layer, _some(handed, places), shown)
-                found |= {("stitched", view, *at, key): values for key, values in kept.items()}
+                found |= {Kept("stitched", view, *at, key): values for key, values in kept.items()}
         return found
 
     def _chosen(self, ids: Sequence[Id]) -> tuple[Tensor | None, Sequence[Id]]:
@@ -153,12 +154,13 @@ class Watchers:
         return squares
 
     # -- what was found ---------------------------------------------------------------------------------------------
-    def residual(self, seen: Mapping[Key, Array], view: View, layer: str, at: tuple[str, str]) -> float:
+    def residual(self, seen: Mapping[Kept, Array], view: View, layer: str, at: tuple[str, str]) -> float:
         """Return the squared distance of stitched activations from the target's own, divided by their squared norm."""
-        return float(seen["error", view, *at].sum() / seen["norm", view, layer].sum())
+        front, name = at
+        return float(seen[Kept("error", view, name, front)].sum() / seen[Kept("norm", view, layer)].sum())
 
     def detections(
-        self, seen: Mapping[Key, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
+        self, seen: Mapping[Kept, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
         layers_a: Sequence[str], min_auroc: float, *, two_sided: bool = True,
     ) -> dict[View, dict[str, Detection]]:  # fmt: skip
         """Return what each detector finds, by view; ``cells`` are those of predictors, by name of halves and of theirs.
@@ -169,13 +171,19 @@ class Watchers:
         if not self.detectors:
             return {}
         shown = [id_ for id_ in ids if self.scored is None or id_ in self.scored]
-        kept: dict[Key, dict[str, Array]] = {}
-        for (*at, name), values in seen.items():
-            kept.setdefault(tuple(at), {})[name] = values
+        kept: dict[Kept, dict[str, Array]] = {}
+        for key, values in seen.items():
+            kept.setdefault(replace(key, name=""), {})[key.name] = values
         found: dict[View, dict[str, Detection]] = {}
         for view, watch in self.watches.items():
-            own, doses = ({layer: kept[what, view, layer] for layer in self.layers[view]} for what in ("own", "doses"))
-            stitched = {cell: kept["stitched", view, *at] for at, cell in cells.items() if view in self.views[at[0]]}
+            own, doses = (
+                {layer: kept[Kept(what, view, layer)] for layer in self.layers[view]} for what in ("own", "doses")
+            )
+            stitched = {
+                cell: kept[Kept("stitched", view, name, front)]
+                for (front, name), cell in cells.items()
+                if view in self.views[front]
+            }
             found[view] = {
                 label: Evidence(watch, label, two_sided and of.two_sided, shown, own, doses, stitched).detect(
                     layers_a, min_auroc

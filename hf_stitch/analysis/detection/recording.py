@@ -1,4 +1,4 @@
-"""Activations of layers, computed once for all detectors."""
+"""Activations of layers, computed once for all detectors, and what least squares leaves of them as noise."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.detection.noise import DONORS, donors_among
 from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.pairs import CollectedPair
 from hf_stitch.pairs.pair import check_finite
-from hf_stitch.processes import ALONE, Processes
+from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec
-from hf_stitch.running import Run
+from hf_stitch.running import ALONE, Processes, Run
 from hf_stitch.stitches.layer import POOLED
 from hf_stitch.storage.tensors import RowStore
 from hf_stitch.tasks.base import Task
 
 MEMORY = 2**31
 """Bytes of activations that are kept in memory. A layer with more is kept in a temporary file."""
-
 
 View = Pooling | Literal["prefix"]
 """What detectors are shown of activations: what a stitch with this pooling hands over, or the prefix tokens alone."""
@@ -176,3 +177,28 @@ class _Flat:
             part.view(shape)
             for part, shape in zip(flat.split([shape.numel() for shape in self._shapes]), self._shapes, strict=True)
         ]
+
+
+@torch.no_grad()
+def residuals(collected: CollectedPair) -> Mapping[str, Sequence[Tensor]]:
+    """Return residuals of the best least-squares map into each layer of the target, of samples drawn by their ids.
+
+    Those of a sample are ``(prefix tokens + positions, d)``. Layers for which least squares is undefined are left out.
+    """
+    pair, samples = collected.pair, collected.samples.a
+    layers = registries.matchers.build("lstsq").match(collected).layers
+    best = {
+        lb: max(into, key=lambda cell: layers[cell].body.fitted["r2"])
+        for lb in pair.layers_b
+        if (into := [cell for cell in layers if cell[1] == lb])
+    }
+    donors = samples.select(donors_among(samples.ids, collected.run.seed))
+    kept: dict[str, list[Tensor]] = {lb: [] for lb in best}
+    for batch in donors.batches(DONORS // 4):
+        ran = pair.run(batch)
+        for lb, (la, _) in best.items():
+            own, mapped = received(ran.y[lb], pair.pooling), layers[la, lb](ran.x[la])
+            left = own.replace(values=handed_over(mapped, pair.pooling).values.to(own.values) - own.values)
+            counts = torch.bincount(left.row_samples("none", prefix=True), minlength=left.batch).tolist()
+            kept[lb] += left.rows("none", prefix=True).double().split(counts)
+    return kept

@@ -1,4 +1,4 @@
-"""What one detector finds at the layers of a target."""
+"""What one detector finds at the layers of a target, and what it must show there before its figures count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_stitch.analysis.detection.gate import MIN_AUROC, failed
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score
@@ -19,7 +18,40 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
+MIN_AUROC = 0.8
+"""AUROC that a detector must reach on coloured noise of the largest of :data:`DOSES`."""
+
+FAR = 0.9
+"""AUROC that it must reach on far samples."""
+
+OWN = 0.05
+"""How far the AUROC of the test samples, against those to which it was fitted, may lie from .5."""
+
 Array = NDArray[np.float64]
+
+
+def failed(controls: dict[str, NDArray[np.float64]], min_auroc: float) -> str:
+    """Return why a detector is no evidence at a layer; empty if it is.
+
+    ``controls`` are AUROCs with their intervals, ``(3,)``, as far as measured: ``noise``, ``far`` and ``train``.
+    One that is NaN fails. The last fails only if its whole interval lies outside, so that few samples do not fail by
+    chance.
+    """
+    if not min_auroc:
+        return ""
+    for name, least, what in (
+        ("noise", min_auroc, "noise as large as the activations"), ("far", FAR, "far samples"),
+    ):  # fmt: skip
+        if name in controls and not (value := controls[name][0]) >= least:
+            if np.isnan(value):
+                return f"could not be tried on {what}"
+            return f"tells {what} apart with an AUROC of {value:.3f} only (at least {least:g} is needed)"
+    value, low, high = controls.get("train", (0.5, 0.5, 0.5))
+    if np.isnan(value):
+        return "could not be tried on the samples to which it was fitted"
+    if low > 0.5 + OWN or high < 0.5 - OWN:
+        return f"tells test samples from those to which it was fitted (AUROC {value:.2f})"
+    return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +130,7 @@ class Detection(Result):
         return f"{self.detector} is no evidence at {', '.join(blind)}: {reason.format(*first)}" if blind else ""
 
     def of(self, matcher: str, layer: str, name: str) -> Detection:
-        """Return what the detector finds of one matcher at one layer.
-
-        Args:
-            matcher: Label of the matcher.
-            layer: Layer of the target.
-            name: Name of the matcher in the result.
-        """
+        """Return what the detector finds of one matcher at one layer."""
         place = [self.layers.index(layer)]
         mine = (f"{matcher}: ", f"{layer} ", f"{layer},")
         figures = {figure: values[:, place] for figure, values in self.figures[matcher].items()}

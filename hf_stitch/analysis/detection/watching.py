@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.analysis.detection.drawing import drawn_rows, folds
-from hf_stitch.analysis.detection.noise import DOSES, KINDS, Noise
+from hf_stitch.analysis.detection.noise import DOSES, KINDS, Noise, drawn_rows, folds
 from hf_stitch.analysis.detection.recording import View, recorded
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import MOST_SHARED, ContentSketch

@@ -14,8 +14,7 @@ import torch
 
 from hf_stitch import ModelReference, Stitcher
 from hf_stitch.artefacts.card import plain
-from hf_stitch.artefacts.files import STITCHER
-from hf_stitch.artefacts.manifest import stale
+from hf_stitch.artefacts.files import STITCHER, stale
 from hf_stitch.hub import CARD
 from hf_stitch.options import check, checked
 from hf_stitch.representation import RepresentationSpec

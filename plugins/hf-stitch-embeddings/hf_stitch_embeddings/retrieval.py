@@ -412,7 +412,7 @@ class RetrievalResult(Result):
 
     def plot(self) -> Figure:
         """Draw the recalls with their intervals."""
-        from hf_stitch.plots.intervals import interval_panels
+        from hf_stitch.plots.charts import interval_panels
 
         recalls = [figure for figure in next(iter(self.scores.values())) if figure.startswith("recall")]
         return interval_panels(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hf_stitch.metrics import FeaturesMetric, of_rows
-from hf_stitch.metrics._pairwise import centred, pairwise
-from hf_stitch.metrics._rows import RowMoments, check_variation, nonnegative
+from hf_stitch.metrics._rows import RowMoments, centred, check_variation, nonnegative, pairwise
 from hf_stitch.papers import arxiv
 
 SZEKELY_2007 = arxiv("Székely et al.: Measuring and testing dependence by correlation of distances", "0803.4101")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics import MomentsMetric, of_rows
-from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_widths, nonnegative
+from hf_stitch.metrics._rows import RowMoments, check_count, check_widths, nonnegative
 from hf_stitch.papers import Paper, arxiv
+from hf_stitch.statistics.spectrum import SecondMoments
 
 DOWSON_1982 = Paper(
     "Dowson & Landau: The Fréchet distance between multivariate normal distributions",

@@ -12,9 +12,9 @@ from scipy.optimize import linear_sum_assignment, linprog
 from torch import Tensor
 
 from hf_stitch.metrics import MomentsMetric, of_rows
-from hf_stitch.metrics._rows import RowMoments, SecondMoments, check_count, check_variation, nonnegative, variances
+from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, variances
 from hf_stitch.papers import LI_2015, arxiv
-from hf_stitch.statistics.spectrum import EPS
+from hf_stitch.statistics.spectrum import EPS, SecondMoments
 
 KHOSLA_2024 = arxiv(
     "Khosla & Williams: Soft Matching Distance: A metric on neural representations that captures single-neuron tuning",

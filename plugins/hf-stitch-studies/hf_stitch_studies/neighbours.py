@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics import of_rows
-from hf_stitch.metrics._neighbours import Near, NeighboursMetric, chunks, matches, nearest
-from hf_stitch.metrics._pairwise import directions
+from hf_stitch.metrics._neighbours import Near, NeighboursMetric, chunks, nearest
+from hf_stitch.metrics._rows import directions
 from hf_stitch.metrics.base import Invariances
 from hf_stitch.options import Count
 from hf_stitch.papers import KLABUNDE_2023
@@ -28,7 +28,7 @@ def rank_similarity(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "co
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         k: Number of neighbours, from 1 to n - 1. A row is not its own neighbour.
-        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
+        distance: Distance that ranks the neighbours, ``"cosine"`` or ``"euclidean"``.
 
     Returns:
         Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
@@ -42,7 +42,8 @@ def rank_similarity(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "co
         >>> round(rank_similarity(x, 3 * x).item(), 6)
         1.0
     """
-    shared = matches("rank_similarity", x, y, k, distance)
+    near_x, near_y = (nearest("rank_similarity", s, rows, k, distance, ranked=True) for s, rows in (("x", x), ("y", y)))
+    shared = (near_x[:, :, None] == near_y[:, None, :]).to(x)
     ranks = torch.arange(1, k + 1, device=x.device, dtype=x.dtype)
     agreement = 2 / ((1 + (ranks[:, None] - ranks).abs()) * (ranks[:, None] + ranks))
     most = torch.cat([ranks.new_ones(1), (1 / ranks).cumsum(0)])  # no shared neighbour: 0 / 1

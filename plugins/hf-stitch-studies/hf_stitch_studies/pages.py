@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hf_stitch.reports.curves import drawn, ends
 from hf_stitch.reports.section import Section
+from hf_stitch.reports.training import drawn, ends
 from hf_stitch_studies.curves import Curves
 from hf_stitch_studies.trajectory import Trajectory
 

@@ -201,7 +201,7 @@ def test_a_single_name_is_not_taken_for_a_list_of_characters(run_all: Any, monke
     def load(*_: Any) -> None:
         raise AssertionError("a network is loaded")
 
-    for place in ("hf_stitch_studies.benching.workflow.load", "hf_stitch.analysis.comparison.asking.load_on"):
+    for place in ("hf_stitch_studies.benching.workflow.load", "hf_stitch.analysis.comparison.sides.load_on"):
         monkeypatch.setattr(place, load)
     with pytest.raises(TypeError, match=r"networks must be a dictionary or a list, got 'abc'; write \['abc'\]"):
         run_all("abc", SAMPLES)

@@ -60,7 +60,7 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> _Metric
         **options: Options of the metric, if given by name or class.
 
     Example:
-        >>> from hf_stitch.metrics._procrustes import Procrustes
+        >>> from hf_stitch.metrics._shapes import Procrustes
         >>> check_metric(Procrustes, unit_norm=False)
     """
     return _MetricKit(metric, options)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_stitch.artefacts import manifest
+from hf_stitch.artefacts.files import checksum
 from hf_stitch.storage.files import digest
 
 Way = tuple[Any, ...]
@@ -36,7 +36,7 @@ def sign(folder: Path, record: dict[str, Any]) -> None:
         for name in record["manifest"]:
             if (folder / name).is_file():
                 record["manifest"][name] = digest(folder / name)
-    record["checksum"] = manifest.checksum(record)
+    record["checksum"] = checksum(record)
     record_of(folder).write_text(json.dumps(record))
 
 

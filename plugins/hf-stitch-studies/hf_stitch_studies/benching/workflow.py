@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from hf_stitch.adapters import Adapter, load
 from hf_stitch.analysis.extraction import extract_activations
-from hf_stitch.analysis.grid.result import StitchGrid, cell_name
+from hf_stitch.analysis.grid import StitchGrid, cell_name
 from hf_stitch.data import Data, Samples
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.metrics import Metric
@@ -20,9 +20,8 @@ from hf_stitch.pairs.pair import scored_task
 from hf_stitch.provenance import versions
 from hf_stitch.registry import registries
 from hf_stitch.training.loop import DivergedError
-from hf_stitch.workflows._checks import check_held_out
+from hf_stitch.workflows._checks import Named, Runs, check_held_out, named_layers, named_networks
 from hf_stitch.workflows._grid import stitch_grid
-from hf_stitch.workflows._networks import Named, Runs, named_layers, named_networks
 from hf_stitch_studies.benching.correlation import BASELINES, TESTS, Test
 from hf_stitch_studies.benching.distances import (
     Distance,

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 import hf_stitch
 from hf_stitch.analysis import Score
 from hf_stitch.training import TaskLoss
+from hf_stitch.training.loop import Schedule
 from hf_stitch.training.prepared import Augment
-from hf_stitch.training.schedule import Schedule
 
 Networks = Mapping[str, hf_stitch.Adapter]
 

@@ -19,7 +19,7 @@ from hf_stitch_studies import Energy
 from how_not_to_stitch.experiment import NAMES, cifar, folders, footer, parser, question
 
 import hf_stitch
-from hf_stitch.analysis.detection.gate import FAR, MIN_AUROC, OWN
+from hf_stitch.analysis.detection.result import FAR, MIN_AUROC, OWN
 
 DETECTORS = ("mahalanobis", "knn", "likelihood_ratio", "classifier")
 SIDES = ("noise", "far", "train")

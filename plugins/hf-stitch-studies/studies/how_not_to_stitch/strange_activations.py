@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 import hf_stitch
 from hf_stitch.analysis import Identification, StitchGrid, identify_layers
-from hf_stitch.analysis.detection.gate import FAR, MIN_AUROC, OWN, failed
+from hf_stitch.analysis.detection.result import FAR, MIN_AUROC, OWN, failed
 from hf_stitch.training import TaskLoss
 
 Array = NDArray[np.float64]

@@ -28,7 +28,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 
 import hf_stitch
 from hf_stitch.analysis import Audit
-from hf_stitch.analysis.detection.gate import FAR
+from hf_stitch.analysis.detection.result import FAR
 from hf_stitch.training import TaskLoss
 
 DIRECT = ("lstsq", "recoloured")

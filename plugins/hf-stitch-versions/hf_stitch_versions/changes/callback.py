@@ -15,8 +15,7 @@ from transformers.training_args import TrainingArguments
 from hf_stitch import Samples
 from hf_stitch.data import Data
 from hf_stitch.options import Count, checked
-from hf_stitch.processes import Processes
-from hf_stitch.running import Run
+from hf_stitch.running import Processes, Run
 from hf_stitch.training import ProbingCallback
 from hf_stitch.training.callback import Every
 from hf_stitch.training.probe import unnoticed

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_stitch.processes import Processes
 from hf_stitch.registry import registries
+from hf_stitch.running import Processes
 from hf_stitch.statistics import Moments
 from hf_stitch_versions.recording import values_of
 

@@ -1,4 +1,4 @@
-"""The page of an evaluation: a stitched model beside its baselines, what it consists of, and where it differs."""
+"""Pages of a stitched model: its scores beside baselines, what it consists of, where it differs, and its audit."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hf_stitch.analysis.auditing import STITCHED, Audit
+from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Evaluation, Example, StitchedParts
-from hf_stitch.reports.drawing import COLOURS, bars, heat_map, layout_of, numbers, rows_layout, texts
-from hf_stitch.reports.samples import picture
+from hf_stitch.reports.drawing import COLOURS, bars, heat_map, layout_of, numbers, picture, rows_layout, texts
 from hf_stitch.reports.section import Figure, Picture, Section, Table, Trace, View, key_of
 
 CLASSES, PAIRS = 30, 200
 """Classes of a confusion matrix, and pairs of classes of its table."""
 
+ROLES = {"source": COLOURS[0], "stitch": COLOURS[1], "target": COLOURS[2], "left out": "#8a8a8a"}
+AUROC = "AUROC against the target's own activations, 95% interval"
 
-def section(evaluation: Evaluation) -> Section:
+
+def evaluation_section(evaluation: Evaluation) -> Section:
     """Describe an evaluation."""
     first = next(iter(evaluation.scores["stitched"]))
     notes = [f"No {name}: {why}." for name, why in evaluation.left_out.items()]
@@ -92,9 +96,6 @@ def _strip(parts: StitchedParts) -> Figure:
     return Figure([View("", caption, traces, Table(("network", "part", "parameters", "role"), rows))], layout)
 
 
-ROLES = {"source": COLOURS[0], "stitch": COLOURS[1], "target": COLOURS[2], "left out": "#8a8a8a"}
-
-
 def _confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     """Draw which class the stitched model predicts where the target predicts another one."""
     total = sum(sum(row.values()) for row in counts.values())
@@ -130,3 +131,43 @@ def _example(example: Example) -> Picture:
         f"{example.id}: target {example.target}, stitched {example.stitched}{truth} (distance {example.distance:.3f})"
     )
     return picture(caption, example.sample)
+
+
+def audit_section(audit: Audit) -> Section:
+    """Describe an audit."""
+    page = evaluation_section(audit.evaluation)
+    views = [view for part in audit.detections for view in _views(audit, part)]
+    figures = list(page.figures)
+    if views:
+        rows = max(len(view.table.rows) for view in views)
+        figures.append(Figure(views, rows_layout(rows, "AUROC, 95% interval")))
+    notes = [*page.notes, f"The relative residual is {audit.residual['body']:.3f}."]
+    notes += [f"{name} does not count: it {why}." for name, why in audit.left_out.items()]
+    verdict = f"{audit.verdict[0].upper()}{audit.verdict[1:]}."
+    asked = (
+        f"Is the stitched model accurate ({audit.figure.replace('_', ' ')} of {audit.min_relative_accuracy:g}), and "
+        f"do detectors find its activations out of distribution (stranger than noise of dose {audit.max_dose:g})?"
+    )
+    return Section(
+        "Audit of a stitched model", asked, verdict, figures, page.pictures, notes=notes, recipe=page.recipe,
+        networks=page.networks, data=page.data,
+    )  # fmt: skip
+
+
+def _views(audit: Audit, part: str) -> list[View]:
+    """Return what each detector finds of the stitch, of noise of known size, and of its controls."""
+    views = []
+    for name, found in audit.detections[part].items():
+        rows = {STITCHED: found.figures[STITCHED].get("auroc", np.full((1, 1, 3), np.nan))[0, 0]}
+        rows |= {f"noise of dose {d:g}": row for d, row in zip(DOSES, found.doses["coloured"][0], strict=True)}
+        rows |= {control: values[0] for control, values in found.controls.items()}
+        kept = {row: values for row, values in rows.items() if not np.isnan(values[0])}
+        label = f"{name} ({part})" if len(audit.detections) > 1 else name
+        dose = found.figures[STITCHED]["dose"][0, 0, 0]
+        caption = f"{label}: the stitched activations are as strange as noise of dose {dose:.3g}."
+        if label in audit.left_out:
+            caption = f"{label} does not count: it {audit.left_out[label]}."
+        table = Table(("activations", AUROC), [(r, f"{v[0]:.3f} [{v[1]:.3f}, {v[2]:.3f}]") for r, v in kept.items()])
+        traces = [bars({row: tuple(map(float, values)) for row, values in kept.items()}, STITCHED)]  # type: ignore[misc]
+        views.append(View(label, caption, traces, table))
+    return views

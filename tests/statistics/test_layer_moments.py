@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch.statistics.interpolated_moments import InterpolatedMoments
-from hf_stitch.statistics.layer_moments import LayerMoments
+from hf_stitch.statistics.layer_moments import InterpolatedMoments, LayerMoments
 
 GRIDS = [((1, 1), (3, 2)), ((2, 3), (5, 7)), ((4, 4), (8, 8)), ((7, 7), (8, 8)), ((5, 4), (5, 9)), ((8, 8), (32, 32))]
 

@@ -1,4 +1,4 @@
-"""Reader of the compared layers: the rows of both sides, batch by batch."""
+"""Which layers of both sides are compared: their rows, batch by batch, of matrices that layers share."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ from torch import Tensor
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.rows import POOLINGS, Rows, check_layer, differ, mixed, per_sample
+from hf_stitch.analysis.comparison.asking import POOLINGS, Rows, check_layer, differ, mixed, per_sample
 from hf_stitch.analysis.comparison.sides import Networks, Side
+from hf_stitch.metrics._routes import Workload
 from hf_stitch.printing import warn
 from hf_stitch.representation import Representation, RepresentationSpec, all_set, finite
 from hf_stitch.resources import seconds_of
 
 Grid = tuple[int, int] | None
 
-
 Key = tuple[int, str, Grid]
 """A matrix of rows: index of its side, layer, and the grid to which its positions are resized."""
-
 
 PROBE = 2
 """Number of samples in the probe, which is run before the pass over all samples."""
 
-
 RunLayers = Callable[[Sequence[str], LayerCallback], None]
 """Calls the callback once per layer with the activations of some samples."""
-
 
 Take = Callable[[Key, Tensor], Tensor]
 """Receives the rows of a matrix, which are valid only during the call, and returns whether they are finite."""
@@ -171,6 +168,11 @@ class LayerReader:
     def count(self, group: Group) -> int:
         """Return the number of rows of the matrices of a group, estimated from the probe: texts differ in length."""
         return round(len(self.probe[group.y[0]]) * self.n / PROBE)
+
+    def workload(self, group: Group) -> Workload:
+        """Return the sizes of a group of layers on which costs depend."""
+        x, y, distinct = (tuple(map(self.width, keys)) for keys in (group.x, group.y, group.keys))
+        return Workload(self.count(group), x, y, group.same, distinct, self.probe[group.x[0]].element_size())
 
     def _grouped(self, probe_a: _Probe, probe_b: _Probe) -> tuple[Group, ...]:
         own, other = ([probe.specs[name] for name in names]

@@ -1,16 +1,18 @@
-"""Result of :func:`hf_stitch.stitch_grid`: scores of every matcher for every pair of layers."""
+"""Result of :func:`hf_stitch.stitch_grid`: scores of every matcher for every pair of layers, and their figures."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.detection.evidence import Cell
 from hf_stitch.analysis.detection.noise import DOSES, MAX_DOSE
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.evaluation import SAME_NETWORK
@@ -19,10 +21,13 @@ from hf_stitch.analysis.resampling import not_rejected
 from hf_stitch.analysis.shown import Ends, ends_of, titles_of
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.modeling import StitchedModel
+from hf_stitch.pairs import Pair
+from hf_stitch.printing import warn
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
-from hf_stitch.scoring.measured import Score
+from hf_stitch.scoring.measured import Kept, Measured, Score, not_beaten, with_interval
 from hf_stitch.stitches import StitchingLayer
+from hf_stitch.tasks.base import Answers, Array
 from hf_stitch.tasks.heads import task_named
 
 if TYPE_CHECKING:
@@ -30,7 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-Array = NDArray[np.float64]
 
 ACCURATE = 0.8
 """Relative accuracy, or agreement, from which a stitch counts as accurate (Csiszárik et al. 2021, section 8)."""
@@ -42,6 +46,8 @@ SHARES = ("relative_accuracy", "accuracy", "agreement")
 @dataclass(frozen=True, eq=False)
 class StitchGrid(Result):
     """Every layer of one network stitched into every layer of another, returned by :func:`hf_stitch.stitch_grid`.
+
+    Methods take a figure and a matcher by their names; by default the first of each.
 
     The figures of classifiers are ``relative_accuracy`` (divided by the accuracy of the target; direct matching,
     functional, of Balogh and Jelasity 2025), ``accuracy`` and ``agreement`` (share of samples with the same prediction
@@ -130,21 +136,11 @@ class StitchGrid(Result):
         return self.values(matcher)
 
     def values(self, matcher: str | None = None, figure: str | None = None) -> Array:
-        """Return a figure of all stitches of a matcher, (layers of a, layers of b), without intervals.
-
-        Args:
-            matcher: Label of the matcher; ``None`` uses the first.
-            figure: The figure; ``None`` uses the first.
-        """
+        """Return a figure of all stitches of a matcher, (layers of a, layers of b), without intervals."""
         return self.cells(matcher, figure)[..., 0]
 
     def cells(self, matcher: str | None = None, figure: str | None = None) -> Array:
-        """Return a figure of all stitches of a matcher with its intervals, (layers of a, layers of b, 3).
-
-        Args:
-            matcher: Label of the matcher; ``None`` uses the first.
-            figure: The figure, also of a detector; ``None`` uses the first.
-        """
+        """Return a figure of all stitches of a matcher with its intervals, (layers of a, layers of b, 3)."""
         label = self.matchers[0] if matcher is None else matcher
         if label not in self.scores:
             raise KeyError(f"the grid has no matcher {label!r}; it has {', '.join(self.matchers)}")
@@ -155,14 +151,7 @@ class StitchGrid(Result):
         return found[name]
 
     def score(self, layer_a: str, layer_b: str, figure: str | None = None, matcher: str | None = None) -> Score:
-        """Return a figure of one stitch with its interval.
-
-        Args:
-            layer_a: Layer of the source.
-            layer_b: Layer of the target.
-            figure: The figure; ``None`` uses the first.
-            matcher: Label of the matcher; ``None`` uses the first.
-        """
+        """Return a figure of one stitch with its interval."""
         for layer, own, side in ((layer_a, self.layers_a, "a"), (layer_b, self.layers_b, "b")):
             if layer not in own:
                 raise KeyError(f"the grid has no layer {layer!r} of {side}; it has {', '.join(own)}")
@@ -175,8 +164,8 @@ class StitchGrid(Result):
         """Return which stitches are as good as the best one of the same layer, as far as the samples tell.
 
         Args:
-            figure: The figure; ``None`` uses the first.
-            matcher: Label of the matcher; ``None`` uses the first.
+            figure: Name of the figure.
+            matcher: Label of the matcher.
             level: Level of the tests, together for all rivals of a layer (Holm 1979).
 
         Returns:
@@ -200,8 +189,8 @@ class StitchGrid(Result):
         :meth:`as_good` to :func:`hf_stitch.analysis.identify_layers`.
 
         Args:
-            figure: The figure; ``None`` uses the first.
-            matcher: Label of the matcher; ``None`` uses the first.
+            figure: Name of the figure.
+            matcher: Label of the matcher.
             level: Level of the tests for ties (:meth:`as_good`).
         """
         values = self.values(matcher, figure)
@@ -218,7 +207,7 @@ class StitchGrid(Result):
         activations. Layers where the detector is no evidence (:attr:`Detection.blind`) take no part.
 
         Args:
-            matcher: Label of the matcher; ``None`` uses the first.
+            matcher: Label of the matcher.
             detector: Label of the detector; ``None`` asks for any of them.
         """
         label = matcher or self.matchers[0]
@@ -237,13 +226,7 @@ class StitchGrid(Result):
         return accurate & found
 
     def stitched(self, layer_a: str, layer_b: str, matcher: str | None = None) -> StitchedModel:
-        """Build the stitched model of one cell, with a copy of its stitching layer.
-
-        Args:
-            layer_a: Layer of the source.
-            layer_b: Layer of the target.
-            matcher: Label of the matcher; ``None`` uses the first.
-        """
+        """Build the stitched model of one cell, with a copy of its stitching layer."""
         label = matcher or self.matchers[0]
         self.score(layer_a, layer_b, matcher=label)
         if (why := self.undefined.get(cell_name(label, layer_a, layer_b))) is not None:
@@ -287,7 +270,7 @@ class StitchGrid(Result):
 
         Args:
             figure: The figures; ``None`` uses the first, and the AUROC of each detector.
-            matcher: Label of the matcher; ``None`` uses the first.
+            matcher: Label of the matcher.
         """
         from hf_stitch.plots import heatmap, heatmaps
 
@@ -420,3 +403,88 @@ class StitchGrid(Result):
 def cell_name(matcher: str, layer_a: str, layer_b: str) -> str:
     """Return the key of a stitch in ``StitchGrid.undefined``."""
     return f"{matcher}: {layer_a} -> {layer_b}"
+
+
+def mean_name(layer: str) -> str:
+    """Return the name of the predictor that outputs the mean of a layer of the target."""
+    return f"mean_only {layer}"
+
+
+def grid_of(
+    pair: Pair, measured: Measured, stitches: Mapping[Cell, StitchingLayer], undefined: Mapping[str, str],
+    recipe: Mapping[str, Any], n: int, resamples: int, seed: int,
+) -> StitchGrid:  # fmt: skip
+    """Return the grid of what was measured of stitches and of the target's means, with a warning of its cautions."""
+    task, (rows, columns) = task_named(pair.task), (pair.layers_a, pair.layers_b)
+    drawn = {
+        who: {name: row[name] for name in (*task.compared, "structural_error") if name in row}
+        for who, row in task.drawn(_measures(pair, measured, stitches, seed), resamples=resamples, seed=seed).items()
+    }
+    cells: dict[str, dict[str, Array]] = {matcher: {} for matcher, _, _ in stitches}
+    no_better = []
+    for place, (matcher, la, lb) in enumerate(stitches):
+        own = {figure: values[:, place] for figure, values in drawn["stitched"].items()}
+        for figure, values in own.items():
+            of = cells[matcher].setdefault(figure, np.full((len(values), len(rows), len(columns)), np.nan))
+            of[:, rows.index(la), columns.index(lb)] = values
+        mean = {figure: values[:, columns.index(lb)] for figure, values in drawn["mean_only"].items()}
+        if not_beaten(task, {"stitched": own, "mean_only": mean, "chance": drawn["chance"]}):
+            no_better.append(cell_name(matcher, la, lb))
+    grid = StitchGrid(
+        {matcher: {figure: with_interval(values) for figure, values in of.items()} for matcher, of in cells.items()},
+        {
+            who: {figure: with_interval(values) for figure, values in row.items()}
+            for who, row in drawn.items()
+            if who != "stitched"
+        },
+        {
+            matcher: {
+                figure: differences_from_best(values, task.figures.get(figure, False)) for figure, values in of.items()
+            }
+            for matcher, of in cells.items()
+        },
+        rows, columns, str(pair.task), pair.pooling, n, undefined=undefined, recipe=recipe, no_better=tuple(no_better),
+        stitches=stitches, networks=(pair.source, pair.target),
+    )  # fmt: skip
+    if no_better:
+        warn(grid.cautions[0])
+    return grid
+
+
+def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell], seed: int) -> dict[str, Answers]:
+    """Return the measures by kind of predictor, those of stitches and means with a column for each."""
+    task, found, seen = task_named(pair.task), measured.answers[""], measured.seen
+
+    def stacked(rows: Sequence[Answers]) -> dict[str, Array]:
+        return {name: np.stack([row[name] for row in rows], 1) for name in rows[0]}
+
+    errors = [seen[Kept("error", pair.pooling, cell_name(*cell))] for cell in stitches]
+    norms = np.stack([seen[Kept("norm", pair.pooling, layer)] for layer in pair.layers_b], 1)
+    apart = {"error": np.stack(errors, 1), "norm": norms[:, [pair.layers_b.index(lb) for _, _, lb in stitches]]}
+    measures: dict[str, Answers] = {
+        "stitched": {**stacked([found[cell_name(*cell)] for cell in stitches]), **apart},
+        "mean_only": stacked([found[mean_name(layer)] for layer in pair.layers_b]),
+        **{who: found[who] for who in ("source", "target") if who in found},
+    }
+    chance = task.chance(measures, seed)
+    return {**measures, "chance": {name: chance[name] for name in task.kept if name in chance}}
+
+
+def differences_from_best(drawn: Array, higher_is_better: bool) -> Array:
+    """Compute p-values of the difference of each stitch from the best of its row and of its column.
+
+    The p-value is that of a normal distribution with the standard deviation of the difference over the resamples: a
+    share of resamples could not be small enough for a Holm test of many layers. The best stitch is chosen on the same
+    samples, so that p-values of close rivals are somewhat too small.
+    """
+    better = drawn if higher_is_better else -drawn
+    found = []
+    for axis in (2, 1):
+        values = np.where(np.isnan(better[:1]), -np.inf, better[:1])
+        best = np.take_along_axis(better, values.argmax(axis, keepdims=True), axis)
+        apart = best - better
+        spread = np.nanstd(apart[1:], 0, ddof=1) if len(apart) > 1 else np.nan
+        with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 for equal ones, of which the p-value is 1
+            p = 2 * ndtr(-np.nan_to_num(apart[0] / spread, nan=0.0))
+        found.append(np.where(np.isnan(better[0]), np.nan, np.where((best == better)[0], 1.0, p)))
+    return np.stack(found)
