@@ -75,8 +75,6 @@ ELSEWHERE = {
     **dict.fromkeys(("relative_change", "update_rank", "weight_cosine"), READS_NETWORKS),
 }
 """Entries that are not here, and why."""
-BROKEN = {("ood_rmd", "far"): "relative distances leave out what all classes share, also that a sample is far"}
-"""Entry and law that it breaks, and why it may."""
 
 
 def drawn(stitch: Stitch) -> Stitch:
@@ -126,12 +124,7 @@ def parts() -> Iterator[Part]:
         yield from check_stitch.parts(stitch)
 
 
-def broken(part: Part) -> list[pytest.MarkDecorator]:
-    reason = BROKEN.get((part.entry, part.name))
-    return [pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True)] if reason else []
-
-
-@pytest.mark.parametrize("law", [pytest.param(part, id=str(part), marks=broken(part)) for part in parts()])
+@pytest.mark.parametrize("law", parts(), ids=str)
 def test_holds(law: Part) -> None:
     law()
 

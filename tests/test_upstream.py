@@ -422,7 +422,7 @@ NETWORKS = [
     fact("timm loads a whole network by load_state_dict, and names its classifier", timm_loads_by_load_state_dict,
          "hf_stitch/adapters/libraries/timm.py, load"),
     fact("initialize_weights leaves marked modules alone", marked_modules_stay,
-         "hf_stitch/artefacts/modeling.py, StitchedModel.__init__ (_is_hf_initialized)"),
+         "hf_stitch/artefacts/network.py, StitchedNetwork.__init__ (_is_hf_initialized)"),
     fact("networks have _no_split_modules", lambda: gpt2()._no_split_modules == {"GPT2Block"}
          or gpt2()._no_split_modules == ["GPT2Block"],
          "hf_stitch/artefacts/weights.py, whole_blocks, and training/sharding.py, blocks_of"),
@@ -434,7 +434,7 @@ NETWORKS = [
     fact("hooks for hidden states belong to transformers", lambda: modules_of_hooks() == {"transformers"},
          "hf_stitch/adapters/cutting/surgery.py, is_bookkeeping"),
     fact("a flag of modules turns gradient checkpointing on", checkpointed,
-         "hf_stitch/adapters/cutting/halves.py, CHECKPOINTS, and artefacts/modeling.py"),
+         "hf_stitch/adapters/cutting/halves.py, CHECKPOINTS, and artefacts/network.py"),
     fact("classes with an override exist", lambda: not missing_overrides(), "hf_stitch/built_ins.py, overrides"),
     fact("CLIP finds the end of a text by the largest id where eos_token_id is 2",
          lambda: "eos_token_id == 2" in source(import_module("transformers.models.clip.modeling_clip")),
@@ -492,7 +492,7 @@ PROCESSORS = [
     fact("the Trainer names checkpoints checkpoint-N", lambda: hf.trainer_utils.PREFIX_CHECKPOINT_DIR == "checkpoint",
          "hf_stitch/training/callback.py, _folder"),
     fact("the Trainer reads accepts_loss_kwargs", lambda: '"accepts_loss_kwargs"' in source(hf.Trainer),
-         "hf_stitch/artefacts/modeling.py, StitchedModel.accepts_loss_kwargs"),
+         "hf_stitch/artefacts/network.py, StitchedNetwork.accepts_loss_kwargs"),
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from .extraction import extract_activations as extract_activations
 from .grid import StitchGrid as StitchGrid
 from .identification import Identification as Identification, identify_layers as identify_layers
 from .permutation import (
+    MaximumTest as MaximumTest,
     PermutationTestResult as PermutationTestResult,
     permutation_test as permutation_test,
 )

@@ -23,7 +23,8 @@ from hf_stitch.records import AGAIN
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.files import digest
 
-STITCHER, STITCH = "stitcher.json", "stitch.safetensors"
+STITCHER = "stitcher.json"
+STITCH = "stitch.safetensors"
 CONFIG = "config.json"
 BOTH = {
     STITCHER: "a stitcher; load it with hf_stitch.Stitcher.from_pretrained",

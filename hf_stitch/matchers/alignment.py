@@ -91,7 +91,7 @@ class Recoloured(ClosedFormMatcher):
 
     Attributes:
         rcond: Threshold in [0, 1). Directions of a side whose singular value is below ``rcond`` times the largest are
-            dropped. None drops directions as :class:`Lstsq` does, on both sides.
+            dropped. None drops directions as :class:`~hf_stitch.matchers.regression.Lstsq` does, on both sides.
 
     Example:
         >>> x = torch.randn(200, 3, dtype=torch.float64)

@@ -90,11 +90,11 @@ class LowRankResidual(ClosedFormMatcher):
     ``dx × dy``. The correction reads the leading principal directions of x, scaled to unit variance;
     the mean of x stays in it.
 
-    ``fitted`` contains the results of :class:`Ridge`.
+    ``fitted`` contains the results of :class:`~hf_stitch.matchers.regression.Ridge`.
 
     Attributes:
         rank: Rank of the correction, from 1 to the smaller width.
-        ridge: Penalty of the ridge regression, as for :class:`Ridge`.
+        ridge: Penalty of the ridge regression, as for :class:`~hf_stitch.matchers.regression.Ridge`.
 
     Example:
         >>> x = torch.randn(50, 4)
@@ -139,13 +139,13 @@ class Attention(ClosedFormMatcher):
     affine map, and with the same stitch after an untrained source (:func:`hf_stitch.adapters.untrained`): such a stitch
     can do work of the source itself.
 
-    ``fitted`` contains the results of :class:`Ridge`.
+    ``fitted`` contains the results of :class:`~hf_stitch.matchers.regression.Ridge`.
 
     Attributes:
         heads: Number of heads, which divides ``width``.
         width: Width of queries, keys and values together.
         causal: Whether positions attend to themselves and earlier ones only, as language models need.
-        ridge: Penalty of the ridge regression, as for :class:`Ridge`.
+        ridge: Penalty of the ridge regression, as for :class:`~hf_stitch.matchers.regression.Ridge`.
         seed: Seed of the queries, keys and values.
 
     Example:

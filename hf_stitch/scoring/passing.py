@@ -120,7 +120,7 @@ class Scoring:
         target, sizes = self._target(twin)
         measured: dict[Measure | Kept, Any] = {}
         if self.watch is not None:
-            measured |= self.watch.see_own(target.found, twin.ids)
+            measured.update(self.watch.see_own(target.found, twin.ids).items())
         once = _Once()
         for name, halves in self.halves.items():
             own = once(halves.front, halves.encode, batch)
@@ -135,7 +135,7 @@ class Scoring:
                     rows |= self.task.measure({**outputs, "target": target.output}, *sides)
                     outputs.clear()
                 if self.watch is not None and mapped is not None and like is not None:
-                    measured |= self.watch.see_stitched(predictor, mapped, like, batch.ids)
+                    measured.update(self.watch.see_stitched(predictor, mapped, like, batch.ids).items())
             source, alone = own.output, halves.alone
             if alone is not None and not halves.reads_other_tokens:
                 source = once(id(alone), lambda net: net.forward(self.task.inputs(net, batch.samples)), alone)

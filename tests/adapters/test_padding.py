@@ -321,6 +321,26 @@ def test_networks_that_pad_on_other_sides_are_stitched_token_by_token(names: tup
         torch.testing.assert_close(every[row][real] if alone.dim() == 2 else every[row], alone)
 
 
+@pytest.mark.parametrize("names", [("gpt2", "bert"), ("bert", "gpt2")], ids="-".join)
+def test_swapped_encoders_depend_neither_on_the_batch_nor_on_the_side(names: tuple[str, str]) -> None:
+    """A relative head takes another encoder, and a network has its first half replaced through a map."""
+    anchors, data = texts(40)[:20], [(text, row % 3) for row, text in enumerate(texts(40)[20:])]
+    (own, layer), model, encoder = (LAYERS[name] for name in names), decoder(names[0]), decoder(names[1], 1)
+    found = []
+    for side, size in (("left", 1), ("left", 8), ("right", 8)):
+        model.processor.padding_side = encoder.processor.padding_side = side
+        options = {"encoder_layer": layer, "batch_size": size, "progress": False}
+        torch.manual_seed(0)
+        head = hf_stitch.relative_model(model, anchors, layer=own, num_labels=3, batch_size=size, progress=False)
+        swapped = [hf_stitch.swap(head, encoder, anchors, data=data, **options)]
+        if model.task == "text-classification":
+            mapped = hf_stitch.swap(model, encoder, anchors, target_layer=own, matcher="ridge", data=data, **options)
+            swapped.append(mapped)
+        scores = [each.evaluation.scores[name]["cross_entropy"] for each in swapped for name in ("stitched", "target")]
+        found.append([score.value for score in scores])
+    np.testing.assert_allclose(found[1:], found[:1] * 2, rtol=0, atol=1e-6)
+
+
 # -- bad input -----------------------------------------------------------------------------------------------------
 def test_a_mask_of_zeros_changes_no_other_text() -> None:
     network = decoder()

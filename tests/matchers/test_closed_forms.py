@@ -177,6 +177,14 @@ def test_procrustes_is_the_optimum_that_it_says(rows: Rows, scale: bool) -> None
         assert not scale or error(x, y, matrix) < error(x, y, change * matrix)
 
 
+def test_recoloured_drops_directions_of_either_side_below_rcond(paired: type[Rows]) -> None:
+    drawn, scale = paired.draw(300, 4, 4), np.array([1.0, 0.5, 0.1, 0.01])
+    for rows in (paired(drawn.x * scale, drawn.y), paired(drawn.x, drawn.y * scale)):
+        values = [np.linalg.svd(side, compute_uv=False) for side in rows.centred]
+        stitch = Recoloured(rcond=0.25).fit(rows.moments, DOUBLE)
+        assert [stitch.fitted[rank] for rank in ("x_rank", "y_rank")] == [int((s > s[0] / 4).sum()) for s in values]
+
+
 @pytest.mark.parametrize("widths", [(6, 6), (9, 4), (4, 9)])
 def test_recoloured_keeps_the_covariance_and_is_the_optimum(widths: tuple[int, int], paired: type[Rows]) -> None:
     rows = paired.draw(300, *widths)

@@ -16,6 +16,7 @@ from hf_stitch.pairs import Pair
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel, HalvesOfPair, Predictor, models_of
+from hf_stitch.scoring.measured import Kept
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -44,12 +45,16 @@ class Watching:
 
     fingerprint: bytes = b""
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Any]) -> dict[tuple[str, ...], Any]:
-        found: dict[tuple[str, ...], Any] = {("ids",): np.array(ids)}
-        return found | {("own", layer): each.values.flatten(1).sum(1).numpy() for layer, each in y.items()}
+    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Any]) -> dict[Kept, Any]:
+        found: dict[Kept, Any] = {Kept("ids", "none", ""): np.array(ids)}
+        return found | {Kept("own", "none", layer): each.values.flatten(1).sum(1).numpy() for layer, each in y.items()}
 
-    def see_stitched(self, predictor: Predictor, mapped: Any, y: Any, ids: Sequence[Any]) -> dict[tuple[str, ...], Any]:
-        return {("stitched", predictor.name): (mapped.values - y.values).flatten(1).norm(dim=1).numpy()}
+    def see_stitched(self, predictor: Predictor, mapped: Any, y: Any, ids: Sequence[Any]) -> dict[Kept, Any]:
+        return {stitched(predictor.name): (mapped.values - y.values).flatten(1).norm(dim=1).numpy()}
+
+
+def stitched(name: str) -> Kept:
+    return Kept("stitched", "none", name)
 
 
 def test_halves_of_a_model_and_of_its_parents_measure_the_same(place: Any) -> None:
@@ -111,9 +116,10 @@ def test_models_with_one_front_and_one_source_run_both_once(place: Any, monkeypa
 def test_a_watch_is_shown_the_activations_of_target_and_stitches(place: Any) -> None:
     scoring = of_model(place, watch=Watching())
     seen = scoring.run(PairedSamples.of(place.test), RUN).seen
-    assert seen["ids",].tolist() == list(place.test.ids)
-    assert set(seen) == {("ids",), ("own", "0"), ("stitched", "stitched"), ("stitched", "identity")}
-    assert seen["stitched", "stitched"].mean() < seen["stitched", "identity"].mean()
+    ids, own = Kept("ids", "none", ""), Kept("own", "none", "0")
+    assert seen[ids].tolist() == list(place.test.ids)
+    assert set(seen) == {ids, own, stitched("stitched"), stitched("identity")}
+    assert seen[stitched("stitched")].mean() < seen[stitched("identity")].mean()
 
 
 def test_an_interrupted_pass_goes_on_unless_the_watch_is_another(
@@ -149,6 +155,14 @@ def test_an_interrupted_pass_goes_on_unless_the_watch_is_another(
     with pytest.warns(UserWarning, match="the detectors differ from those of the interrupted job"):
         of_model(place, watch=Watching(b"other")).run(samples, RUN, state())
     assert left == [0]
+
+
+def test_a_state_with_the_names_of_an_earlier_version_is_refused(place: Any, tmp_path: Any) -> None:
+    checkpoint = Checkpoint(tmp_path, 0, lasting=True)
+    checkpoint.begin({}, dict)
+    checkpoint.save(2, {'measures.["seen", "norm", "none", "0"]': torch.ones(2)})
+    with pytest.raises(ValueError, match=r"an earlier version wrote it.*delete the folder"):
+        of_model(place).run(PairedSamples.of(place.test), RUN, State(checkpoint, 0, {}))
 
 
 def test_networks_are_left_in_their_modes(place: Any) -> None:

@@ -93,6 +93,7 @@ def test_all_statistics_carry_the_coarsest_dtype_of_each_side() -> None:
     assert moments.eps.tolist() == [single, double]
     assert Moments(4, 3).merge(moments).eps.tolist() == [single, double]
     assert moments.update(x.half(), y).eps.tolist() == [half, double]
+    assert moments.update(x, y).eps.tolist() == [half, double]
     assert Moments.from_state_dict(moments.state_dict()).eps.tolist() == [half, double]
     assert moments.about_origin().eps.tolist() == [half, double]
     assert moments.reset().eps.tolist() == [0, 0]

@@ -35,10 +35,10 @@ class SeededRefinement(UnpairedMatcher):
 
     The pairs (*seeds*) stay, and rows without partners are added that are mutual neighbours by CSLS
     (Lample et al. 2018). A map of few seeds is used only in the directions that they span; the result is the orthogonal
-    map of all pairs (:class:`Procrustes`), with the means of all rows, scaled so that mapped rows vary as much as those
+    map of all pairs (``procrustes``), with the means of all rows, scaled so that mapped rows vary as much as those
     of the target.
 
-    With hundreds of pairs, and rows of which none has a partner, :class:`Procrustes` on the pairs alone is better:
+    With hundreds of pairs, and rows of which none has a partner, ``procrustes`` on the pairs alone is better:
     pairs that were found then add more errors than knowledge.
 
     Seeds that are left out are searched under the map of the others first. If they are not found better than by chance,

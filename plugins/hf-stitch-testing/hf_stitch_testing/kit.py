@@ -108,7 +108,8 @@ def must(what: str) -> Iterator[None]:
 
 def generators() -> list[Tensor]:
     """Return the states of the generators that all share, but that of Python, from which an import may draw."""
-    return [torch.get_rng_state(), torch.from_numpy(np.random.get_state()[1].astype(np.int64))]  # type: ignore
+    keys: Any = np.random.get_state(legacy=False)["state"]["key"]
+    return [torch.get_rng_state(), torch.from_numpy(keys.astype(np.int64))]
 
 
 @contextmanager
