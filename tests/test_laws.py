@@ -124,7 +124,7 @@ def parts() -> Iterator[Part]:
         yield from check_stitch.parts(stitch)
 
 
-@pytest.mark.parametrize("law", parts(), ids=str)
+@pytest.mark.parametrize("law", [*parts()], ids=str)
 def test_holds(law: Part) -> None:
     law()
 
