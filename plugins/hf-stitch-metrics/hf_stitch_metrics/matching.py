@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_stitch.metrics import MomentsMetric, of_rows
 from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, variances
+from hf_stitch.metrics.base import Invariances
 from hf_stitch.papers import LI_2015, arxiv
 from hf_stitch.statistics.spectrum import EPS, SecondMoments
 
@@ -105,7 +106,7 @@ class SoftMatching(MomentsMetric):
     function = staticmethod(soft_matching)
     formula = staticmethod(_soft_matching)
     range = (-1.0, 1.0)
-    invariances = ("scaling", "permutation", "translation")
+    invariances: Invariances = ("scaling", "permutation", "translation")
     differentiable = True
 
     def __init__(self, **options: Any) -> None:
