@@ -20,7 +20,7 @@ from hypothesis import given, settings, strategies as st
 import hf_stitch
 from hf_stitch import Activations, Moments, registries
 from hf_stitch.analysis import SimilarityAtlas, permutation_test
-from hf_stitch.analysis.comparison.maximum import maximum_test
+from hf_stitch.analysis.permutation import maximum_test
 from hf_stitch.metrics import direct_matching
 from hf_stitch.registry import UnknownNameError
 
