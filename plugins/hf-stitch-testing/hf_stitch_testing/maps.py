@@ -123,7 +123,9 @@ class _MatcherKit(Configuration[Matcher]):
         require(right, f"fitted must contain 'r2' and the 'n' of {len(x)}, got {found}")
         if isinstance(self.entry, ClosedFormMatcher):
             r2 = 1 - ((stitch(x) - y).square().sum() / (y - y.mean(0)).square().sum()).item()
-            require(math.isclose(found["r2"], r2, abs_tol=1e-9), f"the r2 of the rows is {r2}, got {found['r2']}")
+            require(
+                math.isclose(float(found["r2"]), r2, abs_tol=1e-9), f"the r2 of the rows is {r2}, got {found['r2']}"
+            )
 
     def empty(self, x: Tensor, y: Tensor) -> None:
         self._require_refused(x[:0], y[:0])
