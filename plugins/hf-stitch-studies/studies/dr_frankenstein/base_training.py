@@ -1,8 +1,6 @@
 """Base networks, trained as in Csiszárik et al. 2021 (appendix A.1) and saved in a folder.
 
 Networks that the folder already contains are not trained again.
-
-    python -m dr_frankenstein.base_training --data-dir DATA --networks NETWORKS --seeds 0 1
 """
 
 import argparse
@@ -174,7 +172,3 @@ def main() -> None:
         )  # fmt: skip
         trained(base, arguments.networks, arguments.data_dir)
         Console().print(f"{base.name}: {recorded_accuracy(base, arguments.networks):.4f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -32,9 +32,6 @@ class Tiny10(nn.Module):
     """Eight convolutions without padding, each with BatchNorm and ReLU, spatial mean pooling and one linear layer.
 
     86,778 parameters. Stitched at ``bn1`` to ``bn8``.
-
-    Args:
-        norm: Whether to use BatchNorm. If not, identities of the same names replace it.
     """
 
     cuts = tuple(f"bn{i}" for i in range(1, len(TINY10) + 1))
@@ -88,9 +85,6 @@ class ResNet20(nn.Module):
     """A 3×3 stem without pooling, three stages of three blocks, mean pooling and a linear layer (He et al. 2016).
 
     272,474 parameters at width 1. Stitched at ``conv1`` and at the outputs of blocks.
-
-    Args:
-        width: Multiplier of the 16, 32 and 64 channels.
     """
 
     cuts = ("conv1", *(f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(3)))
@@ -125,11 +119,7 @@ def small_vit() -> VisionTransformer:
 
 
 def read(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
-    """Load a trained Tiny-10, ResNet-20 or small ViT from a safetensors file, in eval mode.
-
-    Returns:
-        The network, recognised by the names of its weights, and its layers.
-    """
+    """Load a trained Tiny-10, ResNet-20 or small ViT from a safetensors file, in eval mode."""
     weights = {name.replace("downsample", "shortcut"): value for name, value in load_file(path).items()}
     network: nn.Module
     cuts: tuple[str, ...]
@@ -144,11 +134,7 @@ def read(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def read_folder(folder: str | Path) -> tuple[dict[str, hf_stitch.Adapter], tuple[str, ...]]:
-    """Load all trained networks of a folder, which have one architecture.
-
-    Returns:
-        The part of the file's name that names the seed (``in0``, ``seed0``) -> network; and the layers.
-    """
+    """Load all trained networks of a folder, which have one architecture."""
     found, cuts = {}, tuple[str, ...]()
     for path in sorted(Path(folder).glob("*.safetensors")):
         network, cuts = read(path)

@@ -2,8 +2,6 @@
 
 Each learns to find the second half of a passage among those of a batch, given the first. Texts come from
 ``studies/relative_representations/debian_texts.py``:
-
-    python -m few_pairs.sentence_encoders --texts TEXTS --networks NETWORKS
 """
 
 import argparse
@@ -146,7 +144,3 @@ def main() -> None:
                 f"{name}: {network.num_parameters():,} parameters, {time.perf_counter() - start:.0f} s; the second "
                 f"half is found among 500: {found(network, reader, held_out[:500]):.2f}"
             )
-
-
-if __name__ == "__main__":
-    main()

@@ -116,27 +116,6 @@ def federate(
     return shared, own
 
 
-def personalised(
-    network: nn.Module,
-    clients: Mapping[int, Images],
-    method: Method,
-    shared: State,
-    own: Sequence[State],
-    recipe: Recipe,
-    seed: int,
-    only: Kinds = EVERYTHING,
-) -> dict[int, State]:
-    """Train the personal network of every client, from what is shared and what it owns."""
-    phases = tuple(Phase(phase.share, phase.trained & only) for phase in method.last)
-    return {
-        client: train_locally(
-            network, {**shared, **own[client]}, images, phases, recipe, seed=_order(seed, 0, client), near=shared,
-            weight=method.pull,
-        )
-        for client, images in clients.items()
-    }  # fmt: skip
-
-
 def train_locally(
     network: nn.Module,
     start: State,

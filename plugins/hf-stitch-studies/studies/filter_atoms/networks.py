@@ -59,12 +59,6 @@ def alexnet(convolutions: Literal[3, 5], classes: int, width: float) -> nn.Modul
     return Convolutions([round(each * width) for each in channels], pooled, classes, batch_norm=False)
 
 
-def vgg11(classes: int, width: float) -> nn.Module:
-    """Create VGG-11 for small images, with channels times a width."""
-    channels = (64, 128, 256, 256, 512, 512, 512, 512)
-    return Convolutions([round(each * width) for each in channels], (1, 2, 4, 6, 8), classes, batch_norm=True)
-
-
 def resnet18(classes: int = 10) -> nn.Module:
     """Create a ResNet-18 with the stem for small images: a 3×3 convolution with stride 1 and no pooling."""
     network = timm.create_model("resnet18", num_classes=classes)

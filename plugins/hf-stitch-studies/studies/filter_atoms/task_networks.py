@@ -43,7 +43,6 @@ PRESETS = {
     "small": Sizes("tiny10", Recipe(6, 0.05, 128, augment=True, weight_decay=1e-4), 50_000, TUNED, 10, 500),
     "paper": Sizes("resnet18", Recipe(100, 0.1, 128, augment=True, weight_decay=5e-4), 50_000,
                    replace(TUNED, epochs=100), 10, 10_000),
-    "test": Sizes("tiny10", Recipe(1, 0.05), 60, Recipe(1, 0.05, 20), 4, 40),
 }  # fmt: skip
 
 

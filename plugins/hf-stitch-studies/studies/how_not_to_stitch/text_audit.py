@@ -5,8 +5,6 @@ they differ in their seed. Every layer of one, and of its untrained twin, is sti
 least squares, by least squares that keep the covariance, and by task loss. All stitches are audited together.
 
 After the first figures, and outside the rule: a gentler task loss, to see whether the step size makes stitches strange.
-
-    python -m how_not_to_stitch.text_audit --data-dir DATA --out OUT
 """
 
 import collections
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 import study
 import torch
-from how_not_to_stitch.experiment import footer, question
+from how_not_to_stitch.experiment import footer
 from relative_representations import text_encoders, texts
 from relative_representations.training import train
 from torch import Tensor
@@ -68,7 +66,6 @@ class Preset:
 PRESETS = {
     "small": Preset(5452, 500, 1500, 300, 4, 64, 2000, 8, 300),
     "paper": Preset(5452, 500, 5452, 2000, 12, 256, 4000, 20, 5000),
-    "test": Preset(150, 60, 150, 60, 2, 16, 400, 1, 2),
 }
 
 
@@ -94,7 +91,7 @@ def main() -> None:
         "audits": audited({TRAINED: source, UNTRAINED: twin, ITSELF: target}, target, known, test, far, preset),
         "seconds": round(time.perf_counter() - start),
     }  # fmt: skip
-    study.leave("text_audit", record, page, {}, arguments.out)
+    study.leave("text_audit", record, page, arguments.out)
 
 
 def encoder(
@@ -145,12 +142,7 @@ def audited(
     sources: Mapping[str, hf_stitch.Adapter], target: hf_stitch.Adapter, known: hf_stitch.Samples,
     test: hf_stitch.Samples, far: hf_stitch.Samples, preset: Preset,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Stitch all layers of the sources into all layers of the target, and audit all stitches in one pass.
-
-    Returns:
-        One record per stitch: ``source``, ``from`` and ``to`` (numbers of layers), ``matcher``, and what
-        :func:`recorded` adds.
-    """
+    """Stitch all layers of the sources into all layers of the target, and audit all stitches in one pass."""
     trained = preset.task_loss
     labels = {**{name: name for name in DIRECT}, **{name: matcher.label for name, matcher in trained.items()}}
     places, models = [], []
@@ -182,14 +174,7 @@ def recorded(one: Audit) -> dict[str, Any]:
     }  # fmt: skip
 
 
-CARRIES_OVER = question(
-    "after paper 4, section 4.2", "The claims carry over to text: task-loss stitches are strange, direct ones are not",
-    "–",
-    f"of accurate stitches whose audit decides, at least {IN_DISTRIBUTION:.0%} of the direct ones are in distribution, "
-    f"and at least {OUT_OF_DISTRIBUTION:.0%} of the task-loss ones between layers two or more apart, or from the "
-    f"untrained twin, are out of it; fewer than {LEAST}, or a control that fails: undecided. Detectors count where "
-    "they pass their tests",
-)  # fmt: skip
+(CARRIES_OVER,) = study.stated(__file__)
 PAGE = study.text(__file__)
 
 
@@ -318,7 +303,3 @@ def _table(layers: Sequence[str], audits: Sequence[Mapping[str, Any]], title: st
         where = {True: "in", False: "out", None: "?"}[one["in_distribution"]]
         lines[one["from"]][one["to"] + 1] = f"{one['relative_accuracy'][0]:.2f} · {doses} · {where}"
     return f"{study.markdown([title, *layers], lines)}\n"
-
-
-if __name__ == "__main__":
-    main()

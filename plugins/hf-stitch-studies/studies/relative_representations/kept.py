@@ -80,10 +80,6 @@ class Pairs:
     """Ordered pairs of different networks, and draws of networks.
 
     A draw takes the networks of each group with replacement; a pair counts as often as both of its networks were drawn.
-
-    Args:
-        groups: Group of each network, for example its architecture.
-        between: Whether a pair has networks of two groups. If not, both are of the same group.
     """
 
     def __init__(self, groups: Sequence[str], between: bool = False) -> None:
