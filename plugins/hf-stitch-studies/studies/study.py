@@ -29,6 +29,8 @@ from scipy.stats import norm, t
 from hf_stitch.storage.files import write_whole
 
 Record = dict[str, Any]
+RUN = Path(__file__).with_name("run.py")
+"""Program that runs a script by name, with its arguments."""
 
 # -- command line ------------------------------------------------------------------------------------------------------
 
@@ -43,10 +45,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "networks": {"type": Path, "required": True, "help": "folder of networks; missing ones are trained and saved"},
     "cache": {"type": Path, "required": True, "help": "folder of what is trained, encoded and measured"},
     "texts": {"type": Path, "help": "folder of English texts, .txt or .txt.gz, a passage a line"},
-    "encoders": {
-        "choices": ("hub", "local"), "default": "hub",
-        "help": "encoders from the Hub, or small ones of the same families, trained on the available data",
-    },
     "out": {"type": Path, "help": "output folder of the record, the page and the figures"},
 }  # fmt: skip
 """Name -> how argparse reads the option."""

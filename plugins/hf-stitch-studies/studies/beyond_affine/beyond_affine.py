@@ -117,8 +117,8 @@ def of_images(name: str, preset: Preset, arguments: argparse.Namespace) -> Pair:
         # In a process of its own, because accelerators of one process share their precision.
         subprocess.run(
             [
-                sys.executable, base_training.__file__, "--networks", str(arguments.networks), "--architecture", name,
-                "--optimizer", optimizer, "--images", str(sizes[0]), "--epochs", str(sizes[1]), *given,
+                sys.executable, study.RUN, "dr_frankenstein.base_training",
+                "--networks", str(arguments.networks), "--architecture", name, "--optimizer", optimizer, "--images", str(sizes[0]), "--epochs", str(sizes[1]), *given,
             ],
             check=True,
         )  # fmt: skip
@@ -324,7 +324,6 @@ VERDICT = {
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     pairs = record["pairs"]
     found = [(TITLES[name], cut, each) for name, pair in pairs.items() for cut, each in pair["cuts"].items()]
     paying = [f"{row} ({title}, {cut})" for title, cut, each in found for row in KINDS[1:] if pays(each, row)]
@@ -352,7 +351,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the study from the command line."""
     options = "data-dir", "published", "networks", "texts"
     parser = study.parser(__doc__, *options, presets=PRESETS, required={"texts", "out"})
     parser.add_argument("--decoders", type=Path, required=True, help="folder of the decoders")

@@ -36,7 +36,6 @@ METHODS = (LEAST_SQUARES, PROCRUSTES, RECOLOURED, *frankenstein.BASELINES)
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
     record, samples = run.record(), run.samples()
     for architecture, layers in CUTS.items():
@@ -85,7 +84,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     found = record["permutations"]
     columns = (_over_pairs(found, *which) for which in ((PERMUTATION,), (LEAST_SQUARES,), (PERMUTATION, LEAST_SQUARES)))
     rows = [(layer, *map(study.shown, scores)) for layer, *scores in zip(found["layers"], *columns, strict=True)]
@@ -152,7 +150,6 @@ def _over_pairs(found: dict[str, Any], method: str, less: str = "") -> list[dict
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
         scores = dict(zip(found["layers"], found["relative_accuracy"][LEAST_SQUARES], strict=True))

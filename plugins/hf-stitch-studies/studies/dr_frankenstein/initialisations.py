@@ -41,7 +41,6 @@ its median reaches ``REACHED``."""
 
 
 def main() -> None:
-    """Run the experiment from the command line; it resumes in OUT, and keeps other architectures of a record there."""
     parser = study.parser(__doc__, "data-dir", "published", "networks", required={"out"})
     parser.add_argument("--architectures", nargs="+", choices=tuple(PLACES), default=tuple(PLACES), help="default: all")
     arguments = parser.parse_args()
@@ -95,7 +94,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     header = (
         "start", "number", "at the start: mean (sd)", "at the end: mean (sd)", "median", "worst", "best", "stuck",
         f"reach {REACHED}",
@@ -166,7 +164,6 @@ def behind(found: dict[str, Any]) -> list[float]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
         random, direct = (np.array(found["relative_accuracy"][kind]) for kind in (RANDOM, DIRECT))

@@ -51,7 +51,6 @@ PUBLISHED = {"tiny10": (0.883, 0.050), "resnet20": (0.922, 0.098)}
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
     record, (train, test) = run.record(), run.samples()
     probe = test.take(min(PROBE, len(test)))
@@ -145,7 +144,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sections = []
     for architecture, found in record["architectures"].items():
         rows: list[tuple[object, ...]] = []
@@ -187,7 +185,6 @@ def _over_layers(found: dict[str, Any], rows: str) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
         title, kinds, count = TITLES[architecture], [each for *_, each in _networks(found)], len(found["networks"])

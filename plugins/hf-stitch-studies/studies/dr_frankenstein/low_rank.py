@@ -25,7 +25,6 @@ DIRECT = frankenstein.START
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
     record, samples = run.record(), run.samples()
     for architecture, (layers, count) in PLACES[run.name].items():
@@ -58,7 +57,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sections = []
     for architecture, layers in record["architectures"].items():
         columns = {f"{layer}, {m}": [run[m] for run in runs.values()] for layer, runs in layers.items()
@@ -73,7 +71,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, layers in record["architectures"].items():
         gains = np.array([

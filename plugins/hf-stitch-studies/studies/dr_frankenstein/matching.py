@@ -31,7 +31,6 @@ CORRELATED = 0.95
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     record: dict[str, Any] = {"preset": PRESETS[arguments.preset], "architectures": {}}
     for architecture, layers in CUTS.items():
@@ -80,7 +79,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     tiny10 = record["architectures"]["tiny10"]
     return experiment.written(
         PAGE, "matching", record, claims(record), near=NEAR, collapsed=COLLAPSED,
@@ -153,7 +151,6 @@ def labels(found: dict[str, Any]) -> tuple[dict[str, float], float]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
         n, units = experiment.counted(found["pairs"])

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -36,16 +35,12 @@ class Tiny10(nn.Module):
 
     cuts = tuple(f"bn{i}" for i in range(1, len(TINY10) + 1))
 
-    def __init__(self, norm: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         for i, (channels_in, channels_out, kernel, stride) in enumerate(TINY10, 1):
             self.add_module(f"conv{i}", nn.Conv2d(channels_in, channels_out, kernel, stride))
-            self.add_module(f"bn{i}", nn.BatchNorm2d(channels_out) if norm else nn.Identity())
+            self.add_module(f"bn{i}", nn.BatchNorm2d(channels_out))
         self.fc = nn.Linear(64, 10)
-        if not norm:  # the default initialisation is too small to train eight layers
-            for parameter in self.parameters():
-                if parameter.dim() == 4:
-                    nn.init.kaiming_normal_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images ``(batch, 3, 32, 32)`` to logits ``(batch, 10)``."""
@@ -147,11 +142,6 @@ def read_folder(folder: str | Path) -> tuple[dict[str, hf_stitch.Adapter], tuple
 def normalised(pixels: Tensor) -> Tensor:
     """Normalise images ``(…, 3, 32, 32)`` uint8 as in training."""
     return (pixels / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-
-
-def normalise(image: Image.Image) -> Tensor:
-    """Convert a CIFAR image to a normalised tensor ``(3, 32, 32)``."""
-    return normalised(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1))
 
 
 def adapted(network: nn.Module, processor: Callable[[Image.Image], Tensor] | None = None) -> hf_stitch.Adapter:

@@ -147,7 +147,6 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
     networks, count = run.networks("tiny10"), ORDERS[run.name]
     names = list(networks)
@@ -163,7 +162,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     scores = {
         layers: {method: Score(**score) for method, score in methods.items()}
         for layers, methods in record["relative_accuracy"].items()
@@ -195,7 +193,6 @@ def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     scores = record["relative_accuracy"]
     own = scores["+".join(LAYERS)]["least squares"]
     product = multiplied([scores[each]["least squares"] for each in LAYERS])

@@ -56,7 +56,6 @@ COLLAPSED = 0.5
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
     record, samples = run.record(), run.samples()
     for architecture, (layer, count) in PLACES[run.name].items():
@@ -136,7 +135,6 @@ def in_the_loss(
 
 
 def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw relative accuracy over sparsity: the mean over pairs, the worst and the best one."""
     found = {}
     for architecture, one in record["architectures"].items():
         series: dict[str, dict[float, tuple[float, float, float]]] = {}
@@ -162,7 +160,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sections = []
     for architecture, found in record["architectures"].items():
         runs = found["runs"]
@@ -210,7 +207,6 @@ def compared(runs: Mapping[str, Any], method: str) -> dict[str, tuple[float, flo
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows, pairs = [], {}
     for architecture, found in record["architectures"].items():
         n, units = experiment.counted(found["runs"])

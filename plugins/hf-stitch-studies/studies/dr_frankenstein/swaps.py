@@ -97,7 +97,6 @@ class Encoded:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
     rows = []
@@ -231,7 +230,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, tables, findings = record["preset"], [], []
     table = pd.DataFrame(record["scores"])
     for (task, architecture), part in table.groupby(["task", "architecture"], sort=False):
@@ -321,7 +319,6 @@ def kept(part: pd.DataFrame, networks: int) -> dict[int, dict[str, float]]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     table, rows, networks = pd.DataFrame(record["scores"]), [], record["preset"]["networks"]
     for task in (OWN, OTHER):
         part = table[(table.task == task) & (table.architecture == "tiny10")]

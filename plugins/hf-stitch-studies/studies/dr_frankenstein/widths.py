@@ -43,7 +43,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, {name: sizes.preset for name, sizes in PRESETS.items()})
     sizes, preset, kinds = PRESETS[run.name], run.preset, {}
     for name, (width, epochs) in sizes.kinds.items():
@@ -65,7 +64,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     findings = [
         f"- {narrow} → {wide}: "
         + ", ".join(f"{layer} {study.shown(gain)}" for layer, gain in gains(record, narrow, wide).items())
@@ -99,7 +97,6 @@ def parts(record: dict[str, Any], narrow: str, wide: str) -> list[bool | None]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for narrow, wide in record["pairs"]:
         above = [study.above(gain, 0) for gain in gains(record, narrow, wide).values()]

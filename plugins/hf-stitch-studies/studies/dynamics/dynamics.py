@@ -103,7 +103,6 @@ def flipped(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "cache", presets=PRESETS).parse_args()
     preset = PRESETS[arguments.preset]
     paths = [arguments.cache / NAME / f"{arguments.preset}_{seed}.json" for seed in range(preset.seeds)]
@@ -241,7 +240,6 @@ def judged(run: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     found = [judged(run) for run in record["runs"]]
     first, leads = map(list, zip(*found, strict=True))
     ours = f"settle first in {sum(first)} networks, lead relative to their start in {sum(leads)}"
@@ -252,7 +250,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     runs, sizes = record["runs"], record["sizes"]
     layers = list(runs[0]["to_final"])
     names = [*(f"settles at {threshold}" for threshold in runs[0]["settled"]), "covered share"]

@@ -349,6 +349,5 @@ def prepared(given: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vec
 
 
 def main() -> None:
-    """Embed all texts."""
     texts, _ = prepared(study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"}).parse_args())
     Console().print(counts(texts))

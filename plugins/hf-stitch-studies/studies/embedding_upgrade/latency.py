@@ -128,7 +128,7 @@ def rewrite(made: EmbeddingMap, count: int, width: int) -> dict[str, float]:
 def in_another_process(folder: Path, count: int, width: int) -> dict[str, float]:
     """Rewrite in a process of its own, so that the peak of its memory is that of the rewriting."""
     done = subprocess.run(
-        [sys.executable, __file__, "--rewrite", str(folder), str(count), str(width)],
+        [sys.executable, study.RUN, "embedding_upgrade.latency", "--rewrite", str(folder), str(count), str(width)],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -156,7 +156,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page from the record."""
     runtimes = dict.fromkeys(name for found in record["latency"].values() for name in found)
     quiet = record["load"] < record["cores"] / 2
     few, *_, many = rows = record["rewriting"]
@@ -180,7 +179,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, and write record and page."""
     if sys.argv[1:2] == ["--rewrite"]:
         folder, count, width = sys.argv[2:5]
         print(json.dumps(rewrite(EmbeddingMap.from_pretrained(folder), int(count), int(width))))

@@ -127,7 +127,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page from the record."""
     found = record["measured"]
     better = {first: sum(each["gain"][first][1] > 0 for each in found) for first in FIRSTS[:-1]}
     most = [f"`{name}`" for name, count in better.items() if count >= 0.75 * len(found)]
@@ -185,7 +184,6 @@ def picture(record: dict[str, Any]) -> Figure:
 
 
 def main() -> None:
-    """Measure all pairs of encoders, and write record, page and picture."""
     made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
     given = made.parse_args()
     warnings.filterwarnings("ignore", message=".*IProgress.*")

@@ -451,7 +451,6 @@ DIFFERS = 0.005  # systems differ if their nDCG@10 does by more than this
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page from the record."""
     chosen, sizes, beside = record["choices"], record["counts"], record["beside"]
     predicted, products = record["prediction"], record["product"]
     most = max(row["pairs"] for row in chosen)
@@ -610,7 +609,6 @@ def plan(preset: str, available: int) -> list[tuple[tuple[str, str], int, int]]:
 
 
 def main() -> None:
-    """Run the cells that the cache does not have, and write record, page and picture."""
     made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
     made.add_argument("--only-kept", action="store_true", help="write the page from the cells that the cache has")
     given = made.parse_args()

@@ -265,7 +265,6 @@ def findings(related: dict[str, dict[str, Any]], counts: list[str]) -> list[str]
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     preset, related, unrelated = record["preset"], record["related"], record["unrelated"]
     counts, few = (list(next(iter(rows.values()))["pairs"]) for rows in (related, unrelated))
     wrong = [cell["go"] for row in unrelated.values() for cell in row["alone"]["disjoint"]]
@@ -319,7 +318,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the study from the command line."""
     options = "data-dir", "published", "networks", "texts"
     parser = study.parser(__doc__, *options, presets=PRESETS, required={"published", "texts", "out"})
     parser.add_argument(

@@ -124,7 +124,6 @@ def found(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence[s
 
 
 def main() -> None:
-    """Train the encoders from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--networks", type=Path, required=True, help="folder for the encoders")

@@ -26,7 +26,6 @@ SEEDS = 3
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, *OPTIONS).parse_args()
     sizes = PRESETS[arguments.preset]
     test = networks.read("cifar10", "test", arguments.data_dir, 2 * sizes.probe)
@@ -153,7 +152,6 @@ COLUMNS = {"S_Atom": "atom", "CKA, mean of layers": "cka", "CKA, last convolutio
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     trained, count = "scales, shifts and head trained on two tasks", len(record["bounds"])
 
     def cell(about: str, pairs: Sequence[Mapping[str, float]], key: str) -> str:
@@ -186,7 +184,6 @@ def _blind(record: Mapping[str, Any], moved: float = MOVED) -> list[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     blind, count = _blind(record), len(record["bounds"])
     worst = [_mean(record["pairs"][about], "disagreement") for about in blind]
     ours = (

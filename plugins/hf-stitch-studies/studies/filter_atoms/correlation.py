@@ -83,7 +83,6 @@ RESAMPLES = 1000
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, *OPTIONS).parse_args()
     sizes = PRESETS[arguments.preset]
     data = Cifar100.read(arguments.data_dir)
@@ -192,7 +191,6 @@ def statistics(given: Sequence[dict[str, Array]]) -> dict[str, Any]:
 
 
 def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw figure 2: CCA and CKA against S_Atom, for the pairs of each start."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     for axes, (target, title) in zip(figure.subplots(1, 2), TARGETS.items(), strict=True):
         for number, group in enumerate(record["arms"][MAIN]["groups"]):
@@ -222,7 +220,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sizes, arms = record["sizes"], record["arms"]
     kinds = {"Pearson": "pearson", "Spearman": "spearman", "Pearson, own means removed": "centred"}
     return filled(
@@ -310,7 +307,6 @@ def _parts(arm: Mapping[str, Any], interval: Mapping[str, Any]) -> list[bool | N
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     parts, arms = decided(record), record["arms"]
     r, count = arms[MAIN]["r"], record["sizes"]["tasks"]
 

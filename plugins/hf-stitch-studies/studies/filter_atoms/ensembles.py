@@ -1,6 +1,5 @@
 """Similarities between many networks of one architecture, and ensembles of the networks most similar to one."""
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,7 +7,6 @@ from typing import TypeVar
 
 import torch
 from filter_atoms.federated_methods import State
-from filter_atoms.networks import Recipe
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -156,34 +154,3 @@ def multiplications(network: nn.Module, image: Tensor) -> int:
     for hook in hooks:
         hook.remove()
     return sum(counts)
-
-
-@torch.no_grad()
-def _features(network: nn.Module, states: Sequence[State], inputs: Tensor) -> Tensor:
-    """Return what the linear layers of networks get, ``(networks, n, features)``."""
-    convolutions = copy.deepcopy(network)
-    convolutions.add_module("fc", nn.Identity())
-    found = []
-    for state in states:
-        convolutions.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
-        with torch.autocast("cpu", torch.bfloat16):
-            found.append(convolutions(inputs).float())
-    return torch.stack(found)
-
-
-def tuned(
-    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, recipe: Recipe, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Fine-tune the linear layers of networks, each on its features ``(networks, n, features)`` of the same images."""
-    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
-    optimizer = torch.optim.SGD([weight, bias], recipe.lr, momentum=0.9)
-    random = torch.Generator().manual_seed(seed)
-    for _ in range(recipe.epochs):
-        for places in torch.randperm(len(labels), generator=random).split(recipe.batch):
-            outputs = torch.baddbmm(bias[:, None], features[:, places], weight.transpose(1, 2))
-            repeated = labels[places].expand(len(features), -1)
-            loss = functional.cross_entropy(outputs.flatten(0, 1), repeated.flatten(), reduction="sum") / len(places)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return weight.detach(), bias.detach()

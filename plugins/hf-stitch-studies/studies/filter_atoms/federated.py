@@ -12,7 +12,7 @@ import study
 import torch
 from filter_atoms import ensembles, networks
 from filter_atoms.experiment import OPTIONS, TRAINED, Claim, above, filled, leave
-from filter_atoms.federated_methods import METHODS, Plan, State, federate, snapshot
+from filter_atoms.federated_methods import EVOLVING, FEDAVG, FIXED, Plan, State, federate, snapshot
 from filter_atoms.networks import Images, Recipe, alexnet
 from filter_atoms.pairwise import Pairs, bootstrap, shown, upper
 from hf_stitch_filter_atoms import atomize
@@ -136,23 +136,23 @@ def coloured(pixels: Tensor, random: torch.Generator) -> Tensor:
 # -- networks ----------------------------------------------------------------------------------------------------------
 
 
-def initial(width: float, classes: int = CLASSES + DIGITS) -> nn.Module:
+def initial(width: float) -> nn.Module:
     """Create the network from which all clients start."""
-    return networks.seeded(lambda: alexnet(3, classes, width), 0)
+    return networks.seeded(lambda: alexnet(CLASSES + DIGITS, width), 0)
 
 
-def pretrained(preset: Any, arguments: argparse.Namespace, classes: int = CLASSES + DIGITS) -> nn.Module:
+def pretrained(preset: Preset, arguments: argparse.Namespace) -> nn.Module:
     """Train a network on CIFAR-10, or load it, and give it the initial linear layer."""
     count, epochs = preset.public
     path = arguments.networks / "federated" / f"public_w{preset.width:g}_n{count}_e{epochs}.safetensors"
-    made = networks.seeded(lambda: alexnet(3, 10, preset.width), 0)
+    made = networks.seeded(lambda: alexnet(10, preset.width), 0)
 
     def fit(network: nn.Module) -> None:
         data = networks.read("cifar10", "train", arguments.data_dir, count)
         networks.train(network, data, Recipe(epochs, lr=0.005), 0)
 
     networks.kept(path, made, fit)
-    made.add_module("fc", initial(preset.width, classes).get_submodule("fc"))
+    made.add_module("fc", initial(preset.width).get_submodule("fc"))
     return made
 
 
@@ -168,7 +168,7 @@ def start(arm: str, preset: Preset, clients: Sequence[Client], arguments: argpar
         return atomic(pretrained(preset, arguments))
     made = initial(preset.width)
     if arm == "global":
-        shared, _ = federate(made, [client.train for client in clients], METHODS["fedavg"], preset.plan, seed=1)
+        shared, _ = federate(made, [client.train for client in clients], FEDAVG, preset.plan, seed=1)
         made.load_state_dict(shared)
     return atomic(made)
 
@@ -225,7 +225,6 @@ def shuffled(matrix: Array, groups: Array, digits: int, draws: int) -> dict[str,
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, *OPTIONS).parse_args()
     preset = PRESETS[arguments.preset]
     random = torch.Generator().manual_seed(0)
@@ -258,7 +257,7 @@ def related(
             states = [{**shared, **each} for each in own]
             matrices[number] = ensembles.cosines(ensembles.atoms(states)).numpy()
 
-    method = METHODS["evolving" if arm == "evolving" else "fixed"]
+    method = EVOLVING if arm == "evolving" else FIXED
     plan = Plan(preset.rounds if arm == MAIN else preset.others, 1.0, local(1))
     shared, own = federate(network, [client.train for client in clients], method, plan, seed=2, after_round=read)
     states = [{**shared, **each} for each in own]
@@ -329,7 +328,6 @@ THROUGH, SOURCES, CHEAP, MILLIONS, MEMORY, MORE = study.stated(__file__)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     sizes, arms = record["sizes"], record["arms"]
     scores, costs, through = arms[MAIN]["auroc"], arms[MAIN]["costs"], arms[MAIN]["through"]
     count = sizes["subtasks"] * sizes["shared_by"] + sizes["digits"]
@@ -379,7 +377,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sizes, arms = record["sizes"], record["arms"]
     main, least = arms[MAIN], arms[MAIN]["costs"]["atom"]
     count = sizes["subtasks"] * sizes["shared_by"] + sizes["digits"]

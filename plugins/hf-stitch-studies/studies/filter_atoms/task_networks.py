@@ -110,9 +110,8 @@ def origin(arguments: argparse.Namespace, sizes: Sizes) -> str:
 
 
 def on_task(
-    common: nn.Module, images: Images, recipe: Recipe, seed: int, path: Path, *,
-    head_only: bool = False, penalty: Callable[[nn.Module], Callable[[], Tensor]] | None = None,
-) -> nn.Module:  # fmt: skip
+    common: nn.Module, images: Images, recipe: Recipe, seed: int, path: Path, *, head_only: bool = False
+) -> nn.Module:
     """Train the atoms and a fresh head of an atomic network on a task, or its head alone, or load it if it is kept."""
     network = copy.deepcopy(common)
     networks.fresh_head(network, PER_TASK, seed)
@@ -123,8 +122,7 @@ def on_task(
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name.startswith("fc."))
         chosen = replace(recipe, frozen_statistics=True) if head_only else recipe
-        term = penalty(model) if penalty is not None else None
-        networks.train(model, images, chosen, seed, penalty=term, name=path.stem)
+        networks.train(model, images, chosen, seed, name=path.stem)
 
     return networks.kept(path, network, fit)
 

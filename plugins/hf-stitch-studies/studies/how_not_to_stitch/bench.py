@@ -52,7 +52,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, PRESETS).parse_args()
     preset = PRESETS[arguments.preset]
     samples = cifar(arguments, preset["train"], preset["test"])
@@ -126,7 +125,6 @@ TITLES = {
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, architectures = record["preset"], record["architectures"]
     folders = " ".join(map(str.upper, architectures))
     return PAGE.format(
@@ -138,7 +136,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     benches = {name: found for name, found in record["architectures"].items() if found["networks"] >= FEW}
     if not benches:
         return []

@@ -66,7 +66,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"out"}).parse_args()
     preset = PRESETS[arguments.preset]
     loaded, cuts = networks.read_folder(arguments.networks)
@@ -110,7 +109,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, pairs = record["preset"], record["pairs"]
     found, only = _only(record)
     apart = _apart(preset)
@@ -135,7 +133,6 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the row of the table of all experiments."""
     found, only = _only(record)
     counts = {key: (int((of.kept() & only[key]).sum()), int(only[key].sum())) for key, of in found.items()}
     held, total = (sum(some) for some in zip(*counts.values(), strict=True))

@@ -41,7 +41,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     asked = parser(__doc__, PRESETS, required={"out"})
     asked.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
     arguments = asked.parse_args()
@@ -116,7 +115,6 @@ def _of(counts: Iterable[tuple[int, int]]) -> str:
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, families = record["preset"], record["families"]
     energy = preset["energy"]
     sentences = []
@@ -134,7 +132,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return a row for each detector: whether it works at most layers is a question of our own."""
     rows = []
     targets = [of for one in record["families"].values() for of in one["targets"].values()]
     for name in dict.fromkeys(name for of in targets for name in of):

@@ -32,7 +32,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, PRESETS).parse_args()
     fitted, scored = PRESETS[arguments.preset]
     train, test = cifar(arguments, fitted, scored)
@@ -123,7 +122,6 @@ SECTION = study.text(__file__, "section") + "\n"
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, found = record["preset"], record["architectures"]
     return PAGE.format(
         claims=study.verdicts(claims(record)), train=preset["train"], test=preset["test"],
@@ -157,7 +155,6 @@ def _section(name: str, found: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments. The convolutional networks with the most seeds decide."""
     found, rows = record["architectures"], []
     plain = {name: of for name, of in found.items() if not name.startswith("vit")}
     if plain:

@@ -38,7 +38,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", presets=PRESETS)
     parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
     arguments = parser.parse_args()
@@ -159,7 +158,6 @@ HEAD = [f"{axis}: {title}" for axis in "ab" for title in AXIS]
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     families = record["families"]
     return PAGE.format(
         claims=study.verdicts(claims(record)),
@@ -191,7 +189,6 @@ def _cells(axis: dict[str, Any]) -> list[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     if (one := record["families"].get("VisionTransformer")) is None:
         return [VIT.untested("at least three vision transformers")]
     rates = {

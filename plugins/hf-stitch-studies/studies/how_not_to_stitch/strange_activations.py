@@ -67,7 +67,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"out"})
     parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
     parser.add_argument("--steps", nargs="+", type=int, help="of task-loss matching; default: those of the preset")
@@ -276,7 +275,6 @@ class _Runs:
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments. The convolutional networks with the longest training decide."""
     plain = {name: found for name, found in record.items() if not name.startswith("vit")}
     if not plain:
         return []
@@ -351,7 +349,6 @@ HISTOGRAMS = study.text(__file__, "histograms") + "\n"
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     return PAGE.format(
         claims=study.verdicts(claims(record)), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN,
         sections="".join(_section(name, found) for name, found in record.items()),

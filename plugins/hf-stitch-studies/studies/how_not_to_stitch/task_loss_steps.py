@@ -63,7 +63,6 @@ CHECKED = 4
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", "published", "cache", presets=PRESETS, required=["published"])
     parser.add_argument("--pairs", type=int, nargs="*", help="numbers of pairs to train on: share work so; no page")
     arguments = parser.parse_args()
@@ -453,13 +452,11 @@ def scores(table: Array, hit: NDArray[np.bool_], folds: NDArray[np.str_]) -> lis
 ACCURATE, MARGIN = 0.8, 0.02
 """Relative accuracy from which two layers count as functionally similar (Csiszárik et al. 2021, section 8), and
 difference of accuracies up to which they count as equally similar."""
-LAST = "after the last number of steps that all stitches are trained for"
 TRAINING, DISTANT, EXCELLENT, MODIFIES, STEPS_TELL, WITHIN, BETWEEN, OUTPERFORMED = study.stated(__file__)
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     found, pairs = record["identified"], len(record["pairs"]) // 2
     structural = "; ".join(
         f"{kind} networks {study.both(groups['structural']['0'][axis]['score'] for axis in 'ab')}"
@@ -527,7 +524,6 @@ def _known(scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, dict[s
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     common, pairs = str(record["common"]), len(record["pairs"]) // 2
     within, between = (
         f"{pairs} {what}, {len(LAYERS)} layers, {record['common']:,} steps" for what in ("networks", "pairs")

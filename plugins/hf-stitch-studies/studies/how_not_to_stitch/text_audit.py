@@ -70,7 +70,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", presets=PRESETS).parse_args()
     preset, start = PRESETS[arguments.preset], time.perf_counter()
     questions, test = (
@@ -179,7 +178,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     audits, accuracy, preset = record["audits"], record["accuracy"], record["preset"]
     detectors = sorted({name for one in audits for name in one["controls"]}, reverse=True)
     tables = "\n".join(
@@ -207,7 +205,6 @@ def decided(audits: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the row of the table of all experiments."""
     accuracy, audits = record["accuracy"], record["audits"]
     failed = [name for name in ("source", "target") if accuracy[name] <= accuracy["most frequent class"]]
     failed += [f"itself at layer {one['from']}" for one in audits if one["source"] == ITSELF and not _sound(one)]

@@ -45,7 +45,6 @@ Loaded = dict[str, hf_stitch.Adapter]
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, PRESETS).parse_args()
     count = PRESETS[arguments.preset]
     samples = images.samples("cifar10", "test", count, arguments.data_dir)
@@ -163,7 +162,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     families = record["families"]
     return PAGE.format(
         claims=study.verdicts(claims(record)), images=record["preset"]["images"],
@@ -195,7 +193,6 @@ def _contrasts(kind: str, one: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments. The architecture with the most networks decides."""
     families = record["families"]
     kind = max(families, key=lambda name: families[name]["networks"])
     one, count = families[kind], families[kind]["networks"]

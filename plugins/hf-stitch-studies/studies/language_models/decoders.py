@@ -118,7 +118,6 @@ def train(name: str, texts: list[str], share: float, threads: int) -> tuple[Llam
 
 
 def main() -> None:
-    """Train the decoders from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--networks", type=Path, required=True, help="folder for the decoders")

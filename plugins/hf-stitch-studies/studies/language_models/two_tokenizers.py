@@ -237,7 +237,6 @@ def run(texts: Path, networks: Path, sizes: dict[str, int], depths: tuple[float,
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     cells = [
         (rows, WITHIN[direction.split()[-1]])
         for direction, found in record["directions"].items() for rows in found["depths"].values()
@@ -271,7 +270,6 @@ PRESETS: dict[str, dict[str, int]] = {
 
 
 def main() -> None:
-    """Run the study from the command line."""
     arguments = study.parser(__doc__, "texts", "networks", presets=PRESETS, required={"texts", "out"}).parse_args()
     record = run(arguments.texts, arguments.networks, PRESETS[arguments.preset], (0.25, 0.5, 0.75))
     study.leave(NAME, record, page, arguments.out)

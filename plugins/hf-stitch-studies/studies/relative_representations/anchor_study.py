@@ -77,13 +77,12 @@ AT_START = "before training and after"
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "cache").parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
     preset = PRESETS[arguments.preset]
     names, scores, chance = on_frozen(arguments, preset)
     record = {
         "preset": arguments.preset, "sizes": cross_architecture_images.PRESETS[arguments.preset], "settings": preset,
-        "published": bool(arguments.published), "networks": names,
+        "networks": names,
         "cuts": list(dict.fromkeys(row["cut"] for row in scores)), "chance": chance, "scores": scores,
         "frequency": in_training(arguments, preset),
     }  # fmt: skip
@@ -93,11 +92,11 @@ def main() -> None:
 def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[list[str], list[dict[str, Any]], float]:
     """Compare numbers, selections and similarities for heads on frozen encoders."""
     base = cross_architecture_images.PRESETS[arguments.preset]
-    encoders = cross_seed.encoders_of(arguments, base)[0][: preset.networks if arguments.published else None]
+    encoders = cross_seed.encoders_of(arguments, base)[0][: preset.networks]
     train, test = images.parts(TASK, base.train, base.test, arguments.data_dir)
     clothes = images.read("fashion_mnist", "train", 500, arguments.data_dir)
     scores = []
-    for cut in CUTS if isinstance(encoders[0], image_encoders.Published) else (FINAL,):
+    for cut in CUTS:
         at_cut = [image_encoders.at(each, cut) for each in encoders]
         sides = [swapping.encoded(each, train, test, arguments.cache) for each in at_cut]
         foreign = [
@@ -214,16 +213,13 @@ PAGE = study.text(__file__)
 
 OF_PUBLISHED = """{count} published Tiny-10 networks trained on CIFAR-10 (Csiszárik et al. 2021), up to bn6 or to the
 features before the classifier (*final*), means over positions, 64 features each."""
-OF_TRAINED = """{count} ResNets of 128 features, trained here on a few thousand images of CIFAR-10, cut at their last
-features; this checks that the script runs."""
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     found, sizes, settings, count = Study(record), record["sizes"], record["settings"], len(record["networks"])
     return PAGE.format(
         footer=footer("anchor_study", "--published PUBLISHED"),
-        setting=(OF_PUBLISHED if record["published"] else OF_TRAINED).format(count=count), train=sizes["train"],
+        setting=OF_PUBLISHED.format(count=count), train=sizes["train"],
         test=sizes["test"], pairs=count * (count - 1), chance=record["chance"], verdicts=study.verdicts(claims(record)),
         number=_table(found, "number", "anchors"), selection=_table(found, "selection", "selection"),
         similarity=_table(found, "similarity", "similarity"), frequency=_frequency(record["frequency"]),
@@ -283,7 +279,6 @@ def findings(record: dict[str, Any]) -> Iterator[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     found, count, cuts = Study(record), len(record["networks"]), record["cuts"]
     n, numbers = f"{count} networks, {count * (count - 1)} pairs, {len(cuts)} cuts", found.settings("number")
     seconds, trained = {each["setting"]: each["seconds"] for each in record["frequency"]}, record["settings"]["seeds"]

@@ -3,9 +3,6 @@
 For pairs of networks, the script compares the angles between pairs of samples under both, measured at the origin and at
 the mean: test images under published networks at three cuts, test questions under language models trained here, and
 nodes of citation graphs under graph networks. Untrained networks and randomly paired angles serve as baselines.
-
-Without PUBLISHED, small ResNets of three seeds and one network of each of three architectures are trained, and cut at
-their last features only.
 """
 
 import argparse
@@ -19,7 +16,6 @@ import study
 import torch
 from matplotlib.figure import Figure
 from relative_representations import (
-    cross_architecture_images,
     cross_seed,
     graph_stitching,
     image_encoders,
@@ -27,7 +23,6 @@ from relative_representations import (
     text_encoders,
     texts,
 )
-from relative_representations.encoders import Encoder
 from relative_representations.kept import ABSOLUTE, Array, Claim, Estimate, Pairs, footer, span
 from torch import Tensor
 
@@ -65,21 +60,15 @@ class Cell:
 def of_images(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Encode test images by networks trained on CIFAR-10, and by untrained ones."""
     preset, count = cross_seed.PRESETS[arguments.preset], TWINS[arguments.preset]
-    if arguments.published:
-        numbers = {"small": (10, 2), "paper": (10, 2)}[arguments.preset]
-        trained: dict[str, list[Encoder]] = {
-            name: [*image_encoders.published(arguments.published, name, number)]
-            for name, number in zip(image_encoders.PUBLISHED, numbers, strict=True)
-        }
-        some = images.read("cifar10", "train", min(preset.corpus, 2_000), arguments.data_dir)
-        untrained = [image_encoders.untrained("tiny10", seed, some) for seed in range(count)]
-    else:
-        seeds, untrained = cross_seed.encoders_of(arguments, preset)
-        arguments.encoders = "local"
-        trained = {**cross_architecture_images.encoders_of(arguments, preset), "resnet": seeds}
+    trained = {
+        name: image_encoders.published(arguments.published, name, number)
+        for name, number in zip(image_encoders.PUBLISHED, (10, 2), strict=True)
+    }
+    some = images.read("cifar10", "train", min(preset.corpus, 2_000), arguments.data_dir)
+    untrained = [image_encoders.untrained("tiny10", seed, some) for seed in range(count)]
     for data, title in cross_seed.TASKS.items():
         test = images.read(data, "test", SAMPLES[arguments.preset], arguments.data_dir)
-        for cut in cross_seed.cuts_of(untrained):
+        for cut in cross_seed.CUTS:
             found = (
                 {name: [image_encoders.at(each, cut).vectors(test, arguments.cache) for each in group]}
                 for name, group in [*trained.items(), ("untrained", untrained)]
@@ -128,8 +117,7 @@ def of_graphs(arguments: argparse.Namespace) -> Iterator[Cell]:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "cache").parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
     networks: dict[str, Any] = {}
     scores: list[dict[str, Any]] = []
     for cell in (cell for of in (of_images, of_text, of_graphs) for cell in of(arguments)):
@@ -143,7 +131,7 @@ def main() -> None:
             scores += [{**place, "measure": name, "values": rows} for name, rows in found.items()]
         print(f"{cell.data}, {cell.cut}: done", flush=True)
     record = {
-        "preset": arguments.preset, "samples": SAMPLES[arguments.preset], "published": bool(arguments.published),
+        "preset": arguments.preset, "samples": SAMPLES[arguments.preset],
         "networks": networks, "scores": scores,
     }  # fmt: skip
     study.leave("angles", record, page, arguments.out, pictures(record))
@@ -225,8 +213,6 @@ CLAIMS |= {
 PAGE = study.text(__file__)
 SECTION = study.text(__file__, "section")
 OF_PUBLISHED = study.text(__file__, "of_published")
-OF_TRAINED = """Small networks trained here on a few thousand images of CIFAR-10, cut at their last features; this
-checks that the script runs."""
 SETTINGS = {
     "text": """Questions of TREC under language models of 2 layers of width 128, trained here on the words of some
 thousand texts, without labels. The vector of a question is the mean over tokens. Untrained ones are of the same
@@ -238,8 +224,7 @@ architectures.""",
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
-    settings = {"images": OF_PUBLISHED if record["published"] else OF_TRAINED, **SETTINGS}
+    settings = {"images": OF_PUBLISHED, **SETTINGS}
     sections = []
     for modality in MODALITIES:
         found = Measured(record, modality)
@@ -294,7 +279,6 @@ def findings(found: Measured) -> Iterator[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     rows = []
     for (modality, kind), claim in CLAIMS.items():
         found = Measured(record, modality)
@@ -311,7 +295,6 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Draw the correlation of angles with its interval, of trained and untrained networks, for every cell."""
     found = [Measured(record, modality) for modality in MODALITIES]
     names = [", ".join(cell) for each in found for cell in each.cells]
     figure = Figure(figsize=(10.0, 0.45 * len(names) + 1.6), layout="constrained")

@@ -3,9 +3,6 @@
 The encoders are published Tiny-10 and ResNet-20 networks, up to one of three cuts at which both have the same number of
 features, so that absolute stitching is defined. Heads are trained on the vectors of each network, on CIFAR-10 and on
 two tasks that the networks were not trained on. Then every network of the other architecture replaces it.
-
-Without PUBLISHED, one small ResNet, RexNet and ViT each are trained, and cut at their last features only. With
-``--encoders hub``, the encoders of the paper are loaded from the Hub instead.
 """
 
 import argparse
@@ -16,7 +13,7 @@ import numpy as np
 import study
 from relative_representations import cross_seed, image_encoders, images, kept
 from relative_representations.cross_seed import TASKS
-from relative_representations.encoders import Encoder
+from relative_representations.image_encoders import Published
 from relative_representations.kept import ABSOLUTE, RELATIVE, Estimate, Exchange, Pairs, footer, span
 from relative_representations.swapping import CENTRED, Preset
 
@@ -33,44 +30,28 @@ MODEST = 0.15
 """Largest share of the raw score that is lost where the degradation is modest."""
 
 
-def encoders_of(arguments: argparse.Namespace, preset: Preset) -> dict[str, list[Encoder]]:
-    """Load or train encoders by architecture."""
-    if arguments.published:
-        numbers = zip(image_encoders.PUBLISHED, NETWORKS[arguments.preset], strict=True)
-        return {name: [*image_encoders.published(arguments.published, name, count)] for name, count in numbers}
-    if arguments.encoders == "hub":
-        return {name: [image_encoders.hub(name)] for name in image_encoders.HUB}
-    corpus = images.read("cifar10", "train", preset.corpus, arguments.data_dir)
-    return {
-        family: [image_encoders.local(image_encoders.Recipe(family, preset.pretraining), corpus, arguments.cache)]
-        for family in image_encoders.FAMILIES
-    }
+def encoders_of(arguments: argparse.Namespace) -> dict[str, list[Published]]:
+    """Load the networks by architecture."""
+    numbers = zip(image_encoders.PUBLISHED, NETWORKS[arguments.preset], strict=True)
+    return {name: image_encoders.published(arguments.published, name, count) for name, count in numbers}
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
-    parser = study.parser(__doc__, "data-dir", "published", "cache")
-    parser.add_argument(
-        "--encoders", choices=("hub", "local"), default="local",
-        help="without published networks: pretrained encoders from the Hub, or small ones trained here",
-    )  # fmt: skip
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
     preset = PRESETS[arguments.preset]
-    by_group = encoders_of(arguments, preset)
+    by_group = encoders_of(arguments)
     encoders = [each for group in by_group.values() for each in group]
-    cuts = cross_seed.cuts_of(encoders)
     scores = []
     for task in TASKS:
         train, test = images.parts(task, preset.train, preset.test, arguments.data_dir)
-        for cut in cuts:
+        for cut in cross_seed.CUTS:
             found = cross_seed.swapped(encoders, cut, train, test, arguments, preset)
             scores += kept.scores(found, task=task, cut=cut)
             print(f"{task}, {cut}: done", flush=True)
     record = {
-        "preset": arguments.preset, "sizes": preset,
-        "encoders": "published" if arguments.published else arguments.encoders,
-        "networks": [each.name for each in encoders],
-        "groups": [name for name, group in by_group.items() for _ in group], "cuts": list(cuts), "scores": scores,
+        "preset": arguments.preset, "sizes": preset, "networks": [each.name for each in encoders],
+        "groups": [name for name, group in by_group.items() for _ in group], "cuts": list(cross_seed.CUTS),
+        "scores": scores,
     }  # fmt: skip
     study.leave("cross_architecture_images", record, page, arguments.out)
 
@@ -104,27 +85,17 @@ SWAPPED, DEGRADED = study.stated(__file__)
 
 PAGE = study.text(__file__)
 
-SETTINGS = {
-    "published": """the encoders are {count} published networks trained on CIFAR-10 (Csiszárik et al. 2021): {groups}
-(accuracy .86 to .87 and .92 as published), not large networks pretrained on ImageNet. The vector of an image is the
-mean over the positions of a layer: bn5 of Tiny-10 and layer2.2 of ResNet-20 (*bn5*, 32 features), bn6 and layer3.0
-(*bn6*, 64), and the features before the classifier (*final*, 64), which have collapsed onto the classes of CIFAR-10.
-Both architectures have the same widths, so that absolute stitching is defined.""",
-    "local": """the encoders are {count} small networks trained here on a few thousand images of CIFAR-10 ({groups}),
-cut at their last features; this checks that the script runs.""",
-    "hub": "the encoders are those of the paper, from the Hub ({groups}).",
-}
+OF_PUBLISHED = study.text(__file__, "of_published")
 FEW = " With only two networks of an architecture, its part of the interval is rough."
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sizes, found, groups = record["sizes"], cells(record), record["groups"]
     counts = {name: groups.count(name) for name in dict.fromkeys(groups)}
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
     return PAGE.format(
         footer=footer("cross_architecture_images", "--published PUBLISHED"),
-        setting=SETTINGS[record["encoders"]].format(count=len(groups), groups=listed), train=sizes["train"],
+        setting=OF_PUBLISHED.format(count=len(groups), groups=listed), train=sizes["train"],
         test=sizes["test"], anchors=sizes["anchors"], pairs=_pairs(found), cells=len(found),
         few=FEW if min(counts.values()) <= 2 else "", verdicts=study.verdicts(claims(record)),
         held=sum(cell.holds(ENOUGH, LITTLE) for cell in found.values()), summary=_summary(found, Pairs(groups)),
@@ -196,7 +167,6 @@ def findings(found: Cells) -> list[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     found, units = cells(record), len(record["networks"])
     n = f"{units} networks, {_pairs(found)} pairs, {len(found)} cells"
     absolute = [cell.kept(ABSOLUTE).value for cell in found.values() if cell.defined(ABSOLUTE)]

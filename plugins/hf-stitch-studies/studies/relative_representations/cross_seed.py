@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 import study
 from relative_representations import image_encoders, images, kept, swapping
-from relative_representations.encoders import Encoder
-from relative_representations.image_encoders import FINAL
+from relative_representations.image_encoders import FINAL, Published
 from relative_representations.kept import ABSOLUTE, RELATIVE, Exchange, Pairs, footer, span
 from relative_representations.swapping import CENTRED, INVERSE, TRUNCATED, Preset
 
@@ -38,29 +37,15 @@ ENOUGH, LITTLE = 0.8, 0.2
 figure was seen."""
 
 
-def encoders_of(arguments: argparse.Namespace, preset: Preset) -> tuple[list[Encoder], list[Encoder]]:
-    """Load the published networks and create untrained twins, or train three seeds of a ResNet."""
-    corpus = images.read("cifar10", "train", preset.corpus, arguments.data_dir)
-    count = TWINS[arguments.preset]
-    if arguments.published:
-        networks = image_encoders.published(arguments.published, "tiny10", NETWORKS[arguments.preset])
-        some = corpus.take(min(len(corpus), 2_000))
-        return [*networks], [image_encoders.untrained("tiny10", seed, some) for seed in range(count)]
-
-    def trained(epochs: int, seeds: int) -> list[Encoder]:
-        recipes = (image_encoders.Recipe("resnet", epochs, seed) for seed in range(seeds))
-        return [image_encoders.local(recipe, corpus, arguments.cache, f"seed {recipe.seed}") for recipe in recipes]
-
-    return trained(preset.pretraining, 3), trained(0, count)
-
-
-def cuts_of(encoders: Sequence[Encoder]) -> tuple[str, ...]:
-    """Return the cuts of encoders: networks that are trained here have the last one only."""
-    return CUTS if isinstance(encoders[0], image_encoders.Published) else (FINAL,)
+def encoders_of(arguments: argparse.Namespace, preset: Preset) -> tuple[list[Published], list[Published]]:
+    """Load the published networks, and create untrained twins."""
+    some = images.read("cifar10", "train", min(preset.corpus, 2_000), arguments.data_dir)
+    networks = image_encoders.published(arguments.published, "tiny10", NETWORKS[arguments.preset])
+    return networks, [image_encoders.untrained("tiny10", seed, some) for seed in range(TWINS[arguments.preset])]
 
 
 def swapped(
-    encoders: Sequence[Encoder], cut: str, train: hf_stitch.Samples, test: hf_stitch.Samples,
+    encoders: Sequence[Published], cut: str, train: hf_stitch.Samples, test: hf_stitch.Samples,
     arguments: argparse.Namespace, preset: Preset, **options: Any,
 ) -> pd.DataFrame:  # fmt: skip
     """Score all encoders under the heads of each other, at one cut.
@@ -81,23 +66,22 @@ def swapped(
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "cache").parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
     preset = PRESETS[arguments.preset]
     trained, untrained = encoders_of(arguments, preset)
     scores = []
     for task in TASKS:
         train, test = images.parts(task, preset.train, preset.test, arguments.data_dir)
-        for cut in cuts_of(trained):
+        for cut in CUTS:
             found = swapped(trained, cut, train, test, arguments, preset)
             scores += kept.scores(found, task=task, cut=cut, encoders="trained")
             twins = swapped(untrained, cut, train, test, arguments, preset, translations={})
             scores += kept.scores(twins, task=task, cut=cut, encoders="untrained")
             print(f"{task}, {cut}: done", flush=True)
     record = {
-        "preset": arguments.preset, "sizes": preset, "published": bool(arguments.published),
+        "preset": arguments.preset, "sizes": preset, 
         "networks": [each.name for each in trained], "untrained": [each.name for each in untrained],
-        "cuts": list(cuts_of(trained)), "scores": scores,
+        "cuts": list(CUTS), "scores": scores,
     }  # fmt: skip
     study.leave("cross_seed", record, page, arguments.out)
 
@@ -140,18 +124,14 @@ def parts(record: dict[str, Any]) -> list[bool | None]:
 PAGE = study.text(__file__)
 
 OF_PUBLISHED = study.text(__file__, "of_published")
-OF_TRAINED = """the encoders are {count} ResNets of 128 features, trained here on a few thousand images of CIFAR-10, cut
-at their last features; this checks that the script runs. {twins} untrained networks serve as a baseline."""
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sizes, found, count = record["sizes"], cells(record), len(record["networks"])
-    setting = OF_PUBLISHED if record["published"] else OF_TRAINED
     return PAGE.format(
         footer=footer("cross_seed", "--published PUBLISHED"),
-        setting=setting.format(count=count, twins=len(record["untrained"])), train=sizes["train"], test=sizes["test"],
-        anchors=sizes["anchors"], pairs=count * (count - 1),
+        setting=OF_PUBLISHED.format(count=count, twins=len(record["untrained"])), train=sizes["train"],
+        test=sizes["test"], anchors=sizes["anchors"], pairs=count * (count - 1),
         verdicts=study.verdicts(claims(record)), held=sum(cell.claim_holds for cell in found.values()),
         cells=len(found), summary=_summary(found), methods=by_method(found),
         findings="\n".join(f"- {finding}" for finding in findings(found)),
@@ -218,7 +198,6 @@ def findings(found: Mapping[tuple[str, str], Cell]) -> list[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     found, count = cells(record).values(), len(record["networks"])
     ours = ", ".join(f"{name} {span(cell.kept(name).value for cell in found)}" for name in (RELATIVE, ABSOLUTE))
     n = f"{count} networks, {count * (count - 1)} pairs, {len(found)} cells"

@@ -80,7 +80,6 @@ TEXTS: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 def main() -> None:
-    """Write the texts from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unpacked", type=Path, required=True, help="folder with one folder for each package")
     parser.add_argument("--texts", type=Path, required=True, help="folder for the texts")

@@ -275,7 +275,6 @@ def results_of(name: str, preset: Preset, arguments: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
     preset, results = PRESETS[arguments.preset], []
     for name in DATA:
@@ -325,7 +324,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     found, sizes, cuts = [Compared(each) for each in record["results"]], record["sizes"], record["results"][0]["cuts"]
     return PAGE.format(
         footer=footer("graph_stitching"),
@@ -394,7 +392,6 @@ def _stitched(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     found = [Compared(each) for each in record["results"]]
     units, kinds = len(found[0].networks), [scores for each in found for scores in each.kinds.values()]
     n = f"{units} networks on each"

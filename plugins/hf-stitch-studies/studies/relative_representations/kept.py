@@ -15,7 +15,6 @@ Array = NDArray[np.float64]
 Claim = partial(study.Claim, "2")
 RESAMPLES = 2_000
 ABSOLUTE, RELATIVE, CHANCE = "absolute", "relative", "chance"
-CHECK = "mechanism check, not a reproduction: the encoders are small and trained from scratch on the available data"
 
 
 @dataclass(frozen=True)

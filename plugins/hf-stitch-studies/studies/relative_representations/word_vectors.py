@@ -323,12 +323,10 @@ def near(found: Scores) -> list[bool | None]:
     return [every(high), every([each.below(LOW) for each in found.all(TWO, ABSOLUTE, "cosine")])]
 
 
-WHERE = "for two algorithms on the same texts and on other texts, and in both directions"
 INCOMPATIBLE, AGREE, NEAR, NO_MAP = study.stated(__file__)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     found, sizes = Scores(record), record["sizes"]
     n = (
         f"{len(TWO)} pairs of spaces, {sizes['queries']:,} of {record['shared'][MAIN]:,} words in {sizes['seeds']} "
@@ -365,7 +363,6 @@ LANGUAGES = study.text(__file__, "languages")
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     found, sizes = Scores(record), record["sizes"]
     missing = [name for name in MAPS if name not in found.methods]
     return PAGE.format(
@@ -517,7 +514,6 @@ def measured(preset: Preset, folder: Path, data_dir: str, cache: Path) -> dict[s
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", "cache", "texts", required={"texts"})
     arguments = parser.parse_args()
     if arguments.data_dir is None:

@@ -226,7 +226,6 @@ def worth(row: dict[str, Any]) -> int:
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     found, steered, coders = record["probes"], record["directions"], record["autoencoders"]
     works = [name for name, row in steered.items() if row["carried"][1] > row["random"][2]]
     starts = {name: [each[name] for each in coders] for name in ("scratch", "carried", "random map", "no map")}
@@ -264,7 +263,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the study from the command line."""
     arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"data-dir"}).parse_args()
     record = run(arguments.data_dir, arguments.networks, *PRESETS[arguments.preset])
     study.leave(NAME, record, page, arguments.out)
