@@ -214,10 +214,10 @@ class Claim:
 
 
 def stated(script: str) -> tuple[Claim, ...]:
-    """Read the claims of a script from ``rules.toml`` beside it, in their order."""
+    """Read the claims of a script from ``rules.toml`` beside it, in their order; its first lines are for all."""
     read = tomllib.loads(Path(script).with_name("rules.toml").read_text(encoding="utf-8"))
-    claims = read[Path(script).stem].values()
-    return tuple(Claim(**{"paper": read.get("paper", OWN), **fields}) for fields in claims)
+    shared = {name: value for name, value in read.items() if not isinstance(value, dict)}
+    return tuple(Claim(**{"paper": OWN, **shared, **fields}) for fields in read[Path(script).stem].values())
 
 
 def claim(

@@ -118,7 +118,8 @@ def of_images(name: str, preset: Preset, arguments: argparse.Namespace) -> Pair:
         subprocess.run(
             [
                 sys.executable, study.RUN, "dr_frankenstein.base_training",
-                "--networks", str(arguments.networks), "--architecture", name, "--optimizer", optimizer, "--images", str(sizes[0]), "--epochs", str(sizes[1]), *given,
+                "--networks", str(arguments.networks), "--architecture", name, "--optimizer", optimizer,
+                "--images", str(sizes[0]), "--epochs", str(sizes[1]), *given,
             ],
             check=True,
         )  # fmt: skip
