@@ -8,6 +8,10 @@ from .evaluation import Evaluation as Evaluation, Score as Score
 from .extraction import extract_activations as extract_activations
 from .grid import StitchGrid as StitchGrid
 from .identification import Identification as Identification, identify_layers as identify_layers
-from .permutation import PermutationTestResult as PermutationTestResult, permutation_test as permutation_test
+from .permutation import (
+    MaximumTest as MaximumTest,
+    PermutationTestResult as PermutationTestResult,
+    permutation_test as permutation_test,
+)
 from .planning import Plan as Plan
 from .resampling import ConfidenceInterval as ConfidenceInterval, bootstrap as bootstrap

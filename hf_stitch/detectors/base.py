@@ -79,6 +79,15 @@ class Detector(Configured, ABC):
             other data; ``"stitched"``: those that a stitch hands over for the same samples. A detector of stitched
             activations learns what tells these from the network's own, so it scores samples to which it was not fitted.
 
+    Laws, by the names of the parts of ``hf_stitch_testing.check_detector``, which runs them on every detector:
+
+    - ``independent``: the score of a sample does not depend on the others of its batch.
+    - ``batches``: nor do the batches to which it was fitted matter.
+    - ``far``: samples that are far from those that it knows score higher than these.
+    - ``scores``: there is one finite float64 number per sample.
+    - ``needs``, ``width``: what is missing, or of another width, is named.
+    - ``random_state``: fitting and scoring leave the shared generators as they are.
+
     Example:
         >>> from hf_stitch import registries
         >>> registries.detectors.build("knn", k=5).to_dict()

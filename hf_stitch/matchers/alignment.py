@@ -52,6 +52,7 @@ class Procrustes(ClosedFormMatcher):
 
     name: ClassVar[str] = "procrustes"
     title: ClassVar[str] = "orthogonal Procrustes"
+    invariances: ClassVar[tuple[str, ...]] = ("orthogonal", "permutation")
     papers: ClassVar[tuple[Paper, ...]] = (DING_2021,)
 
     center: bool = True
@@ -102,6 +103,7 @@ class Recoloured(ClosedFormMatcher):
 
     name: ClassVar[str] = "recoloured"
     title: ClassVar[str] = "least squares with the covariance of the target"
+    invariances: ClassVar[tuple[str, ...]] = ("orthogonal", "scaling", "permutation", "translation")
 
     rcond: Rcond = None
 
@@ -146,6 +148,7 @@ class Permutation(ClosedFormMatcher):
 
     name: ClassVar[str] = "permutation"
     title: ClassVar[str] = "one-to-one or semi-matching of features"
+    invariances: ClassVar[tuple[str, ...]] = ("permutation", "translation")
     papers: ClassVar[tuple[Paper, ...]] = (LI_2015,)
 
     compare: Compare = "correlation"
@@ -220,6 +223,7 @@ class InverseRelative(ClosedFormMatcher):
 
     name: ClassVar[str] = "inverse_relative"
     title: ClassVar[str] = "inverse relative projection"
+    invariances: ClassVar[tuple[str, ...]] = ("orthogonal", "permutation")
     papers: ClassVar[tuple[Paper, ...]] = (MOSCHELLA_2023, MAIORCA_2024)
 
     center: bool = True

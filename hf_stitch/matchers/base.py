@@ -108,6 +108,22 @@ class Matcher(Configured, ABC):
         collects: What the matcher reads, for plans: ``"moments"`` or ``"rows"``.
         unplanned: What plans leave out, in words.
         unequal_widths: Whether the two representations may have different widths.
+        invariances: Transformations that the map follows, whatever the options: ``"orthogonal"`` and ``"invertible"``
+            maps, ``"scaling"`` by a positive number, ``"permutation"`` of the features, ``"translation"``.
+        counts_rows: Whether the map changes if each row comes twice, because a penalty then weighs less.
+
+    Laws, by the names of the parts of ``hf_stitch_testing.check_matcher``, which runs them on every matcher:
+
+    - ``invariances``: a map of the source's rows turns W alone, and the mapped rows stay; a map of the target's rows
+      moves the mapped rows alike.
+    - ``streamed``: moments of any batches, merged or in another order, give the stitch of all rows at once, to 1e-10.
+    - ``repeated``: each row twice changes nothing, unless the number of rows counts.
+    - ``repeatable``, ``pure``: the same rows give the same bits; rows, moments and shared generators stay as they are.
+    - ``fitted``: ``n`` is the number of rows, and ``r2`` that of these rows and the map.
+    - ``empty``, ``dead``, ``unequal_widths``: fewer than two rows, a side whose rows are all equal, and widths that it
+      does not take raise a ValueError.
+    - ``unpaired``: rows without partners, of a matcher that takes them, give an orthogonal map that there is.
+    - ``config``, ``stitch``: its record rebuilds it, and what it fits obeys the laws of :class:`Stitch`.
 
     Example:
         >>> from hf_stitch import registries
@@ -120,6 +136,8 @@ class Matcher(Configured, ABC):
     collects: ClassVar[Literal["moments", "rows"]] = "moments"
     unplanned: ClassVar[str] = ""
     unequal_widths: ClassVar[bool] = True
+    invariances: ClassVar[tuple[str, ...]] = ()
+    counts_rows: ClassVar[bool] = False
 
     @abstractmethod
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:
@@ -215,6 +233,7 @@ class RowsMatcher(Matcher):
     """
 
     collects: ClassVar[Literal["moments", "rows"]] = "rows"
+    counts_rows: ClassVar[bool] = True
 
     @abstractmethod
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> Stitch:

@@ -47,6 +47,7 @@ class Lstsq(ClosedFormMatcher):
 
     name: ClassVar[str] = "lstsq"
     title: ClassVar[str] = "least squares"
+    invariances: ClassVar[tuple[str, ...]] = ("orthogonal", "scaling", "invertible", "permutation")
     papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     intercept: bool = True
@@ -86,6 +87,8 @@ class Ridge(ClosedFormMatcher):
 
     name: ClassVar[str] = "ridge"
     title: ClassVar[str] = "ridge regression"
+    invariances: ClassVar[tuple[str, ...]] = ("orthogonal", "permutation", "translation")
+    counts_rows: ClassVar[bool] = True
 
     ridge: Penalty = "gcv"
 
@@ -146,6 +149,8 @@ class RidgeToIdentity(ClosedFormMatcher):
 
     name: ClassVar[str] = "ridge_to_identity"
     title: ClassVar[str] = "ridge regression towards the identity"
+    invariances: ClassVar[tuple[str, ...]] = ("translation",)
+    counts_rows: ClassVar[bool] = True
     unequal_widths: ClassVar[bool] = False
 
     ridge: Penalty = "gcv"
@@ -190,6 +195,7 @@ class LowRank(ClosedFormMatcher):
 
     name: ClassVar[str] = "low_rank"
     title: ClassVar[str] = "reduced-rank least squares"
+    invariances: ClassVar[tuple[str, ...]] = ("orthogonal", "scaling", "permutation", "translation")
     papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     rank: Count
@@ -238,6 +244,7 @@ class Lasso(ClosedFormMatcher):
 
     name: ClassVar[str] = "lasso"
     title: ClassVar[str] = "sparse least squares (lasso)"
+    invariances: ClassVar[tuple[str, ...]] = ("permutation", "translation")
     papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     alpha: Positive

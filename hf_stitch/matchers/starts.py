@@ -60,6 +60,7 @@ class Random(ClosedFormMatcher):
 
     name: ClassVar[str] = "random"
     title: ClassVar[str] = "random initialisation"
+    invariances: ClassVar[tuple[str, ...]] = ("translation",)
     papers: ClassVar[tuple[Paper, ...]] = (CSISZARIK_2021,)
 
     seed: Natural = 0
@@ -103,6 +104,8 @@ class LowRankResidual(ClosedFormMatcher):
 
     name: ClassVar[str] = "low_rank_residual"
     title: ClassVar[str] = "ridge regression with a correction of low rank to be trained"
+    invariances: ClassVar[tuple[str, ...]] = ("orthogonal", "permutation", "translation")
+    counts_rows: ClassVar[bool] = True
 
     rank: Count = 8
     ridge: Penalty = "gcv"
@@ -153,6 +156,8 @@ class Attention(ClosedFormMatcher):
 
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "ridge regression with an attention block beside it"
+    invariances: ClassVar[tuple[str, ...]] = ("orthogonal", "permutation", "translation")
+    counts_rows: ClassVar[bool] = True
 
     heads: Count = 4
     width: Count = 64

@@ -82,7 +82,8 @@ class LinearCKA(MomentsMetric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if self.options["debiased"]:
-            self.statistic, self.range, self.independent_rows = "debiased", (-1.0, 1.0), True
+            self.statistic, self.range = "debiased", (-1.0, 1.0)
+            self.independent_rows = self.counts_rows = True
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -155,7 +156,7 @@ class MinibatchCKA(ActivationMetric):
     function = staticmethod(minibatch_cka)
     statistic = "grams"
     differentiable = True
-    independent_rows = True
+    independent_rows = counts_rows = True
     minibatched = True
     _grams: MinibatchGrams | None = None
 
@@ -209,7 +210,7 @@ class RBFCKA(FeaturesMetric):
 
     papers = (KORNBLITH_2019,)
     function = staticmethod(rbf_cka)
-    differentiable = True
+    differentiable = counts_rows = True
 
     def sample_matrix(self, rows: Tensor) -> Tensor:
         """The centred kernel matrix."""

@@ -28,6 +28,8 @@ _TIED = 1e-12
 class NeighboursMetric(FeaturesMetric):
     """A metric of the k nearest neighbours. Where there is a choice of distances, it decides the invariances."""
 
+    counts_rows = True
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if "distance" in self.options:

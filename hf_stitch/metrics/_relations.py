@@ -9,7 +9,16 @@ from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
 from hf_stitch.metrics._neighbours import kept_by
-from hf_stitch.metrics._rows import Distance, check_count, directions, of_rows, pairwise, upper
+from hf_stitch.metrics._rows import (
+    Distance,
+    RowMoments,
+    check_count,
+    check_variation,
+    directions,
+    of_rows,
+    pairwise,
+    upper,
+)
 from hf_stitch.metrics.base import FeaturesMetric, Operand
 from hf_stitch.options import checked
 from hf_stitch.papers import KRIEGESKORTE_2008, MOSCHELLA_2023
@@ -47,6 +56,7 @@ class RSA(FeaturesMetric):
 
     papers = (KRIEGESKORTE_2008,)
     function = staticmethod(rsa)
+    counts_rows = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -110,6 +120,7 @@ def relative_cosine(x: Tensor, y: Tensor, *, center: bool = True) -> Tensor:
         1.0
     """
     if center:
+        check_variation("relative_cosine", RowMoments(x, y))
         x, y = x - x.mean(0), y - y.mean(0)
     x, y = directions("relative_cosine", "x", x), directions("relative_cosine", "y", y)
     to_x, to_y = Cosine().against(x), Cosine().against(y)

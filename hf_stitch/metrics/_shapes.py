@@ -67,6 +67,7 @@ class Procrustes(MomentsMetric):
             self.triangle_inequality, self.range = False, (0.0, 2.0)
         if not self.options["unit_norm"]:
             self.invariances, self.range = ("orthogonal", "permutation", "translation"), (0.0, math.inf)
+            self.counts_rows = True
 
 
 @of_own_rows
@@ -126,7 +127,7 @@ class ShapeDistance(MomentsMetric):
         if not angular:
             self.range = (0.0, math.inf)
         if not angular or 0 < alpha < 1:
-            self.invariances = ("orthogonal", "permutation", "translation")
+            self.invariances, self.counts_rows = ("orthogonal", "permutation", "translation"), True
         elif alpha == 0:
             self.invariances = ("invertible", "orthogonal", "scaling", "permutation", "translation")
 

@@ -209,8 +209,21 @@ class ActivationMetric(Metric):
             independent samples as rows. Positions of one sample are not.
         minibatched: Whether the value is estimated from minibatches, and so depends on the order of the samples and on
             the number of processes.
+        counts_rows: Whether the value changes if each row comes twice, as those of neighbours, medians, sums and
+            unbiased estimates do.
 
     ``function(x, y, **options)`` takes all rows at once.
+
+    Laws, by the names of the parts of ``hf_stitch_testing.check_metric``, which runs them on every metric:
+
+    - ``range``, ``symmetric``, ``triangle``, ``invariances``, ``gradient``: what the attributes declare holds, the
+      invariances for either side to 1e-7.
+    - ``identity``: equal sides have distance 0, or a similarity that no other side exceeds.
+    - ``order``: the order of the samples, the same on both sides, changes nothing, also where rows are equal.
+    - ``repeated``: nor does it if each row comes twice, unless the number of rows counts.
+    - ``streamed``, ``moments``: any batches, or the moments of all rows, give the value of all rows at once, to 1e-8.
+    - ``pure``: it draws no random numbers and leaves the rows as they are.
+    - ``dead``: a side whose rows are all equal is refused by name, if neither mean nor size of the rows matter.
 
     Args:
         **options: Options of the function.
@@ -231,6 +244,7 @@ class ActivationMetric(Metric):
     equal_widths: bool = False
     independent_rows: bool = False
     minibatched: bool = False
+    counts_rows: bool = False
     _widths: tuple[int, int] | None = None
 
     def __init_subclass__(cls, **arguments: Any) -> None:

@@ -1,4 +1,4 @@
-from .anchors import AnchorSet as AnchorSet
+from .anchors import AnchorSet as AnchorSet, EncodedAnchors as EncodedAnchors
 from .neighbours import nearest as nearest
 from .projection import RelativeProjection as RelativeProjection
 from .selection import Selection as Selection, select_anchors as select_anchors

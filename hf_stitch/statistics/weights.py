@@ -65,6 +65,10 @@ def save_weights(weights: Mapping[str, Weights], path: Path, metric: str) -> Non
 def load_weights(path: Path, metric: str) -> dict[str, Weights]:
     """Load what :func:`save_weights` saved.
 
+    Args:
+        path: The file.
+        metric: Name of the metric that read the weights.
+
     Raises:
         FileNotFoundError: If there is no such file.
 

@@ -39,6 +39,15 @@ class Stitch(nn.Module, ABC):
 
     ``fitted`` is not a constructor argument and not part of ``config``; ``to_dict`` and ``from_dict`` include it.
 
+    Laws, by the names of the parts of ``hf_stitch_testing.check_stitch``, which runs them on every stitch:
+
+    - ``independent``: each vector is mapped by itself; of a :class:`SequenceStitch` each sample, where masked positions
+      change no other (``padding``), and, if declared, none changes an earlier one (``causal``).
+    - ``rebuilt``, ``saved``: config and weights, or a file, give the same map bit for bit.
+    - ``affine``: a map that declares it is one weight and one bias.
+    - ``shapes``, ``dtypes``, ``width``: any leading axes pass, no vectors too; the dtype stays; another width raises.
+    - ``gradients``: finite gradients reach the input and the parameters.
+
     Attributes:
         name: Name in the registry of stitches.
         title: Name in text, for example "an affine map".

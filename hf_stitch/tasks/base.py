@@ -65,6 +65,15 @@ class Task(ABC):
         unused: What is scored in the place of labels; empty if labels are read.
         nothing: What is wrong with samples of which none has a prediction, in words.
 
+    Laws, by the names of the parts of ``hf_stitch_testing.check_task``, which runs them on every task:
+
+    - ``batches``: the measures of a sample do not depend on the others of its batch.
+    - ``resamples``, ``several``: figures with weights are those of samples that come so often; figures of several
+      predictors at once those of each alone.
+    - ``itself``: the outputs of the target have the figures of the target, with a headline that chance does not beat.
+    - ``loss``, ``imitation``: a loss is a mean with a gradient; its own outputs as labels leave none.
+    - ``saved``: a stitched model keeps task and outputs in a file, bit for bit.
+
     Example:
         >>> from hf_stitch.registry import registries
         >>> task = registries.tasks.build("image-classification")

@@ -1,5 +1,5 @@
 from .anchors import AnchorRefresh as AnchorRefresh
-from .callback import History as History, ProbingCallback as ProbingCallback
+from .callback import History as History, Measurement as Measurement, ProbingCallback as ProbingCallback
 from .dynamics import Dynamics as Dynamics, DynamicsRecorder as DynamicsRecorder
 from .loop import DivergedError as DivergedError
 from .similarity import SimilarityCallback as SimilarityCallback

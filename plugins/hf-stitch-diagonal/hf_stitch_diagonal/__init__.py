@@ -44,17 +44,16 @@ class Diagonal(ClosedFormMatcher):
             coefficient of determination ``r2``.
 
         Raises:
-            ValueError: If the widths differ, there are fewer than 2 rows, or y does not vary.
+            ValueError: If the widths differ, there are fewer than 2 rows, or a side does not vary.
         """
         if moments.dx != moments.dy:
             raise ValueError(f"diagonal requires equal widths, got {moments.dx} -> {moments.dy}; use 'lstsq'")
         sxx, sxy, syy = (scatter.diagonal() for scatter in (moments.sxx, moments.sxy, moments.syy))
-        if moments.n < 2 or not syy.any():
-            raise ValueError(f"diagonal requires at least 2 rows that differ in y, got {moments}")
+        if moments.n < 2 or not sxx.any() or not syy.any():
+            raise ValueError(f"diagonal requires at least 2 rows that differ in x and in y, got {moments}")
         # The scatter of a constant feature may exceed 0, because its mean is rounded.
         varies = sxx > moments.n * (8 * torch.finfo(sxx.dtype).eps * moments.mean_x).square()
         scale = torch.where(varies, sxy / sxx, 0)
-        stitch = LinearStitch(moments.dx, moments.dy, dtype=dtype).to(moments.device)
-        stitch.load_state_dict({"weight": scale.diag(), "bias": moments.mean_y - scale * moments.mean_x})
+        stitch = LinearStitch.of(weight=scale.diag(), bias=moments.mean_y - scale * moments.mean_x).to(dtype)
         stitch.fitted = {"n": moments.n, "r2": ((scale * sxy).sum() / syy.sum()).item()}
         return stitch

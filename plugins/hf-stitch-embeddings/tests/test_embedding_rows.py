@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hf_stitch_embeddings import Piecewise, ResidualMLP, Retrieval
-from hf_stitch_testing import check_matcher
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import Ridge as SklearnRidge
 from sklearn.metrics import r2_score
@@ -29,11 +27,6 @@ def rows(n: int = 240, dx: int = 6, dy: int = 4) -> tuple[torch.Tensor, torch.Te
     g = torch.Generator().manual_seed(0)
     x = torch.randn(n, dx, generator=g) + 4 * torch.randint(0, 2, (n, 1), generator=g)
     return x, x.abs() @ torch.randn(dx, dy, generator=g) + 0.1 * torch.randn(n, dy, generator=g) + 2
-
-
-@pytest.mark.parametrize("check", [part for matcher in MATCHERS for part in check_matcher.parts(matcher)], ids=str)
-def test_conforms(check: Callable[[], None]) -> None:
-    check()
 
 
 @pytest.mark.parametrize(

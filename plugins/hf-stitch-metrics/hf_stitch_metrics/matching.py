@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_stitch.metrics import MomentsMetric, of_rows
 from hf_stitch.metrics._rows import RowMoments, check_count, check_variation, nonnegative, variances
+from hf_stitch.metrics.base import Invariances
 from hf_stitch.papers import LI_2015, arxiv
 from hf_stitch.statistics.spectrum import EPS, SecondMoments
 
@@ -105,12 +106,13 @@ class SoftMatching(MomentsMetric):
     function = staticmethod(soft_matching)
     formula = staticmethod(_soft_matching)
     range = (-1.0, 1.0)
-    invariances = ("scaling", "permutation", "translation")
+    invariances: Invariances = ("scaling", "permutation", "translation")
     differentiable = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if self.options["compare"] == "distance":
+            self.counts_rows = True
             self.higher_is_better, self.triangle_inequality = False, True
             self.range, self.invariances = (0.0, math.inf), ("permutation", "translation")
 

@@ -15,13 +15,12 @@ import scipy.optimize
 import scipy.spatial.distance as sd
 import torch
 from hf_stitch_metrics import correlation_matching, frechet, soft_matching
-from hf_stitch_testing import Part, check_metric
 from hypothesis import given, settings, strategies as st
 
 import hf_stitch
 from hf_stitch import Activations, Moments, registries
 from hf_stitch.analysis import SimilarityAtlas, permutation_test
-from hf_stitch.analysis.comparison.maximum import maximum_test
+from hf_stitch.analysis.permutation import maximum_test
 from hf_stitch.metrics import direct_matching
 from hf_stitch.registry import UnknownNameError
 
@@ -59,13 +58,6 @@ def centred(side: np.ndarray) -> np.ndarray:
 
 
 X, Y = related(60, 6, 4)
-
-
-@pytest.mark.parametrize(
-    "check", [part for name, options in METRICS for part in check_metric.parts(name, **options)], ids=str
-)
-def test_conforms(check: Part) -> None:
-    check()
 
 
 def test_it_is_used_by_name_with_its_paper() -> None:

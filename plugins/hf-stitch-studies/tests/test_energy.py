@@ -6,7 +6,6 @@ import pytest
 import torch
 from hf_stitch_studies import Energy
 from hf_stitch_studies.energy_networks import GridClassifier, TokenClassifier
-from hf_stitch_testing import Part, check_detector
 from sklearn.metrics import roc_auc_score
 
 from hf_stitch import registries
@@ -18,11 +17,6 @@ QUICK = Energy.preset("small", width=4, blocks=1, size=8, epochs=3, fine_tune_ep
 def test_it_is_registered_by_name() -> None:
     assert registries.detectors.build("energy:width=4") == Energy(width=4)
     assert registries.detectors.entry("energy").distribution == ("hf-stitch-studies", "0.1.0")
-
-
-@pytest.mark.parametrize("check", check_detector.parts(QUICK), ids=str)
-def test_conforms(check: Part) -> None:
-    check()
 
 
 def test_the_energy_learns_classes_of_grids_and_tells_other_data_apart() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import hf_stitch_studies as studies
 import numpy as np
 import pytest
-from hf_stitch_testing import Part, check_metric
 from scipy.spatial.distance import cosine
 from sklearn.neighbors import NearestNeighbors
 
@@ -20,13 +19,6 @@ METRICS: list[tuple[str, dict[str, Any]]] = [
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((80, 6))
 Y = np.tanh(X) @ RANDOM.standard_normal((6, 5)) + 0.3 * RANDOM.standard_normal((80, 5))
-
-
-@pytest.mark.parametrize(
-    "check", [part for name, options in METRICS for part in check_metric.parts(name, **options)], ids=str
-)
-def test_conforms(check: Part) -> None:
-    check()
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])

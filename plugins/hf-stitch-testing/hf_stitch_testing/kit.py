@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 from unittest import SkipTest
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,9 +106,15 @@ def must(what: str) -> Iterator[None]:
         raise AssertionError(f"{what}, got {type(raised).__name__}: {raised}") from raised
 
 
+def generators() -> list[Tensor]:
+    """Return the states of the generators that all share, but that of Python, from which an import may draw."""
+    keys: Any = np.random.get_state(legacy=False)["state"]["key"]
+    return [torch.get_rng_state(), torch.from_numpy(keys.astype(np.int64))]
+
+
 @contextmanager
-def kept(message: str, read: Callable[[], Iterable[Tensor]] = lambda: [torch.get_rng_state()]) -> Iterator[None]:
-    """Tensors, by default torch's random state, must be the same after the block as before."""
+def kept(message: str, read: Callable[[], Iterable[Tensor]] = generators) -> Iterator[None]:
+    """Tensors, by default the states of random generators, must be the same after the block as before."""
     before = [tensor.clone() for tensor in read()]
     yield
     require(all(map(torch.equal, before, read())), message)

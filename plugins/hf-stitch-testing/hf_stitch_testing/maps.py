@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import tempfile
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,17 +20,19 @@ from hf_stitch.pairs import CollectedParts
 from hf_stitch.registry import registries
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.statistics import Features, Moments
-from hf_stitch.stitches import SequenceStitch, Stitch
+from hf_stitch.stitches import SequenceStitch, Stitch, as_linear
 from hf_stitch_testing.kit import (
     Configuration,
     Kit,
     kept,
+    moved,
     random,
     require,
     require_close,
     require_error,
     require_registered,
     skip_unless,
+    unknown_invariances,
 )
 from hf_stitch_testing.parts import conformance
 
@@ -36,22 +42,11 @@ _EQUAL, _UNEQUAL = ((12, 12),), ((12, 8), (8, 12))
 
 @conformance
 def check_matcher(matcher: str | Matcher, **options: Any) -> _MatcherKit:
-    """Check that a matcher satisfies the contract of ``Matcher``.
+    """Check that a matcher satisfies the laws of :class:`~hf_stitch.matchers.Matcher`, each in a part of its name.
 
-    The parts; all but the first apply to matchers that need no networks (all but subclasses of ``TrainedMatcher``),
-    which are fitted to rows of widths 12 to 12, 12 to 8 and 8 to 12, or to their moments:
-
-    - ``config``: it is a frozen config that can be rebuilt from JSON, and ``collects`` is what plans know.
-    - ``pure``: a fit does not modify the moments or the rows.
-    - ``repeatable``: the same moments or rows give the same stitch bit for bit, whatever the global random state.
-    - ``streamed``, for closed-form matchers: moments that are streamed in batches, merged in another order, or computed
-      from reordered rows give the same stitch as moments of all rows at once, to 1e-10.
-    - ``fitted``: ``fitted`` contains the number of rows ``n``, and ``r2``.
-    - ``empty``: no rows, or moments of none, raise a ``ValueError``.
-    - ``unpaired``, for matchers of rows without partners, of which all parts use rows in clusters with an orthogonal
-      map: other rows of both sides give this map, and too few pairs raise a ``ValueError``.
-    - ``unequal_widths``: so do unequal widths, if it needs equal ones.
-    - ``stitch``: the stitch passes ``check_stitch``.
+    ``config`` also tests that it is a frozen config that can be rebuilt from JSON. The other parts apply to matchers
+    that need no networks (all but subclasses of ``TrainedMatcher``), which are fitted to rows of widths 12 to 12, 12 to
+    8 and 8 to 12, or to their moments; those of rows without partners to rows in clusters with an orthogonal map.
 
     Args:
         matcher: Name in the registry of matchers, or a registered matcher.
@@ -91,7 +86,10 @@ class _MatcherKit(Configuration[Matcher]):
 
     def pure(self, x: Tensor, y: Tensor) -> None:
         moments = _moments_at_once(x, y)
-        with kept("a fit must not modify the moments or the rows", lambda: (x, y, *moments.state_dict().values())):
+        with (
+            kept("a fit must not modify the moments or the rows", lambda: (x, y, *moments.state_dict().values())),
+            kept("a fit must draw from a generator of its own"),
+        ):
             self._fit(x, y, moments)
 
     def repeatable(self, x: Tensor, y: Tensor) -> None:
@@ -104,13 +102,38 @@ class _MatcherKit(Configuration[Matcher]):
         for route, moments in _moments_streamed(x, y).items():
             _require_same(self._fit(x, y), self._fit(x, y, moments), x, route, tolerance=1e-10)
 
+    def invariances(self, x: Tensor, y: Tensor) -> None:
+        skip_unless(bool(self.entry.invariances), f"{self.entry.name} declares no invariances")
+        unknown_invariances(self.entry.invariances)
+        mapped = self._fit(x, y)(x)
+        for name, seed in product(self.entry.invariances, (0, 1)):
+            turned, other = moved(x, name, seed), moved(y, name, seed)
+            _require_near(self._fit(turned, y)(turned), mapped, f"with x put through {name}", 1e-7)
+            _require_near(self._fit(x, other)(x), moved(mapped, name, seed), f"with y put through {name}", 1e-7)
+
+    def repeated(self, x: Tensor, y: Tensor) -> None:
+        skip_unless(not self.entry.counts_rows, f"{self.entry.name} declares that the number of rows counts")
+        twice = self._fit(torch.cat([x, x]), torch.cat([y, y]))
+        _require_near(twice(x), self._fit(x, y)(x), "to each row twice (else set counts_rows = True)", 1e-7)
+
     def fitted(self, x: Tensor, y: Tensor) -> None:
-        found, unpaired = self._fit(x, y).fitted, isinstance(self.entry, UnpairedMatcher)
+        stitch, unpaired = self._fit(x, y), isinstance(self.entry, UnpairedMatcher)
+        found = stitch.fitted
         right = {"n", "r2"} <= found.keys() and (unpaired or found["n"] == len(x))
         require(right, f"fitted must contain 'r2' and the 'n' of {len(x)}, got {found}")
+        if isinstance(self.entry, ClosedFormMatcher):
+            r2 = 1 - ((stitch(x) - y).square().sum() / (y - y.mean(0)).square().sum()).item()
+            require(
+                math.isclose(float(found["r2"]), r2, abs_tol=1e-9), f"the r2 of the rows is {r2}, got {found['r2']}"
+            )
 
     def empty(self, x: Tensor, y: Tensor) -> None:
         self._require_refused(x[:0], y[:0])
+        self._require_refused(x[:1], y[:1])
+
+    def dead(self, x: Tensor, y: Tensor) -> None:
+        for side, pair in (("x", (torch.full_like(x, 0.5), y)), ("y", (x, torch.full_like(y, 0.5)))):
+            require_error(ValueError, partial(self._fit, *pair), f"fitting rows of {side} that are all equal")
 
     def unpaired(self, x: Tensor, y: Tensor) -> None:
         matcher: Any = self.entry
@@ -176,27 +199,20 @@ def _moments_streamed(x: Tensor, y: Tensor) -> dict[str, Moments]:
 
 
 def _require_same(stitch: Stitch, other: Stitch, x: Tensor, route: str, tolerance: float) -> None:
-    expected, got = stitch(x), other(x)
+    _require_near(other(x), stitch(x), f"to the same rows {route}", tolerance)
+
+
+def _require_near(got: Tensor, expected: Tensor, route: str, tolerance: float) -> None:
     error = ((got - expected).abs().max() / expected.abs().max()).item()
-    require(error <= tolerance, f"fitted to the same rows {route}, the stitch differs by {error:.1e} > {tolerance}")
+    require(error <= tolerance, f"fitted {route}, the stitch differs by {error:.1e} > {tolerance}")
 
 
 @conformance
 def check_stitch(stitch: Stitch) -> _StitchKit:
-    """Check that a stitch satisfies the contract of ``Stitch``; the stitch is not modified.
+    """Check that a stitch satisfies the laws of :class:`~hf_stitch.stitches.Stitch`, each in a part of its name.
 
-    The parts:
-
-    - ``registered``: its name is that of its class in the registry of stitches.
-    - ``rebuilt``: config and state dict rebuild it bit for bit, directly and on ``meta``.
-    - ``shapes``: it accepts any leading dimensions, and no vectors at all.
-    - ``dtypes``: it computes in its own dtype, and in float64 once it is cast.
-    - ``independent``: it maps each vector independently; a :class:`~hf_stitch.stitches.SequenceStitch` each sample.
-    - ``padding``: masked positions change no other position (sequence stitches).
-    - ``causal``: no position changes an earlier one, if declared (sequence stitches).
-    - ``affine``: it is an affine map, if declared.
-    - ``gradients``: finite gradients reach its input and parameters.
-    - ``width``: an input of a wrong width raises a ``ValueError`` that names the right one.
+    ``registered`` also tests that its name is that of its class in the registry of stitches. The stitch is not
+    modified.
 
     Args:
         stitch: The stitch, with its weights fitted or loaded.
@@ -239,6 +255,13 @@ class _StitchKit(Kit):
             require(twin.to_dict() == description, f"a twin describes itself as {twin.to_dict()}, not as {description}")
             require(torch.equal(twin(x), expected), f"a twin built on {device} and loaded maps to other values")
 
+    def saved(self, x: Tensor) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.given.save(Path(folder, "new", "map.safetensors"))
+            again = Stitch.load(Path(folder, "new", "map.safetensors"))
+        same = type(again) is type(self.given) and again.to_dict() == self.given.to_dict() and not again.training
+        require(same and torch.equal(again(x), self.given(x)), "saved and loaded, it maps to other values")
+
     def shapes(self, x: Tensor) -> None:
         for shaped in (x, x[0], x[0, 0], x[:0]):
             shape, right = self.given(shaped).shape, (*shaped.shape[:-1], self.given.out_features)
@@ -277,6 +300,11 @@ class _StitchKit(Kit):
         one, other = x.double().split(1)
         mixed = torch.lerp(self.exact(one), self.exact(other), 0.3)
         require_close(self.exact(torch.lerp(one, other, 0.3)), mixed, "the map is not affine: set affine = False")
+        if hasattr(self.exact, "matrix"):
+            linear = as_linear(self.exact)
+            own = {tensor.data_ptr() for tensor in self.exact.state_dict().values()}
+            require(own.isdisjoint(each.data_ptr() for each in linear.parameters()), "as_linear must copy the weights")
+            require_close(linear.double()(one), self.exact(one), "matrix() and bias must be those of the map")
 
     def gradients(self, x: Tensor) -> None:
         twin = copy.deepcopy(self.given)
@@ -290,5 +318,6 @@ class _StitchKit(Kit):
 
     def width(self, x: Tensor) -> None:
         width = self.given.in_features
-        wrong = x.new_zeros(2, width + 1)
-        require_error(ValueError, lambda: self.given(wrong), f"an input of width {width + 1}", str(width))
+        for shape in ((2, width + 1), (5, 2, width + 2), ()):
+            what = f"an input of shape {shape}"
+            require_error(ValueError, partial(self.given, x.new_zeros(shape)), what, str(width))

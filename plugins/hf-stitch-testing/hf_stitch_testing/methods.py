@@ -166,18 +166,10 @@ class _SelectionKit(Configuration[Selection]):
 
 @conformance
 def check_detector(detector: Detector) -> _DetectorKit:
-    """Check that a detector does what its class promises, for vectors, grids and texts with padding.
+    """Check that a detector satisfies the laws of :class:`~hf_stitch.detectors.Detector`, each in a part of its name.
 
-    The parts:
-
-    - ``config``: it is a frozen config that can be rebuilt from JSON.
-    - ``needs``: it says what is missing if it needs labels or auxiliary activations.
-    - ``scores``: it gives one finite score in float64 per sample.
-    - ``independent``: it scores each sample by itself.
-    - ``batches``: two fits to the same activations are equal, whatever the batches.
-    - ``random_state``: fitting and scoring leave the global random state as it was.
-    - ``far``: samples that are far from the activations that it was fitted to score higher than these.
-    - ``width``: activations of another width raise a ``ValueError`` with both widths.
+    It is fitted to vectors, grids and texts with padding. ``config`` also tests that it is a frozen config that can be
+    rebuilt from JSON.
 
     Args:
         detector: The detector.

@@ -33,27 +33,16 @@ _STATISTICS = ("moments", "debiased", "grams", "features", "outputs")
 
 @conformance
 def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> _MetricKit:
-    """Check that a metric of activations satisfies the contract of ``ActivationMetric``.
+    """Check that a metric satisfies the laws of :class:`~hf_stitch.metrics.ActivationMetric`, a part for each.
 
-    The parts, each for rows of equal widths and, if the metric takes them, of unequal ones:
+    Its rows have equal widths and, if the metric takes them, unequal ones. Further parts:
 
     - ``declarations``: its name is that of its function; statistic, range and invariances are valid; an unknown option
       raises a ``TypeError``.
-    - ``range``: values lie within its range, those of bfloat16 rows too.
-    - ``symmetric``: exchanged sides give the same value to 1e-7, if declared.
-    - ``triangle``: distances satisfy the triangle inequality, if declared.
-    - ``pure``: it draws no random numbers and does not modify the rows.
     - ``types``: arrays give a float, tensors a 0-d float64 tensor of the same value; bfloat16 is converted first.
-    - ``streamed``: streamed in any batches, it gives the value of all rows at once, to 1e-8. Without rows it raises an
-      error that names it.
-    - ``moments``: so it does from ``Moments``, if it is computed from them.
-    - ``invariances``: those that it declares hold on either side to 1e-7.
     - ``degenerate``: NaN, a single row, sides of different lengths, integers, complex numbers and vectors raise an
-      error that names it.
-    - ``too_few_rows``: so do fewer rows than it declares.
-    - ``unequal_widths``: they raise an error if it declares that it needs equal ones.
-    - ``identity``: the distance between equal sides is 0 to 1e-6 of other distances, if it is a distance.
-    - ``gradient``: gradients agree with finite differences, if it is declared differentiable.
+      error that names it; so do fewer rows than it declares (``too_few_rows``) and widths that it does not take
+      (``unequal_widths``).
 
     Args:
         metric: Name in the registry of metrics, a class, or a metric with options, which is not modified.
@@ -192,6 +181,34 @@ class _MetricKit(_Values):
             for side, sides in (("x", (moved(x, invariance, seed), y)), ("y", (x, moved(y, invariance, seed)))):
                 _require_close(self._value(*sides), value, 1e-7, f"{side} put through {invariance}")
 
+    def order(self) -> None:
+        skip_unless(not self.metric.minibatched, f"{self.metric.name} is estimated from minibatches in their order")
+        (x, y), numbers = self._sides(), torch.arange(_ROWS)
+        shuffled = torch.randperm(_ROWS, generator=torch.Generator().manual_seed(2))
+        some_x, some_y = x[numbers % 7], y[numbers * 3 % 11]  # a few rows many times
+        for sides in ((x, y), (some_x, y), (x, some_y), (some_x, some_y), (some_x, 2 * some_x)):
+            found = [self._defined(*(side[order] for side in sides)) for order in (numbers, shuffled)]
+            _require_close(found[1], found[0], 1e-9, "of the samples in another order")
+
+    def repeated(self, x: Tensor, y: Tensor, value: float) -> None:
+        skip_unless(not self.metric.counts_rows, f"{self.metric.name} declares that the number of rows counts")
+        found = self._value(torch.cat([x, x]), torch.cat([y, y]))
+        _require_close(found, value, 1e-8, "of each row twice (else set counts_rows = True)")
+
+    def dead(self) -> None:
+        free = {"scaling", "translation"} <= {*self.metric.invariances}
+        skip_unless(free, f"{self.metric.name} depends on the mean or the size of rows, so equal rows may have a value")
+        x, y = self._sides()
+        self._refused("rows of x that are all equal", x[:1].expand_as(x), y)
+        self._refused("rows of y that are all equal", x, y[:1].expand_as(y))
+
+    def _defined(self, x: Tensor, y: Tensor) -> float:
+        """Return the value, NaN where the metric refuses the rows."""
+        try:
+            return self._value(x, y)
+        except ValueError:
+            return math.nan
+
     def degenerate(self) -> None:
         x, y = self._sides()
         with_nan = x.clone()
@@ -219,9 +236,11 @@ class _MetricKit(_Values):
 
     def identity(self) -> None:
         x, y = self._sides()
-        skip_unless(not self.metric.higher_is_better, f"{self.metric.name} is a similarity, not a distance")
         xx, xy = self._value(x, x), self._value(x, y)
-        require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx} compared with {xy} for others")
+        if self.metric.higher_is_better:
+            require(xx >= xy, f"a similarity must be largest for equal sides, got {xx}, and {xy} for others")
+        else:
+            require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx}, and {xy} for others")
 
     def gradient(self) -> None:
         skip_unless(self.metric.differentiable, f"{self.metric.name} is not declared differentiable")
@@ -233,7 +252,8 @@ class _MetricKit(_Values):
 
 
 def _require_close(got: float, expected: float, tolerance: float, what: str) -> None:
-    close = math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
+    undefined = math.isnan(got) and math.isnan(expected)
+    close = undefined or math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
     require(close, f"the value {what} is {got!r}, which should be {expected!r} to {tolerance:g}")
 
 

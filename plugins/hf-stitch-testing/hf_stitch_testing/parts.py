@@ -134,8 +134,8 @@ def parametrize_with_checks(
         >>> parametrize_with_checks(check_metric, "pwcca", expected_failures={"symetric": "it weights one side"})
         Traceback (most recent call last):
         ValueError: check_metric has no part 'symetric'; did you mean 'symmetric'? Its parts: declarations, range,
-        symmetric, triangle, pure, types, streamed, moments, invariances, degenerate, too_few_rows, unequal_widths,
-        identity, gradient
+        symmetric, triangle, pure, types, streamed, moments, invariances, order, repeated, dead, degenerate,
+        too_few_rows, unequal_widths, identity, gradient
     """
     try:
         import pytest

@@ -28,20 +28,12 @@ SAMPLES = 12
 
 @conformance
 def check_task(task: Task, network: Any, data: Any) -> _TaskKit:
-    """Check that a task does what its class promises, on a network with a head of this task.
+    """Check that a task satisfies the laws of :class:`~hf_stitch.tasks.base.Task`, each in a part of its name.
 
-    The parts:
+    They run on a network with a head of this task. Further parts:
 
     - ``declared``: it is registered, and its figures, measures and classes of stitched models are complete.
     - ``head``: it takes the output of the network, and its stitched model has the class that it names.
-    - ``itself``: the outputs of the target have the figures of the target, and the headline is better than that of
-      chance, or undefined.
-    - ``batches``: the measures of a sample do not depend on the other samples of its batch.
-    - ``resamples``: figures with weights are those of samples that are repeated so often.
-    - ``several``: figures of several predictors at once are those of each alone.
-    - ``loss``: the loss is a number with a gradient, and a mean: twice the same samples leave it as it is.
-    - ``imitation``: the loss with its own outputs as labels has no gradient.
-    - ``saved``: a stitched model that is saved and loaded has the task, and the outputs, bit for bit.
 
     Args:
         task: The task.

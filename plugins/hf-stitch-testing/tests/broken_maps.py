@@ -105,6 +105,8 @@ class Shifted(Stitch):
         return super().forward(x)
 
     def transform(self, x: Tensor) -> Tensor:
+        if self.defect == "saved":
+            x = x + self.training
         if self.defect == "independent" and x.ndim == 1:
             return x + self.shift + 1e-6
         if self.defect == "shapes" and not x.numel():
@@ -128,12 +130,13 @@ class Other(Shifted):
 STITCHES = {
     "registered": "'shifted' is registered as",
     "rebuilt": "shift is not in the state dict",
+    "saved": "saved and loaded, it maps to other values",
     "shapes": r"an input of shape \(0, 3, 3\) must give",
     "dtypes": "must compute in float64",
     "independent": "must not depend on the other vectors",
     "affine": "the map is not affine",
     "gradients": "no gradient reaches the input",
-    "width": "an input of width 4 must raise ValueError",
+    "width": r"an input of shape .2, 4. must raise ValueError",
 }
 
 
@@ -166,26 +169,34 @@ class Diagonal(WithDefect, ClosedFormMatcher):
     unequal_widths: ClassVar[bool] = False
     fits_so_far: ClassVar[int] = 0
 
+    @property
+    def invariances(self) -> Any:
+        return ("orthogonal",) if self.defect == "invariances" else ("scaling", "translation")
+
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
         if moments.dx != moments.dy and self.defect != "unequal_widths":
             raise ValueError(f"diagonal needs equal widths, got {moments.dx} and {moments.dy}")
-        if not moments.n and self.defect != "empty":
+        if moments.n < 2 and not (self.defect == "empty" and not moments.n):
             raise ValueError("diagonal needs rows")
+        if moments.n and min(moments.sxx.trace(), moments.syy.trace()) < 1e-12 and self.defect != "dead":
+            raise ValueError("diagonal needs rows of x and y that vary")
         ratio = moments.sxy.diagonal()[:8] / moments.sxx.diagonal()[:8]
         if self.defect == "repeatable":
             ratio = ratio * (1 + 1e-13 * Diagonal.fits_so_far)
             Diagonal.fits_so_far += 1
+        if self.defect == "repeated":
+            ratio = ratio * (1 - 1 / moments.n)
+        sxx, sxy = moments.sxx.diagonal()[:8], moments.sxy.diagonal()[:8]
+        r2 = ((2 * ratio * sxy - ratio.square() * sxx).sum() / moments.syy.trace()).item()
         if self.defect == "pure":
             moments.syy.zero_()
         kind = type("Other", (LinearStitch,), {}) if self.defect == "stitch" else LinearStitch
-        stitch = kind(moments.dx, moments.dy, dtype=dtype)
-        with torch.no_grad():
-            stitch.weight.zero_()
-            stitch.bias.zero_()
-            stitch.weight.diagonal()[:8] = ratio
+        weight = torch.zeros(moments.dy, moments.dx, dtype=torch.float64)
+        weight.diagonal()[:8] = ratio
+        stitch = kind.of(weight=weight, bias=moments.mean_y - weight @ moments.mean_x).to(dtype)
         if self.defect == "streamed":  # what rounding leaves of the mean differs from order to order of the rows
-            stitch.bias.data += 1e6 * (moments.mean_x.sum() - round(moments.mean_x.sum().item(), 8))
-        stitch.fitted = {} if self.defect == "fitted" else {"n": moments.n, "r2": 0.5}
+            stitch.bias.data += 1e6 * (moments.mean_x.sum() - round(moments.mean_x.sum().item(), 12))
+        stitch.fitted = {} if self.defect == "fitted" else {"n": moments.n, "r2": r2}
         return stitch
 
 
@@ -194,7 +205,10 @@ MATCHERS = {
     "pure": "must not modify the moments",
     "repeatable": "twice, the stitch differs",
     "streamed": "fitted to the same rows .*, the stitch differs by .* > 1e-10",
+    "invariances": "fitted with x put through orthogonal, the stitch differs",
+    "repeated": "fitted to each row twice .else set counts_rows = True.",
     "fitted": "fitted must contain 'r2' and the 'n' of 200",
+    "dead": "fitting rows of x that are all equal must raise ValueError",
     "empty": r"fitting 0 rows of widths 12 and 12 must raise ValueError",
     "unequal_widths": r"fitting 200 rows of widths 12 and 8 must raise ValueError",
     "stitch": "'linear' is registered as",
@@ -229,6 +243,7 @@ TABLES = [
         STITCHES,
         registries.stitches,
         Shifted,
+        also={"registered": {"saved"}, "rebuilt": {"saved"}},
     ),
     Broken(check_stitch, lambda part: (Summed(3, 3, part),), SEQUENCES, registries.stitches),
     Broken(check_matcher, lambda part: (Diagonal(part),), MATCHERS, registries.matchers),

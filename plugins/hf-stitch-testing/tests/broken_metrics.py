@@ -76,12 +76,28 @@ def of_any_widths(function: Callable[..., Any], x: Any, y: Any) -> Any:
     return function(x[:, :width], y[:, :width]) if x.ndim == 2 else function(x, y)
 
 
-class Streamed(FeaturesMetric):
-    """The same, from all rows, with a defect when it is streamed."""
+class OfRows(FeaturesMetric):
+    """The same, from all rows."""
 
     name, higher_is_better, range, equal_widths = "mean_gap", False, (0.0, float("inf")), True
     function = MeanGap.__dict__["function"]
     symmetric = True
+
+
+def of_gaps(formula: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """The length of what a formula makes of the differences of the rows."""
+
+    @of_rows
+    def mean_gap(x: Tensor, y: Tensor) -> Tensor:
+        if x.shape[1] != y.shape[1]:
+            raise ValueError("mean_gap needs equal widths")
+        return formula(x - y).norm()
+
+    return {"function": staticmethod(mean_gap)}
+
+
+class Streamed(OfRows):
+    """A defect when it is streamed."""
 
     def update(self, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> Any:
         return super().update(x, y + (len(x) == 1), *args, **kwargs)
@@ -104,6 +120,13 @@ METRICS: dict[str, tuple[type[MomentsMetric | FeaturesMetric], dict[str, Any], s
     "streamed": (Streamed, {}, "streamed in batches"),
     "moments": (MeanGap, WRONG_MOMENTS, "from Moments"),
     "invariances": (MeanGap, {"invariances": ("scaling",)}, "x put through scaling"),
+    "order": (OfRows, of_gaps(lambda gaps: gaps[0]), "of the samples in another order"),
+    "repeated": (OfRows, of_gaps(lambda gaps: gaps.sum(0)), "of each row twice"),
+    "dead": (
+        OfRows,
+        {"invariances": ("scaling", "translation"), **of_gaps(lambda gaps: gaps[0] * 0)},
+        "rows of x that are all equal must raise",
+    ),
     "degenerate": (MeanGap, changed(of_integers), "integers must raise ValueError"),
     "too_few_rows": (MeanGap, {"min_rows": lambda self, side, width: 9}, "fewer rows than the 9 declared must raise"),
     "unequal_widths": (MeanGap, changed(of_any_widths), "unequal widths must raise ValueError"),

@@ -96,7 +96,7 @@ def cases(decorate: Any) -> dict[str, tuple[Any, ...]]:
 def test_every_part_is_one_test_with_an_id() -> None:
     found = cases(parametrize_with_checks(check_metric, "linear_cka"))
     assert list(found)[:4] == [f"linear_cka-{part}" for part in ("declarations", "range", "symmetric", "triangle")]
-    assert not any(found.values()) and len(found) == 14
+    assert not any(found.values()) and len(found) == 17
 
 
 def test_expected_failures_are_marked_with_their_reason() -> None:
