@@ -145,7 +145,8 @@ there is none, stands in the place of a figure. [Which verdicts changed](../chan
 
 {beyond}
 
-The pages and this table are written from the records by `make results`. Figures are those of the preset `small`.
+The pages and this table are written from the records by `make results`; the scripts of the studies beyond the papers
+say how to run them. Figures are those of the preset `small`.
 Experiments that no document rests on, 22 of 58, are not kept, whatever their verdict: across data sets (networks and
 atoms), continual learning, cross-architecture text, cross-language heads, decorrelation, dynamics of atoms, end-to-end
 training, federated ensembles and table, low-rank layers, mode connectivity, performance proxy, pretrained encoders,

@@ -3,6 +3,9 @@
 Pairs: the ResNet-20s of Csiszárik et al. (or networks trained here), two vision transformers
 (``studies/dr_frankenstein/base_training.py``) and the decoders of ``studies/language_models/decoders.py``.
 
+    python run.py beyond_affine.beyond_affine --data-dir DATA --published PUBLISHED --networks NETWORKS --out OUT
+    --decoders DECODERS --texts TEXTS
+
 A pair that is done is not run again.
 """
 
@@ -91,22 +94,18 @@ class Pair:
 
     @property
     def is_language(self) -> bool:
-        """Whether the target predicts tokens."""
         return self.name == "decoders"
 
     @property
     def figure(self) -> str:
-        """The figure of the table."""
         return "bits_per_character" if self.is_language else "relative_accuracy"
 
     @property
     def task(self) -> str:
-        """The task of stitched models."""
         return "text-generation" if self.is_language else "image-classification"
 
 
 def of_images(name: str, preset: Preset, arguments: argparse.Namespace) -> Pair:
-    """Read a pair of image classifiers."""
     published = arguments.published and arguments.published / "drfrankenstein_resnet20"
     if name == "resnet20" and published:
         both = list(networks.read_folder(published)[0].values())
@@ -162,7 +161,6 @@ def of_texts(preset: Preset, arguments: argparse.Namespace) -> Pair:
 
 
 def starts(pair: Pair) -> dict[str, Matcher]:
-    """Return the starts of all kinds of maps."""
     mlp = ResidualMLP(width=HIDDEN, epochs=3, batch_size=2048, rate=1e-3)
     return dict(zip(KINDS, (Ridge(), LowRankResidual(RANK), mlp, Attention(causal=pair.is_language)), strict=True))
 
@@ -250,12 +248,10 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
 
 
 def interval(values: Any) -> list[float]:
-    """Return a value with its 95% interval."""
     return [float(values[0]), *map(float, np.quantile(values[1:], [0.025, 0.975]))]
 
 
 def run(pair: Pair) -> dict[str, Any]:
-    """Run all depths of a pair."""
     begun = time.perf_counter()
     samples, how = PairedSamples.of(pair.train), Run(32, progress=False)
     trained, blank = (
@@ -305,7 +301,6 @@ def cell_table(figure: str, found: dict[str, Any]) -> str:
 
 
 def section(name: str, record: dict[str, Any]) -> str:
-    """Write the tables of a pair."""
     figure = record["figure"].replace("_", " ")
     parts = [f"## {TITLES[name]}"]
     for cut, found in record["cuts"].items():

@@ -1,6 +1,8 @@
 """Base networks, trained as in Csiszárik et al. 2021 (appendix A.1) and saved in a folder.
 
 Networks that the folder already contains are not trained again.
+
+    python run.py dr_frankenstein.base_training --data-dir DATA --networks NETWORKS --seeds 0 1
 """
 
 import argparse
@@ -41,12 +43,10 @@ class Base:
 
     @property
     def name(self) -> str:
-        """File name of the network, without suffix."""
         variant = f"-w{self.width:g}" if self.architecture == "resnet20" else ""
         return f"{self.architecture}{variant}-{self.data}-{self.optimizer}-{self.images}x{self.epochs}-seed{self.seed}"
 
     def build(self) -> nn.Module:
-        """Create the network with random weights."""
         set_seed(self.seed)
         if self.architecture == "vit":
             return networks.small_vit()
@@ -107,7 +107,6 @@ def _optimizers(base: Base, model: nn.Module, steps: int) -> tuple[torch.optim.O
 
 @torch.no_grad()
 def accuracy(network: nn.Module, pixels: Tensor, labels: Tensor) -> float:
-    """Return the accuracy of a network."""
     network.eval()
     right = sum(
         int((network(networks.normalised(some)).argmax(1) == wanted).sum())
@@ -150,7 +149,8 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--images", type=int, default=50_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     given = parser.parse_args()
-    for seed in (0, 1):
+    for seed in given.seeds:
         base = Base(given.architecture, given.epochs, given.images, seed, optimizer=given.optimizer)
         trained(base, given.networks, given.data_dir)

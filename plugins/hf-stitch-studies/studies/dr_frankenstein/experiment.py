@@ -42,7 +42,6 @@ class Preset:
 
     @property
     def steps(self) -> int:
-        """Number of optimizer steps of task-loss matching."""
         return self.epochs * math.ceil(self.train / self.batch)
 
     @property
@@ -81,13 +80,11 @@ class Run:
 
     @classmethod
     def of(cls, description: str | None, presets: Mapping[str, Preset]) -> "Run":
-        """Read the arguments."""
         arguments = study.parser(description, "data-dir", "published", "networks").parse_args()
         return cls(arguments, presets[arguments.preset])
 
     @property
     def name(self) -> str:
-        """Name of the preset."""
         return str(self.arguments.preset)
 
     def samples(self, data: str = "cifar10") -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
@@ -99,7 +96,6 @@ class Run:
         return loaded(architecture, self.arguments, self.preset)
 
     def kind(self, bases: Sequence[Base], layers: Sequence[str]) -> "Kind":
-        """Load or train networks of a kind."""
         found = adapted(bases, self.arguments.networks, self.arguments.data_dir)
         return Kind(found, [recorded_accuracy(base, self.arguments.networks) for base in bases], layers)
 
@@ -110,7 +106,6 @@ class Run:
         return Kind(found, [base_training.accuracy(network.model, *tested) for network in found.values()], layers)
 
     def record(self) -> dict[str, Any]:
-        """Begin the record."""
         return {
             "preset": self.preset, "setting": str(self.preset), "networks": origin(self.arguments, self.preset),
             "architectures": {},
@@ -128,7 +123,6 @@ def loaded(architecture: str, arguments: argparse.Namespace, preset: Preset) -> 
 
 
 def origin(arguments: argparse.Namespace, preset: Preset) -> str:
-    """Describe where the networks come from."""
     if arguments.published:
         return "the authors' published networks"
     count, epochs = preset.base
@@ -167,7 +161,6 @@ def footer(name: str, script: str = "") -> str:
 
 
 def scored(record: Mapping[str, float]) -> Score:
-    """Read a score from the record."""
     return Score(**record)
 
 

@@ -87,7 +87,6 @@ def _fitted(
     methods: Iterable[str], source: hf_stitch.Adapter, target: hf_stitch.Adapter, cuts: tuple[str, str],
     train: hf_stitch.Samples,
 ) -> dict[str, StitchingLayer]:  # fmt: skip
-    """Fit stitches between two cuts: method -> stitch."""
     run = Run(stitching.BATCH, progress=False)
     collected = CollectedPair(Pair(source, target).at([cuts]), PairedSamples.of(train), run)
     return {method: registries.matchers.build(MATCHERS[method]).match(collected).only for method in methods}
@@ -131,7 +130,6 @@ def products(scores: dict[str, dict[str, Score]]) -> dict[str, dict[str, float]]
 
 
 def table(scores: dict[str, dict[str, Score]]) -> str:
-    """Return the table, one row for each chain."""
     expected, rows, header = products(scores), [], ["stitches at", "number"]
     for method in MATCHERS:
         header += [method, *(["product of its stitches", "fitted in the chain"] if method != "identity" else [])]

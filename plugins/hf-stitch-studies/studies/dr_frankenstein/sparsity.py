@@ -180,7 +180,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _own_text(found: Mapping[str, Any] | None) -> str:
-    """Return the paragraph on the paper's own method."""
     if found is None:
         return "**The paper's own method**, L1 in the loss, has no figure here."
     rows = [

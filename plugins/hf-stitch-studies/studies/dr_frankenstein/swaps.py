@@ -270,7 +270,6 @@ def _overview(table: pd.DataFrame) -> str:
 
 
 def _verdict(table: pd.DataFrame) -> str:
-    """Apply the rule of the page."""
     wide = table.pivot_table("accuracy", ["task", "architecture", "anchors"], "map", sort=False)
     means = wide.dropna(axis=1).mean()
     best, least = means.drop(DEFAULT).idxmax(), (wide[DEFAULT] - wide[IDENTITY]).min()

@@ -140,7 +140,6 @@ def watch(preset: Preset, paths: list[Path], data_dir: str | None) -> None:
 
 
 def loaded(trained: Trainer) -> hf_stitch.Adapter:
-    """Load the network of a trainer."""
     assert isinstance(trained.model, nn.Module)
     example = {"pixel_values": torch.randn(2, 3, 32, 32)}
     return hf_stitch.load(trained.model, example_inputs=example, processor=normalise)
@@ -201,7 +200,6 @@ def trainer(seed: int, rows: list[dict[str, Any]], epochs: int, folder: str) -> 
 
 
 def accuracy_of(network: hf_stitch.Adapter, data: hf_stitch.Samples) -> float:
-    """Return the accuracy of a network."""
     right = 0
     with torch.no_grad():
         for batch in data.batches(500):

@@ -72,7 +72,6 @@ class Corpus:
 
     @property
     def sections(self) -> dict[str, list[str]]:
-        """All texts, by name of the section."""
         return {**self.parts, "documents": self.documents, "questions": self.questions}
 
 
@@ -224,13 +223,11 @@ class Teacher:
 
 
 def applied(layer: nn.Module, state: Tensor, mask: Tensor) -> Tensor:
-    """Apply a layer of BERT."""
     out = layer(state, mask)
     return out[0] if isinstance(out, tuple) else out
 
 
 def pooled(state: Tensor, weights: Tensor) -> Tensor:
-    """Average the states of tokens that are no padding."""
     return (state * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
 
@@ -324,7 +321,6 @@ def embed(texts: Corpus, sizes: Sizes, cache: Path) -> dict[str, dict[str, Vecto
 
 
 def keep(path: Path, vectors: Vectors) -> None:
-    """Write vectors whole."""
 
     def write(to: Path) -> None:
         with open(to, "wb") as file:
@@ -334,7 +330,6 @@ def keep(path: Path, vectors: Vectors) -> None:
 
 
 def counts(texts: Corpus) -> dict[str, dict[str, int]]:
-    """Return how many texts of each kind each part has."""
     return {part: {kind: kinds.count(kind) for kind in sorted(set(kinds))} for part, kinds in texts.kinds.items()}
 
 
@@ -342,7 +337,6 @@ OPTIONS = ("data-dir", "texts", "cache")
 
 
 def prepared(given: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vectors]]]:
-    """Read the texts and their vectors."""
     sizes = PRESETS[given.preset]
     texts = corpus(Path(given.data_dir), given.texts, sizes)
     return texts, embed(texts, sizes, given.cache)

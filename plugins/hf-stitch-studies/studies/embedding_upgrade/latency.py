@@ -61,7 +61,6 @@ def timed(call: Callable[[], object], count: int) -> list[float]:
 
 
 def fit(name: str, old: Vectors, new: Vectors) -> EmbeddingMap:
-    """Fit a map from new queries to the old space."""
     matcher = registries.matchers.build(name, **({"epochs": 3} if name == "residual_mlp" else {}))
     return EmbeddingMap.of(stitch_of(matcher, new, old), direction="query")
 

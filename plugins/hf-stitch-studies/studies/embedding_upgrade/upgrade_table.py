@@ -1,6 +1,6 @@
 """How much of a new encoder's retrieval do maps of an old index keep? Pairs of encoders × maps × directions × pairs.
 
-Fitted cells are kept in the cache, so that a run that is interrupted goes on where it stopped:
+Fitted cells are kept in the cache, so that a run that is interrupted goes on where it stopped.
 """
 
 import math
@@ -62,7 +62,6 @@ class Part:
     new: Vectors
 
     def rows(self, chosen: Any) -> "Part":
-        """Return some rows."""
         return Part(self.old[chosen], self.new[chosen])
 
 
@@ -116,7 +115,6 @@ class Neighbours(Retrieval):
 
 
 def stitch_of(matcher: Matcher, source: Vectors, target: Vectors) -> Stitch:
-    """Fit a matcher to normalised rows."""
     x, y = torch.from_numpy(normalized(source)), torch.from_numpy(normalized(target))
     if isinstance(matcher, RowsMatcher):
         return matcher.fit(x, y)
@@ -151,7 +149,6 @@ def fitted(name: str, part: Part, seed: int) -> Iterator[tuple[str, EmbeddingMap
 
 
 def named(pair: tuple[str, str], count: int, seed: int) -> list[str]:
-    """Return the maps of a cell."""
     names = ["identity", *CLOSED]
     if count > FEW:
         names.append("low_rank")
@@ -319,7 +316,6 @@ def interval(values: Hits, seed: int = 0) -> list[float]:
 
 
 def choices(held: dict[str, dict[str, float]], count: int) -> dict[str, str]:
-    """Return what is chosen by each rule."""
     maps = [key for key in held if "r2" in held[key]]
     safe = ("old model", "identity", "ridge_to_identity")
     kept = [key for key in held if count >= FEW or key.split(",")[0] in safe]
@@ -537,7 +533,6 @@ def recall_tables(rows: Sequence[Any]) -> str:
 
 
 def rules_table(chosen: Sequence[dict[str, Any]]) -> str:
-    """Write the regret of each rule by number of pairs."""
 
     def cell(rule: str, count: int) -> str:
         regrets = [row["rules"][rule]["regret"] for row in chosen if row["pairs"] == count]

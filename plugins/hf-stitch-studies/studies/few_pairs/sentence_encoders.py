@@ -2,6 +2,8 @@
 
 Each learns to find the second half of a passage among those of a batch, given the first. Texts come from
 ``studies/relative_representations/debian_texts.py``:
+
+    python run.py few_pairs.sentence_encoders --texts TEXTS --networks NETWORKS
 """
 
 import argparse
@@ -64,7 +66,6 @@ def tokenizer(kind: Kind, texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def vectors(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence[str], length: int) -> Tensor:
-    """Return the mean over the tokens of each text."""
     read = reader(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
     states = network(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).last_hidden_state
     mask = read["attention_mask"][..., None].to(states)
@@ -72,7 +73,6 @@ def vectors(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence
 
 
 def halves(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Cut texts at the word nearest to their middle."""
     found = []
     for text in texts:
         middle = text.rfind(" ", 0, len(text) // 2 + 1)
@@ -82,7 +82,6 @@ def halves(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def train(kind: Kind, texts: list[str], steps: int) -> tuple[BertModel, PreTrainedTokenizerFast]:
-    """Train an encoder."""
     texts = texts[kind.part :: 2]
     reader = tokenizer(kind, texts)
     generator = torch.Generator().manual_seed(kind.part)

@@ -68,7 +68,6 @@ def _pointwise(network: nn.Module) -> None:
 
 
 def _head(network: nn.Module) -> None:
-    """Permute the outputs."""
     for name in ("fc.weight", "fc.bias"):
         value = network.get_parameter(name)
         value.copy_(value.roll(1, 0))
@@ -90,7 +89,6 @@ CHANGES: Mapping[str, Callable[[nn.Module], None]] = {
 
 
 def similarity(one: nn.Module, other: nn.Module) -> float:
-    """Return S_Atom, averaged over layers."""
     return float(np.mean([matrix[0, 1] for matrix in task_networks.by_weights([one, other], FilterAtoms())]))
 
 

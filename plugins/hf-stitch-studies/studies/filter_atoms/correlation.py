@@ -249,7 +249,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _about(name: str, groups: Sequence[Mapping[str, Any]]) -> str:
-    """Describe an arm."""
     worst = max(group["truncation"] for group in groups)
     error = f"; relative error of the weights of the worst layer {worst:.2f}" if worst > 1e-3 else ""
     return f"{ARMS[name].about}; {len(groups)} start{'s' * (len(groups) > 1)}{error}"

@@ -106,7 +106,6 @@ def subtask_clients(preset: Preset, data_dir: str | None, random: torch.Generato
 
 
 def digit_clients(preset: Preset, data_dir: str | None, random: torch.Generator) -> list[Client]:
-    """Deal coloured digits to clients."""
     digits = networks.read("mnist", "test", data_dir)
     digits = Images(coloured(digits.pixels, random), digits.labels + CLASSES)
     made = []
@@ -137,7 +136,6 @@ def coloured(pixels: Tensor, random: torch.Generator) -> Tensor:
 
 
 def initial(width: float) -> nn.Module:
-    """Create the network from which all clients start."""
     return networks.seeded(lambda: alexnet(CLASSES + DIGITS, width), 0)
 
 
@@ -204,7 +202,6 @@ def pairs_of(matrix: Array, kind: Mapping[str, Array]) -> Pairs:
 
 
 def means(matrix: Array, kinds: Mapping[str, Mapping[str, Array]]) -> dict[str, float]:
-    """Return mean similarities of the kinds of pairs."""
     found = {}
     for name, kind in kinds.items():
         pairs = pairs_of(matrix, kind)
@@ -413,7 +410,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _arms(record: Mapping[str, Any]) -> dict[str, str]:
-    """Describe the coefficients of the arms."""
     count, epochs = record["sizes"]["public"]
     return {
         "random": "those of the random start",

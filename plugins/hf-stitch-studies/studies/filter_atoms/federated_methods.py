@@ -49,7 +49,6 @@ class Plan:
 
 
 def snapshot(network: nn.Module) -> dict[str, Tensor]:
-    """Copy the parameters of a network."""
     return {name: value.detach().clone() for name, value in network.named_parameters()}
 
 

@@ -32,11 +32,11 @@ class Convolutions(nn.Module):
         super().__init__()
         self.count, before = len(channels), 3
         for i, wide in enumerate(channels, 1):
-            convolution = nn.Conv2d(before, wide, 3, padding=1)
-            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-            self.add_module(f"conv{i}", convolution)
+            self.add_module(f"conv{i}", nn.Conv2d(before, wide, 3, padding=1))
             self.add_module(f"relu{i}", nn.ReLU())
             before = wide
+        for i in range(1, self.count + 1):
+            nn.init.kaiming_normal_(self.get_parameter(f"conv{i}.weight"), nonlinearity="relu")
         self.fc = nn.Linear(before * (32 >> len(channels)) ** 2, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,7 +108,6 @@ class Images:
         return len(self.labels)
 
     def take(self, count: int) -> "Images":
-        """Return the first images."""
         return Images(self.pixels[:count], self.labels[:count])
 
     def select(self, places: Tensor) -> "Images":

@@ -75,7 +75,6 @@ class Cifar100:
 
     @classmethod
     def read(cls, data_dir: str | None) -> "Cifar100":
-        """Read the data set."""
         train, test = (networks.read("cifar100", split, data_dir) for split in ("train", "test"))
         coarse = networks.read("cifar100_coarse", "train", data_dir).labels.tolist()
         return cls(train, test, dict(zip(train.labels.tolist(), coarse, strict=True)))
@@ -102,7 +101,6 @@ def start(arguments: argparse.Namespace, sizes: Sizes, number: int) -> nn.Module
 
 
 def origin(arguments: argparse.Namespace, sizes: Sizes) -> str:
-    """Describe the start."""
     if arguments.published and sizes.architecture == "tiny10":
         return "a published Tiny-10, trained on CIFAR-10"
     title = "Tiny-10" if sizes.architecture == "tiny10" else "ResNet-18"

@@ -69,7 +69,6 @@ def measured(
     loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples,
     preset: dict[str, int],
 ) -> Bench:  # fmt: skip
-    """Run the bench on networks of one architecture."""
     return bench(
         loaded, train, test_data=test, layers=layers, sensitivity_layers=layers[-int(LAST * len(layers)) :],
         pooling="cls" if tuple(layers) == networks.VIT_CUTS else "mean", metrics=METRICS, matchers=MATCHERS,
@@ -79,7 +78,6 @@ def measured(
 
 
 def summary(found: Bench) -> dict[str, Any]:
-    """Return the figures of the page as JSON values."""
     specificity = found.groups[-1]
     accuracies = {
         layer: round(float(specificity.accuracy[[own == layer for own in specificity.layers]].mean()), 4)
@@ -261,5 +259,4 @@ def _score(score: dict[str, Any] | None) -> str:
 
 
 def _plain(method: str) -> str:
-    """Return the name of a method without its options."""
     return method.partition("(")[0]

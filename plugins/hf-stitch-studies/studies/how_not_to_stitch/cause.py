@@ -48,7 +48,6 @@ class Preset:
 
     @property
     def matchers(self) -> dict[str, TaskLoss]:
-        """Task-loss matchers by name."""
         options: dict[str, Any] = {
             "labels": "hard", "max_steps": self.steps, "batch_size": 32, "schedule": "constant", "lr": 3e-3,
         }  # fmt: skip

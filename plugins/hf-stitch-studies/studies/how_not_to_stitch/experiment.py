@@ -38,7 +38,6 @@ def parser(description: str | None, presets: Collection[str], **options: Any) ->
 
 
 def cifar(arguments: argparse.Namespace, train: int, test: int) -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
-    """Read training and test images of CIFAR-10."""
     read = partial(images.samples, "cifar10", data_dir=arguments.data_dir)
     return read("train", count=train), read("test", count=test)
 

@@ -48,7 +48,6 @@ def main() -> None:
 def measured(
     loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples
 ) -> dict[str, Any]:
-    """Stitch and compare all pairs of networks."""
     pairs = list(itertools.combinations(loaded, 2))
     values: dict[str, dict[tuple[str, str], Any]] = {}
     itself: dict[str, dict[tuple[str, str], Any]] = {}

@@ -152,7 +152,6 @@ def rounded(values: Array) -> list[Any]:
 
 
 def read_array(values: Sequence[Any]) -> Array:
-    """Return an array from the JSON of :func:`rounded`."""
     return np.array(values, object).astype(float)
 
 
@@ -177,7 +176,6 @@ class Strangeness:
 
     @property
     def claim(self) -> study.Claim:
-        """The claim with its rule."""
         bound = f"at least {MOST}" if self.strange else f"at most {FEW}"
         return _ood(self.place, self.text, f"{self.of}, {bound} are strange, by the interval over pairs")
 
@@ -246,11 +244,9 @@ class _Runs:
 
     @property
     def distant(self) -> NDArray[np.bool_]:
-        """Cells of layers at least two apart."""
         return np.abs(np.subtract.outer(*[np.arange(self.layers)] * 2)) >= 2
 
     def chosen(self, within: bool, between: bool) -> dict[str, Mapping[str, Any]]:
-        """Runs within a network, between two, or both."""
         return {**(self.within if within else {}), **(self.between if between else {})}
 
     def unit(self, key: str) -> str:

@@ -154,7 +154,6 @@ class Inside:
 
     @classmethod
     def of(cls, network: nn.Module, train: Tensor, test: Tensor) -> "Inside":
-        """Run the network on both."""
         return cls(activations(network, train), activations(network, test))
 
 
@@ -288,7 +287,6 @@ class Cells:
 
 
 def bits(hexadecimal: str, count: int) -> NDArray[np.bool_]:
-    """Return the flags that :func:`digits` wrote."""
     return np.unpackbits(np.frombuffer(bytes.fromhex(hexadecimal), np.uint8), count=count).astype(bool)
 
 
@@ -322,7 +320,6 @@ def apart(exact: Mapping[str, Any], found: Mapping[str, Any], images: int) -> fl
 
 
 def summary(cells: Mapping[tuple[str, str], Cells], preset: Preset, rank: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Return all figures of the page."""
     kinds = {
         "within": {pair: one for pair, one in cells.items() if len(set(pair)) == 1},
         "between": {pair: one for pair, one in cells.items() if len(set(pair)) == 2},

@@ -226,7 +226,6 @@ def _apart(one: Mapping[str, Any]) -> int:
 
 
 def caveats(audits: Sequence[Mapping[str, Any]]) -> str:
-    """Return what limits the verdict, whichever it is."""
 
     def accurate(matcher: str) -> str:
         found = [one for one in _of(audits, TRAINED, matcher) if _apart(one) >= 2]
@@ -259,7 +258,6 @@ DISTANCES = {"corresponding": (0, 0), "adjacent": (1, 1), "distant": (2, 99)}
 
 
 def _counted(audits: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Return the lines of the table of counts."""
     lines: list[list[Any]] = []
     for source, (kind, apart), matcher in itertools.product(
         (TRAINED, UNTRAINED), DISTANCES.items(), (*DIRECT, TASK, GENTLE)

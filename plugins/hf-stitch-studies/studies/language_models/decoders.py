@@ -2,6 +2,8 @@
 
 ``fine`` has a byte-level BPE tokenizer of 2,500 tokens, ``coarse`` a Unigram tokenizer of 6,000 words and pieces of
 words. Widths and depths differ too. Texts come from ``studies/relative_representations/debian_texts.py``:
+
+    python run.py language_models.decoders --texts TEXTS --networks NETWORKS
 """
 
 import argparse
@@ -53,7 +55,6 @@ def passages(texts: Path) -> tuple[list[str], list[str]]:
 
 
 def tokenizer(name: str, texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train the tokenizer of a decoder."""
     size, special = KINDS[name].vocabulary, [START, PAD]
     trainer: trainers.Trainer
     if name == "fine":
@@ -79,14 +80,12 @@ def tokenizer(name: str, texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def batches(sequences: torch.Tensor, size: int, seed: int) -> Iterator[torch.Tensor]:
-    """Yield all sequences once, in random order."""
     order = torch.randperm(len(sequences), generator=torch.Generator().manual_seed(seed))
     for start in range(0, len(order) - size + 1, size):
         yield sequences[order[start : start + size]]
 
 
 def train(name: str, texts: list[str], share: float, threads: int) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Train a decoder on all passages once."""
     torch.set_num_threads(threads)
     kind, reader = KINDS[name], tokenizer(name, texts)
     ids = np.concatenate([np.array(each, dtype=np.int64) for each in reader(texts)["input_ids"]])

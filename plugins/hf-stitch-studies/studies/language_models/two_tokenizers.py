@@ -1,6 +1,8 @@
 """Stitch two decoders with different tokenizers, and compare each map with what it must beat.
 
 ``decoders.py`` trains the decoders. Then:
+
+    python run.py language_models.two_tokenizers --texts TEXTS --networks NETWORKS --out OUT
 """
 
 import json
@@ -45,26 +47,22 @@ Values = NDArray[np.float64]
 
 
 def load(folder: Path, name: str) -> hf_stitch.Adapter:
-    """Load one of the decoders."""
     network = AutoModelForCausalLM.from_pretrained(folder / name).eval()
     return hf_stitch.load(network, processor=AutoTokenizer.from_pretrained(folder / name))
 
 
 def untrained(adapter: hf_stitch.Adapter) -> hf_stitch.Adapter:
-    """Return the same decoder with random weights."""
     torch.manual_seed(7)
     network = type(adapter.model)(adapter.model.config).eval()
     return hf_stitch.load(network, processor=adapter.processor)
 
 
 def layer_at(adapter: hf_stitch.Adapter, depth: float) -> str:
-    """Return the block at a relative depth."""
     blocks = adapter.candidates
     return blocks[min(int(depth * len(blocks)), len(blocks) - 2)]
 
 
 def part(moments: Moments, columns: slice) -> Moments:
-    """Return the moments of some columns of the source."""
     return Moments.of(
         moments.n, moments.mean_x[columns], moments.mean_y, moments.sxx[columns, columns], moments.syy,
         moments.sxy[columns],
@@ -81,7 +79,6 @@ def padded(layer: StitchingLayer, fitted: Any, columns: slice) -> StitchingLayer
 def measure(
     source: hf_stitch.Adapter, target: hf_stitch.Adapter, train: list[str], test: list[str], depths: tuple[float, ...]
 ) -> dict[str, dict[str, tuple[Values, Values]]]:
-    """Fit and score all maps of one direction."""
     width = source.spec(layer_at(source, 0)).width
     first, last = slice(0, width), slice(width, None)
     pairs = [(layer_at(source, depth), layer_at(target, depth)) for depth in depths]
@@ -113,7 +110,6 @@ def measure(
 
 
 def bits(drawn: tuple[Values, Values], weights: Values) -> Values:
-    """Bits per character on resamples of the texts."""
     nats, characters = drawn
     return np.asarray(weights @ nats / (weights @ characters) / math.log(2))
 
@@ -191,7 +187,6 @@ def ngram_bits(train: list[str], test: list[str], order: int = ORDER) -> float:
 
 
 def run(texts: Path, networks: Path, sizes: dict[str, int], depths: tuple[float, ...]) -> dict[str, Any]:
-    """Run all directions and depths."""
     start = time.perf_counter()
     train, test = passages(texts)
     random = np.random.default_rng(0)

@@ -181,11 +181,9 @@ class Study:
             self.seconds[place] = row["seconds"]
 
     def settings(self, part: str) -> list[str]:
-        """Return the settings of a part."""
         return list(dict.fromkeys(setting for each, _, setting in self.f1 if each == part))
 
     def stitched(self, part: str, cut: str, setting: str) -> Estimate:
-        """Estimate the mean F1 over pairs."""
         return self.pairs.mean(self.f1[part, cut, setting])
 
     def kept(self, part: str, cut: str, setting: str) -> Estimate:

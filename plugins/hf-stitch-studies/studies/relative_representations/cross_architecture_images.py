@@ -31,7 +31,6 @@ MODEST = 0.15
 
 
 def encoders_of(arguments: argparse.Namespace) -> dict[str, list[Published]]:
-    """Load the networks by architecture."""
     numbers = zip(image_encoders.PUBLISHED, NETWORKS[arguments.preset], strict=True)
     return {name: image_encoders.published(arguments.published, name, count) for name, count in numbers}
 
@@ -67,7 +66,6 @@ class Cell(Exchange):
 
     @property
     def degraded(self) -> Estimate:
-        """Estimate the share of the raw score that is lost."""
         raw = self.kept(RELATIVE, 0.0)
         return Estimate(1 - raw.value, 1 - raw.high, 1 - raw.low)
 
@@ -76,7 +74,6 @@ Cells = dict[tuple[str, str], Cell]
 
 
 def cells(record: dict[str, Any]) -> Cells:
-    """Return the cells of a record by task and cut."""
     pairs = Pairs(record["groups"], between=True)
     return {(task, cut): Cell.of(record, pairs, task=task, cut=cut) for task, cut in product(TASKS, record["cuts"])}
 
@@ -105,7 +102,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _pairs(found: Cells) -> int:
-    """Return the number of ordered pairs of networks."""
     return int(next(iter(found.values())).pairs.mask.sum())
 
 

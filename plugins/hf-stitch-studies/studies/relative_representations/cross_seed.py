@@ -93,17 +93,14 @@ class Cell(Exchange):
 
     @property
     def trained_counts(self) -> bool:
-        """Whether trained networks exceed untrained ones."""
         return self.stitched(RELATIVE).minus(self.twins.stitched(RELATIVE)).low > 0
 
     @property
     def claim_holds(self) -> bool:
-        """Whether the claim holds by the rule of the page."""
         return self.holds(ENOUGH, LITTLE) and self.trained_counts
 
 
 def cells(record: dict[str, Any]) -> dict[tuple[str, str], Cell]:
-    """Return the cells of a record by task and cut."""
     trained, untrained = (Pairs(["network"] * len(record[name])) for name in ("networks", "untrained"))
     found = {}
     for task, cut in product(TASKS, record["cuts"]):

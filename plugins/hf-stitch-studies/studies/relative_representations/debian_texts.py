@@ -1,6 +1,8 @@
 """Write the texts of Debian packages as plain text, on which word vectors are trained.
 
 Download packages (``apt-get download``) and unpack each into a folder of its name (``dpkg-deb -x``), then:
+
+    python run.py relative_representations.debian_texts --unpacked UNPACKED --texts TEXTS
 """
 
 import argparse
@@ -33,7 +35,6 @@ def content(path: Path) -> str:
 
 
 def paragraphs(text: str) -> str:
-    """Join the lines of every paragraph."""
     return "\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip())
 
 
@@ -61,7 +62,6 @@ def of_wordnet(text: str) -> str:
 
 
 def of_fortunes(text: str) -> str:
-    """Return the paragraphs of fortune cookies."""
     return paragraphs(text.replace("\n%\n", "\n\n"))
 
 

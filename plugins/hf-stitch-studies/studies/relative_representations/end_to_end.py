@@ -123,7 +123,6 @@ class Convolutional(nn.Module):
 
 
 def of_images(name: str, preset: Preset, data_dir: str | None) -> Task:
-    """Create an image classification task."""
     parts = images.parts(name, preset.train, preset.test, data_dir)
     pixels = torch.cat([images.pixels(part) for part in parts])
     labels = torch.tensor([label for part in parts for label in part.labels or []])
@@ -138,5 +137,4 @@ def of_images(name: str, preset: Preset, data_dir: str | None) -> Task:
 
 
 def anchors_of(task: Task, count: int) -> Tensor:
-    """Select the indices of random training samples."""
     return task.different[torch.randperm(len(task.different), generator=torch.Generator().manual_seed(0))[:count]]

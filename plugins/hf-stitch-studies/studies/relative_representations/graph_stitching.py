@@ -75,7 +75,6 @@ class Task:
 
     @property
     def labels(self) -> Tensor:
-        """Classes of all nodes."""
         assert self.graph.y is not None
         return self.graph.y
 
@@ -136,7 +135,6 @@ class Whole(nn.Module):
         self.history: list[list[float]] = []  # F1 of validation and of test nodes after every step
 
     def codes(self, graph: Graph) -> Tensor:
-        """Encode all nodes."""
         return self.network.embed(graph.x, graph.edge_index)  # type: ignore[operator,no-any-return]
 
     def input_of(self, codes: Tensor) -> Tensor:

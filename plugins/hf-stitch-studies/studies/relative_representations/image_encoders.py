@@ -105,5 +105,4 @@ def untrained(architecture: str, seed: int, samples: hf_stitch.Samples) -> Publi
 
 
 def at(encoder: Published, cut: str) -> Encoder:
-    """Return the encoder at another cut."""
     return replace(encoder, cut=cut)

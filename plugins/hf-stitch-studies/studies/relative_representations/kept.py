@@ -38,12 +38,10 @@ class Estimate:
         return Estimate(**study.difference(vars(self), vars(other)))
 
     def shown(self, digits: int = 1) -> str:
-        """Format as value [low, high]."""
         return study.shown(vars(self), digits)
 
 
 def student(values: Sequence[float] | Array) -> Estimate:
-    """Estimate a mean with the interval of Student's t."""
     mean, count = float(np.mean(values)), len(values)
     half = float(t.ppf(0.975, count - 1) * np.std(values, ddof=1) / count**0.5) if count > 1 else float("nan")
     return Estimate(mean, mean - half, mean + half)
@@ -57,7 +55,6 @@ def median(values: Array) -> Estimate:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Format values as mean ± standard deviation."""
     deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{np.mean(values):.{digits}f}{deviation}"
 
@@ -104,7 +101,6 @@ class Pairs:
         return _estimate(value - less, drawn - drawn_less)
 
     def ratio(self, above: Array, below: Array) -> Estimate:
-        """Estimate the ratio of two sums over pairs."""
         return _estimate(*self._ratios(above, below))
 
     def _ratios(self, above: Array, below: Array) -> tuple[float, Array]:
@@ -136,7 +132,6 @@ class Exchange:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], pairs: Pairs, **labels: str) -> "Exchange":
-        """Read the scores with some labels from a record."""
         rows = [row for row in record["scores"] if all(row[key] == value for key, value in labels.items())]
         return cls({row["method"]: np.array(row["f1"], dtype=float) for row in rows}, pairs)
 
@@ -149,7 +144,6 @@ class Exchange:
         return float(np.diag(self.f1[method]).mean())
 
     def stitched(self, method: str) -> Estimate:
-        """Estimate the mean F1 over pairs."""
         return self.pairs.mean(self.f1[method])
 
     def kept(self, method: str, chance: float | None = None) -> Estimate:
@@ -170,7 +164,6 @@ class Exchange:
         return self.kept(RELATIVE).low >= much and fails
 
     def row(self, method: str) -> tuple[str, str, str]:
-        """Return own, stitched and kept scores as text."""
         return f"{self.own(method):.1f}", self.stitched(method).shown(), self.kept(method).shown(2)
 
 

@@ -131,7 +131,6 @@ def _tokens(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
 
 
 def _trimmed(ids: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Remove columns that contain only padding."""
     return ids[:, : int((ids != tokenizer.pad_token_id).sum(1).max())]
 
 
@@ -151,7 +150,6 @@ def _pretrained(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, corpus: Sequ
 
 
 def _masked(model: PreTrainedModel, ids: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Return the cross-entropy of masked tokens."""
     hidden = (torch.rand(ids.shape) < MASKED) & (ids >= len(SPECIAL))
     hidden[0, 1] = True  # at least one token is masked
     seen = ids.masked_fill(hidden, tokenizer.mask_token_id)

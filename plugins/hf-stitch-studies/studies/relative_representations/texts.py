@@ -18,7 +18,6 @@ def read(source: str, split: str, count: int, data_dir: str | None, **columns: s
 
 
 def trec(split: str, count: int, data_dir: str | None) -> hf_stitch.Samples:
-    """Read TREC questions with six coarse classes."""
     return read(TREC, split, count, data_dir, text="text", label="coarse_label")
 
 
@@ -33,7 +32,6 @@ def ntrex(language: str, data_dir: str | None) -> hf_stitch.Samples:
 
 
 def plain(samples: hf_stitch.Samples) -> list[str]:
-    """Return the texts without ids and labels."""
     return [text for batch in samples.batches(1000) for text in batch.samples]
 
 

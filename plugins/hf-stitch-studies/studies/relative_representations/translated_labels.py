@@ -191,7 +191,6 @@ class Rung:
 
     @property
     def name(self) -> str:
-        """Name in the record."""
         return name_of(self.encoder, self.tasks[0])
 
 
@@ -619,7 +618,6 @@ def _summary_table(record: Mapping[str, Any]) -> str:
 
 
 def _cautions(record: Mapping[str, Any]) -> str:
-    """Return sentences on what limits the verdict."""
     untrained, learnt = ([_mean(record, encoder, PARALLEL, method) for method in CLAIMED] for encoder in (RANDOM, SVD))
     maps = {method: _mean(record, SVD, PARALLEL, method) for method in MAPS}
     best = max(maps, key=lambda method: maps[method])

