@@ -48,18 +48,12 @@ def families(suite: str) -> tuple[str, ...]:
 
 
 def adapter_of(suite: str, family: str, name: str | None = None) -> hf_stitch.Adapter:
-    """Load a family's model in the smallest size that runs.
+    """Load a family's model, with random weights, in the smallest size that runs.
 
     Args:
         suite: One of :data:`SUITES`.
         family: A family of the suite.
         name: Model of timm. Default: the one with the fewest parameters, which takes seconds to find.
-
-    Returns:
-        The adapter of a model with random weights.
-
-    Raises:
-        Exception: The error of the last attempt, if no model can be created and run.
     """
     attempts = tiny.timm_attempts(name or tiny.smallest(family)) if suite == "timm" else tiny.attempts(suite, family)
     failures = []
