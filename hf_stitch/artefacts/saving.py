@@ -145,7 +145,7 @@ def write(
         USAGE: "import hf_stitch before AutoModel, pipeline, or other libraries load this folder, or pass "
         "trust_remote_code=True to them",
         **record,
-        AUTO_MAP: dict.fromkeys(("AutoModel", model.auto_class), f"{Path(MODULE).stem}.StitchedNetwork")
+        AUTO_MAP: dict.fromkeys(("AutoModel", model.auto_class), f"{Path(MODULE).stem}.StitchedModel")
         | {"AutoConfig": f"{Path(MODULE).stem}.StitchConfig"},
         PROCESSOR: None if settings is None else encode(settings),
         **({TIED: tied} if tied else {}),

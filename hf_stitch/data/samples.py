@@ -357,7 +357,7 @@ class Samples:
 
     @checked
     def batches(self, batch_size: Count, progress: str | None = None) -> Iterator[Batch]:
-        """Read the samples in order, in batches; the last batch may be smaller.
+        """Read the samples in order, in batches; the last batch may be smaller. A missing sample (None) is refused.
 
         Args:
             batch_size: Samples per batch.

@@ -25,8 +25,9 @@ _UNBIASED = ", as the unbiased estimate of HSIC is undefined below"
 def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
     """Linear centred kernel alignment: ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` for centred X and Y (Kornblith et al. 2019, §3).
 
-    The value is 1 if the sides differ only by an orthogonal map, a scaling and a translation. The function computes
-    either d × d or n × n products, whichever are smaller; both give the same value.
+    The value is in [0, 1], or in [-1, 1] if debiased, and 1 if the sides differ only by an orthogonal map, a scaling
+    and a translation. The function computes either d × d or n × n products, whichever are smaller; both give the same
+    value.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
@@ -127,7 +128,7 @@ class LinearCKA(MomentsMetric):
 
 @of_rows
 def minibatch_cka(x: Tensor, y: Tensor, *, batch_size: Annotated[int, Within(4)] = 256) -> Tensor:
-    """Minibatch linear CKA: unbiased HSIC summed over batches of consecutive rows (Nguyen et al. 2021).
+    """Minibatch linear CKA, in [-1, 1]: unbiased HSIC summed over batches of consecutive rows (Nguyen et al. 2021).
 
     This estimator differs from debiased ``linear_cka``: the value depends on the order of the rows and on the batch
     size. It does not depend on the sizes of the updates when the rows are streamed. Each batch is weighted by its size;
@@ -186,7 +187,7 @@ class MinibatchCKA(ActivationMetric):
 
 @of_rows
 def rbf_cka(x: Tensor, y: Tensor, *, bandwidth: Positive = 0.5) -> Tensor:
-    """CKA of Gaussian kernels ``exp(-‖xᵢ - xⱼ‖² / 2σ²)`` (Kornblith et al. 2019, §3), biased estimator.
+    """CKA of Gaussian kernels ``exp(-‖xᵢ - xⱼ‖² / 2σ²)`` (Kornblith et al. 2019, §3), biased, in [0, 1].
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.

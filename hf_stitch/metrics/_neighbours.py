@@ -248,10 +248,11 @@ def neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Ne
         if tied.any():
             above = closeness[tied] - best[tied, k - 1, None]
             nearer, even = above > _TIED, above.abs() <= _TIED
-            share = nearer + even * (k - nearer.sum(1, keepdim=True)) / even.sum(1, keepdim=True)
+            left = (k - nearer.sum(1, keepdim=True)).to(rows)  # integers would divide in float32
+            share = nearer + even * left / even.sum(1, keepdim=True)
             row, place = share.nonzero(as_tuple=True)
             pairs.append(some[tied][row] * len(rows) + place)
-            shares.append(share[row, place].to(rows))
+            shares.append(share[row, place])
     found, order = torch.cat(pairs).sort()
     return Neighbours(found // len(rows), found % len(rows), torch.cat(shares)[order], len(rows))
 

@@ -34,6 +34,7 @@ import hf_stitch
 from hf_stitch import Adapter, StitchedModel, Stitcher
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.adapters.loading import unwrap
+from hf_stitch.analysis import Evaluation
 from hf_stitch.reference import weights_hash
 
 BERT = LAYERS["bert"]
@@ -152,7 +153,7 @@ def joined_twin(family: str, form: str, source: bool) -> StitchedModel:
     return stitched(*(pair if source else pair[::-1]), family)
 
 
-def scores(evaluation: hf_stitch.Evaluation) -> dict[str, float]:
+def scores(evaluation: Evaluation) -> dict[str, float]:
     return {name: score.value for name, score in evaluation.scores["stitched"].items()}
 
 

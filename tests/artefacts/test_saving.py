@@ -15,6 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import hf_stitch
 import hf_stitch.auto
@@ -186,6 +187,12 @@ def test_saving_again_writes_the_same_files(saved: Path, tmp_path: Path) -> None
     assert files == sorted(path.name for path in (tmp_path / "twin").iterdir())
     for name in files:
         assert (saved / name).read_bytes() == (tmp_path / "twin" / name).read_bytes()
+
+
+def test_the_module_beside_a_model_has_the_classes_that_its_config_names(saved: Path) -> None:
+    named = json.loads((saved / "config.json").read_text(encoding="utf-8"))["auto_map"].values()
+    for reference in named:
+        assert isinstance(get_class_from_dynamic_module(reference, str(saved)), type)
 
 
 def test_after_replacing_the_stitch(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_path: Path) -> None:

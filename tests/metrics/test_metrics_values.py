@@ -255,6 +255,13 @@ def test_neighbours_of_sklearn(distance: str) -> None:
     assert M.jaccard(X, Y, k=k, distance=distance) == pytest.approx(np.mean(jaccard))
 
 
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_shares_of_ties_have_the_precision_of_rows(distance: str) -> None:
+    x = np.repeat(X[:6], 4, axis=0)  # three copies of a row share two places
+    for name in ("mutual_knn", "jaccard"):
+        assert getattr(M, name)(x, 2 * x, k=2, distance=distance) == pytest.approx(1, abs=1e-14)
+
+
 def test_neighbours_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = related(60, 5, 5)
     names = ("mutual_knn", "mrr")

@@ -173,7 +173,10 @@ class Interface(Record):
         return mask.long() * (mask.cumsum(1) <= self.prefix_tokens)
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
-        """Create a context for representations of another network."""
+        """Create a context for representations of another network.
+
+        For texts, the mask is (batch, tokens) bool, ``True`` for real tokens.
+        """
         if self.modality == "text":
             assert mask is not None
             ids = torch.full(mask.shape, self.filler_id, device=device)

@@ -48,7 +48,7 @@ def views_of(stitch: StitchingLayer) -> dict[str, View]:
 
 @dataclass(frozen=True)
 class Watchers:
-    """What a pass keeps of the activations that the target gets, and of its own (:class:`hf_stitch.scoring.Watch`).
+    """The :class:`~hf_stitch.scoring.passing.Watch` of a pass: the activations that the target gets, and its own.
 
     Of each sample these are the squared distance of both, the squared norm of its own, and what detectors keep.
     """

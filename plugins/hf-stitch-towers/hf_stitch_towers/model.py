@@ -75,7 +75,7 @@ class StitchedModelForImageTextToText(StitchedModel):
         """Run both halves; the target gets the context of each sample."""
         if labels is not None:
             raise ValueError(
-                f"{type(self).__name__} takes no labels: train the target itself, or with hf_stitch.TaskLoss"
+                f"{type(self).__name__} takes no labels: train the target itself, or with hf_stitch.training.TaskLoss"
             )
         entering, options = self._entering(inputs)
         return self.head(entering, **options)
