@@ -114,7 +114,7 @@ suites: $(READY) ## run the common tests of transformers on stitched models, and
 
 # It needs a connection, and some gigabytes for a dozen networks. A second run goes on where the first one stopped.
 verify-hub: $(READY) ## verify real checkpoints of the Hub, and the example of README; writes build/hub.json and hub.md
-	$(BIN)/python benchmarks/verify_hub.py $(ARGS)
+	$(BIN)/python -m benchmarks.verify_hub $(ARGS)
 
 bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks

@@ -1,6 +1,6 @@
 """Sweep of :func:`hf_stitch_shorten.shorten` over model families: which ones become plain networks with fewer blocks.
 
-``python benchmarks/shorten_zoo.py`` renews ``docs/shorten_zoo.json``, a row per family of :mod:`benchmarks.zoo`. A
+``python -m benchmarks.shorten_zoo`` renews ``docs/shorten_zoo.json``, a row per family of :mod:`benchmarks.zoo`. A
 second run resumes where the first one stopped. Each family runs in a separate process with a limit on its time.
 """
 
@@ -9,21 +9,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
-import json
 import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a script
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import timm
 import torch
@@ -262,8 +257,8 @@ def clear(error: Exception) -> bool:
 
 def told(error: Exception) -> str:
     """Return an error as one line."""
-    kind = "" if clear(error) else f"{type(error).__name__}: "
-    return kind + " ".join(str(error).split())[:400]
+    found = zoo.told(error)
+    return found.partition(": ")[2] if clear(error) else found
 
 
 # -- the sweep --------------------------------------------------------------------------------------------------------
@@ -275,11 +270,8 @@ def main() -> None:
     parser.add_argument("--again", choices=OUTCOMES, action="append", default=[], help="examine these outcomes again")
     parser.add_argument("--rows", type=Path, default=FILE, help="file of the rows [default: docs/shorten_zoo.json]")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    written = json.loads(options.rows.read_text()) if options.rows.exists() else []
-    done = {(each["suite"], each["family"]): Row(**each) for each in written}
+    zoo.quiet()
+    done = {(row.suite, row.family): row for row in zoo_records.rows_of(Row, options.rows)}
     wanted = [
         (suite, family)
         for suite in options.suite or zoo.SUITES
@@ -294,8 +286,7 @@ def main() -> None:
     for suite, family in tqdm(wanted, "families", file=sys.stderr):
         found = zoo.apart(partial(examine, suite, family, names.get((suite, family))), SECONDS)
         row = done[suite, family] = Row(**{"suite": suite, "family": family, **found})
-        lines = ",\n".join(json.dumps(dataclasses.asdict(each)) for _, each in sorted(done.items()))
-        options.rows.write_text(f"[\n{lines}\n]\n")
+        zoo_records.write_rows((each for _, each in sorted(done.items())), options.rows)
         print(*(value for value in dataclasses.astuple(row)[:-1] if value != ""), flush=True)
     for suite in zoo.SUITES:
         print(suite, dict(Counter(row.outcome for row in done.values() if row.suite == suite)))

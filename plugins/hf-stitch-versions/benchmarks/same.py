@@ -6,7 +6,7 @@ own dtype, and the first module in the order of execution whose output is not ``
 is the culprit; padding is left out. The cost is processor time of one thread for BERT with 12 layers, over one forward
 of the first network on the same inputs.
 
-Install the plugin with ``pip install hf-stitch-versions``.
+``python -m benchmarks same`` needs the plugin: ``pip install hf-stitch-versions``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import copy
 import logging
 import statistics
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,18 +29,15 @@ from hf_stitch_versions.inputs import for_second, random_feeds
 from hf_stitch_versions.recording import Event, Key
 from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.sources import Feed, Network, Recorded, Source
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.timing import machine
+from benchmarks.timing import seconds, show
 from hf_stitch import Activations, Adapter, Samples
 
-ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT), str(ROOT / "plugins" / "hf-stitch-versions" / "tests")]
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-import honest  # noqa: E402
-import planted  # noqa: E402
+import honest
+import planted
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 ROUNDS = 5
@@ -126,34 +122,28 @@ def cost() -> dict[str, float]:
     planted.transposed(bug, "encoder.layer.6.attention.self.query")
     a, b, c = (planted.loaded("bert", each) for each in (model, copy.deepcopy(model), bug))
     inputs = [feed.arguments for feed in random_feeds(a)]
-    forward = seconds(lambda: [a.forward(each) for each in inputs])
+    forward = median(lambda: [a.forward(each) for each in inputs])
     return {
         "one forward, seconds": forward,
-        "two that are the same": seconds(lambda: same(a, b, progress=False)) / forward,
-        "two with one bug": seconds(lambda: same(a, c, progress=False)) / forward,
-        "hooks and allclose": seconds(lambda: first_not_close(a, b, None)) / forward,
+        "two that are the same": median(lambda: same(a, b, progress=False)) / forward,
+        "two with one bug": median(lambda: same(a, c, progress=False)) / forward,
+        "hooks and allclose": median(lambda: first_not_close(a, b, None)) / forward,
     }
 
 
 @torch.no_grad()
-def seconds(job: Callable[[], object]) -> float:
+def median(job: Callable[[], object]) -> float:
     """Return the median processor time of a job, after a first run."""
-    found = []
-    for _ in range(ROUNDS + 1):
-        start = time.process_time()
-        job()
-        found.append(time.process_time() - start)
-    return statistics.median(found[1:])
+    return statistics.median(seconds(job, ROUNDS + 1)[1:])
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
-def table(title: str, rows: dict[str, Counter[str]]) -> Table:
-    """Return a table of counts."""
+def table(title: str, rows: dict[str, Counter[str]]) -> None:
+    """Print a table of counts."""
     told = ["told"] * any("told" in row for row in rows.values())
-    shown = Table("", "pairs", "same", *["same, or told as a setting"] * len(told), "hooks and allclose", title=title)
-    for name, row in rows.items():
-        shown.add_row(name, *(str(row[column]) for column in ("pairs", "same", *told, "hooks")))
-    return shown
+    columns = "", "pairs", "same", *["same, or told as a setting"] * len(told), "hooks and allclose"
+    figures = "pairs", "same", *told, "hooks"
+    show(title, columns, ((name, *(row[each] for each in figures)) for name, row in rows.items()))
 
 
 def main() -> None:
@@ -162,15 +152,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.logging.disable_progress_bar()
-    console = Console(width=120)
-    console.print(table("planted bugs that are named exactly", on_bugs()))
+    table("planted bugs that are named exactly", on_bugs())
     counts = on_honest()
-    console.print(table("honest pairs that are flagged", counts | {"all": sum(counts.values(), Counter())}))
-    shown = Table("", "forwards", title=f"cost beyond loading: BERT, 12 layers of width 256; {machine()}")
-    for name, value in cost().items():
-        shown.add_row(name, f"{value:.3f}" if "seconds" in name else f"{value:.1f}")
-    console.print(shown)
-
-
-if __name__ == "__main__":
-    main()
+    table("honest pairs that are flagged", counts | {"all": sum(counts.values(), Counter())})
+    rows = ((name, f"{value:.3f}" if "seconds" in name else f"{value:.1f}") for name, value in cost().items())
+    show("cost beyond loading: BERT, 12 layers of width 256", ("", "forwards"), rows)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import comb
@@ -22,12 +22,10 @@ from math import comb
 import torch
 from hf_stitch_filter_atoms import FilterAtoms, atomize
 from hf_stitch_versions import WeightCosine
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.timing import in_turn, machine
+from benchmarks.timing import in_turn, show
 from hf_stitch.metrics import WeightMetric, cca, linear_cka
 from hf_stitch.statistics import Weights
 
@@ -203,30 +201,24 @@ def parts(setting: Setting) -> tuple[dict[str, float], dict[str, int]]:
 
 def main() -> None:
     """Run the benchmark and print its tables."""
-    console = Console(width=200)
+    torch.set_num_threads(1)
+    columns = ["comparison", "kept, kB", "each network s", "each pair s", "from networks on", "atoms at hand"]
+    columns += ["both at hand", "all pairs s", "all pairs, ratio"]
     for name, setting in SETTINGS.items():
-        title = f"{name}: {setting.models} networks, {setting.probe:,} images ({machine()})"
-        console.print(times(setting, *parts(setting), title))
-        counts = Table("multiply-adds for all pairs", "count", "over S_Atom", title=title)
-        operations = setting.operations()
-        for way, count in operations.items():
-            counts.add_row(way, f"{count:.2e}", f"{count / operations[ATOM]:.1e}")
-        console.print(counts)
-        console.print(
-            "Published, over S_Atom:", ", ".join(f"{way} {ratio}" for way, ratio in setting.published.items())
-        )
+        title, counts = f"{name}: {setting.models} networks, {setting.probe:,} images", setting.operations()
+        show(title, columns, times(setting, *parts(setting)))
+        rows = ((way, f"{count:.2e}", f"{count / counts[ATOM]:.1e}") for way, count in counts.items())
+        show(title, ("multiply-adds for all pairs", "count", "over S_Atom"), rows)
+        print("Published, over S_Atom:", ", ".join(f"{way} {ratio}" for way, ratio in setting.published.items()))
 
 
-def times(setting: Setting, seconds: Mapping[str, float], kept: Mapping[str, int], title: str) -> Table:
-    """Return the table of times.
+def times(setting: Setting, seconds: Mapping[str, float], kept: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of times.
 
     Ratios are to S_Atom: of one pair from the networks on, where each network runs or is read; of one pair where the
     atoms are at hand, as after federated training, but activations are not; of one pair where both are at hand; and of
     all pairs from the networks on.
     """
-    columns = ["comparison", "kept, kB", "each network s", "each pair s", "from networks on", "atoms at hand"]
-    columns += ["both at hand", "all pairs s", "all pairs, ratio"]
-    table = Table(*columns, title=title)
 
     def totals(way: str) -> tuple[float, float, float]:
         before, pair = seconds[NEEDS[way]], seconds[way]
@@ -237,10 +229,4 @@ def times(setting: Setting, seconds: Mapping[str, float], kept: Mapping[str, int
         whole, pair, every = totals(way)
         ratios = [whole / base[0], whole / base[1] if need == FORWARD else pair / base[1], pair / base[1]]
         cells = [kept[need] / 1e3, seconds[need], pair, *ratios, every, every / base[2]]
-        table.add_row(way, *(f"{value:.3g}" for value in cells))
-    return table
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+        yield way, *(f"{value:.3g}" for value in cells)

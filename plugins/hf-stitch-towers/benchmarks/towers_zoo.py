@@ -1,6 +1,6 @@
 """Sweep over every type of transformers that reads images, video or sound with texts: where it can be cut.
 
-``python benchmarks/towers_zoo.py`` renews ``docs/towers_zoo.json``, a row per type of network, and
+``python -m benchmarks.towers_zoo`` renews ``docs/towers_zoo.json``, a row per type of network, and
 ``docs/towers_zoo.md``. A second run resumes where the first one stopped. Each type runs in a separate process with a
 limit on its time. All networks are tiny and random.
 """
@@ -13,20 +13,15 @@ import copy
 import dataclasses
 import fnmatch
 import inspect
-import json
 import re
 import sys
 import textwrap
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
-
-if not __package__:  # run as a script
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
@@ -198,11 +193,15 @@ SMALL: dict[str, Any] = {
 
 def _captioner() -> Any:
     tower = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)
+    return _worded(transformers.VisionEncoderDecoderConfig, tower)
+
+
+def _worded(kind: Any, tower: Any) -> Any:
     words = transformers.GPT2Config(
         vocab_size=200, n_embd=64, n_layer=4, n_head=4, n_positions=128, add_cross_attention=True, bos_token_id=1,
         eos_token_id=2,
     )  # fmt: skip
-    made = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(tower, words)
+    made = kind.from_encoder_decoder_configs(tower, words)
     made.decoder_start_token_id, made.pad_token_id = 1, 0
     return made
 
@@ -219,13 +218,7 @@ def _listener() -> Any:
         **SMALL, conv_dim=(16, 16), conv_kernel=(10, 3), conv_stride=(5, 2), num_conv_pos_embeddings=16,
         num_conv_pos_embedding_groups=4, vocab_size=200, num_feat_extract_layers=2,
     )  # fmt: skip
-    words = transformers.GPT2Config(
-        vocab_size=200, n_embd=64, n_layer=4, n_head=4, n_positions=128, add_cross_attention=True, bos_token_id=1,
-        eos_token_id=2,
-    )  # fmt: skip
-    made = transformers.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(tower, words)
-    made.decoder_start_token_id, made.pad_token_id = 1, 0
-    return made
+    return _worded(transformers.SpeechEncoderDecoderConfig, tower)
 
 
 COMPOSED = {
@@ -269,8 +262,7 @@ def examine(kind: str, name: str) -> Row:
 
 
 def _message(error: Exception) -> str:
-    text = " ".join(str(error).split()).partition(" See https://")[0]
-    return f"{type(error).__name__}: {text[:400]}"
+    return zoo.told(error).partition(" See https://")[0]
 
 
 def _examined(row: Row, adapter: hf_stitch.Adapter) -> Row:
@@ -404,15 +396,7 @@ def drawn(adapter: hf_stitch.Adapter, samples: int, seed: int) -> dict[str, Any]
 # -- all types --------------------------------------------------------------------------------------------------------
 def read(file: Path = FILE) -> dict[str, Row]:
     """Return the rows that are there, by type."""
-    if not file.exists():
-        return {}
-    return {row["family"]: Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))}
-
-
-def write(rows: Mapping[str, Row], file: Path = FILE) -> None:
-    """Write the rows, sorted by type, and the page."""
-    lines = [json.dumps(dataclasses.asdict(rows[kind]), ensure_ascii=False) for kind in sorted(rows)]
-    file.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    return {row.family: row for row in zoo_records.rows_of(Row, file)}
 
 
 INTRODUCTION = """# Networks that read two things
@@ -420,7 +404,7 @@ INTRODUCTION = """# Networks that read two things
 Every model type of transformers with a class that takes images, video or sound together with a text, from a tiny config
 with random weights, loaded by `hf_stitch.load(network)` without example inputs
 ([hf-stitch-towers](https://github.com/hf-stitch/hf-stitch/tree/main/plugins/hf-stitch-towers)).
-`python benchmarks/towers_zoo.py` examines types that have no row of the installed versions, and writes this page.
+`python -m benchmarks.towers_zoo` examines types that have no row of the installed versions, and writes this page.
 
 Numbers are cuts at which both parts together compute what the network does, bit for bit, on other images and batches
 than those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*,
@@ -486,9 +470,7 @@ def main() -> None:
     parser.add_argument("--failed", action="store_true", help="examine types again that have no cuts")
     parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
+    zoo.quiet()
     rows, kinds = read(), types()
     wanted = [
         kind
@@ -504,7 +486,7 @@ def main() -> None:
         found = zoo.apart(partial(examine, kind, kinds[kind]), SECONDS)
         seconds = round(time.perf_counter() - started, 1)
         row = rows[kind] = Row(**{"family": kind, "model": kinds[kind], "seconds": seconds, **found})
-        write(rows)
+        zoo_records.write_rows((rows[each] for each in sorted(rows)), FILE)
         print(f"{kind}: {row.tower}+{row.projector}+{row.decoder} {row.inexact} {row.reason[:300]}", flush=True)
     PAGE.write_text(report(rows), encoding="utf-8")
 
