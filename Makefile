@@ -114,18 +114,13 @@ suites: $(READY) ## run the common tests of transformers on stitched models, and
 
 # It needs a connection, and some gigabytes for a dozen networks. A second run goes on where the first one stopped.
 verify-hub: $(READY) ## verify real checkpoints of the Hub, and the example of README; writes build/hub.json and hub.md
-	$(BIN)/python benchmarks/verify_hub.py $(ARGS)
+	$(BIN)/python -m benchmarks.verify_hub $(ARGS)
 
 bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
-# It goes on after the terminal is closed, skips what is done and shares the work with other runs of the same folder.
-RESULTS ?= results
-results: $(READY) ## run all studies in the background: make results DATA=folder NETWORKS=folder of published networks
-	$(if $(NETWORKS),,$(error set NETWORKS to the folder of published networks))
-	mkdir -p $(RESULTS)
-	OMP_NUM_THREADS=1 nohup $(BIN)/python plugins/hf-stitch-studies/studies/run.py all --publish $(if $(DATA),--data-dir $(DATA)) --published $(NETWORKS) --out $(RESULTS) $(ARGS) >> $(RESULTS)/log.txt 2>&1 &
-	@echo "The experiments run in the background; see $(RESULTS)/log.txt. The same command goes on after an interruption."
+results: $(READY) ## write every page of the studies, and the table of all, from the records
+	$(BIN)/python plugins/hf-stitch-studies/studies/run.py pages
 
 clean: ## remove the environment and everything cached
 	rm -rf .venv .venv-newest .venv-next .venv-oldest .venv-space build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -15,16 +15,15 @@ import resource
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 import transformers as hf
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import networks
-from benchmarks.timing import machine
+from benchmarks.timing import show
 from hf_stitch.cli import networks as of_quickstart
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
@@ -123,13 +122,9 @@ def commands(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
     }
 
 
-def main() -> None:
-    """Run the benchmark and print its table."""
-    title = f"processor seconds of commands ({machine()})"
-    columns = "imports", "loading", "cuts", "rest", "all", "floor", "without rest / floor", "second floor", "ratio"
-    table = Table("command", *columns, title=title)
-    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    os.environ.update(environment)
+def rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each command."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     hf.logging.set_verbosity_error()
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -151,5 +146,10 @@ def main() -> None:
             row = [*figures.values(), statistics.median(found)]
             for spent in least:
                 row += [statistics.median(spent), (row[4] - figures["rest"]) / statistics.median(spent)]
-            table.add_row(command, *(f"{value:.2f}" for value in row))
-    Console(width=140).print(table)
+            yield command, *(f"{value:.2f}" for value in row)
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    columns = "imports", "loading", "cuts", "rest", "all", "floor", "without rest / floor", "second floor", "ratio"
+    show("processor seconds of commands", ("command", *columns), rows())

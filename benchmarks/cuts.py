@@ -5,18 +5,16 @@ Random weights, real sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import timm
 import torch
 import transformers as hf
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 import hf_stitch
-from benchmarks.timing import machine, paired
+from benchmarks.timing import paired, show
 from hf_stitch.adapters.discovery.verify import same
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -38,10 +36,8 @@ def _inputs(adapter: hf_stitch.Adapter) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def main() -> None:
-    """Run the benchmark and print its table."""
-    title = f"encode + decode at the middle block, batch {BATCH} ({machine()})"
-    table = Table("network", "cut", "forward s", "encode + decode s", "ratio", "exact", title=title)
+def rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each network."""
     for name, create in NETWORKS.items():
         adapter = hf_stitch.load(create().eval())
         layer = adapter.layers[len(adapter.layers) // 2]
@@ -55,5 +51,10 @@ def main() -> None:
 
         exact = same(split(), whole())
         ours, forward, ratio = paired(split, whole, REPEATS)
-        table.add_row(name, layer, f"{forward:.3f}", f"{ours:.3f}", f"{ratio:.3f}", str(exact))
-    Console(width=140).print(table)
+        yield name, layer, f"{forward:.3f}", f"{ours:.3f}", f"{ratio:.3f}", str(exact)
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    columns = "network", "cut", "forward s", "encode + decode s", "ratio", "exact"
+    show(f"encode + decode at the middle block, batch {BATCH}", columns, rows())

@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 import accelerate
 import torch
 import transformers as hf
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils import backend_registration as registration
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import hf_stitch
 from benchmarks.networks import CLASSES, SIDE, data, images, tokenizer
+from benchmarks.timing import show
 from benchmarks.tiny import shaken
 from hf_stitch.training import TaskLoss
 
@@ -379,13 +378,9 @@ def main() -> None:
     """Print the table."""
     columns = ("networks", "verb", "waits per batch", "and layer", "copies to it per batch", "and layer",
                "numbers from it per sample", "waits per job")  # fmt: skip
-    table = Table(*columns, title="on an emulated device")
-    for kind in KINDS:
-        for verb in VERBS:
-            if kind != "llama" or verb not in OF_SAMPLES:
-                figures = (*slopes(kind, verb), counted(kind, verb, 2, 2).waits.total())
-                table.add_row(kind, verb, *(f"{value:g}" for value in figures))
-    Console(width=160).print(table)
+    jobs = [(kind, verb) for kind in KINDS for verb in VERBS if kind != "llama" or verb not in OF_SAMPLES]
+    figures = ((*job, *slopes(*job), counted(*job, 2, 2).waits.total()) for job in jobs)
+    show("on an emulated device", columns, ((kind, verb, *(f"{x:g}" for x in row)) for kind, verb, *row in figures))
 
 
 if __name__ == "__main__":

@@ -1,35 +1,30 @@
 """Generation of stitched language models, beside their own networks, without a cache, and beside left padding.
 
 ``python -m benchmarks generation`` measures pairs of four families with random weights. A network that is stitched to
-itself with the identity must generate what it generates alone. ``python benchmarks/generation.py zoo FILE`` tries this
+itself with the identity must generate what it generates alone. ``python -m benchmarks.generation zoo FILE`` tries this
 with every causal type of transformers, each in a process of its own, and appends one line of JSON per type.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import sys
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a script
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 import hf_stitch
 from benchmarks import tiny, zoo
+from benchmarks.timing import show
 from hf_stitch.artefacts.joining import join
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 
@@ -107,13 +102,8 @@ def row(model: Any, prompts: list[str], own: Any = None) -> list[str]:
 NAMES = ("input_ids", "attention_mask")
 
 
-def main() -> None:
-    """Print the table of all pairs."""
-    warnings.simplefilter("ignore", UserWarning)
-    torch.set_num_threads(1)
-    title = f"transformers {transformers.__version__}, {TOKENS} tokens after prompts of 100 and 64, one thread"
-    columns = ("source", "target", "stitched / network", "with / without cache", "padded / alone")
-    table = Table(*columns, "ms per token", "without cache", "network", "cache", title=title)
+def rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each pair."""
     prompts = [*texts(1, 100), *texts(1, 64)]
     options: Any = {"matcher": "ridge", "task": "text-generation", "progress": False}
     for source, target in product(FAMILIES, [family for family in FAMILIES if family != "t5"]):
@@ -122,19 +112,23 @@ def main() -> None:
         matcher = {"matcher": "identity"} if a is b else {}
         model = hf_stitch.stitch(a, b, texts(40, 10), source_layer=FAMILIES[source][0],
                                  target_layer=FAMILIES[target][0], **{**options, **matcher})  # fmt: skip
-        table.add_row(source, target, *row(model, prompts, a.model if a is b else None))
+        yield source, target, *row(model, prompts, a.model if a is b else None)
     a, b = network("gpt2", 0, words=1), network("llama", 1)
     model = hf_stitch.stitch(a, b, texts(40, 10), source_layer=FAMILIES["gpt2"][0], target_layer=FAMILIES["llama"][0],
                              align="prefix", own=True, **options)  # fmt: skip
-    table.add_row("gpt2, other tokenizer", "llama", *row(model, prompts))
-    Console(width=160).print(table)
+    yield "gpt2, other tokenizer", "llama", *row(model, prompts)
+
+
+def main() -> None:
+    """Print the table of all pairs."""
+    zoo.quiet()
+    title = f"transformers {transformers.__version__}, {TOKENS} tokens after prompts of 100 and 64"
+    columns = "source", "target", "stitched / network", "with / without cache", "padded / alone"
+    show(title, (*columns, "ms per token", "without cache", "network", "cache"), rows())
 
 
 def examine(family: str) -> dict[str, Any]:
     """Stitch a causal type to itself with the identity; generate with a cache, without, and by the network itself."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
     found: dict[str, Any] = {"family": family}
     try:
         adapter = zoo.adapter_of("causal", family)
@@ -170,13 +164,9 @@ def examine(family: str) -> dict[str, Any]:
 
 def sweep(path: Path) -> None:
     """Examine each causal type in a process of its own."""
-    context = multiprocessing.get_context("fork")
+    zoo.quiet()
     for family in tiny.types("causal"):
-        with context.Pool(1) as pool:
-            try:
-                found = pool.apply_async(examine, (family,)).get(timeout=120)
-            except multiprocessing.TimeoutError:
-                found = {"family": family, "error": "took more than 120 seconds"}
+        found = {"family": family, **zoo.apart(partial(examine, family), 120)}
         with path.open("a") as file:
             file.write(json.dumps(found) + "\n")
 

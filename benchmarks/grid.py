@@ -9,36 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import timm
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 import hf_stitch
-from benchmarks.timing import in_turn, machine
+from benchmarks.timing import in_turn, show
 from hf_stitch import Adapter, Samples
 
-TINY10 = [
-    (3, 16, 3, 1),
-    (16, 16, 3, 1),
-    (16, 32, 3, 2),
-    (32, 32, 3, 1),
-    (32, 32, 3, 1),
-    (32, 64, 3, 2),
-    (64, 64, 3, 1),
-    (64, 64, 1, 1),
-]
+WIDTHS, STRIDED = (3, 16, 16, 32, 32, 32, 64, 64, 64), (2, 5)
 REPEATS = 2
 
 
 def tiny10() -> nn.Module:
     """Eight convolutions with BatchNorm and ReLU, as those of Csiszárik et al. 2021."""
     blocks = [
-        nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride), nn.BatchNorm2d(outputs), nn.ReLU())
-        for inputs, outputs, kernel, stride in TINY10
+        nn.Sequential(nn.Conv2d(a, b, 1 if i == 7 else 3, 2 if i in STRIDED else 1), nn.BatchNorm2d(b), nn.ReLU())
+        for i, (a, b) in enumerate(pairwise(WIDTHS))
     ]
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
@@ -108,14 +98,6 @@ def _row(name: str, create: Callable[[], nn.Module], count: int, scored: int, ba
 
 
 def main() -> None:
-    """Run the benchmark; a line for each case when it is done, then the table."""
-    table = Table(
-        "networks", "images", "floor s", "grid s", "over floor", "stitch() s", "stitch() over grid",
-        title=f"grids of stitches ({machine()})",
-    )  # fmt: skip
-    console = Console(width=140)
-    for name, case in CASES.items():
-        row = _row(name, *case)
-        console.print(*row, sep=", ")
-        table.add_row(*row)
-    console.print(table)
+    """Run the benchmark and print its table."""
+    columns = "networks", "images", "floor s", "grid s", "over floor", "stitch() s", "stitch() over grid"
+    show("grids of stitches", columns, (_row(name, *case) for name, case in CASES.items()))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.timing import machine
+from benchmarks.timing import alone, show
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments
 
@@ -54,35 +52,25 @@ def dense(n: int, driver: str) -> tuple[float, Tensor]:
     return time.perf_counter() - start, solution[:WIDTH].T
 
 
-def main() -> None:
-    """Run each method in a separate process, to measure its peak memory, and print the table."""
-    title = f"affine least squares {WIDTH} -> {WIDTH}, float32 rows ({machine()})"
-    table = Table("rows", "method", "seconds", "over streamed", "peak memory MB", "largest difference", title=title)
+def compared() -> Iterator[tuple[str, ...]]:
+    """Run each method in a separate process, to measure its peak memory, and yield a row for each."""
     for n in SIZES:
         found: dict[str, tuple[float, float, Tensor]] = {}
         for way in ("streamed", "gels", "gelsy"):
-            output = subprocess.run(
-                [sys.executable, "-m", "benchmarks.least_squares", way, str(n)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if output.returncode:
-                table.add_row(f"{n:,}", way, "out of memory" if output.returncode < 0 else output.stderr.strip()[-60:])
-                continue
-            seconds, peak, path = output.stdout.split()
+            seconds, peak, path = alone("least_squares", way, str(n)).split()
             found[way] = (float(seconds), float(peak), torch.load(path, weights_only=True))
             ratio, gap = found[way][0] / found["streamed"][0], (found[way][2] - found["streamed"][2]).abs().max()
             label = way if way == "streamed" else f"torch.linalg.lstsq ({way})"
-            table.add_row(
-                f"{n:,}", label, f"{found[way][0]:.1f}", f"{ratio:.2f}", f"{found[way][1]:,.0f}", f"{gap:.1e}"
-            )
-    Console(width=140).print(table)
+            yield f"{n:,}", label, f"{found[way][0]:.1f}", f"{ratio:.2f}", f"{found[way][1]:,.0f}", f"{gap:.1e}"
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    columns = "rows", "method", "seconds", "over streamed", "peak memory MB", "largest difference"
+    show(f"affine least squares {WIDTH} -> {WIDTH}, float32 rows", columns, compared())
 
 
 if __name__ == "__main__":
-    import tempfile
-
     way, n = sys.argv[1], int(sys.argv[2])
     seconds, weight = streamed(n) if way == "streamed" else dense(n, way)
     with tempfile.NamedTemporaryFile(suffix=".pt", delete=False) as file:

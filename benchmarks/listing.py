@@ -5,27 +5,25 @@ Random weights, real sizes, processor time on one thread; the fastest of several
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import timm
 import torch
 import transformers as hf
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import hf_stitch
-from benchmarks.timing import machine
+from benchmarks.timing import seconds, show
 
 TOKENS, FORWARDS = 16, 9
+IMAGES = (
+    *("resnet18", "rexnet_100", "vit_tiny_patch16_224", "efficientnet_b0", "convnext_tiny"),
+    "swin_tiny_patch4_window7_224",
+)
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    **{
-        name: lambda name=name: timm.create_model(name)  # type: ignore[misc]
-        for name in ("resnet18", "rexnet_100", "vit_tiny_patch16_224", "efficientnet_b0", "convnext_tiny")
-    },
-    "swin_tiny_patch4_window7_224": lambda: timm.create_model("swin_tiny_patch4_window7_224"),
+    **{name: partial(timm.create_model, name) for name in IMAGES},
     "BERT-base": lambda: hf.BertForSequenceClassification(hf.BertConfig()),
     "RoBERTa-base": lambda: hf.RobertaForMaskedLM(hf.RobertaConfig()),
     "GPT-2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config()),
@@ -43,23 +41,20 @@ def inputs_of(model: nn.Module) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **decoded}
 
 
-def main() -> None:
-    """Run the benchmark and print its table."""
-    torch.set_num_threads(1)
-    title = f"listing verified cuts over one forward of two samples ({machine()})"
-    table = Table("network", "cuts", "forward ms", "listing s", "forwards", title=title)
+def rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each network."""
     for name, create in NETWORKS.items():
         model = create().eval()
         inputs = inputs_of(model)
-        seconds = []
         with torch.no_grad():
-            for _ in range(FORWARDS):
-                start = time.process_time()
-                model(**inputs)
-                seconds.append(time.process_time() - start)
+            forward = min(seconds(partial(model, **inputs), FORWARDS))
         adapter = hf_stitch.load(model, example_inputs=inputs)
-        start = time.process_time()
-        cuts = len(adapter.layers)
-        took, forward = time.process_time() - start, min(seconds)
-        table.add_row(name, str(cuts), f"{1000 * forward:.0f}", f"{took:.2f}", f"{took / forward:.1f}")
-    Console(width=140).print(table)
+        (took,) = seconds(partial(getattr, adapter, "layers"))
+        yield name, str(len(adapter.layers)), f"{1000 * forward:.0f}", f"{took:.2f}", f"{took / forward:.1f}"
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    torch.set_num_threads(1)
+    columns = "network", "cuts", "forward ms", "listing s", "forwards"
+    show("listing verified cuts over one forward of two samples", columns, rows())

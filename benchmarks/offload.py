@@ -7,7 +7,6 @@ memory above that after the imports is measured: pages of mapped files, which th
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,12 +18,10 @@ from typing import Any
 
 import torch
 import transformers as hf
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from benchmarks.timing import machine
+from benchmarks.timing import alone, show
 
 TEXTS = 64
 SIZES = {"large": (28, 1536, 8960, 12, 2, 151936), "small": (4, 64, 128, 4, 2, 80)}
@@ -145,7 +142,7 @@ def step(name: str, folder: Path) -> dict[str, Any]:
         return f"saved {size / 1e9:.2f} GB"
 
     found, seconds, peak = peak_of(run)
-    return {"step": name, "found": found, "seconds": seconds, "peak": peak}
+    return {"step": name, "found": found, "seconds": f"{seconds:.1f}", "peak": f"{peak:.2f}"}
 
 
 STEPS = ("list the layers", "verify a cut", "compare two layers", "stitch and save", "load from its files")
@@ -159,17 +156,10 @@ def main() -> None:
             (folder / size).mkdir()
             write_model(size, folder / size)
         weights = sum(file.stat().st_size for file in (folder / "large").glob("*.safetensors")) / 1e9
-        table = Table(title=f"a model of {weights:.1f} GB on the disk ({machine()})")
-        for column in ("step", "found", "seconds", "peak GB above the imports"):
-            table.add_column(column)
-        for each in STEPS:
-            call = [sys.executable, "-m", "benchmarks.offload", each, name]
-            child = subprocess.run(call, capture_output=True, text=True, check=False)
-            if child.returncode:
-                raise RuntimeError(f"{each} failed: {child.stderr[-2000:]}")
-            row = json.loads(child.stdout.splitlines()[-1])
-            table.add_row(row["step"], row["found"], f"{row['seconds']:.1f}", f"{row['peak']:.2f}")
-            Console(width=120).print(table)
+        rows = ([*json.loads(alone("offload", each, name)).values()] for each in STEPS)
+        show(
+            f"a model of {weights:.1f} GB on the disk", ("step", "found", "seconds", "peak GB above the imports"), rows
+        )
 
 
 if __name__ == "__main__":

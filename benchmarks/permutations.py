@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.timing import machine
+from benchmarks.timing import seconds, show
 from hf_stitch.analysis.permutation import maximum_test, pairing
 from hf_stitch.registry import registries
 
@@ -47,18 +44,8 @@ def activations(n: int, width: int, seed: int) -> Tensor:
     return (shared @ torch.randn(16, width, generator=own) / 4 + noise).relu().double()
 
 
-def seconds(job: Callable[[], object]) -> float:
-    """Return the processor time of a job."""
-    start = time.process_time()
-    job()
-    return time.process_time() - start
-
-
-def main() -> None:
-    """Run the benchmark and print its table."""
-    torch.set_num_threads(1)
-    title = f"{PERMUTATIONS} permutations, processor seconds ({machine()})"
-    table = Table("metric", "layers", "samples", "anew", "shared", "anew / shared", "largest difference", title=title)
+def rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each case."""
     for name, what, n, widths_x, widths_y in CASES:
         metric = registries.metrics.build(name)
         x, y = ([activations(n, w, 10 * w + side) for w in widths] for side, widths in enumerate((widths_x, widths_y)))
@@ -72,15 +59,17 @@ def main() -> None:
                 for i, j in np.ndindex(found.shape):
                     found[i, j] = metric.function(x[i], y[j][order], **metric.options).item()
 
-            before.append(PERMUTATIONS * seconds(anew))
+            before.append(PERMUTATIONS * seconds(anew)[0])
             shared = partial(maximum_test, metric, x, y, permutations=many, seed=each, memory=MEMORY)
-            after.append(PERMUTATIONS / many * seconds(shared))
+            after.append(PERMUTATIONS / many * seconds(shared)[0])
             ratios.append(before[-1] / after[-1])
             apart = max(apart, abs(pairing(metric, x[-1], y[-1])(order) - found[-1, -1]))
-        figures = (
-            f"{statistics.median(before):.1f}",
-            f"{statistics.median(after):.1f}",
-            f"{statistics.median(ratios):.1f}",
-        )
-        table.add_row(name, what, str(n), *figures, f"{apart:.0e}")
-    Console(width=140).print(table)
+        figures = (f"{statistics.median(each):.1f}" for each in (before, after, ratios))
+        yield name, what, str(n), *figures, f"{apart:.0e}"
+
+
+def main() -> None:
+    """Run the benchmark and print its table."""
+    torch.set_num_threads(1)
+    columns = "metric", "layers", "samples", "anew", "shared", "anew / shared", "largest difference"
+    show(f"{PERMUTATIONS} permutations, processor seconds", columns, rows())

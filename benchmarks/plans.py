@@ -12,11 +12,10 @@ here.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -24,14 +23,12 @@ from unittest.mock import patch
 import timm
 import torch
 import transformers as hf
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import hf_stitch
 from benchmarks.offload import peak_of
-from benchmarks.timing import machine
+from benchmarks.timing import alone, show
 from hf_stitch.adapters.loading import described
 from hf_stitch.workflows import _plan
 
@@ -134,24 +131,20 @@ def taken(name: str, job: str) -> dict[str, float]:
     }  # fmt: skip
 
 
-def main() -> None:
-    """Print the tables."""
-    columns = ("pair", "job", "samples", "passes", "seconds", "planned", "ratio", "peak GB", "planned", "ratio")
-    table = Table(*columns, title=f"plans without data, and what was taken ({machine()})")
+def small() -> Iterator[tuple[str, ...]]:
+    """Yield what small pairs take."""
     for name, case in CASES.items():
         for job in JOBS:
-            call = [sys.executable, "-m", "benchmarks.plans", name, job]
-            child = subprocess.run(call, capture_output=True, text=True, check=False)
-            if child.returncode:
-                raise RuntimeError(f"{name}, {job} failed: {child.stderr[-2000:]}")
-            row = json.loads(child.stdout.splitlines()[-1])
+            row = json.loads(alone("plans", name, job))
             figures = [
                 row["passes"], row["seconds"], row["planned seconds"], row["planned seconds"] / row["seconds"],
                 row["peak"], row["planned memory"], row["planned memory"] / row["peak"],
             ]  # fmt: skip
-            table.add_row(name, job, str(case.n), *(f"{figure:.2f}" for figure in figures))
-    Console(width=140).print(table)
-    large = Table("job", "device", "number", "memory GB", "statistics GB", "hours for 1,000", "for 1,000,000", "plan s")
+            yield name, job, str(case.n), *(f"{figure:.2f}" for figure in figures)
+
+
+def large() -> Iterator[tuple[str, ...]]:
+    """Yield plans of a large pair."""
     for job in JOBS:
         found, seconds = planned(job, LARGE, 1000, 64, 512)
         for name, (memory, speed) in DEVICES.items():
@@ -159,8 +152,15 @@ def main() -> None:
             sizes = sum(plan.memory.values()) / 1e9, plan.memory["statistics"] / 1e9
             hours = plan.seconds / 3600, plan.seconds / 3.6
             figures = (*sizes, *hours, seconds)
-            large.add_row(job, name, str(plan.devices), *(f"{figure:.3g}" for figure in figures))
-    Console(width=140).print(large)
+            yield job, name, str(plan.devices), *(f"{figure:.3g}" for figure in figures)
+
+
+def main() -> None:
+    """Print the tables."""
+    columns = "pair", "job", "samples", "passes", "seconds", "planned", "ratio", "peak GB", "planned", "ratio"
+    show("plans without data, and what was taken", columns, small())
+    columns = "job", "device", "number", "memory GB", "statistics GB", "hours for 1,000", "for 1,000,000", "plan s"
+    show("plans of a large pair", columns, large())
 
 
 if __name__ == "__main__":

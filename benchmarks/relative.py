@@ -1,32 +1,26 @@
-"""Relative representations and nearest neighbours compared with plain PyTorch and latentis, and memory for many rows.
+"""Relative representations and nearest neighbours compared with plain PyTorch, and memory for many rows.
 
 Random rows, float32, cosine similarity. All methods search exactly, but may break ties differently. Each method runs in
 a separate process, to measure its peak memory.
-
-Install latentis with ``pip install "hf-stitch[bench]"``. If it is not installed, the table reports that and omits it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import resource
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.timing import machine
+from benchmarks.timing import alone, show
 from hf_stitch.relative import RelativeProjection, nearest
 
 CHUNK, NEIGHBOURS, REPEATS = 4096, 10, 3
@@ -66,19 +60,7 @@ def plain(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
     return relative, torch.cat([(queries @ unit.T).topk(NEIGHBOURS).indices for queries in unit.split(CHUNK)])
 
 
-def latentis(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute relative representations and neighbours with latentis, which searches with faiss."""
-    from latentis.space.search import SearchIndex, SearchMetric
-    from latentis.transform.projection import cosine_proj, relative_projection
-
-    relative = relative_projection(rows, anchors, cosine_proj)
-    index = SearchIndex.create(relative.shape[1], SearchMetric.COSINE)
-    index.add_vectors(relative)
-    found = index.search_knn(query_vectors=relative, k=NEIGHBOURS, transform=True)
-    return relative, torch.as_tensor(np.asarray(found.offsets))
-
-
-WAYS: dict[str, Way] = {"hf-stitch": ours, "hf-stitch in chunks": in_chunks, "plain": plain, "latentis": latentis}
+WAYS: dict[str, Way] = {"hf-stitch": ours, "hf-stitch in chunks": in_chunks, "plain": plain}
 
 
 class Drawn:
@@ -127,60 +109,41 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def alone(way: str, sizes: Sizes) -> tuple[float, float, Tensor, Tensor] | str:
-    """Run one method in a separate process.
-
-    Returns:
-        Seconds, peak memory in MB, relative representations and neighbours; or an error message.
-    """
+def measured(way: str, sizes: Sizes) -> tuple[float, float, Tensor, Tensor]:
+    """Run a method alone; return seconds, peak memory in MB, relative representations and neighbours."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "found.pt"
-        command = [sys.executable, "-m", "benchmarks.relative", way, str(place), *map(str, sizes)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            return "out of memory" if done.returncode < 0 else done.stderr.strip()[-60:]
-        seconds, most = map(float, done.stdout.split())
+        seconds, most = map(float, alone("relative", way, str(place), *map(str, sizes)).split())
         return seconds, most, *torch.load(place, weights_only=True)
 
 
-def compare(sizes: Sizes) -> Table:
+def compared(sizes: Sizes) -> Iterator[tuple[str, ...]]:
     """Compare all methods on the same rows."""
-    n, width, anchors = sizes
-    title = f"{n:,} rows x {width}, {anchors} anchors, {NEIGHBOURS} nearest neighbours ({machine()})"
-    columns = ("method", "seconds", "over plain", "peak memory MB", "largest difference", "same neighbours")
-    table = Table(*columns, title=title)
-    found = {way: alone(way, sizes) for way in WAYS if way != "latentis" or importlib.util.find_spec("latentis")}
+    found = {way: measured(way, sizes) for way in WAYS}
     base = found["plain"]
-    for way, result in found.items():
-        if isinstance(result, str) or isinstance(base, str):
-            table.add_row(way, str(result))
-            continue
-        seconds, most, relative, places = result
+    for way, (seconds, most, relative, places) in found.items():
         gap = (relative - base[2]).abs().max()
         same = (places[:, :, None] == base[3][:, None]).any(2).float().mean()
-        table.add_row(way, f"{seconds:.2f}", f"{seconds / base[0]:.2f}", f"{most:,.0f}", f"{gap:.1e}", f"{same:.4%}")
-    if "latentis" not in found:
-        table.caption = "latentis is not installed"
-    return table
+        yield way, f"{seconds:.2f}", f"{seconds / base[0]:.2f}", f"{most:,.0f}", f"{gap:.1e}", f"{same:.4%}"
 
 
-def memory(sizes: Sizes) -> Table:
+def memory(sizes: Sizes) -> Iterator[tuple[str, ...]]:
     """Measure streams of few and of many rows."""
     n, width, anchors = sizes
-    title = f"nearest neighbours of 20 rows among streamed rows x {width}, {anchors} anchors ({machine()})"
-    table = Table("rows", "seconds", "peak memory MB", title=title)
     for count in (n // 50, n):
-        result = alone("streamed", (count, width, anchors))
-        cells = [result] if isinstance(result, str) else [f"{result[0]:.1f}", f"{result[1]:,.0f}"]
-        table.add_row(f"{count:,}", *cells)
-    return table
+        seconds, most, *_ = measured("streamed", (count, width, anchors))
+        yield f"{count:,}", f"{seconds:.1f}", f"{most:,.0f}"
 
 
 def main() -> None:
     """Run the benchmark and print both tables."""
-    console = Console(width=140)
-    console.print(compare(SPEED))
-    console.print(memory(MEMORY))
+    n, width, anchors = SPEED
+    columns = "method", "seconds", "over plain", "peak memory MB", "largest difference", "same neighbours"
+    title = f"{n:,} rows x {width}, {anchors} anchors, {NEIGHBOURS} nearest neighbours"
+    show(title, columns, compared(SPEED))
+    _, width, anchors = MEMORY
+    title = f"nearest neighbours of 20 rows among streamed rows x {width}, {anchors} anchors"
+    show(title, ("rows", "seconds", "peak memory MB"), memory(MEMORY))
 
 
 if __name__ == "__main__":

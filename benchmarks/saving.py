@@ -8,26 +8,18 @@ from pathlib import Path
 
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 import hf_stitch
-from benchmarks.timing import in_turn, machine
+from benchmarks.timing import in_turn, show
 
 REPEATS = 5
-WIDTH, LAYERS, VOCABULARY = 768, 12, 30_522
+WIDTH, LAYERS = 768, 12
 
 
 def model() -> hf_stitch.StitchedModel:
     """Stitch two networks of BERT-base's size, cut after their sixth blocks."""
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        intermediate_size=4 * WIDTH,
-        num_labels=2,  # type: ignore[call-arg]  # a field of every config
-    )
+    config = transformers.BertConfig(num_labels=2)
     network = hf_stitch.load(transformers.BertForSequenceClassification(config).eval())
     layer = f"bert.encoder.layer.{LAYERS // 2 - 1}"
     spec = network.spec(layer)
@@ -37,6 +29,7 @@ def model() -> hf_stitch.StitchedModel:
 
 def main() -> None:
     """Run all ways in turn and print medians and ratios."""
+    torch.set_num_threads(1)
     stitched = model()
     weights = {name: tensor.clone() for name, tensor in stitched.state_dict().items()}
     with tempfile.TemporaryDirectory() as name:
@@ -51,12 +44,6 @@ def main() -> None:
         in_turn(ways, 1)
         seconds = {way: statistics.median(taken) for way, taken in in_turn(ways, REPEATS).items()}
     count = sum(tensor.numel() for tensor in weights.values()) / 1e6
-    table = Table("way", "seconds", "over bare weights", title=f"{count:.0f}M parameters ({machine()})")
-    for way, taken in seconds.items():
-        table.add_row(way, f"{taken:.2f}", f"{taken / seconds[f'{way[:4]} bare weights']:.2f}")
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    ratios = {way: taken / seconds[f"{way[:4]} bare weights"] for way, taken in seconds.items()}
+    rows = ((way, f"{taken:.2f}", f"{ratios[way]:.2f}") for way, taken in seconds.items())
+    show(f"{count:.0f}M parameters", ("way", "seconds", "over bare weights"), rows)

@@ -1,6 +1,6 @@
 """What the time of a job grows with: measured curves, a model fitted to them, and what it predicts beyond them.
 
-``python -m benchmarks scaling`` measures and prints. ``python -m benchmarks.scaling FOLDER`` also writes
+``python -m benchmarks scaling`` measures and prints the page. ``python -m benchmarks.scaling FOLDER`` writes
 ``scaling.json``, ``scaling.md`` and ``scaling.png`` there, and ``python -m benchmarks.scaling FOLDER --again`` writes
 the page again from the JSON.
 
@@ -24,12 +24,10 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from rich.console import Console
-from rich.table import Table
 from scipy.optimize import nnls
 
 import hf_stitch
-from benchmarks.timing import machine
+from benchmarks.timing import machine, seconds
 from hf_stitch.matchers.regression import Lstsq
 from hf_stitch.relative import nearest
 from hf_stitch.statistics import Moments
@@ -180,13 +178,8 @@ JOBS: dict[str, Job] = {
 }
 
 
-def fitted(job: Job, sizes: list[Size], seconds: list[float]) -> dict[str, float]:
+def fitted(job: Job, sizes: list[Size], taken: list[float]) -> dict[str, float]:
     """Fit the time to the terms of a job, with coefficients that are not negative and relative errors as weights.
-
-    Args:
-        job: The job.
-        sizes: Measured sizes.
-        seconds: Their seconds.
 
     Returns:
         Name of a term -> seconds per 1e9 operations, and ``constant`` -> seconds.
@@ -194,7 +187,7 @@ def fitted(job: Job, sizes: list[Size], seconds: list[float]) -> dict[str, float
     names = ["constant", *job.terms]
     table = np.array([[1.0, *(term(size) for term in job.terms.values())] for size in sizes])
     scale = table.max(0)
-    rates, _ = nnls(table / scale / np.array(seconds)[:, None], np.ones(len(sizes)))
+    rates, _ = nnls(table / scale / np.array(taken)[:, None], np.ones(len(sizes)))
     return dict(zip(names, (rates / scale).tolist(), strict=True))
 
 
@@ -204,39 +197,18 @@ def predicted(job: Job, rates: Mapping[str, float], size: Size) -> float:
 
 
 def measured(job: Job) -> list[dict[str, Any]]:
-    """Measure a job in all its sizes.
-
-    Returns:
-        One row per size, with its seconds.
-    """
-    rows = []
-    for size in job.sizes:
-        work = job.run(size)
-        seconds = []
-        for _ in range(REPEATS):
-            start = time.process_time()
-            work()
-            seconds.append(time.process_time() - start)
-        rows.append({**asdict(size), "seconds": min(seconds)})
-    return rows
+    """Measure a job in all its sizes: a row per size, with its seconds."""
+    return [{**asdict(size), "seconds": min(seconds(job.run(size), REPEATS))} for size in job.sizes]
 
 
 def modelled(job: Job, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], list[float]]:
-    """Fit the model of a job, and predict each size from all others.
-
-    Args:
-        job: The job.
-        rows: Output of :func:`measured`.
-
-    Returns:
-        The rates, and the predicted seconds of each row.
-    """
-    sizes, seconds = [_size(row) for row in rows], [row["seconds"] for row in rows]
+    """Fit the model of a job, and predict each size from all others; return the rates, and these predictions."""
+    sizes, taken = [_size(row) for row in rows], [row["seconds"] for row in rows]
     left_out = [
-        predicted(job, fitted(job, sizes[:i] + sizes[i + 1 :], seconds[:i] + seconds[i + 1 :]), size)
+        predicted(job, fitted(job, sizes[:i] + sizes[i + 1 :], taken[:i] + taken[i + 1 :]), size)
         for i, size in enumerate(sizes)
     ]
-    return fitted(job, sizes, seconds), left_out
+    return fitted(job, sizes, taken), left_out
 
 
 def _size(row: Mapping[str, Any]) -> Size:
@@ -275,11 +247,11 @@ def _share(rank: int, count: int, port: int, folder: str) -> None:
     (Path(folder) / str(rank)).write_text(str(time.perf_counter() - start))
 
 
-def _duration(seconds: float) -> str:
+def _duration(taken: float) -> str:
     for unit, size in (("years", SECONDS_PER_YEAR), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.2g} s"
+        if taken >= 2 * size:
+            return f"{taken / size:.0f} {unit}"
+    return f"{taken:.2g} s"
 
 
 def _bytes(size: float) -> str:
@@ -287,11 +259,7 @@ def _bytes(size: float) -> str:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Return the page of a record: measured curves, the fitted model, and predictions.
-
-    Args:
-        found: Output of :func:`record`, also after it was saved as JSON.
-    """
+    """Return the page of a record: measured curves, the fitted model, and predictions."""
     parts = [
         "# Scaling",
         "",
@@ -355,11 +323,7 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def plot(found: Mapping[str, Any]) -> Any:
-    """Draw measured seconds over those of the model, one panel per job.
-
-    Args:
-        found: Output of :func:`record`.
-    """
+    """Draw measured seconds over those of the model, one panel per job."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -368,9 +332,9 @@ def plot(found: Mapping[str, Any]) -> Any:
     figure, panels = pyplot.subplots(1, len(JOBS), figsize=(4 * len(JOBS), 3.6), layout="constrained")
     for panel, (name, job) in zip(panels, JOBS.items(), strict=True):
         rows = found["jobs"][name]
-        seconds, guesses = [row["seconds"] for row in rows], modelled(job, rows)[1]
-        panel.loglog(guesses, seconds, "o", color="#0072b2")
-        ends = [min(seconds + guesses), max(seconds + guesses)]
+        taken, guesses = [row["seconds"] for row in rows], modelled(job, rows)[1]
+        panel.loglog(guesses, taken, "o", color="#0072b2")
+        ends = [min(taken + guesses), max(taken + guesses)]
         panel.loglog(ends, ends, color="grey", linewidth=1)
         panel.set(title=job.title.partition(",")[0].partition(" (")[0], xlabel="predicted seconds, size left out")
     panels[0].set_ylabel("measured seconds")
@@ -378,19 +342,8 @@ def plot(found: Mapping[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Run the benchmark and print its tables."""
-    show(record())
-
-
-def show(found: Mapping[str, Any]) -> None:
-    """Print a table of each job."""
-    console = Console(width=140)
-    for name, job in JOBS.items():
-        table = Table("size", "seconds", "predicted, left out", title=f"{job.title} ({found['machine']})")
-        rows = found["jobs"][name]
-        for row, guess in zip(rows, modelled(job, rows)[1], strict=True):
-            table.add_row(str(_size(row)), f"{row['seconds']:.3g}", f"{guess:.3g}")
-        console.print(table)
+    """Run the benchmark and print its page."""
+    print(page(record()))
 
 
 if __name__ == "__main__":
@@ -403,4 +356,3 @@ if __name__ == "__main__":
     place.write_text(json.dumps(saved, indent=1) + "\n")
     (options.folder / "scaling.md").write_text(page(saved))
     plot(saved).savefig(options.folder / "scaling.png", dpi=120)
-    show(saved)

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import timm
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
 import hf_stitch
-from benchmarks.timing import machine
+from benchmarks.timing import in_turn, show
 from hf_stitch import Adapter, Samples, StitchedModel
 from hf_stitch.tasks.base import logits_of
 from hf_stitch.training import TaskLoss
@@ -59,12 +57,7 @@ def _ours(models: list[StitchedModel], data: Samples, batch: int) -> float:
 
 
 def _median(step: Callable[[], object]) -> float:
-    times = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[SKIPPED:])
+    return statistics.median(in_turn({"": step}, STEPS)[""][SKIPPED:])
 
 
 def _bare(model: StitchedModel, images: torch.Tensor) -> float:
@@ -107,11 +100,8 @@ def _naive(a: Adapter, b: Adapter, model: StitchedModel, layers: tuple[str, str]
     return _median(step)
 
 
-def main() -> None:
-    """Run the benchmark and print its table."""
-    table = Table("networks", "cut", "batch", "step s", title=f"task-loss matching ({machine()})")
-    for column in ("over minimal", "naive over ours", f"{GRID} one by one over all at once"):
-        table.add_column(column, justify="right")
+def rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each case."""
     for name, (create, size, batch) in CASES.items():
         a, b = (_adapter(create, size, seed) for seed in (0, 1))
         layer = a.layers[len(a.layers) // 2]
@@ -128,10 +118,10 @@ def main() -> None:
         small = batch // GRID
         together = statistics.median(_ours(models, data, small) for _ in range(3))
         alone = sum(_ours([one], data, small) for one in models)
-        row = (f"{step:.4f}", f"{bare:.3f}", f"{naive:.2f}", f"{alone / together:.2f} (batch {small})")
-        table.add_row(name, layer, str(batch), *row)
-    Console(width=140).print(table)
+        yield name, layer, str(batch), f"{step:.4f}", f"{bare:.3f}", f"{naive:.2f}", f"{alone / together:.2f} ({small})"
 
 
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """Run the benchmark and print its table."""
+    columns = "networks", "cut", "batch", "step s", "over minimal", "naive over ours"
+    show("task-loss matching", (*columns, f"{GRID} one by one over all at once (batch)"), rows())

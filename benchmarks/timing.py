@@ -5,10 +5,14 @@ from __future__ import annotations
 import operator
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 
 def paired(first: Callable[[], object], second: Callable[[], object], repeats: int) -> tuple[float, float, float]:
@@ -49,6 +53,28 @@ def in_turn(
             function()
             seconds[name].append(clock() - start)
     return seconds
+
+
+def seconds(job: Callable[[], object], repeats: int = 1) -> list[float]:
+    """Return the processor time of every run of a job."""
+    return in_turn({"": job}, repeats, time.process_time)[""]
+
+
+def alone(module: str, *arguments: str) -> str:
+    """Run a benchmark in a process of its own, and return the last line that it prints."""
+    call = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    child = subprocess.run(call, capture_output=True, text=True, check=False)
+    if child.returncode:
+        raise RuntimeError(f"{module}, {arguments} ended with {child.returncode}: {child.stderr[-2000:]}")
+    return child.stdout.splitlines()[-1]
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table, with the machine in its title, when all of its rows are there."""
+    table = Table(*columns, title=f"{title} ({machine()})")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(width=160).print(table)
 
 
 def machine() -> str:

@@ -1,6 +1,6 @@
 """Verify real checkpoints of the Hub: their cuts are exact, and the example of README runs.
 
-``python benchmarks/verify_hub.py`` (``make verify-hub``) loads a dozen networks of different libraries and families,
+``python -m benchmarks.verify_hub`` (``make verify-hub``) loads a dozen networks of different libraries and families,
 lists their cuts, and compares the middle one with the network itself on raw samples, bit for bit. It writes what it
 verified to ``build/hub.json``, after each network, and a page beside it. A second run goes on with the networks that
 are missing, have failed, or were verified at another revision or with other versions.
@@ -23,9 +23,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-
-if not __package__:  # run as a script
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import hf_stitch
 from benchmarks import exactness

@@ -1,6 +1,6 @@
 """Sweep over model families: the smallest model of every timm module and a tiny config of every transformers type.
 
-``python benchmarks/zoo.py`` renews ``docs/zoo.json``, a row per family, of which the documentation makes a page. It
+``python -m benchmarks.zoo`` renews ``docs/zoo.json``, a row per family, of which the documentation makes a page. It
 examines the families whose row was measured with other versions of torch, timm and transformers, or that have none, so
 that a second run resumes where the first one stopped. Each runs in a separate process: a crash or a timeout does not
 affect the others.
@@ -23,9 +23,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a script
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import timm
 import torch
@@ -51,18 +48,12 @@ def families(suite: str) -> tuple[str, ...]:
 
 
 def adapter_of(suite: str, family: str, name: str | None = None) -> hf_stitch.Adapter:
-    """Load a family's model in the smallest size that runs.
+    """Load a family's model, with random weights, in the smallest size that runs.
 
     Args:
         suite: One of :data:`SUITES`.
         family: A family of the suite.
         name: Model of timm. Default: the one with the fewest parameters, which takes seconds to find.
-
-    Returns:
-        The adapter of a model with random weights.
-
-    Raises:
-        Exception: The error of the last attempt, if no model can be created and run.
     """
     attempts = tiny.timm_attempts(name or tiny.smallest(family)) if suite == "timm" else tiny.attempts(suite, family)
     failures = []
@@ -85,8 +76,19 @@ def examine(suite: str, family: str) -> Record:
     try:
         return _examined(record, adapter_of(suite, family))
     except Exception as error:
-        message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-        return dataclasses.replace(record, reason=message)
+        return dataclasses.replace(record, reason=told(error))
+
+
+def told(error: Exception) -> str:
+    """Return an error as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+
+
+def quiet() -> None:
+    """Run on one thread, and without warnings."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
 
 
 def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
@@ -105,11 +107,9 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
     reason = "" if len(listed) > 1 else refused[0] if refused else few
     record = dataclasses.replace(
         record,
-        candidates=len(adapter.candidates),
-        cuts=len(listed),
+        candidates=len(adapter.candidates), cuts=len(listed), reason=reason[:400],
         plans=dict(Counter(str(infos[n].plan) for n in listed)),
-        reason=reason[:400],
-    )
+    )  # fmt: skip
     if not listed:
         return record
     exact, inexact = 0, ""
@@ -132,12 +132,9 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
             record = dataclasses.replace(record, moved=moved)
     return dataclasses.replace(
         record,
-        exact=exact,
-        inexact=inexact,
-        middle=middle,
+        exact=exact, inexact=inexact, middle=middle, seconds=round(ratio, 2),
         operations=round(exactness.cost(adapter, middle, inputs), 2),
-        seconds=round(ratio, 2),
-    )
+    )  # fmt: skip
 
 
 def busy(adapter: hf_stitch.Adapter) -> dict[str, Any]:
@@ -155,7 +152,8 @@ def busy(adapter: hf_stitch.Adapter) -> dict[str, Any]:
 def _child(pipe: Connection, work: Callable[[], Any]) -> None:
     limit = GIGABYTES * 2**30
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    pipe.send(dataclasses.asdict(work()))
+    found = work()
+    pipe.send(found if isinstance(found, dict) else dataclasses.asdict(found))
 
 
 def examined(suite: str, family: str, seconds: int = SECONDS) -> Record:
@@ -168,7 +166,7 @@ def apart(work: Callable[[], Any], seconds: int = SECONDS) -> dict[str, Any]:
     """Examine a family in a separate process with limits on time and memory.
 
     Args:
-        work: Returns a record, a dataclass.
+        work: Returns a record: a dataclass, or a dictionary.
         seconds: The limit on time.
 
     Returns:
@@ -197,9 +195,7 @@ def main() -> None:
     parser.add_argument("--failed", action="store_true", help="examine families again whose row contains a failure")
     parser.add_argument("--records", type=Path, default=FILE, help="file of the rows [default: docs/zoo.json]")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
+    quiet()
     done = read(options.records)
     wanted = [
         (suite, family)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 FILE = Path(__file__).parents[1] / "docs" / "zoo.json"
 """The records of the last sweep, a row per family."""
@@ -27,7 +28,7 @@ DEAR = 1.25
 INTRODUCTION = """# The zoo
 
 In how many families of networks are cuts found, and are they exact? The records are in `docs/zoo.json`;
-`python benchmarks/zoo.py` measures again what was measured with other versions of torch, timm and transformers. All
+`python -m benchmarks.zoo` measures again what was measured with other versions of torch, timm and transformers. All
 networks have random weights.
 
 The sweep takes the model with the fewest parameters from every module of `timm.models`, and a tiny network of every
@@ -91,17 +92,26 @@ class Record:
 
 def read(path: Path = FILE) -> dict[tuple[str, str], Record]:
     """Read the records of a file: (suite, family) -> record."""
-    records = [Record(**row) for row in json.loads(path.read_text())] if path.exists() else []
-    return {(record.suite, record.family): record for record in records}
+    return {(record.suite, record.family): record for record in rows_of(Record, path)}
+
+
+def rows_of(kind: Callable[..., Any], path: Path) -> list[Any]:
+    """Read the rows of a file."""
+    return [kind(**row) for row in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
 
 
 def write(records: Collection[Record], path: Path = FILE) -> None:
     """Write records in the order of the page, a line each, so that a change of one family is a change of one line."""
     suites = list(TITLES)
     rows = sorted(records, key=lambda record: (suites.index(record.suite), record.family))
+    write_rows(rows, path)
+
+
+def write_rows(rows: Iterable[Any], path: Path) -> None:
+    """Write rows, a line each."""
     lines = ",\n".join(json.dumps(dataclasses.asdict(row), ensure_ascii=False) for row in rows)
     part = path.with_suffix(".part")
-    part.write_text(f"[\n{lines}\n]\n")
+    part.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     part.replace(path)
 
 
@@ -161,14 +171,7 @@ def _section(suite: str, records: Sequence[Record]) -> str:
         figures += [r.padding or "–", "–" if r.moved is None else f"{r.moved:.0e}"]
         why = (r.inexact or r.reason).replace("|", "\\|")
         why = why if r.model else f"not examined, because no network could be created and run in time: {why}"
-        cells = [
-            r.family,
-            r.model,
-            r.candidates or r.cuts,
-            r.cuts,
-            r.exact,
-            plans or "–",
-            f"`{r.middle}`" if r.middle else "–",
-        ]
+        middle = f"`{r.middle}`" if r.middle else "–"
+        cells = [r.family, r.model, r.candidates or r.cuts, r.cuts, r.exact, plans or "–", middle]
         lines.append("| " + " | ".join(map(str, [*cells, *figures, why])) + " |")
     return "\n".join(lines) + "\n"

@@ -1,32 +1,22 @@
-"""Run the studies of all papers, and write every page and the table of all from the records.
+"""Run a study, or write every page and the table of all from the records.
 
-    python run.py all --data-dir DATA --published PUBLISHED --out OUT
+    python run.py dr_frankenstein.matching --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
     python run.py pages
 
-A study that is done is not run again, so that an interrupted run goes on where it stopped; several runs at once share
-the work. After a change of a script or of its presets, remove its folder in OUT. Pages and table contain only what the
-records do.
+Pages and table contain only what the records do.
 """
 
-import argparse
 import importlib
 import json
-import resource
-import runpy
-import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from filelock import FileLock, Timeout
-from other_claims import other_claims
-from rich.console import Console
-from study import OWN, PRESETS, VERDICTS, Record, markdown
+from study import OWN, VERDICTS, Record, claim, markdown
 
 from hf_stitch.storage.files import write_whole
 
@@ -47,9 +37,6 @@ class Study:
     """A study, whose script writes a record and a page."""
 
     script: str  # module of the script
-    # arguments of the script besides ``--preset`` and ``--out``. ``{data}``, ``{published}``, ``{networks}`` and
-    # ``{cache}`` stand for folders. ``None`` if it is run by hand: its page says how
-    options: tuple[str, ...] | None = None
     named: str = ""  # name of the record and of the page, if it is not that of the script
 
     @property
@@ -66,148 +53,51 @@ class Study:
         path = PAGES / f"{self.name}.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
-    def times(self, out: Path, preset: str) -> Record | None:
-        """Read the time that it took, or return ``None`` if it is not done with the preset."""
-        path = out / self.name / "done.json"
-        times = json.loads(path.read_text()) if path.is_file() else None
-        return times if times is not None and times["preset"] == preset else None
 
-
-DATA = ("--data-dir", "{data}")
-MATCHING = (*DATA, "--published", "{published}", "--networks", "{networks}")
-RELATIVE = (*DATA, "--cache", "{cache}")
+SCRIPTS = {
+    "dr_frankenstein": (
+        "direct_matching", "matching", "widths", "low_cka", "initialisations", "sparsity", "low_rank",
+        "several_stitches",
+    ),
+    "relative_representations": (
+        "cross_seed", "angles", "cross_architecture_images", "anchor_study", "translated_labels", "graph_stitching",
+        "word_vectors",
+    ),
+}  # fmt: skip
 STUDIES: tuple[Study, ...] = (
-    *(
-        Study(f"dr_frankenstein.{name}", MATCHING)
-        for name in (
-            "direct_matching", "matching", "widths", "training_variants", "similarity_in_training", "low_cka",
-            "initialisations", "mode_connectivity", "sparsity", "low_rank", "across_data_sets", "several_stitches",
-        )
-    ),
-    *(
-        Study(f"relative_representations.{name}", (*RELATIVE, "--published", "{published}"))
-        for name in ("cross_seed", "angles", "cross_architecture_images", "anchor_study", "similarity_signal")
-    ),
-    *(
-        Study(f"relative_representations.{name}", RELATIVE)
-        for name in (
-            "pretrained", "translated_labels", "reconstruction", "end_to_end", "graph_stitching", "performance_proxy",
-        )
-    ),
-    *(
-        Study(f"relative_representations.{name}", (*RELATIVE, "--encoders", "local"))
-        for name in ("cross_architecture_text", "cross_language")
-    ),
-    Study("relative_representations.word_vectors", (*RELATIVE, "--texts", "{cache}/texts")),
-    Study("dr_frankenstein.swaps", MATCHING, "swapping"),
-    Study("dynamics.dynamics", RELATIVE, "training_dynamics"),
-    *(Study(f"filter_atoms.{name}", ()) for name in ("propositions", "toy_regression")),
-    *(
-        Study(f"filter_atoms.{name}", MATCHING)
-        for name in (
-            "correlation", "blindness", "probing_data", "decorrelation", "across_data_sets_atoms", "unequal_widths",
-            "dynamics_atoms", "federated", "federated_ensembles", "federated_table", "continual",
-        )
-    ),
+    *(Study(f"{folder}.{name}") for folder, names in SCRIPTS.items() for name in names),
+    Study("dr_frankenstein.swaps", "swapping"),
+    Study("dynamics.dynamics", "training_dynamics"),
+    *(Study(f"filter_atoms.{name}") for name in ("correlation", "blindness", "federated")),
     *(
         Study(f"how_not_to_stitch.{name}")
         for name in (
-            "which_rows", "layer_identification", "layer_grids", "strange_activations", "cause", "low_rank_layers",
-            "bench", "text_audit", "detector_gate", "task_loss_steps",
+            "which_rows", "layer_identification", "layer_grids", "strange_activations", "cause", "bench", "text_audit",
+            "detector_gate", "task_loss_steps",
         )
     ),
-    Study("embedding_upgrade.upgrade_table", named="embedding_upgrade"),
-    Study("embedding_upgrade.latency", named="embedding_latency"),
-    Study("embedding_upgrade.lazy_upgrade", named="embedding_lazy"),
+    Study("embedding_upgrade.upgrade_table", "embedding_upgrade"),
+    Study("embedding_upgrade.latency", "embedding_latency"),
+    Study("embedding_upgrade.lazy_upgrade", "embedding_lazy"),
     Study("language_models.two_tokenizers"),
     *(Study(f"{name}.{name}") for name in ("few_pairs", "beyond_affine", "transfer")),
 )  # fmt: skip
-
-
-# -- run ---------------------------------------------------------------------------------------------------------------
-
-
-RUNS_ELSEWHERE = 75
-"""Exit status of a process that finds its study running in another one."""
-
-
-def run_all(arguments: argparse.Namespace) -> int:
-    """Run the studies one after another; copy the records of those that are done and write all pages."""
-    console, failed = Console(), False
-    for number, study in enumerate(chosen(arguments.names), 1):
-        console.print(f"{number}. {study.name} …")
-        happened = run(study, arguments)
-        failed |= happened.startswith("failed")
-        console.print(f"   {happened}", markup=False)
-        if arguments.publish:
-            publish(arguments.out)
-    return int(failed)
-
-
-def chosen(names: Sequence[str]) -> list[Study]:
-    """Return the studies of some names, or all that need no hand."""
-    known = {study.name: study for study in STUDIES if study.options is not None}
-    if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"there is no study {unknown[0]!r} to run; there are {', '.join(known)}")
-    return [known[name] for name in names or known]
-
-
-def run(study: Study, shared: argparse.Namespace) -> str:
-    """Run a study in a process of its own, which goes on if this one ends."""
-    if study.times(shared.out, shared.preset) is not None:
-        return "done before"
-    folder = shared.out / study.name
-    folder.mkdir(parents=True, exist_ok=True)
-    data = ["--data-dir", shared.data_dir] if shared.data_dir else []
-    published = ["--published", str(shared.published)] if shared.published else []
-    command = [
-        sys.executable, __file__, "one", study.name, "--preset", shared.preset, *data, *published,
-        "--out", str(shared.out),
-    ]  # fmt: skip
-    with open(folder / "log.txt", "a") as log:
-        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
-    if code == RUNS_ELSEWHERE:
-        return "runs elsewhere"
-    times = study.times(shared.out, shared.preset)
-    return f"failed; see {folder / 'log.txt'}" if code or times is None else f"done in {times['seconds']:,} s"
-
-
-def run_here(study: Study, shared: argparse.Namespace) -> None:
-    """Run a study in this process and write its time, unless it runs in another process."""
-    out = shared.out.resolve()
-    lock = FileLock(out / study.name / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        sys.exit(RUNS_ELSEWHERE)
-    with lock:
-        if study.times(out, shared.preset) is not None:
-            return
-        places = {"data": shared.data_dir, "published": shared.published, "networks": out / "networks",
-                  "cache": out / "cache"}  # fmt: skip
-        given = [option.format(**places) for option in study.options or () if shared.data_dir or option not in DATA]
-        began = time.time()
-        sys.argv = [study.script, "--preset", shared.preset, *given, "--out", str(out / study.name)]
-        runpy.run_module(study.script, run_name="__main__")
-        used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        times = {
-            "preset": shared.preset,
-            "seconds": round(time.time() - began),
-            "processor_seconds": round(sum(each.ru_utime + each.ru_stime for each in used)),
-        }
-        write_whole(out / study.name / "done.json", lambda path: path.write_text(json.dumps(times) + "\n"))
-
-
-def publish(out: Path) -> None:
-    """Copy the records and times of studies that are done to the pages, and write the pages."""
-    times = _times()
-    for study in STUDIES:
-        done, record = (out / study.name / name for name in ("done.json", f"{study.name}.json"))
-        if done.is_file() and record.is_file():
-            _write(PAGES / record.name, record.read_text())
-            times[study.name] = json.loads(done.read_text())
-    _write(PAGES / "times.json", json.dumps(times, indent=1) + "\n")
-    write_pages()
+"""In the order of their rows in the table of all."""
+UNTESTED = (
+    ("1", "figure 2", "Inception V1 on CelebA: task loss and least squares", "no such data, no public weights", ""),
+    ("1", "figure 3", "widths 2 to 5", "the training of one network takes a day of a processor core", "widths"),
+    ("1", "figure 2", "ResNet-20, ten pairs", "two networks are public", "matching"),
+    ("1", "C.2", "ImageNet ↔ CelebA", "no such data", ""),
+    ("1", "A.1 to A.9", "further plots of the appendix", "their figures are not in the text", ""),
+    ("2", "section 4", "training on relative representations, PubMed", "its features are not at hand", ""),
+    ("2", "section 5.2", "other architecture, text: DBpedia and Amazon", "no such data", ""),
+    ("2", "section 5.2", "other language: reviews (amazon_reviews_multi), pretrained RoBERTas",
+     "the data are no longer public, encoders not at hand; translated labels stand in", "translated_labels"),
+    ("2", "section 5.2", "other architecture, images: ViT and RexNet pretrained on ImageNet",
+     "encoders not at hand; trained Tiny-10 and ResNet-20 stand in", "cross_architecture_images"),
+    ("3", "figures 4d-f, 12 and 14", "dynamics of VGG11 on ImageNet", "no such data", ""),
+)  # fmt: skip
+"""Paper, place, claim, why it is not tested, and name of the page of what is. Scripts have those of paper 4."""
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -225,7 +115,7 @@ def write_pages() -> None:
 
 
 COLUMNS = {"place": "place", "claim": "claim", "published": "paper's figure"} | {
-    name: name for name in ("ours", "n", "preset", "verdict", "page")
+    name: name for name in ("ours", "n", "verdict", "page")
 }
 """Key of a row -> its header in the table."""
 BEYOND = {
@@ -241,7 +131,7 @@ INDEX = """# All experiments
 **What to do**: look up the claim that you rely on, and read the rule of its verdict on the page. Build on *confirmed*
 alone. *Undecided* is no evidence against a claim: the figures here do not tell.
 
-Every experiment, table and figure of the four papers that hf-stitch builds on, and what came out here. A verdict
+Experiments, tables and figures of the four papers that hf-stitch builds on, and what came out here. A verdict
 follows a rule that its page states, with a word on what was known when it was written. *Stand-in*: networks or data
 differ in kind from the paper's. *In part*: at some layers, networks or settings only. *Undecided*: figures do not tell,
 or they rest on one pair of networks, as all of the two published ResNet-20 do. *Not tested*: what a test takes, or why
@@ -255,8 +145,12 @@ there is none, stands in the place of a figure. [Which verdicts changed](../chan
 
 {beyond}
 
-The pages and this table are written from the records by `make results`, which runs what is not done; the scripts of the
-studies beyond the papers say how to run them. Their commands start in the folder of the studies.
+The pages and this table are written from the records by `make results`. Figures are those of the preset `small`.
+Experiments that no document rests on, 22 of 58, are not kept, whatever their verdict: across data sets (networks and
+atoms), continual learning, cross-architecture text, cross-language heads, decorrelation, dynamics of atoms, end-to-end
+training, federated ensembles and table, low-rank layers, mode connectivity, performance proxy, pretrained encoders,
+probing data, propositions, reconstruction, similarity in training, similarity as a signal, toy regression, training
+variants and unequal widths.
 """
 
 
@@ -268,13 +162,13 @@ def index() -> str:
         cells = [[row[key] for key in COLUMNS] for row in rows if row["paper"] == paper]
         tables.append(f"## {title}\n\n{markdown([*COLUMNS.values()], cells)}")
     counts = {word: sum(row["verdict"].removeprefix("stand-in ") == word for row in rows) for word in VERDICTS}
-    pending = [study.name.replace("_", " ") for study in STUDIES if study.record() is None]
-    hours = sum(each["processor_seconds"] for each in _times().values()) / 3600
+    times = json.loads((PAGES / "times.json").read_text())
+    hours = sum(each["processor_seconds"] for each in times.values()) / 3600
     verdicts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     counted = (
         f"{len(rows)} rows: {verdicts}. Processor time of the experiments, as far as it was recorded, and without "
         "the training of networks that were there: "
-        f"{hours:.1f} hours." + (f" Without a record so far: {', '.join(pending)}." if pending else "")
+        f"{hours:.1f} hours."
     )
     return INDEX.format(
         counts=textwrap.fill(counted, 120),
@@ -286,54 +180,27 @@ def index() -> str:
 
 
 def claims() -> Iterator[dict[str, str]]:
-    """Yield the rows of the table: those of every record, and those without a record."""
-    times = _times()
+    """Yield the rows of the table: those of every record, and those that are not tested."""
     for study in STUDIES:
-        if (record := study.record()) is None:  # its script may be what failed
-            continue
-        if (claimed := getattr(study.module(), "claims", None)) is not None:
-            preset = times.get(study.name, {}).get("preset", "small")
-            page = f"[{study.name.replace('_', ' ')}]({study.name}.md)"
-            yield from ({**row, "preset": preset, "page": page} for row in claimed(record))
-    yield from other_claims()
+        claimed, record = getattr(study.module(), "claims", None), study.record()
+        if claimed is not None and record is not None:
+            yield from ({**row, "page": _link(study.name)} for row in claimed(record))
+    for paper, place, claimed, why, page in UNTESTED:
+        row = claim(paper, place, claimed, "–", why, "–", "not tested")
+        yield {**row, "page": _link(page) if page else "–"}
 
 
-def _times() -> dict[str, Record]:
-    path = PAGES / "times.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+def _link(name: str) -> str:
+    return f"[{name.replace('_', ' ')}]({name}.md)"
 
 
 def _write(path: Path, text: str) -> None:
     write_whole(path, lambda whole: whole.write_text(text))
 
 
-def main() -> None:
-    """Run studies or write pages from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, about in (("all", "run the studies that are not done"), ("one", "run one study in this process")):
-        running = commands.add_parser(name, help=about)
-        running.add_argument("names", nargs="*", help="studies; default: all that need no hand")
-        running.add_argument("--publish", action="store_true", help="copy the records to results/ and write the pages")
-        running.add_argument("--preset", choices=PRESETS, default="small")
-        running.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
-        running.add_argument("--published", type=Path, help="folder of the published networks, for studies of them")
-        running.add_argument("--out", type=Path, required=True, help="folder of records, logs and trained networks")
-    commands.add_parser("pages", help="write the pages and their table from the records in results/")
-    arguments = parser.parse_args()
-    if arguments.command == "pages":
-        write_pages()
-    elif arguments.publish and arguments.preset == "test":
-        parser.error("the figures of --preset test mean nothing: leave out --publish")
-    elif arguments.published is None and (named := [
-        study.name for study in chosen(arguments.names) if "{published}" in (study.options or ())
-    ]):  # fmt: skip
-        parser.error(f"--published is needed for {', '.join(named)}")
-    elif arguments.command == "one":
-        run_here(*chosen(arguments.names), arguments)
-    else:
-        sys.exit(run_all(arguments))
-
-
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["pages"]:
+        write_pages()
+    else:
+        script = importlib.import_module(sys.argv.pop(1))
+        script.main()

@@ -3,20 +3,22 @@
 A study is a script in a folder beside this file, with ``main``, ``page(record)``, the text of its page, and for the
 papers ``claims(record)``, its rows in the table of all. Run it from here, where scripts import each other:
 
-    python -m dr_frankenstein.matching --preset test --data-dir DATA --networks NETWORKS --out OUT
+    python run.py dr_frankenstein.matching --data-dir DATA --networks NETWORKS --out OUT
 
-``run.py`` runs them all, and writes all pages and the table from the records.
+``run.py`` also writes all pages and the table from the records.
 """
 
 import argparse
 import itertools
 import json
 import math
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,10 +29,12 @@ from scipy.stats import norm, t
 from hf_stitch.storage.files import write_whole
 
 Record = dict[str, Any]
+RUN = Path(__file__).with_name("run.py")
+"""Program that runs a script by name, with its arguments."""
 
 # -- command line ------------------------------------------------------------------------------------------------------
 
-PRESETS = ("small", "paper", "test")
+PRESETS = ("small", "paper")
 OPTIONS: dict[str, dict[str, Any]] = {
     "data-dir": {"help": "local folder of the data sets; default: the Hub"},
     "published": {
@@ -41,10 +45,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "networks": {"type": Path, "required": True, "help": "folder of networks; missing ones are trained and saved"},
     "cache": {"type": Path, "required": True, "help": "folder of what is trained, encoded and measured"},
     "texts": {"type": Path, "help": "folder of English texts, .txt or .txt.gz, a passage a line"},
-    "encoders": {
-        "choices": ("hub", "local"), "default": "hub",
-        "help": "encoders from the Hub, or small ones of the same families, trained on the available data",
-    },
     "out": {"type": Path, "help": "output folder of the record, the page and the figures"},
 }  # fmt: skip
 """Name -> how argparse reads the option."""
@@ -64,7 +64,7 @@ def parser(
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
         "--preset", choices=tuple(presets), default="small",
-        help="small: minutes to hours; paper: the sizes of the paper; test: seconds, to check that the script runs",
+        help="small: minutes to hours, as for the records; paper: the sizes of the paper",
     )  # fmt: skip
     for name in (*options, "out"):
         made.add_argument(f"--{name}", **OPTIONS[name] | ({"required": True} if name in required else {}))
@@ -87,8 +87,8 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
 
 
 def leave(
-    name: str, record: Mapping[str, Any], page: Callable[[Record], str], pictures: Mapping[str, Figure],
-    out: Path | None, *, null: bool = False,
+    name: str, record: Mapping[str, Any], page: Callable[[Record], str], out: Path | None,
+    pictures: Mapping[str, Figure] = MappingProxyType({}), *, null: bool = False,
 ) -> None:  # fmt: skip
     """Print the page of a record, and write record, page and figures if an output folder is given.
 
@@ -96,8 +96,8 @@ def leave(
         name: Name of the files.
         record: Everything that the page needs.
         page: Function from the record, as it is read from JSON, to the page.
-        pictures: Name -> figure.
         out: Output folder, or ``None``.
+        pictures: Name -> figure.
         null: Whether the page expects ``None`` where a number is NaN or infinite.
     """
     lines = ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in plain(record, null).items())
@@ -154,7 +154,7 @@ def footer(name: str, script: str, options: str) -> str:
     """Return the end of a page: the record of a name, and the command of the script, for example ``few_pairs.few``."""
     return (
         f"This page and [its figures as JSON]({name}.json) are written by the command:\n\n```\n"
-        f"python -m {script} {options}\n```\n"
+        f"python run.py {script} {options}\n```\n"
     )
 
 
@@ -211,6 +211,13 @@ class Claim:
         """Return the row of a claim without a figure: what a test takes."""
         row = claim(self.paper, self.place, self.text, self.published, f"takes {takes}", "–", "not tested")
         return {**row, "rule": self.rule}
+
+
+def stated(script: str) -> tuple[Claim, ...]:
+    """Read the claims of a script from ``rules.toml`` beside it, in their order; its first lines are for all."""
+    read = tomllib.loads(Path(script).with_name("rules.toml").read_text(encoding="utf-8"))
+    shared = {name: value for name, value in read.items() if not isinstance(value, dict)}
+    return tuple(Claim(**{"paper": OWN, **shared, **fields}) for fields in read[Path(script).stem].values())
 
 
 def claim(

@@ -1,16 +1,15 @@
-"""The scripts of studies, as tests import and run them."""
+"""The scripts of studies, as tests import them."""
 
 from __future__ import annotations
 
-import subprocess
+import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 STUDIES = Path(__file__).parents[1] / "studies"
 RESULTS = STUDIES / "results"
-SHARED = Path(__file__).parents[4] / "shared"
-"""Folder of data and networks, beside that of the project; without it, some tests are skipped."""
 
 if str(STUDIES) not in sys.path:
     sys.path.append(str(STUDIES))
@@ -25,8 +24,6 @@ def has_keys(row: Mapping[str, str]) -> bool:
     return row.keys() - {"rule"} == KEYS and all(row.values())
 
 
-def run_script(script: str, *options: object) -> None:
-    """Run a script, for example ``filter_atoms.federated``, which must succeed."""
-    command = [sys.executable, "-m", script, *map(str, options)]
-    done = subprocess.run(command, cwd=STUDIES, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def of(script: str) -> Any:
+    """Import a script, for example ``filter_atoms.federated``."""
+    return importlib.import_module(script)

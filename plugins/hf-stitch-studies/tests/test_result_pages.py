@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import run
-from other_claims import other_claims
 from study import OWN, VERDICTS, markdown
 from study_scripts import RESULTS, STUDIES, has_keys
 
@@ -55,11 +54,6 @@ def test_questions_of_our_own_are_in_no_table_of_a_paper() -> None:
     for row in run.claims():
         beyond = row["place"].startswith(("beyond", "after paper", "open question"))
         assert row["paper"] == OWN or not beyond, row
-
-
-def test_what_has_no_record_is_not_tested() -> None:
-    assert {row["verdict"] for row in other_claims()} == {"not tested"}
-    assert not any(row["paper"] in ("4", OWN) for row in other_claims())
 
 
 def by_hand(path: Path) -> list[int]:

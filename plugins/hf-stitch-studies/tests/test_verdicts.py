@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import study
+from study_scripts import RESULTS, of
 
-
-def script(name: str) -> ModuleType:
-    return importlib.import_module(f"dr_frankenstein.{name}")
+TASKS, CUTS = ("cifar10", "cifar100", "fashion_mnist"), ("bn5", "bn6", "final")
 
 
 def score(value: float, half: float = 0.01) -> dict[str, float]:
@@ -54,7 +52,7 @@ def test_a_table_has_a_row_for_each_item() -> None:
 
 
 def test_one_pair_of_networks_decides_nothing() -> None:
-    counted = importlib.import_module("dr_frankenstein.experiment").counted
+    counted = of("dr_frankenstein.experiment").counted
     assert counted(["0 → 1", "1 → 0"]) == ("1 pair, both directions", 1)
     assert counted(["0 → 1", "1 → 2", "2 → 0"]) == ("3 pairs", 3)
     rows = [*study.claim("1", "", "", "", "", "2 pairs", "confirmed", units=1).values()]
@@ -66,7 +64,7 @@ def test_one_pair_of_networks_decides_nothing() -> None:
     ([(0.2, 0.1), (-0.1, 0.05)], "confirmed"), ([(0.02, 0.05), (0.1, 0.05)], "confirmed"),
 ])  # fmt: skip
 def test_a_measure_that_may_beat_the_baselines_is_not_refuted(beyond: list[tuple[float, float]], verdict: str) -> None:
-    bench = importlib.import_module("how_not_to_stitch.bench")
+    bench = of("how_not_to_stitch.bench")
     tau = score(0.5)
     scores = {
         name: {"tau": tau, "beyond": {"rank only": score(*each), "depth only": score(float("nan"))}}
@@ -91,14 +89,14 @@ def strange(passes: bool) -> dict[str, Any]:
     (True, [True], "undecided"), (True, [True, False], "undecided"), (False, [False, False], "undecided"),
 ])  # fmt: skip
 def test_one_pair_in_which_the_energy_passes_decides_nothing(itself: bool, pairs: list[bool], verdict: str) -> None:
-    module = importlib.import_module("how_not_to_stitch.strange_activations")
+    module = of("how_not_to_stitch.strange_activations")
     between = {f"{i}a -> {i}b": strange(each) for i, each in enumerate(pairs)}
     runs = module._Runs({"0a -> 0a": strange(itself)}, between, "task loss, 2 steps", 8)
     assert module._strangeness(module.STRANGENESS[0], runs)["verdict"] == verdict
 
 
 def test_cells_without_a_detector_are_no_evidence() -> None:
-    cause = importlib.import_module("how_not_to_stitch.cause")
+    cause = of("how_not_to_stitch.cause")
     detectors = {name: [["nan", 0.5]] for name in cause.DETECTORS}
     one = {
         "matchers": {name: {"relative_accuracy": [[1.0, 1.0]], **detectors} for name in (cause.DIRECT, "residual 1")},
@@ -142,7 +140,7 @@ def test_intervals_decide_only_where_they_exclude_the_bound() -> None:
     ([(0.7, 0.6), (0.9, 0.2)], [(0.0, 1.0), (0.6, 0.9)], (0.4, float("nan"))),  # the sparsity is not reached
 ])  # fmt: skip
 def test_methods_are_compared_at_the_same_sparsity(direct: Any, task: Any, found: tuple[float, float]) -> None:
-    sparsity = script("sparsity")
+    sparsity = of("dr_frankenstein.sparsity")
     curves = {sparsity.DIRECT: direct, sparsity.PROXIMAL: task}
     run = {
         method: [{"sparsity": share, "penalty": 0.0, "score": score(value)} for share, value in points]
@@ -151,24 +149,12 @@ def test_methods_are_compared_at_the_same_sparsity(direct: Any, task: Any, found
     assert sparsity.compared({"0 → 1": run}, sparsity.PROXIMAL)["0 → 1"] == pytest.approx(found, nan_ok=True)
 
 
-@pytest.mark.parametrize(("r2", "loss", "verdict"), [
-    ([(0.8, 0.7), (0.8, 0.75)], [(1.0, 0.5), (1.0, 0.5)], "confirmed"),
-    ([(0.8, 0.79), (0.8, 0.795)], [(1.0, 0.5), (1.0, 0.5)], "in part"),
-    ([(0.8, 0.81), (0.8, 0.79)], [(1.0, 0.5), (1.0, 0.5)], "refuted"),
-    ([(0.8, 0.7), (0.8, 0.7)], [(1.0, 0.5), (0.5, 1.0)], "undecided"),  # nothing was learnt
-])  # fmt: skip
-def test_similarity_falls_only_where_cross_entropy_improves(r2: Any, loss: Any, verdict: str) -> None:
-    training = script("similarity_in_training")
-    runs = {str(i): {"r2": one, "cross_entropy": other} for i, (one, other) in enumerate(zip(r2, loss, strict=True))}
-    assert study.decided(training.falls(runs, "r2")) == verdict
-
-
 @pytest.mark.parametrize(("accuracies", "wide", "verdict"), [
     ((0.7, 0.72), 0.9, "confirmed"), ((0.7, 0.6), 0.9, "confirmed"), ((0.7, 0.8), 0.9, "undecided"),
     ((0.7, 0.7), 0.81, "undecided"), ((0.7, 0.7), 0.7, "refuted"),
 ])  # fmt: skip
 def test_wider_networks_that_are_more_accurate_do_not_decide(accuracies: Any, wide: float, verdict: str) -> None:
-    widths = script("widths")
+    widths = of("dr_frankenstein.widths")
     kinds = {
         name: {"accuracies": [own, own], "layers": ["conv1"], "relative_accuracy": {widths.TASK: [score(value)]}}
         for name, own, value in zip(("½", "1"), accuracies, (0.8, wide), strict=True)
@@ -178,21 +164,6 @@ def test_wider_networks_that_are_more_accurate_do_not_decide(accuracies: Any, wi
     assert widths.claims(record)[0]["verdict"] == "undecided"  # one pair of each width
 
 
-def test_modes_are_counted_by_pairs_of_networks() -> None:
-    connectivity = script("mode_connectivity")
-    barriers = {"bn1": 0.3, "bn2": 0.3, "bn3": 0.3, "bn4": 0.02, "bn5": 0.045, "bn6": 0.01}  # bn5 may be above .05
-
-    def pair(**other: float | None) -> dict[str, Any]:
-        found = {**barriers, **other}
-        return {layer: {"barriers": [] if value is None else [score(value)]} for layer, value in found.items()}
-
-    assert study.decided(connectivity.parts({"0 → 1": pair(), "2 → 3": pair()})) == "confirmed"
-    assert connectivity.by_networks({"0 → 1": pair(), "2 → 3": pair(bn1=0.01)})["bn1"] == (1, 2)
-    assert study.decided(connectivity.parts({"0 → 1": pair(), "2 → 3": pair(bn1=0.01)})) == "undecided"  # they disagree
-    assert study.decided(connectivity.parts({"0 → 1": pair(bn2=0.01), "2 → 3": pair(bn2=0.01)})) == "in part"
-    assert study.decided(connectivity.parts({"0 → 1": pair(), "2 → 3": pair(bn3=None)})) == "undecided"  # a single pair
-
-
 @pytest.mark.parametrize(("half", "random", "direct", "verdict"), [
     ([0.5], [0.5], 0.95, "confirmed"), ([0.9], [0.9], 0.95, "in part"),  # none is stuck
     ([0.85], [0.5], 0.95, "in part"),  # not half way
@@ -200,7 +171,7 @@ def test_modes_are_counted_by_pairs_of_networks() -> None:
     ([0.5], [0.5], 0.5, "in part"),
 ])  # fmt: skip
 def test_starts_are_stuck_by_pairs(half: list[float], random: list[float], direct: float, verdict: str) -> None:
-    starts = script("initialisations")
+    starts = of("dr_frankenstein.initialisations")
     found = {
         "pairs": ["0 → 1", "2 → 3", "4 → 5"], "relative_accuracy": {
             kind: [value for i in range(3) for value in [*[rest] * 9, worst[i % len(worst)]]]
@@ -219,11 +190,11 @@ def test_starts_are_stuck_by_pairs(half: list[float], random: list[float], direc
 ])  # fmt: skip
 def test_accuracy_is_unchanged_where_the_whole_interval_is(value: float, half: float, held: bool | None) -> None:
     points = [{"cka": 1.0, "score": score(1.0, 0.0)}, {"cka": 0.65, "score": score(value, half)}]
-    assert script("low_cka").unchanged(points) is held
+    assert of("dr_frankenstein.low_cka").unchanged(points) is held
 
 
 def test_layers_without_room_do_not_count_against_least_squares() -> None:
-    matching = script("matching")
+    matching = of("dr_frankenstein.matching")
     full, room = score(1.0, 0.002), score(0.9)
     found = {
         "pairs": ["0 → 1", "1 → 2"], "layers": ["bn1", "bn2"], "gain": [score(0.0, 0.002), score(0.05)],
@@ -241,3 +212,202 @@ def test_layers_without_room_do_not_count_against_least_squares() -> None:
 ])  # fmt: skip
 def test_conditions_that_are_not_known_decide_nothing(count: int, parts: Any, held: bool | None) -> None:
     assert study.at_least(count, parts) is held
+
+
+@pytest.mark.parametrize(
+    ("relative", "absolute", "untrained", "verdict"),
+    [
+        (85.0, 10.0, 12.0, "confirmed"),
+        (60.0, 10.0, 12.0, "in part"),
+        (85.0, 40.0, 12.0, "in part"),
+        (85.0, 10.0, 88.0, "in part"),
+        (10.0, 10.0, 12.0, "refuted"),
+    ],
+)
+def test_verdict_on_other_seeds(relative: float, absolute: float, untrained: float, verdict: str) -> None:
+    def scores(method: str, stitched: float, encoders: str = "trained") -> list[dict[str, Any]]:
+        f1 = np.full((3, 3), stitched)
+        np.fill_diagonal(f1, 90.0 if method != "chance" else stitched)
+        places = [{"task": task, "cut": cut} for task in TASKS for cut in CUTS]
+        return [{**place, "method": method, "encoders": encoders, "f1": f1.tolist()} for place in places]
+
+    record = {
+        "networks": ["a", "b", "c"],
+        "untrained": ["d", "e", "f"],
+        "cuts": list(CUTS),
+        "scores": scores("relative", relative)
+        + scores("absolute", absolute)
+        + scores("chance", 10.0)
+        + scores("relative", untrained, "untrained"),
+    }
+    assert study.decided(of("relative_representations.cross_seed").parts(record)) == verdict
+
+
+def test_angles_are_compared_with_untrained_networks_of_their_kind() -> None:
+    script = of("relative_representations.angles")
+
+    def row(networks: str, measure: str, value: float) -> dict[str, Any]:
+        place = {"modality": "text", "data": "TREC", "cut": "words", "networks": networks, "centre": "origin"}
+        values = np.full((4, 4), value)
+        return {**place, "measure": measure, "values": (values if networks == "trained" else values[:2, :2]).tolist()}
+
+    record = {
+        "networks": {"text": {"trained": ["bert", "bert", "electra", "electra"], "untrained": ["bert", "bert"]}},
+        "scores": [
+            row("trained", "correlation", 0.8), row("untrained", "correlation", 0.5), row("trained", "difference", 9.0),
+            row("trained", "difference, paired at random", 12.0),
+        ],
+    }  # fmt: skip
+    found = script.Measured(record, "text")
+    assert found.cells == [("TREC", "words")]
+    assert found.more("other architectures", found.cells[0]).value == pytest.approx(0.3)
+    assert [found.preserved(kind, found.cells[0]) for kind in script.KINDS] == [True, True]
+    record["scores"][1] = row("untrained", "correlation", 0.9)
+    assert script.Measured(record, "text").preserved("other seeds", found.cells[0]) is False
+
+
+@pytest.mark.parametrize(
+    ("low", "atom", "verdict"),
+    [(0.85, 0.9, "confirmed"), (0.3, 0.9, "in part"), (-0.1, 0.9, "refuted"), (0.85, 0.97, "undecided")],
+)
+def test_verdict_on_the_correlation(low: float, atom: float, verdict: str) -> None:
+    correlation = of("filter_atoms.correlation")
+    interval = {"value": 0.9, "low": low, "high": 1.0}
+    arm = {
+        "groups": [{"pairs": {correlation.ATOM: [atom, atom]}}],
+        "r": {correlation.ATOM: {f"{target} pearson": interval for target in correlation.TARGETS}},
+        "grassmann": interval,
+    }
+    found = correlation.decided({"arms": {correlation.MAIN: arm, "six": arm}})
+    assert {study.decided(parts) for parts in found.values()} == {verdict}
+
+
+@pytest.mark.parametrize(
+    ("patches", "answer"),
+    [(0.05, "Yes: patch cosine."), (-0.05, "No."), (1e-8, "No.")],
+    ids=["better", "worse", "equal"],
+)
+def test_a_rival_is_better_if_its_interval_is_above_rounding(patches: float, answer: str) -> None:
+    correlation = of("filter_atoms.correlation")
+    better = {
+        rival: {"pearson": {"low": patches if rival == correlation.PATCHES else -0.1}} for rival in correlation.RIVALS
+    }
+    arms = {name: {"better": better} for name in (correlation.MAIN, "overlapping")}
+    assert correlation.answer({"arms": arms}).startswith(answer)
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [
+    (0.95, 1.0, "confirmed"), (0.6, 0.8, "in part"), (0.6, 0.95, "undecided"), (0.3, 0.45, "refuted"),
+    (None, None, "undecided"),
+])  # fmt: skip
+def test_clusters_are_distinct_or_visible(low: float | None, high: float | None, expected: str) -> None:
+    found = {"low": low, "high": high, "value": low}
+    assert study.decided(of("filter_atoms.experiment").above(found, bound) for bound in (0.5, 0.9)) == expected
+
+
+def test_each_sentence_on_clients_has_a_row() -> None:
+    script = of("filter_atoms.federated")
+    record = json.loads((RESULTS / "federated.json").read_text())
+    words = [row["claim"] for row in script.claims(record)]
+    assert len(words) == len(set(words)) == 8
+    through = record["arms"][script.MAIN]["through"]
+    through["1"]["digits"] = through["1"]["subtask"] = 0.5  # as permuted groups
+    assert {row["claim"]: row["verdict"] for row in script.claims(record)}[script.THROUGH.text] == "stand-in refuted"
+
+
+def test_go_is_predicted_for_each_pair_from_the_others() -> None:
+    script = of("embedding_upgrade.upgrade_table")
+    rows = [
+        {"pair": [f"old {n}", "new"], "pairs": 1000, "predicted": value, "old": 0.1,
+         "rules": {"auto": {"recall": value + 0.01}}}
+        for n, value in enumerate((0.2, 0.3, 0.4, 0.8, 0.9, 0.95))
+    ]  # fmt: skip
+    found = script.verdicts(rows)
+    assert found["auc"][0] == 1.0
+    assert (found["go"], found["hits"], found["false_go"]) == (3, 3, 0)
+    assert script.verdicts(rows[:3])["auc"] is None
+
+
+def test_few_pairs_leave_only_safe_choices() -> None:
+    script = of("embedding_upgrade.upgrade_table")
+    held = {
+        "old model": {"retrieval": 0.3},
+        "ridge, index": {"retrieval": 0.5, "r2": 0.9, "cosine": 0.8},
+        "ridge_to_identity, index": {"retrieval": 0.4, "r2": 0.1, "cosine": 0.9},
+    }
+    assert script.choices(held, 100)["auto"] == "ridge_to_identity, index"
+    assert script.choices(held, 1000) == {
+        "auto": "ridge, index", "held-out retrieval": "ridge, index", "R²": "ridge, index",
+        "cosine": "ridge_to_identity, index",
+    }  # fmt: skip
+
+
+def _language(fraction: float = 0.7, margin: float = 30.0, **lows: float) -> dict[str, Any]:
+    lows = {"shuffled anchors": 5.0, "absolute": 5.0, "random projection": 5.0} | lows
+    return {
+        "fraction": fraction,
+        "margin": margin,
+        "over": {name: [low + 3, low, low + 6] for name, low in lows.items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("languages", "verdict"),
+    [
+        ([_language()] * 3, "confirmed"),
+        ([_language(), _language(), _language(fraction=0.59)], "in part"),
+        ([_language(), _language(), _language(absolute=-1.0)], "in part"),
+        ([_language(), _language(), _language(**{"shuffled anchors": -1.0})], "in part"),
+        ([_language(**{"shuffled anchors": -1.0})] * 3, "refuted"),
+        ([_language(), _language(), _language(margin=9.0)], "undecided"),
+    ],
+)
+def test_verdict_on_other_languages(languages: list[dict[str, Any]], verdict: str) -> None:
+    labels = of("relative_representations.translated_labels")
+    assert study.decided(map(labels.accepted, languages)) == verdict
+
+
+def _scores(script: Any, **figures: tuple[list[float], list[float]]) -> Any:
+    """Scores with reciprocal ranks and Jaccard indices of methods, alike in all pairs and directions."""
+    rows = [
+        {
+            "pair": pair, "source": source, "target": target, "method": method,
+            "scores": {"mrr 10": mrr, "jaccard 10": jaccard},
+        }
+        for pair in script.TWO
+        for source, target in script.DIRECTIONS
+        for method, (mrr, jaccard) in figures.items()
+    ]  # fmt: skip
+    return script.Scores({"rows": rows})
+
+
+@pytest.mark.parametrize(
+    ("relative", "shuffled", "verdict"),
+    [
+        (([0.93, 0.95], [0.33, 0.35]), ([0.002, 0.001], [0.0, 0.0]), "undecided"),  # two draws: wide intervals
+        (([0.93, 0.931], [0.33, 0.331]), ([0.002, 0.001], [0.0, 0.0]), "confirmed"),
+        (([0.93, 0.931], [0.28, 0.281]), ([0.002, 0.001], [0.0, 0.0]), "in part"),
+        (([0.30, 0.301], [0.10, 0.101]), ([0.002, 0.001], [0.0, 0.0]), "in part"),
+        (([0.30, 0.301], [0.10, 0.101]), ([0.40, 0.401], [0.0, 0.0]), "refuted"),
+        (([0.30, 0.301], [0.10, 0.101]), ([0.30, 0.302], [0.0, 0.0]), "undecided"),
+    ],
+)
+def test_verdict_on_word_vectors(relative: Any, shuffled: Any, verdict: str) -> None:
+    pytest.importorskip("hf_stitch_word_vectors")
+    script = of("relative_representations.word_vectors")
+    absolute = ([0.001, 0.0012], [0.0, 0.0])
+    methods = {script.RELATIVE: relative, script.ABSOLUTE: absolute, script.SHUFFLED: shuffled}
+    assert study.decided(script.agree(_scores(script, **methods))) == verdict
+    assert study.decided(script.apart(_scores(script, **methods))) == "confirmed"
+
+
+def test_a_map_is_better_if_it_is_in_every_draw() -> None:
+    pytest.importorskip("hf_stitch_word_vectors")
+    script = of("relative_representations.word_vectors")
+    zeros = [0.0, 0.0, 0.0]
+    relative, better, unsure = [0.30, 0.40, 0.50], [0.35, 0.46, 0.55], [0.25, 0.60, 0.55]
+    found = _scores(
+        script, **{script.RELATIVE: (relative, zeros)}, lstsq=(better, zeros), ridge=(unsure, zeros),
+        random=(zeros, zeros),
+    )  # fmt: skip
+    assert found.better(script.TWO) == ["lstsq"]

@@ -3,9 +3,6 @@
 Pairs: the ResNet-20s of Csiszárik et al. (or networks trained here), two vision transformers
 (``studies/dr_frankenstein/base_training.py``) and the decoders of ``studies/language_models/decoders.py``.
 
-    python -m beyond_affine.beyond_affine --data-dir DATA --published PUBLISHED --networks NETWORKS --out OUT
-    --decoders DECODERS --texts TEXTS
-
 A pair that is done is not run again.
 """
 
@@ -58,45 +55,7 @@ KINDS = (AFFINE, "low-rank correction", "MLP beside affine", "attention beside a
 FEATURES = ("affine, final features first", "random start", "random start, final features first")
 RESAMPLES = 1000
 
-PAGE = """\
-# Stitches beyond affine maps, and final features first
-
-Do maps that are not affine pay? Each is fitted as ridge regression first (generalised cross-validation), then trained
-with the soft labels of the target, all with equal steps on equal data: {settings}.
-
-Beside each stands *the same stitch on an untrained front*: a source with random weights, its own ridge regression and
-the same training. A large stitch can learn the work of the front half; what the front contributes is the difference
-(*selectivity*). Audits show whether the target gets activations like its own, by Mahalanobis distance and nearest
-neighbours; in brackets stand the detector that finds them most unlike, and the noise that is as strange. Seconds
-include what other jobs on the machine took.
-
-- *affine*: the ridge regression, trained.
-- *low-rank correction*: the ridge regression stays fixed, and a correction of rank {rank} is trained.
-- *MLP beside affine*: a hidden layer of {hidden} units beside an affine map (`residual_mlp`). Its start is fitted to
-  the rows of fewer samples, 300 images or 200 texts, and takes three epochs on the squared error besides.
-- *attention beside affine*: one block of attention with 4 heads beside an affine map.
-
-Rule, set before the figures: a map pays at a cell if it beats the trained affine map (the 95% interval of the
-difference, paired by sample, is above 0), its gain exceeds that of the same map on the untrained front over the
-affine one there (by their values, without an interval), and the audit does not call it out of distribution where it
-calls the affine map in distribution.
-
-**{pays}** Of so many tests, {chance:.1f} would show a gain by chance. {strange}
-
-{sections}
-
-## Final features first
-
-Half of the steps match the final features of the target, the other half the soft labels; in total as many steps as
-without. Random starts train with a learning rate of 0.01, with and without. Rule: the option becomes the default of a
-start only if the interval of the difference is above 0 for all three pairs (mean over depths).
-
-{features}
-
-**{default}**
-
-Hardware: {machine}; {minutes:.0f} minutes.
-"""
+PAGE = study.text(__file__)
 
 
 @dataclass(frozen=True)
@@ -112,7 +71,6 @@ class Preset:
 
 PRESETS = {
     "small": Preset((4000, 320), (2000, 100), (200, 40), (64, 16), (300, 200)),
-    "test": Preset((150, 60), (60, 20), (4, 4), (16, 8), (32, 20)),
 }
 RANK, HIDDEN = 8, 128
 
@@ -150,17 +108,18 @@ class Pair:
 def of_images(name: str, preset: Preset, arguments: argparse.Namespace) -> Pair:
     """Read a pair of image classifiers."""
     published = arguments.published and arguments.published / "drfrankenstein_resnet20"
-    if name == "resnet20" and published and arguments.preset != "test":
+    if name == "resnet20" and published:
         both = list(networks.read_folder(published)[0].values())
     else:
-        sizes = {"resnet20": (10_000, 6), "vit": (50_000, 4)}[name] if arguments.preset != "test" else (150, 1)
+        sizes = {"resnet20": (10_000, 6), "vit": (50_000, 4)}[name]
         optimizer = "adamw" if name == "vit" else "sgd"
         given = ["--data-dir", arguments.data_dir] if arguments.data_dir else []
         # In a process of its own, because accelerators of one process share their precision.
         subprocess.run(
             [
-                sys.executable, base_training.__file__, "--networks", str(arguments.networks), "--architecture", name,
-                "--optimizer", optimizer, "--images", str(sizes[0]), "--epochs", str(sizes[1]), *given,
+                sys.executable, study.RUN, "dr_frankenstein.base_training",
+                "--networks", str(arguments.networks), "--architecture", name, "--optimizer", optimizer,
+                "--images", str(sizes[0]), "--epochs", str(sizes[1]), *given,
             ],
             check=True,
         )  # fmt: skip
@@ -366,7 +325,6 @@ VERDICT = {
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     pairs = record["pairs"]
     found = [(TITLES[name], cut, each) for name, pair in pairs.items() for cut, each in pair["cuts"].items()]
     paying = [f"{row} ({title}, {cut})" for title, cut, each in found for row in KINDS[1:] if pays(each, row)]
@@ -394,7 +352,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the study from the command line."""
     options = "data-dir", "published", "networks", "texts"
     parser = study.parser(__doc__, *options, presets=PRESETS, required={"texts", "out"})
     parser.add_argument("--decoders", type=Path, required=True, help="folder of the decoders")
@@ -414,8 +371,4 @@ def main() -> None:
             f"{preset.test[0]:,} and {preset.test[1]:,} held-out ones"
         )
         record = {"settings": settings, "pairs": pairs}
-        study.leave(NAME, record, page, {}, arguments.out)
-
-
-if __name__ == "__main__":
-    main()
+        study.leave(NAME, record, page, arguments.out)

@@ -3,8 +3,6 @@
 Least squares, Procrustes and least squares with the covariance of the target, with positions as rows, on training
 images without augmentation; and for some pairs of Tiny-10, permutations. Scores are relative accuracies on the test
 images. For the first pair of Tiny-10, an independent computation in float64 stands beside them.
-
-    python -m dr_frankenstein.direct_matching --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +11,12 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein
-from dr_frankenstein.experiment import CUTS, TITLES, Claim, Networks, Preset, scored
+from dr_frankenstein.experiment import CUTS, TITLES, Networks, Preset, scored
 
 from hf_stitch.registry import registries
 
 PRESETS = {
     "small": Preset(5_000, 10_000, 0, (10_000, 6)),
-    "test": Preset(150, 60, 0, (150, 1)),
     "paper": Preset(50_000, 10_000, 0, (50_000, 300), seeds=10),
 }
 LEAST_SQUARES, PROCRUSTES, RECOLOURED = frankenstein.START, "Procrustes", "recoloured"
@@ -33,29 +30,26 @@ WELL_AT = ("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.1")
 """Layers of ResNet-20 where least squares performs well in the paper."""
 PUBLISHED = {"tiny10": (6.99, 1.96), "resnet20": (4.69, 2.91)}
 """The paper's cross-entropy with the target without a map: mean and deviation over runs and layers."""
-PERMUTATION, PERMUTED = "permutation", {"small": (4, 500, 1_000), "test": (1, 150, 60), "paper": (5, 50_000, 10_000)}
+PERMUTATION, PERMUTED = "permutation", {"small": (4, 500, 1_000), "paper": (5, 50_000, 10_000)}
 """Pairs of Tiny-10, training and test images for permutations, which a small part of the images decides."""
 METHODS = (LEAST_SQUARES, PROCRUSTES, RECOLOURED, *frankenstein.BASELINES)
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
-    record, pictures, samples = run.record(), {}, run.samples()
+    record, samples = run.record(), run.samples()
     for architecture, layers in CUTS.items():
         networks = run.networks(architecture)
         names = list(networks)
         pairs = frankenstein.ring(names)
         if len(names) > 3:
             pairs += list(zip(names, names[3:] + names[:3], strict=True))
-        record["architectures"][architecture] = found = measured(networks, pairs, layers, samples)
-        title = f"{TITLES[architecture]}: direct matching, {len(pairs)} pairs"
-        pictures[f"direct_matching_{architecture}"] = experiment.lines(found["relative_accuracy"], layers, title)
+        record["architectures"][architecture] = measured(networks, pairs, layers, samples)
     count, *sizes = PERMUTED[run.name]
     samples = Preset(*sizes, 0, (0, 0)).samples("cifar10", run.arguments.data_dir)
     networks = run.networks("tiny10")
     record["permutations"] = permuted(networks, experiment.disjoint(networks, count), CUTS["tiny10"], samples)
-    study.leave("direct_matching", record, page, pictures, run.arguments.out)
+    study.leave("direct_matching", record, page, run.arguments.out)
 
 
 def measured(networks: Networks, pairs: Sequence[Any], layers: Sequence[str], samples: Sequence[Any]) -> dict[str, Any]:
@@ -84,38 +78,12 @@ def permuted(networks: Networks, pairs: Sequence[Any], layers: Sequence[str], sa
     }  # fmt: skip
 
 
-COLLAPSES = Claim(
-    "5.1, figure 2", "ResNet-20: direct matching collapses performance on several layers", "plot",
-    f"at two layers or more, least squares keeps less than {COLLAPSED}, by intervals that allow for the choice of them "
-    "(Bonferroni)",
-)  # fmt: skip
-LAYERS_WELL = Claim(
-    "5.1, figure 2", "ResNet-20: direct matching performs fairly well from layer1.0 to layer2.1", "plot",
-    f"at each of these layers, least squares keeps {WELL} or more, by the interval",
-)  # fmt: skip
-ALMOST_ALL = Claim(
-    "5.1, figure 2", "Tiny-10: direct matching performs fairly well in almost every case", "plot",
-    f"at all layers but one at most, least squares keeps {WELL} or more, by intervals that allow for the choice of it "
-    "(Bonferroni)",
-)  # fmt: skip
-AS_GOOD = Claim(
-    "5.1", "{}: on later layers, Procrustes is as accurate as least squares", "–",
-    f"at each of the last three layers, the paired difference is above -{MARGIN}, by the interval",
-)  # fmt: skip
-UNMAPPED = Claim(
-    "figure 2", "{0}: cross-entropy with the target without a map", "{1:.2f} ± {2:.2f}",
-    "the mean lies within the paper's deviation",
-)  # fmt: skip
-NOT_PERMUTATIONS = Claim(
-    "4.2 (Wang et al. 2018)", "Tiny-10: matching cannot be achieved by permutations", "–",
-    f"at every layer, permutations keep less than {WELL} and less than least squares, by the interval over pairs",
-)  # fmt: skip
+COLLAPSES, LAYERS_WELL, ALMOST_ALL, AS_GOOD, UNMAPPED, NOT_PERMUTATIONS = study.stated(__file__)
 
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     found = record["permutations"]
     columns = (_over_pairs(found, *which) for which in ((PERMUTATION,), (LEAST_SQUARES,), (PERMUTATION, LEAST_SQUARES)))
     rows = [(layer, *map(study.shown, scores)) for layer, *scores in zip(found["layers"], *columns, strict=True)]
@@ -182,7 +150,6 @@ def _over_pairs(found: dict[str, Any], method: str, less: str = "") -> list[dict
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
         scores = dict(zip(found["layers"], found["relative_accuracy"][LEAST_SQUARES], strict=True))
@@ -217,7 +184,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     )
     pairs = len(found["pairs"])
     return [*rows, NOT_PERMUTATIONS.row(ours, f"{pairs} pairs, {len(kept)} layers", fewer, pairs)]
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,6 @@ from typing import Any
 import study
 from dr_frankenstein import base_training, frankenstein, images, networks
 from dr_frankenstein.base_training import Base, adapted, recorded_accuracy
-from matplotlib.figure import Figure
 
 import hf_stitch
 from hf_stitch.analysis import Score
@@ -65,7 +64,6 @@ class Preset:
 TASK = "task loss"
 SHORT: dict[str, Any] = {"lr": 1e-2, "schedule": "cosine"}
 """Larger steps, so that short training converges from any initialisation."""
-TEST = Preset(150, 60, 1, (150, 1))
 PAPER = Preset(50_000, 10_000, 30, (50_000, 300), 5, True)
 CUTS = {"tiny10": networks.Tiny10.cuts, "resnet20": networks.ResNet20.cuts}
 """Architecture -> layers to stitch at."""
@@ -185,11 +183,7 @@ class Kind:
 def by_kind(
     kinds: Mapping[str, Kind], preset: Preset, train: hf_stitch.Samples, test: hf_stitch.Samples
 ) -> dict[str, dict[str, Any]]:
-    """Stitch each network to the next one of its kind, by least squares and by task loss.
-
-    Returns:
-        Kind -> accuracies, layers, and the relative accuracies of every method with their baselines.
-    """
+    """Stitch each network to the next one of its kind, by least squares and by task loss."""
     found = {}
     for name, kind in kinds.items():
         some = kind.networks
@@ -213,20 +207,3 @@ def table_of_kinds(found: Mapping[str, Mapping[str, Any]], first: str) -> str:
             cells = [f"{s.value:.3f}" if method == "mean_only" else str(s) for s in scores]
             rows.append((name, own, method.replace("_", " "), *cells))
     return study.markdown((first, "accuracy of the networks", "method", *layers), rows)
-
-
-def lines(series: Mapping[str, Sequence[Score]], places: Sequence[str], title: str) -> Figure:
-    """Draw relative accuracies over named positions: a line with its 95% band for each name."""
-    figure = Figure(figsize=(max(7.5, 0.75 * len(places) + 2.0), 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for number, (name, scores) in enumerate(series.items()):
-        style = ("-", "--", ":")[number % 3]  # overlapping lines stay visible
-        (line,) = axes.plot(places, [score.value for score in scores], style, marker="o", markersize=4, label=name)
-        low, high = [s.low for s in scores], [s.high for s in scores]
-        axes.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set_ylabel("relative accuracy")
-    axes.grid(axis="y", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(title, fontsize="large")
-    return figure

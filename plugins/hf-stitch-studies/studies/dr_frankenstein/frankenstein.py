@@ -102,17 +102,6 @@ def answers(
     """Stitch every pair at every layer with every method, and compute logits on the test images.
 
     Task-loss matching runs in bfloat16 with float32 weights. Closed-form fits and logits are in full precision.
-
-    Args:
-        sources: Networks by name.
-        targets: Networks by name.
-        pairs: Source and target.
-        layers: Layers to stitch at, the same on both sides.
-        train: Images to match on.
-        test: Held-out images.
-        direct: Method -> closed-form matcher, in one pass over the images. ``START`` and baselines are added.
-        trained: Method -> task-loss matching from its initial map, for all layers and sources of a target at once.
-        augment: Augmentation in task-loss matching.
     """
     direct = {START: registries.matchers.build("lstsq"), **direct}
     found_logits: dict[tuple[str, str, Pair], Tensor] = {}

@@ -16,11 +16,7 @@ DATA = {"cifar10": "uoft-cs/cifar10", "fashion_mnist": "zalando-datasets/fashion
 
 
 def read(name: str, split: str, count: int, data_dir: str | None) -> tuple[Tensor, Tensor]:
-    """Read the first images of a data set in :data:`DATA`, from a local folder or the Hub, and their labels.
-
-    Returns:
-        Images ``(count, 3, 32, 32)`` uint8, with a black frame around smaller ones, and labels ``(count,)`` int64.
-    """
+    """Read the first images of a data set in :data:`DATA`, from a local folder or the Hub, and their labels."""
     samples = hf_stitch.Samples.of(read_data(DATA[name], data_dir=data_dir, split=split))
     samples = samples.take(min(count, len(samples)))
     pixels = torch.zeros(len(samples), 3, 32, 32, dtype=torch.uint8)

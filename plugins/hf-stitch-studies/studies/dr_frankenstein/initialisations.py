@@ -3,8 +3,6 @@
 Least squares has a unique solution, so that each of its starts is fitted on another random fifth of the training
 images. All stitching layers of a pair are trained at once on the same images in the same order. They differ only in
 their starts. Random starts are also trained half as long, to tell slow ones from stuck ones.
-
-    python -m dr_frankenstein.initialisations --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import json
@@ -15,9 +13,8 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, stitching
-from dr_frankenstein.experiment import PAPER, SHORT, TEST, TITLES, Claim, Preset
+from dr_frankenstein.experiment import PAPER, SHORT, TITLES, Preset
 from hf_stitch_studies import score_curves
-from matplotlib.figure import Figure
 
 import hf_stitch
 from hf_stitch.registry import registries
@@ -27,12 +24,10 @@ PRESETS = {
         "tiny10": Preset(10_000, 2_000, 4, (10_000, 6), batch=32, **SHORT),
         "resnet20": Preset(3_000, 1_000, 1, (10_000, 6), batch=16, **SHORT),
     },
-    "test": {"tiny10": TEST, "resnet20": TEST},
     "paper": {"tiny10": PAPER, "resnet20": PAPER},
 }
 STARTS = {
     "small": {"tiny10": (5, 10), "resnet20": (1, 50)},
-    "test": {"tiny10": (1, 2), "resnet20": (1, 2)},
     "paper": {"tiny10": (5, 50), "resnet20": (1, 50)},
 }
 """Number of pairs, and of starts of each kind and pair."""
@@ -46,7 +41,6 @@ its median reaches ``REACHED``."""
 
 
 def main() -> None:
-    """Run the experiment from the command line; it resumes in OUT, and keeps other architectures of a record there."""
     parser = study.parser(__doc__, "data-dir", "published", "networks", required={"out"})
     parser.add_argument("--architectures", nargs="+", choices=tuple(PLACES), default=tuple(PLACES), help="default: all")
     arguments = parser.parse_args()
@@ -69,7 +63,7 @@ def main() -> None:
             record["architectures"][architecture] = {
                 "layer": layer, "setting": str(preset), "asked": count, "pairs": pairs, "relative_accuracy": found,
             }  # fmt: skip
-            study.leave("initialisations", record, page, _pictures(record), arguments.out)
+            study.leave("initialisations", record, page, arguments.out)
 
 
 def measured(
@@ -95,19 +89,11 @@ def measured(
     return {kind: [score.value for score in scores.values()] for kind, scores in found.scores.items()}
 
 
-STARTS_CLAIM = Claim(
-    "8, figure 6", "{}: most starts achieve the same order of accuracy, random ones are sometimes stuck, those from "
-    "least squares are consistently good", "histogram",
-    f"over pairs, the median of random starts is at most {STUCK} below that of least squares, by the interval of the "
-    "difference (Student's t); random starts are stuck in two pairs or more (one decides nothing); no start from least "
-    f"squares is. Stuck: more than {STUCK} below the median of its kind and pair, and random ones half way, too. The "
-    f"first two are not known if the median of random starts stays below {REACHED}: they were trained too short",
-)  # fmt: skip
+(STARTS_CLAIM,) = study.stated(__file__)
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     header = (
         "start", "number", "at the start: mean (sd)", "at the end: mean (sd)", "median", "worst", "best", "stuck",
         f"reach {REACHED}",
@@ -178,7 +164,6 @@ def behind(found: dict[str, Any]) -> list[float]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
         random, direct = (np.array(found["relative_accuracy"][kind]) for kind in (RANDOM, DIRECT))
@@ -194,26 +179,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         n = f"{len(random)} + {len(direct)} starts, {pairs}"
         rows.append(STARTS_CLAIM.of(TITLES[architecture]).row(ours, n, parts(found), units))
     return rows
-
-
-def _pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Draw overlaid histograms of the ends of each kind of start."""
-    found = {}
-    for architecture, one in record["architectures"].items():
-        ends = {kind: one["relative_accuracy"][kind] for kind in (RANDOM, DIRECT)}
-        low, high = min(map(min, ends.values())), max(map(max, ends.values()))
-        figure = Figure(figsize=(6.0, 3.4), layout="constrained")
-        axes = figure.add_subplot()
-        for kind, numbers in ends.items():
-            axes.hist(numbers, bins=np.linspace(low - 0.005, high + 0.005, 25), alpha=0.6, label=kind)
-        axes.set_xlabel("relative accuracy")
-        axes.set_ylabel("starts")
-        axes.legend(frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.suptitle(f"task-loss matching by start: {TITLES[architecture]}, {one['layer']}", fontsize="large")
-        found[f"initialisations_{architecture}"] = figure
-    return found
-
-
-if __name__ == "__main__":
-    main()

@@ -3,12 +3,10 @@
 A network is stitched to itself. Starting from the identity, the map is trained on cross-entropy + β · CKA between its
 output and the original activations. It is compared with random rotations, which leave CKA at 1 but change the network,
 and with the CKA between a network and another one that is mapped onto it by least squares.
-
-    python -m dr_frankenstein.low_cka --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +14,8 @@ import numpy as np
 import study
 import torch
 from dr_frankenstein import experiment, stitching
-from dr_frankenstein.experiment import CUTS, SHORT, TEST, TITLES, Claim, Networks, Preset, scored
+from dr_frankenstein.experiment import CUTS, SHORT, TITLES, Networks, Preset, scored
 from hf_stitch_studies import TrajectoryRecorder, score_curves
-from matplotlib.figure import Figure
 
 import hf_stitch
 from hf_stitch.data import PairedSamples
@@ -30,16 +27,14 @@ from hf_stitch.stitches import LinearStitch, StitchingLayer
 
 PRESETS = {
     "small": Preset(3_000, 2_000, 5, (10_000, 6), batch=64, **SHORT),
-    "test": TEST,
     "paper": Preset(50_000, 10_000, 30, (50_000, 300), 5, True),
 }
 PLACES: dict[str, dict[str, tuple[tuple[str, ...], int]]] = {
     "small": {"tiny10": (("bn3", "bn5"), 3), "resnet20": (("layer2.0",), 2)},
-    "test": {"tiny10": (("bn8",), 1), "resnet20": (("layer3.2",), 1)},
     "paper": {"tiny10": (("bn2", "bn3", "bn5", "bn7"), 5), "resnet20": (("layer1.1", "layer2.0", "layer3.0"), 2)},
 }
 """Layers, and number of networks."""
-PENALTIES = {"small": (0.3, 1.0), "test": (1.0,), "paper": (0.1, 0.3, 1.0, 3.0)}
+PENALTIES = {"small": (0.3, 1.0), "paper": (0.1, 0.3, 1.0, 3.0)}
 ROTATIONS = 5
 PAIRS, BETWEEN = 3, {"tiny10": (3_000, 1_000), "resnet20": (1_500, 500)}
 """Number of pairs of networks for the baseline, at most; training images, and test images on which CKA is measured."""
@@ -56,7 +51,6 @@ PUBLISHED = {"tiny10": (0.883, 0.050), "resnet20": (0.922, 0.098)}
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
     record, (train, test) = run.record(), run.samples()
     probe = test.take(min(PROBE, len(test)))
@@ -71,11 +65,11 @@ def main() -> None:
                 for name in list(networks)[:count]
             }
         }
-        sizes = BETWEEN[architecture] if run.name != "test" else (len(train), len(probe))
-        layers = CUTS[architecture] if run.name != "test" else layers
+        sizes = BETWEEN[architecture]
+        layers = CUTS[architecture]
         some = [data.take(size) for data, size in zip((train, test), sizes, strict=True)]
         found["between"] = between_networks(networks, experiment.disjoint(networks, PAIRS), layers, *some)
-    study.leave("low_cka", record, page, {"low_cka": _picture(record)}, run.arguments.out)
+    study.leave("low_cka", record, page, run.arguments.out)
 
 
 def self_stitched(
@@ -144,26 +138,12 @@ def between_networks(
     return found
 
 
-UNCHANGED = Claim(
-    "6.3, figure 5", f"{{}}: CKA falls below {LOW} with essentially unchanged accuracy",
-    "below .7, accuracy unchanged (ResNet of width 3)",
-    f"in every network and layer, for some β, CKA is at most {LOW} and relative accuracy {KEPT} or more, by intervals "
-    "that allow for the choice of β (Bonferroni)",
-)  # fmt: skip
-ROTATED = Claim(
-    "6.4", "{}: CKA does not change under rotations, for which trained networks are unsuitable", "–",
-    f"after every rotation, CKA is at least {SAME}, and relative accuracy below {DESTROYED}, by the interval",
-)  # fmt: skip
-BETWEEN_NETWORKS = Claim(
-    "6.3", "{0}: CKA of a transformed network with the target", "{1:.3f} ± {2:.3f}",
-    "with the authors' rows (images, flattened), the mean lies within the paper's deviation",
-)  # fmt: skip
+UNCHANGED, ROTATED, BETWEEN_NETWORKS = study.stated(__file__)
 
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sections = []
     for architecture, found in record["architectures"].items():
         rows: list[tuple[object, ...]] = []
@@ -205,7 +185,6 @@ def _over_layers(found: dict[str, Any], rows: str) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
         title, kinds, count = TITLES[architecture], [each for *_, each in _networks(found)], len(found["networks"])
@@ -226,29 +205,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         near = bool(abs(values.mean() - mean) <= deviation)
         rows.append(BETWEEN_NETWORKS.of(title, mean, deviation).row(ours, n, [near], values.shape[1]))
     return rows
-
-
-def _picture(record: Mapping[str, Any]) -> Figure:
-    """Plot relative accuracy over CKA: a line along β and the rotations, a colour for each layer."""
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.add_subplot()
-    colours: dict[str, str] = {}
-    for found in record["architectures"].values():
-        for layers in found["networks"].values():
-            for layer, kinds in layers.items():
-                new = layer not in colours
-                colour = colours.setdefault(layer, f"C{len(colours)}")
-                for kind, style in (("penalised", "o-"), ("rotated", "x")):
-                    x, y = zip(*((point["cka"], point["score"].value) for point in kinds[kind]), strict=True)
-                    label = f"{layer}, {kind}" if new else None
-                    axes.plot(x, y, style, color=colour, linewidth=1, markersize=5, label=label)
-    axes.set_xlabel("linear CKA with the original activations")
-    axes.set_ylabel("relative accuracy")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
-    return figure
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,6 @@
 """Experiment 8: low-rank stitching layers by regression and by task loss (Csiszárik et al. 2021, section 7, figure 7).
 
 Task-loss matching starts from the reduced-rank regression of the same rank.
-
-    python -m dr_frankenstein.low_rank --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 from typing import Any
@@ -10,17 +8,15 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein, stitching
-from dr_frankenstein.experiment import CUTS, PAPER, SHORT, TASK, TEST, TITLES, Claim, Preset
+from dr_frankenstein.experiment import CUTS, PAPER, SHORT, TASK, TITLES, Preset
 from hf_stitch_studies import rank_curve
 
 import hf_stitch
-from hf_stitch.plots import curves
 from hf_stitch.registry import registries
 
-PRESETS = {"small": Preset(3_000, 2_000, 2, (10_000, 6), batch=64, **SHORT), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(3_000, 2_000, 2, (10_000, 6), batch=64, **SHORT), "paper": PAPER}
 PLACES: dict[str, dict[str, tuple[tuple[str, ...], int]]] = {
     "small": {"tiny10": (("bn3", "bn5", "bn7"), 3), "resnet20": (("layer1.1", "layer2.0", "layer3.0"), 2)},
-    "test": {"tiny10": (("bn8",), 1), "resnet20": (("layer3.2",), 1)},
     "paper": {"tiny10": (CUTS["tiny10"], 5), "resnet20": (CUTS["resnet20"], 2)},
 }
 """Layers, and number of pairs."""
@@ -29,24 +25,16 @@ DIRECT = frankenstein.START
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
-    record, pictures, samples = run.record(), {}, run.samples()
+    record, samples = run.record(), run.samples()
     for architecture, (layers, count) in PLACES[run.name].items():
         networks = run.networks(architecture)
         pairs = experiment.pairs_of(networks, count)
-        found = record["architectures"][architecture] = {
+        record["architectures"][architecture] = {
             layer: {f"{a} → {b}": measured(networks[a], networks[b], layer, run.preset, *samples) for a, b in pairs}
             for layer in layers
         }
-        series = {}
-        for layer, method in ((layer, method) for layer in layers for method in (DIRECT, TASK)):
-            by_rank = zip(*([score.value for score in one[method]] for one in found[layer].values()), strict=True)
-            ends = (((float(np.mean(some)), min(some), max(some))) for some in by_rank)
-            series[f"{layer}, {method}"] = dict(zip(RANKS, ends, strict=True))
-        title = f"{TITLES[architecture]}: mean, worst and best pair"
-        pictures[f"low_rank_{architecture}"] = curves(series, axis="rank", label="relative accuracy", title=title)
-    study.leave("low_rank", record, page, pictures, run.arguments.out)
+    study.leave("low_rank", record, page, run.arguments.out)
 
 
 def measured(
@@ -63,16 +51,12 @@ def measured(
     return {method: [found[method][rank] for rank in RANKS] for method in families}
 
 
-BETTER = Claim(
-    "7, figure 7", "{}: at equal rank, task loss outperforms reduced-rank regression", "plot",
-    "at each layer and rank, task loss is better in every pair",
-)  # fmt: skip
+(BETTER,) = study.stated(__file__)
 
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sections = []
     for architecture, layers in record["architectures"].items():
         columns = {f"{layer}, {m}": [run[m] for run in runs.values()] for layer, runs in layers.items()
@@ -87,7 +71,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, layers in record["architectures"].items():
         gains = np.array([
@@ -101,7 +84,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         n += f", {len(layers)} layers, ranks {', '.join(map(str, RANKS))}"
         rows.append(BETTER.of(TITLES[architecture]).row(ours, n, better, units))
     return rows
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,6 @@
 
 Task loss starts from least squares, from least squares with the covariance of the target, or uses hard labels instead
 of soft ones.
-
-    python -m dr_frankenstein.matching --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 from collections.abc import Sequence
@@ -13,14 +11,13 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein
-from dr_frankenstein.experiment import CUTS, PAPER, TASK, TEST, TITLES, Claim, Networks, Preset, scored
+from dr_frankenstein.experiment import CUTS, PAPER, TASK, TITLES, Claim, Networks, Preset, scored
 
 PRESETS: dict[str, dict[str, Preset]] = {
     "small": {
         "tiny10": Preset(6_000, 4_000, 2, (10_000, 6), lr=3e-3, schedule="cosine", batch=64),
         "resnet20": Preset(8_000, 5_000, 1, (10_000, 6), lr=3e-3, schedule="cosine", batch=64),
     },
-    "test": dict.fromkeys(CUTS, TEST),
     "paper": dict.fromkeys(CUTS, replace(PAPER, seeds=10)),
 }
 DIRECT = frankenstein.START
@@ -34,18 +31,14 @@ CORRELATED = 0.95
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     record: dict[str, Any] = {"preset": PRESETS[arguments.preset], "architectures": {}}
-    pictures = {}
     for architecture, layers in CUTS.items():
         run = experiment.Run(arguments, PRESETS[arguments.preset][architecture])
         record["networks"] = experiment.origin(arguments, run.preset)
         found = measured(run, run.networks(architecture), layers, STARTS[architecture])
         record["architectures"][architecture] = found
-        title = f"{TITLES[architecture]}, {len(found['pairs'])} pairs"
-        pictures[f"matching_{architecture}"] = experiment.lines(found["relative_accuracy"], layers, title)
-    study.leave("matching", record, page, pictures, arguments.out)
+    study.leave("matching", record, page, arguments.out)
 
 
 def measured(run: experiment.Run, networks: Networks, layers: Sequence[str], starts: Sequence[str]) -> dict[str, Any]:
@@ -80,20 +73,12 @@ ALIGNED = {
         f"every layer keeps {NEAR} or more, by the interval",
     ),
 }  # fmt: skip
-WORSE = Claim(
-    "5.1, figure 2", "{}: least squares significantly underperforms task loss", "plot",
-    "the interval of the gain is above 0 at each layer where least squares leaves room: its interval ends below 1",
-)  # fmt: skip
-LABELS = Claim(
-    "4.1", "Tiny-10: hard and soft labels give very highly correlated results", "–",
-    f"the correlation over layers and pairs is {CORRELATED} or more, by the interval over networks",
-)  # fmt: skip
+WORSE, LABELS = study.stated(__file__)
 
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     tiny10 = record["architectures"]["tiny10"]
     return experiment.written(
         PAGE, "matching", record, claims(record), near=NEAR, collapsed=COLLAPSED,
@@ -166,7 +151,6 @@ def labels(found: dict[str, Any]) -> tuple[dict[str, float], float]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for architecture, found in record["architectures"].items():
         n, units = experiment.counted(found["pairs"])
@@ -185,7 +169,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             ours = f"r = {study.shown(correlation)}, at most {apart:.3f} apart"
             rows.append(LABELS.row(ours, n, [study.above(correlation, CORRELATED)], units))
     return rows
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -32,23 +31,16 @@ class Tiny10(nn.Module):
     """Eight convolutions without padding, each with BatchNorm and ReLU, spatial mean pooling and one linear layer.
 
     86,778 parameters. Stitched at ``bn1`` to ``bn8``.
-
-    Args:
-        norm: Whether to use BatchNorm. If not, identities of the same names replace it.
     """
 
     cuts = tuple(f"bn{i}" for i in range(1, len(TINY10) + 1))
 
-    def __init__(self, norm: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         for i, (channels_in, channels_out, kernel, stride) in enumerate(TINY10, 1):
             self.add_module(f"conv{i}", nn.Conv2d(channels_in, channels_out, kernel, stride))
-            self.add_module(f"bn{i}", nn.BatchNorm2d(channels_out) if norm else nn.Identity())
+            self.add_module(f"bn{i}", nn.BatchNorm2d(channels_out))
         self.fc = nn.Linear(64, 10)
-        if not norm:  # the default initialisation is too small to train eight layers
-            for parameter in self.parameters():
-                if parameter.dim() == 4:
-                    nn.init.kaiming_normal_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images ``(batch, 3, 32, 32)`` to logits ``(batch, 10)``."""
@@ -88,9 +80,6 @@ class ResNet20(nn.Module):
     """A 3×3 stem without pooling, three stages of three blocks, mean pooling and a linear layer (He et al. 2016).
 
     272,474 parameters at width 1. Stitched at ``conv1`` and at the outputs of blocks.
-
-    Args:
-        width: Multiplier of the 16, 32 and 64 channels.
     """
 
     cuts = ("conv1", *(f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(3)))
@@ -125,11 +114,7 @@ def small_vit() -> VisionTransformer:
 
 
 def read(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
-    """Load a trained Tiny-10, ResNet-20 or small ViT from a safetensors file, in eval mode.
-
-    Returns:
-        The network, recognised by the names of its weights, and its layers.
-    """
+    """Load a trained Tiny-10, ResNet-20 or small ViT from a safetensors file, in eval mode."""
     weights = {name.replace("downsample", "shortcut"): value for name, value in load_file(path).items()}
     network: nn.Module
     cuts: tuple[str, ...]
@@ -144,11 +129,7 @@ def read(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def read_folder(folder: str | Path) -> tuple[dict[str, hf_stitch.Adapter], tuple[str, ...]]:
-    """Load all trained networks of a folder, which have one architecture.
-
-    Returns:
-        The part of the file's name that names the seed (``in0``, ``seed0``) -> network; and the layers.
-    """
+    """Load all trained networks of a folder, which have one architecture."""
     found, cuts = {}, tuple[str, ...]()
     for path in sorted(Path(folder).glob("*.safetensors")):
         network, cuts = read(path)
@@ -161,11 +142,6 @@ def read_folder(folder: str | Path) -> tuple[dict[str, hf_stitch.Adapter], tuple
 def normalised(pixels: Tensor) -> Tensor:
     """Normalise images ``(…, 3, 32, 32)`` uint8 as in training."""
     return (pixels / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-
-
-def normalise(image: Image.Image) -> Tensor:
-    """Convert a CIFAR image to a normalised tensor ``(3, 32, 32)``."""
-    return normalised(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1))
 
 
 def adapted(network: nn.Module, processor: Callable[[Image.Image], Tensor] | None = None) -> hf_stitch.Adapter:

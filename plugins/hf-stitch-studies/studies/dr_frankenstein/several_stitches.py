@@ -4,8 +4,6 @@ An input runs through the first network up to bn2, through the second from there
 and through the rest of the fourth. Each chain is compared with its last network, and with the product of the relative
 accuracies of its stitches alone, which it would have if their errors were independent. A stitch is fitted to the
 networks on both sides of it alone, or to the activations of the chain before it, whose errors it can then correct.
-
-    python -m dr_frankenstein.several_stitches --published PUBLISHED --networks NETWORKS --data-dir DATA
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ from typing import Any
 import study
 import torch
 from dr_frankenstein import experiment, stitching
-from dr_frankenstein.experiment import Preset, question
+from dr_frankenstein.experiment import Preset
 from dr_frankenstein.frankenstein import Answers
 from torch import Tensor
 
@@ -31,10 +29,9 @@ from hf_stitch.stitches import StitchingLayer
 
 PRESETS = {
     "small": Preset(2_000, 2_500, 0, (10_000, 6), seeds=4),
-    "test": Preset(150, 60, 0, (150, 1), seeds=4),
     "paper": Preset(50_000, 10_000, 0, (50_000, 300), seeds=10),
 }
-ORDERS = {"small": 5, "test": 1, "paper": 10}
+ORDERS = {"small": 5, "paper": 10}
 """Number of chains: each begins two networks after the previous one, or one network where there are ten chains."""
 
 LAYERS = ("bn2", "bn4", "bn6")
@@ -150,32 +147,21 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
     networks, count = run.networks("tiny10"), ORDERS[run.name]
     names = list(networks)
     step = max(1, len(names) // count)
     orders = [[names[(first * step + i) % len(names)] for i in range(len(LAYERS) + 1)] for first in range(count)]
     scores = measured(networks, orders, *run.samples())
-    series = {
-        method: [scores[layers].get(method, scores[layers][method.removesuffix(IN_CHAIN)]) for layers in scores]
-        for method in scores["+".join(LAYERS)]
-    }
-    picture = experiment.lines(series, list(scores), "Several stitches in one network")
     record = {"preset": run.preset, "orders": orders, "relative_accuracy": scores, "products": products(scores)}
-    study.leave("several_stitches", record, page, {"several_stitches": picture}, run.arguments.out)
+    study.leave("several_stitches", record, page, run.arguments.out)
 
 
-INDEPENDENT = question(
-    "after paper 1", "Tiny-10: the errors of three stitches in a chain are independent", "–",
-    "refuted if the relative accuracy of the chain differs from the product of those of its least-squares stitches, by "
-    "the interval of the difference (MOVER); else it is not known",
-)  # fmt: skip
+(INDEPENDENT,) = study.stated(__file__)
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     scores = {
         layers: {method: Score(**score) for method, score in methods.items()}
         for layers, methods in record["relative_accuracy"].items()
@@ -207,7 +193,6 @@ def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     scores = record["relative_accuracy"]
     own = scores["+".join(LAYERS)]["least squares"]
     product = multiplied([scores[each]["least squares"] for each in LAYERS])
@@ -225,7 +210,3 @@ def multiplied(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
         end: value * exp(sign * hypot(*(log(score[end] / score["value"]) for score in scores)))
         for end, sign in ends.items()
     }
-
-
-if __name__ == "__main__":
-    main()

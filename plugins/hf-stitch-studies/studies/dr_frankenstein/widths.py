@@ -2,8 +2,6 @@
 
 Wider networks are also more accurate. Beside the published networks of width 1 stand networks of width 1 of which
 training stopped early, about as accurate as the narrow ones, so that width and accuracy can be told apart.
-
-    python -m dr_frankenstein.widths --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 import math
@@ -12,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import study
-from dr_frankenstein import experiment, frankenstein, networks
+from dr_frankenstein import experiment, networks
 from dr_frankenstein.base_training import Base
-from dr_frankenstein.experiment import PAPER, TASK, TEST, Claim, Preset
+from dr_frankenstein.experiment import PAPER, TASK, Preset
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,6 @@ PRESETS = {
         (("¼", EARLY), ("¼", "½"), ("½", FULL)),
         ("conv1", "layer1.1", "layer2.1", "layer3.1"),
     ),
-    "test": Sizes(TEST, {"¼": (0.25, 1), EARLY: (0.5, 1)}, (("¼", EARLY),), ("layer3.1",)),
     "paper": Sizes(
         PAPER, {str(width): (width, 300) for width in (1, 2, 3, 4, 5)},
         (("1", "2"), ("2", "3"), ("3", "4"), ("4", "5")), networks.ResNet20.cuts,
@@ -46,7 +43,6 @@ PRESETS = {
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     run = experiment.Run.of(__doc__, {name: sizes.preset for name, sizes in PRESETS.items()})
     sizes, preset, kinds = PRESETS[run.name], run.preset, {}
     for name, (width, epochs) in sizes.kinds.items():
@@ -59,27 +55,15 @@ def main() -> None:
         "preset": preset, "setting": str(preset), "epochs": {name: count for name, (_, count) in sizes.kinds.items()},
         "pairs": [pair for pair in sizes.pairs if set(pair) <= set(kinds)], "kinds": found,
     }  # fmt: skip
-    pictures = {}
-    for method in (TASK, frankenstein.START):
-        by_layer = zip(*(kind["relative_accuracy"][method] for kind in found.values()), strict=True)
-        series = dict(zip(sizes.layers, by_layer, strict=True))
-        picture = experiment.lines(series, list(kinds), f"ResNet-20 by width: {method}")
-        pictures[f"widths_{method.replace(' ', '_')}"] = picture
-    study.leave("widths", record, page, pictures, run.arguments.out)
+    study.leave("widths", record, page, run.arguments.out)
 
 
-GROWS = Claim(
-    "5.2, figure 3", "ResNet-20, width {} → {}: relative accuracy grows with width", "plot, widths 1 to 5",
-    "the difference of task loss is above 0 at half of the layers or more, by the interval, and below 0 at none. Not "
-    f"known if the wider networks are more accurate by more than {ALIKE}. One pair of a kind decides nothing",
-    stand_in=True,
-)  # fmt: skip
+(GROWS,) = study.stated(__file__)
 
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     findings = [
         f"- {narrow} → {wide}: "
         + ", ".join(f"{layer} {study.shown(gain)}" for layer, gain in gains(record, narrow, wide).items())
@@ -113,7 +97,6 @@ def parts(record: dict[str, Any], narrow: str, wide: str) -> list[bool | None]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     rows = []
     for narrow, wide in record["pairs"]:
         above = [study.above(gain, 0) for gain in gains(record, narrow, wide).values()]
@@ -125,7 +108,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         held, n = parts(record, narrow, wide), f"{count} networks of each kind"
         rows.append(GROWS.of(narrow, wide).row(ours, n, held, math.comb(count, 2)))
     return rows
-
-
-if __name__ == "__main__":
-    main()

@@ -3,8 +3,6 @@
 Networks of several seeds are trained with transformers' Trainer, after a reference of another seed. During training,
 three callbacks record the similarity to the initial state and to the reference, the stitchability into the reference,
 and activations on test images.
-
-    python -m dynamics.dynamics --data-dir DATA --cache CACHE --out OUT
 """
 
 import json
@@ -48,7 +46,6 @@ class Preset:
 
 PRESETS = {
     "small": Preset(6_000, 500, 2_000, 8, 3),
-    "test": Preset(200, 60, 60, 2, 2),
     "paper": Preset(50_000, 1_000, 9_000, 100, 10),
 }
 
@@ -106,18 +103,16 @@ def flipped(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "cache", presets=PRESETS).parse_args()
     preset = PRESETS[arguments.preset]
     paths = [arguments.cache / NAME / f"{arguments.preset}_{seed}.json" for seed in range(preset.seeds)]
     if not all(path.is_file() for path in paths):
         watch(preset, paths, arguments.data_dir)
     runs = [json.loads(path.read_text()) for path in paths]
-    dynamics = hf_stitch.training.Dynamics.from_dict(runs[0]["dynamics"])
     # A page needs the similarity to the last moment only.
     kept = [{key: value for key, value in run.items() if key != "dynamics"} for run in runs]
     record = {"preset": arguments.preset, "sizes": asdict(preset), "runs": kept}
-    study.leave(NAME, record, page, {NAME: dynamics.plot()}, arguments.out)
+    study.leave(NAME, record, page, arguments.out)
 
 
 def watch(preset: Preset, paths: list[Path], data_dir: str | None) -> None:
@@ -235,12 +230,7 @@ def covered(run: dict[str, Any]) -> dict[str, float]:
     return {layer: float(((curve[1:-1] - curve[0]) / (1 - curve[0])).mean()) for layer, curve in curves.items()}
 
 
-BOTTOM_UP = study.Claim(
-    study.OWN, "Raghu et al. 2017, section 4", "Lower layers reach their final representation first", "bottom-up",
-    "in every network, the epoch from which on a layer's CKA with its last state stays at or above a threshold rises "
-    f"with depth at every threshold (rank correlation of at least {STRONG}), and the share of the distance from the "
-    f"first CKA to 1 that is covered falls with depth (at most −{STRONG}); in part: the first, in some network",
-)  # fmt: skip
+(BOTTOM_UP,) = study.stated(__file__)
 
 
 def judged(run: dict[str, Any]) -> tuple[bool, bool]:
@@ -250,56 +240,16 @@ def judged(run: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     found = [judged(run) for run in record["runs"]]
     first, leads = map(list, zip(*found, strict=True))
     ours = f"settle first in {sum(first)} networks, lead relative to their start in {sum(leads)}"
     return [BOTTOM_UP.row(ours, f"{len(found)} networks", [any(first), all(map(all, found))], len(found))]
 
 
-PAGE = """# Training dynamics: do lower layers settle first?
-
-**What to do**: freeze lower layers first if layers must be frozen during training, and compare each with its own start:
-the initial state makes a part of the order.
-
-{verdicts}
-
-Claim: networks converge bottom-up, and layers near the input reach their final representation before layers near the
-output (Raghu et al., *SVCCA*, NeurIPS 2017, section 4, with SVCCA on CIFAR-10). This experiment uses another network,
-another metric and a short training. It tests the ordering, not the numbers.
-
-Setting: a ResNet of six blocks (175,066 parameters, stem with stride 2), the first {train:,} training images of
-CIFAR-10 with random flips, {epochs} epochs, AdamW, learning rate .003 with warm-up and linear decay; {seeds} seeds,
-and one network of another seed as the reference of all. Linear CKA on the first {probe} test images with pooling
-`mean`. Stitching layers: affine least squares on positions, fitted on one half of {stitch:,} other test images and
-scored on the other. Final accuracy on these images: {accuracy}.
-Values are means ± standard deviation over the seeds.
-
-The rule was fixed before the figures of this run were seen (one seed with another reference was known). The covered
-share of a layer is that of the distance from its first CKA to 1, as the mean over the epochs between.
-
-{orders}
-
-Linear CKA of each epoch with the last epoch:
-
-{curves}
-
-Similarity and stitchability at the last epoch. *Mean only*: the relative accuracy of a stitch that returns the mean.
-
-{ends}
-
-{findings}
-
-This page and [its figures as JSON](training_dynamics.json) are written by the command (preset {preset}, one core):
-
-```
-python -m dynamics.dynamics --data-dir DATA --cache CACHE --out OUT
-```
-"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     runs, sizes = record["runs"], record["sizes"]
     layers = list(runs[0]["to_final"])
     names = [*(f"settles at {threshold}" for threshold in runs[0]["settled"]), "covered share"]
@@ -352,7 +302,3 @@ def _findings(runs: list[dict[str, Any]]) -> Iterator[str]:
 
 def _spread(values: list[float], digits: int = 3) -> str:
     return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
-
-
-if __name__ == "__main__":
-    main()

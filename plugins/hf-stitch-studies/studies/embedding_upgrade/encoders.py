@@ -2,8 +2,6 @@
 
 All vectors are kept in a folder, so that a run that is interrupted goes on where it stopped:
 
-    python -m embedding_upgrade.encoders --data-dir DATA --texts TEXTS --cache CACHE
-
 ``TEXTS`` holds plain text, a passage a line (``relative_representations/debian_texts.py`` writes such files).
 """
 
@@ -59,7 +57,6 @@ class Sizes:
 PRESETS = {
     "small": Sizes(6000, 5000, 500, 1500, 3000, 200),
     "paper": Sizes(6000, 5000, 500, 1500, 3000, 200),
-    "test": Sizes(150, 120, 30, 40, 30, 2, packages=1),
 }
 
 
@@ -352,10 +349,5 @@ def prepared(given: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vec
 
 
 def main() -> None:
-    """Embed all texts."""
     texts, _ = prepared(study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"}).parse_args())
     Console().print(counts(texts))
-
-
-if __name__ == "__main__":
-    main()

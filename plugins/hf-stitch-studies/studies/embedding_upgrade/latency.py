@@ -1,7 +1,4 @@
-"""What a map costs: latency of a query by runtime, and the rewriting of a million vectors.
-
-python -m embedding_upgrade.latency --data-dir DATA --texts TEXTS --cache CACHE --out OUT
-"""
+"""What a map costs: latency of a query by runtime, and the rewriting of a million vectors."""
 
 import json
 import os
@@ -29,8 +26,14 @@ from hf_stitch import registries
 NAME = "embedding_latency"
 BATCH = 8192
 MAPS = ("ridge", "piecewise", "residual_mlp")
-CALLS = {"small": 500, "paper": 500, "test": 5}
-ROWS = {"small": (100_000, 1_000_000), "paper": (100_000, 1_000_000), "test": (100, 1000)}
+CALLS = {
+    "small": 500,
+    "paper": 500,
+}
+ROWS = {
+    "small": (100_000, 1_000_000),
+    "paper": (100_000, 1_000_000),
+}
 
 
 class Served(nn.Module):
@@ -125,7 +128,7 @@ def rewrite(made: EmbeddingMap, count: int, width: int) -> dict[str, float]:
 def in_another_process(folder: Path, count: int, width: int) -> dict[str, float]:
     """Rewrite in a process of its own, so that the peak of its memory is that of the rewriting."""
     done = subprocess.run(
-        [sys.executable, __file__, "--rewrite", str(folder), str(count), str(width)],
+        [sys.executable, study.RUN, "embedding_upgrade.latency", "--rewrite", str(folder), str(count), str(width)],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -149,36 +152,10 @@ def embedding_rate(texts: Sequence[str]) -> dict[str, float]:
     }  # fmt: skip
 
 
-PAGE = """# What a map costs
-
-One thread on a machine of {cores} cores that was {state} (load {load:.1f} when the maps were fitted and about to be
-timed; quiet: less than half of the cores). A query has width {width}; the map and the normalisation of its output are
-timed, {calls} calls each.
-
-Median (95th percentile) in microseconds:
-
-{latency}
-
-`EmbeddingMap` includes the checks of its input. Embedding one text with all-MiniLM-L6-v2 takes {text:.0f} ms here.
-
-## Rewriting an index
-
-Vectors of width {width} in a file, mapped with `EmbeddingMap` (ridge) in batches of {batch:,} into another file:
-
-{rewriting}
-
-Re-embedding is extrapolated from {texts:,} texts of the index ({rate:.0f} texts per processor second, cut off after 64
-tokens); the ratio is that of processor times. Rule: memory is flat if the peak with {many:,} rows is at most 1.1 times
-that with {few:,}. **Verdict: {verdict}.**
-
-```bash
-python -m embedding_upgrade.latency --data-dir DATA --texts TEXTS --cache CACHE --out OUT
-```
-"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page from the record."""
     runtimes = dict.fromkeys(name for found in record["latency"].values() for name in found)
     quiet = record["load"] < record["cores"] / 2
     few, *_, many = rows = record["rewriting"]
@@ -202,7 +179,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, and write record and page."""
     if sys.argv[1:2] == ["--rewrite"]:
         folder, count, width = sys.argv[2:5]
         print(json.dumps(rewrite(EmbeddingMap.from_pretrained(folder), int(count), int(width))))
@@ -222,8 +198,4 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         maps["ridge"].save_pretrained(folder)
         record["rewriting"] = [in_another_process(Path(folder), n, query.shape[1]) for n in ROWS[given.preset]]
-    study.leave(NAME, record, page, {}, given.out)
-
-
-if __name__ == "__main__":
-    main()
+    study.leave(NAME, record, page, given.out)

@@ -1,14 +1,10 @@
-"""What embedding a part of an index again brings after a mapped upgrade, which rows come first, and lazy reranking.
-
-python -m embedding_upgrade.lazy_upgrade --data-dir DATA --texts TEXTS --cache CACHE --out OUT
-"""
+"""What embedding a part of an index again brings after a mapped upgrade, which rows come first, and lazy reranking."""
 
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import study
 from embedding_upgrade.encoders import OPTIONS, PRESETS, Vectors, counts, prepared
@@ -127,53 +123,10 @@ def lazily(mapped: Vectors, exact: Vectors, past: Vectors, queries: Vectors, tru
         return {"reranked": fresh, "embedded": once, "warm": warm}
 
 
-PAGE = """# Embedding a part of the index again
-
-An index of {index:,} old vectors is mapped by ridge regression (direction index, {pairs:,} pairs). Then a share of its
-rows gets its exact vectors by the new encoder. Recall@10 against re-embedding all, {queries} queries, with 95%
-bootstrap intervals; as many other queries are those of the past. Texts and encoders are those of
-[the table of upgrades](embedding_upgrade.md).
-
-## Which rows first?
-
-`asked`: those most often among the ten nearest of past queries. `hubs`: among the ten nearest of other documents. Rule,
-set before: an order beats random rows if at a share of {compared:.0%} its gain excludes 0 in three quarters of the
-pairs of encoders or more. **{verdict}** ({counts}).
-
-{shares}
-
-Mapped and exact rows lie in one index, and one kind may crowd out the other. At a share of {compared:.0%}, exact rows
-among the ten that are found, beside those among the true ten; fewer mean that mapped rows crowd out exact ones:
-
-{crowding}
-
-## Rows of the index as pairs
-
-A sixth of the index at random ({rows:,} rows) is embedded again. These rows can be replaced, serve as further pairs, or
-both.
-
-{as_pairs}
-
-## Lazy upgrade
-
-`LazyUpgrade` embeds the {rerank} mapped documents nearest to each query again and ranks them. *Cold*: no query was
-asked before. *Warm*: after some past queries, whose documents were replaced in the store. In this small index few
-queries touch many rows; of a large one, a smaller share.
-
-{lazy}
-
-![Recall by the share of rows that are embedded again](embedding_lazy.png)
-
-## Command
-
-```bash
-python -m embedding_upgrade.lazy_upgrade --data-dir DATA --texts TEXTS --cache CACHE --out OUT
-```
-"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page from the record."""
     found = record["measured"]
     better = {first: sum(each["gain"][first][1] > 0 for each in found) for first in FIRSTS[:-1]}
     most = [f"`{name}`" for name, count in better.items() if count >= 0.75 * len(found)]
@@ -231,21 +184,15 @@ def picture(record: dict[str, Any]) -> Figure:
 
 
 def main() -> None:
-    """Measure all pairs of encoders, and write record, page and picture."""
     made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
     given = made.parse_args()
     warnings.filterwarnings("ignore", message=".*IProgress.*")
     texts, vectors = prepared(given)
     found = []
-    for pair in PAIRS[:1] if given.preset == "test" else PAIRS:
+    for pair in PAIRS:
         found.append(measured(vectors, *pair))
         Console(stderr=True).print(" → ".join(pair))
     sizes = counts(texts)
     record = {"preset": given.preset, "texts": sizes, "index": len(texts.parts["index"]),
               "queries": len(texts.parts["queries"]) - len(texts.parts["queries"]) // 2, "measured": found}  # fmt: skip
-    matplotlib.use("Agg")
-    study.leave(NAME, record, page, {NAME: picture(record)} if given.out else {}, given.out)
-
-
-if __name__ == "__main__":
-    main()
+    study.leave(NAME, record, page, given.out, {NAME: picture(record)})

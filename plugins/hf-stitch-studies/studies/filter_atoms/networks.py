@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import timm
 import torch
+from dr_frankenstein.images import augmented
 from dr_frankenstein.networks import Tiny10, normalised
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -22,47 +23,32 @@ from hf_stitch.storage.files import write_whole
 
 
 class Convolutions(nn.Module):
-    """3×3 convolutions ``conv1``, … with ReLU ``relu1``, …, and a linear layer ``fc``, for images of 32×32 pixels.
+    """3×3 convolutions ``conv1``, … with ReLU ``relu1``, … and max pooling, and a linear layer ``fc``.
 
-    Behind convolutions may be BatchNorm, ``bn1``, …; behind those in ``pooled`` is max pooling.
+    For images of 32×32 pixels.
     """
 
-    def __init__(self, channels: Sequence[int], pooled: Sequence[int], classes: int, batch_norm: bool) -> None:
+    def __init__(self, channels: Sequence[int], classes: int) -> None:
         super().__init__()
-        self.pooled, self.steps = pooled, ("conv", "bn", "relu") if batch_norm else ("conv", "relu")
         self.count, before = len(channels), 3
         for i, wide in enumerate(channels, 1):
-            convolution = nn.Conv2d(before, wide, 3, padding=1, bias=not batch_norm)
-            made = {"conv": convolution, "bn": nn.BatchNorm2d(wide), "relu": nn.ReLU()}
-            for step in self.steps:
-                self.add_module(f"{step}{i}", made[step])
+            convolution = nn.Conv2d(before, wide, 3, padding=1)
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            self.add_module(f"conv{i}", convolution)
+            self.add_module(f"relu{i}", nn.ReLU())
             before = wide
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        self.fc = nn.Linear(before * (32 >> len(pooled)) ** 2, classes)
+        self.fc = nn.Linear(before * (32 >> len(channels)) ** 2, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images ``(batch, 3, 32, 32)`` to logits ``(batch, classes)``."""
         for i in range(1, self.count + 1):
-            for step in self.steps:
-                x = self.get_submodule(f"{step}{i}")(x)
-            if i in self.pooled:
-                x = functional.max_pool2d(x, 2)
+            x = functional.max_pool2d(self.get_submodule(f"relu{i}")(self.get_submodule(f"conv{i}")(x)), 2)
         return self.fc(x.flatten(1))
 
 
-def alexnet(convolutions: Literal[3, 5], classes: int, width: float) -> nn.Module:
+def alexnet(classes: int, width: float) -> nn.Module:
     """Create AlexNet for small images, with channels times a width."""
-    channels = {3: (64, 128, 256), 5: (64, 192, 384, 256, 256)}[convolutions]
-    pooled = {3: (1, 2, 3), 5: (1, 2, 5)}[convolutions]
-    return Convolutions([round(each * width) for each in channels], pooled, classes, batch_norm=False)
-
-
-def vgg11(classes: int, width: float) -> nn.Module:
-    """Create VGG-11 for small images, with channels times a width."""
-    channels = (64, 128, 256, 256, 512, 512, 512, 512)
-    return Convolutions([round(each * width) for each in channels], (1, 2, 4, 6, 8), classes, batch_norm=True)
+    return Convolutions([round(each * width) for each in (64, 128, 256)], classes)
 
 
 def resnet18(classes: int = 10) -> nn.Module:
@@ -109,7 +95,6 @@ SOURCES = {
     "mnist": ("ylecun/mnist", "label"),
 }
 """Name -> data set on the Hub and its label column."""
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "Fashion-MNIST", "mnist": "MNIST"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,12 +131,6 @@ class Images:
         return hf_stitch.Samples.of(self.inputs(), label=self.labels.tolist())
 
 
-def joined(parts: Iterable[Images]) -> Images:
-    """Return the images of several sets as one."""
-    listed = list(parts)
-    return Images(torch.cat([part.pixels for part in listed]), torch.cat([part.labels for part in listed]))
-
-
 def read(name: str, split: str, data_dir: str | None, count: int | None = None) -> Images:
     """Read images of a data set as RGB of 32×32 pixels; smaller ones get a black frame."""
     source, label = SOURCES[name]
@@ -164,26 +143,6 @@ def read(name: str, split: str, data_dir: str | None, count: int | None = None) 
     return Images(functional.pad(pixels, [border] * 4).contiguous(), torch.tensor(samples.labels))
 
 
-def noise(count: int, seed: int = 0) -> Images:
-    """Draw images of uniform noise, all of class 0."""
-    pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=torch.Generator().manual_seed(seed))
-    return Images(pixels.to(torch.uint8), torch.zeros(count, dtype=torch.int64))
-
-
-def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Flip images ``(n, 3, 32, 32)`` at random and crop them after padding with 4 zeros."""
-    n = len(pixels)
-    rows, columns = torch.randint(0, 9, (2, n, 1), generator=generator) + torch.arange(32)
-    columns = torch.where(torch.rand(n, 1, generator=generator) < 0.5, columns.flip(1), columns)
-    padded = functional.pad(pixels, (4, 4, 4, 4))
-    # Advanced indices around a slice come first: (n, 32, 32, 3).
-    chosen = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return chosen.permute(0, 3, 1, 2)
-
-
-Schedule = Literal["constant", "cosine", "step"]
-
-
 @dataclass(frozen=True)
 class Recipe:
     """Hyperparameters of training."""
@@ -191,47 +150,30 @@ class Recipe:
     epochs: int  # passes over the images
     lr: float = 0.01  # learning rate, at its maximum
     batch: int = 64  # batch size. The last batch may be smaller
-    optimizer: Literal["sgd", "adam"] = "sgd"  # ``sgd`` (with momentum .9) or ``adam``
-    # ``constant``; ``cosine``: down to 0; ``step``: ÷ 10 after a third and after two thirds of the steps
-    schedule: Schedule = "cosine"
+    schedule: Literal["constant", "cosine"] = "cosine"  # of the learning rate; ``cosine``: down to 0
     weight_decay: float = 0.0  # L2 penalty
     augment: bool = False  # whether images are flipped and cropped at random
     frozen_statistics: bool = False  # whether BatchNorm keeps its running statistics and uses them in training
 
     def share(self, done: float) -> float:
         """Return the factor of the learning rate after a share of the steps."""
-        if self.schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * done))
-        return 0.1 ** int(3 * done) if self.schedule == "step" else 1.0
+        return 0.5 * (1 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1.0
 
     def __str__(self) -> str:
-        name = "SGD with momentum .9" if self.optimizer == "sgd" else "Adam"
-        return f"{self.epochs} epochs of {name}, learning rate {self.lr:g} ({self.schedule}), batches of {self.batch}"
+        rate = f"learning rate {self.lr:g} ({self.schedule})"
+        return f"{self.epochs} epochs of SGD with momentum .9, {rate}, batches of {self.batch}"
 
 
-def train(
-    network: nn.Module,
-    data: Images,
-    recipe: Recipe,
-    seed: int,
-    *,
-    penalty: Callable[[], Tensor] | None = None,
-    after_epoch: Callable[[int], None] | None = None,
-    name: str = "training",
-) -> None:
-    """Minimise cross-entropy, plus a penalty on the last forward pass, in bfloat16; switch the network to eval mode."""
+def train(network: nn.Module, data: Images, recipe: Recipe, seed: int, *, name: str = "training") -> None:
+    """Minimise cross-entropy in bfloat16, and switch the network to eval mode."""
     generator = torch.Generator().manual_seed(seed)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimizer: torch.optim.Optimizer
-    if recipe.optimizer == "sgd":
-        optimizer = torch.optim.SGD(parameters, recipe.lr, momentum=0.9, weight_decay=recipe.weight_decay)
-    else:
-        optimizer = torch.optim.Adam(parameters, recipe.lr, weight_decay=recipe.weight_decay)
+    optimizer = torch.optim.SGD(parameters, recipe.lr, momentum=0.9, weight_decay=recipe.weight_decay)
     steps = recipe.epochs * math.ceil(len(data) / recipe.batch)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: recipe.share(step / steps))
     inputs = data.pixels if recipe.augment else data.inputs()
     with tqdm(total=steps, desc=name, delay=3, disable=not sys.stderr.isatty()) as bar:
-        for epoch in range(1, recipe.epochs + 1):
+        for _ in range(recipe.epochs):
             network.train()
             for module in network.modules() if recipe.frozen_statistics else ():
                 module.train(not isinstance(module, nn.BatchNorm2d))
@@ -242,16 +184,12 @@ def train(
                 with torch.autocast("cpu", torch.bfloat16):
                     logits = network(some.contiguous(memory_format=torch.channels_last))
                 loss = functional.cross_entropy(logits.float(), data.labels[places])
-                if penalty is not None:
-                    loss = loss + penalty()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 rates.step()
                 bar.update()
-            network.eval()
-            if after_epoch is not None:
-                after_epoch(epoch)
+    network.eval()
 
 
 @torch.no_grad()

@@ -43,11 +43,6 @@ def spearman(x: Array, y: Array) -> float:
     return pearson(rankdata(x), rankdata(y))
 
 
-def mean_of(name: str) -> Statistic:
-    """Return the statistic that averages a similarity."""
-    return lambda pairs: float(pairs(name).mean())
-
-
 def correlations(x: str, y: str, of: Callable[[Array, Array], float] = pearson) -> Statistic:
     """Return the statistic that correlates two similarities."""
     return lambda pairs: of(pairs(x), pairs(y))

@@ -43,7 +43,6 @@ PRESETS = {
     "small": Sizes("tiny10", Recipe(6, 0.05, 128, augment=True, weight_decay=1e-4), 50_000, TUNED, 10, 500),
     "paper": Sizes("resnet18", Recipe(100, 0.1, 128, augment=True, weight_decay=5e-4), 50_000,
                    replace(TUNED, epochs=100), 10, 10_000),
-    "test": Sizes("tiny10", Recipe(1, 0.05), 60, Recipe(1, 0.05, 20), 4, 40),
 }  # fmt: skip
 
 
@@ -111,9 +110,8 @@ def origin(arguments: argparse.Namespace, sizes: Sizes) -> str:
 
 
 def on_task(
-    common: nn.Module, images: Images, recipe: Recipe, seed: int, path: Path, *,
-    head_only: bool = False, penalty: Callable[[nn.Module], Callable[[], Tensor]] | None = None,
-) -> nn.Module:  # fmt: skip
+    common: nn.Module, images: Images, recipe: Recipe, seed: int, path: Path, *, head_only: bool = False
+) -> nn.Module:
     """Train the atoms and a fresh head of an atomic network on a task, or its head alone, or load it if it is kept."""
     network = copy.deepcopy(common)
     networks.fresh_head(network, PER_TASK, seed)
@@ -124,8 +122,7 @@ def on_task(
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name.startswith("fc."))
         chosen = replace(recipe, frozen_statistics=True) if head_only else recipe
-        term = penalty(model) if penalty is not None else None
-        networks.train(model, images, chosen, seed, penalty=term, name=path.stem)
+        networks.train(model, images, chosen, seed, name=path.stem)
 
     return networks.kept(path, network, fit)
 

@@ -4,8 +4,6 @@ Distances of representations are correlated with differences of linear probing a
 approximations of the last layers of all networks. Specificity: all layers of all networks. Beside the measures stand
 distances that ignore the activations, in depth and in rank. Each folder has at least three networks of one
 architecture: Tiny-10, ResNet-20 or the small ViT.
-
-    python -m how_not_to_stitch.bench --data-dir DATA --networks TINY10 VITS --out OUT
 """
 
 import itertools
@@ -19,7 +17,7 @@ import study
 from dr_frankenstein import networks
 from hf_stitch_studies import Bench, bench
 from hf_stitch_studies.benching.correlation import RELIABILITY
-from how_not_to_stitch.experiment import cifar, claim, parser, question
+from how_not_to_stitch.experiment import cifar, parser, question
 from rich.console import Console
 
 import hf_stitch
@@ -49,13 +47,11 @@ PUBLISHED = {
 PRESETS = {
     "small": {"train": 5000, "test": 1000, "references": 5, "functional_samples": 300},
     "paper": {"train": 50_000, "test": 10_000, "references": 10, "functional_samples": 100},
-    "test": {"train": 150, "test": 140, "references": 2, "functional_samples": 100},
 }
 """Images, references, and images to which stitched models are fitted."""
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, PRESETS).parse_args()
     preset = PRESETS[arguments.preset]
     samples = cifar(arguments, preset["train"], preset["test"])
@@ -66,7 +62,7 @@ def main() -> None:
         Console(width=140).print(found)
         name = folder.name.removeprefix("drfrankenstein_")
         record["architectures"][name] = {**summary(found), "seconds": round(time.process_time() - start)}
-    study.leave("bench", record, page, {}, arguments.out)
+    study.leave("bench", record, page, arguments.out)
 
 
 def measured(
@@ -83,13 +79,7 @@ def measured(
 
 
 def summary(found: Bench) -> dict[str, Any]:
-    """Return the figures of the page as JSON values.
-
-    Returns:
-        ``scores``: test -> method -> its record; ``accuracies``: layer -> probing accuracy, mean over networks;
-        ``references``: group -> the best reference; ``undefined``: method -> number of pairs and the most
-        frequent reason.
-    """
+    """Return the figures of the page as JSON values."""
     specificity = found.groups[-1]
     accuracies = {
         layer: round(float(specificity.accuracy[[own == layer for own in specificity.layers]].mean()), 4)
@@ -114,37 +104,7 @@ LEAST, LEADER = 0.67, 0.1
 """The least τ of functional direct matching in the paper's tables, and how far a measure close to the leader is from
 it."""
 DECIDES = f"; benches of at least {FEW} networks decide"
-SENSITIVE = claim(
-    "5.2, table 2", "Functional direct matching has a consistently high rank correlation in the sensitivity test",
-    "τ .67 to .81; ResNet-18, CIFAR-10 .790", f"τ of at least {LEAST}, by the interval{DECIDES}",
-)  # fmt: skip
-SPECIFIC = claim(
-    "5.2, table 3", "Functional direct matching has a consistently high rank correlation in the specificity test",
-    "τ .74 to .89; ResNet-18, CIFAR-10 .857", f"τ of at least {LEAST}, by the interval{DECIDES}",
-)  # fmt: skip
-CLOSE = claim(
-    "5.2, table 3", "Functional direct matching has the highest rank correlation, or is close to the leader",
-    ".857, leader .876 (structural direct matching)",
-    f"in the specificity test, τ at most {LEADER} below each other of the paper's measures, by the interval of the "
-    f"difference (MOVER){DECIDES}",
-)  # fmt: skip
-POOR = claim(
-    "5.2, table 2", "CKA performs poorly in the sensitivity test", "τ .569; PWCCA .628, structural .658",
-    f"τ below those of PWCCA and structural direct matching, by the interval of the difference (MOVER){DECIDES}",
-)  # fmt: skip
-UNSPECIFIC = claim(
-    "5.2, table 3", "PWCCA has low rank correlations in the specificity test", "τ .729; CKA .859, functional .857",
-    f"τ below those of CKA and functional direct matching, by the interval of the difference (MOVER){DECIDES}",
-)  # fmt: skip
-INCONSISTENT = claim(
-    "5.2, tables 2 and 3", "Orthogonal Procrustes shows inconsistent results", "τ ≈ 0 to .93",
-    "between tests or architectures, τ differs by more than .3, by the interval of the difference (MOVER) that allows "
-    "for the choice among all pairs of them (Bonferroni)",
-)  # fmt: skip
-CONSISTENT = claim(
-    "5.2", "Sensitivity is consistent for individual layers", "–", "τ of each layer within .1 of the mean"
-)
-ELSEWHERE = claim("tables 2 and 3", "The same on SVHN and ImageNet", "four of six rows", "as on CIFAR-10")
+SENSITIVE, SPECIFIC, CLOSE, POOR, UNSPECIFIC, INCONSISTENT, CONSISTENT, ELSEWHERE = study.stated(__file__)
 BASELINES = {
     test: question(
         f"after paper 4, table {table}", f"Some measure is a better test of {test} than depth and rank alone", "–",
@@ -165,7 +125,6 @@ TITLES = {
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, architectures = record["preset"], record["architectures"]
     folders = " ".join(map(str.upper, architectures))
     return PAGE.format(
@@ -177,7 +136,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     benches = {name: found for name, found in record["architectures"].items() if found["networks"] >= FEW}
     if not benches:
         return []
@@ -305,7 +263,3 @@ def _score(score: dict[str, Any] | None) -> str:
 def _plain(method: str) -> str:
     """Return the name of a method without its options."""
     return method.partition("(")[0]
-
-
-if __name__ == "__main__":
-    main()

@@ -3,8 +3,6 @@
 Task-loss stitches are trained with a penalty on their structural residual, or on the distance of their mean and
 covariance from those of the target, at growing strength. If stitches between distant layers stay accurate while they
 are no stranger than direct matches, strangeness is not why task loss succeeds.
-
-    python -m how_not_to_stitch.cause --data-dir DATA --networks NETWORKS --out OUT
 """
 
 import time
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import cifar, claim, footer
+from how_not_to_stitch.experiment import cifar, footer
 from how_not_to_stitch.strange_activations import ACCURATE, DIRECT, passes, read_array, rounded
 from numpy.typing import NDArray
 
@@ -64,12 +62,10 @@ STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
 PRESETS = {
     "small": Preset(2_000, 500, 2, 300, STRENGTHS, (4, 6, 7), (2, 4)),
     "paper": Preset(50_000, 10_000, 5, 3000, STRENGTHS, tuple(range(8)), tuple(range(8))),
-    "test": Preset(150, 60, 1, 2, (1.0,), (0, 4), (2,)),
 }
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"out"}).parse_args()
     preset = PRESETS[arguments.preset]
     loaded, cuts = networks.read_folder(arguments.networks)
@@ -105,20 +101,14 @@ def main() -> None:
         "pairs": {f"{a} -> {b}": study.kept(place, partial(measured, a, b)) for (a, b), place in places.items()},
         "layers": [layers_a, layers_b], "preset": {"name": arguments.preset, **vars(preset)},
     }  # fmt: skip
-    study.leave("cause", record, page, {}, arguments.out)
+    study.leave("cause", record, page, arguments.out)
 
 
-REASON = claim(
-    "4.2, 6", "The reason behind the problems of task loss is that it generates strange activations", "–",
-    f"of at least {LEAST} cells in which only task loss is accurate, a penalised stitch is accurate and no stranger "
-    f"than least squares in at most {LOST:.0%} of those of each pair (refuted: at least {KEPT:.0%}), by detectors that "
-    "pass tests with noise",
-)  # fmt: skip
+(REASON,) = study.stated(__file__)
 PAGE = study.text(__file__)
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, pairs = record["preset"], record["pairs"]
     found, only = _only(record)
     apart = _apart(preset)
@@ -143,7 +133,6 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the row of the table of all experiments."""
     found, only = _only(record)
     counts = {key: (int((of.kept() & only[key]).sum()), int(only[key].sum())) for key, of in found.items()}
     held, total = (sum(some) for some in zip(*counts.values(), strict=True))
@@ -231,7 +220,3 @@ def _line(name: str, found: Mapping[str, _Cells], apart: NDArray[np.bool_], pres
         f"{error.mean():.2f}", " ".join(f"{value:.2f}" for value in aurocs),
         f"{own.mean():.3f}" if len(own) else "–",
     ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

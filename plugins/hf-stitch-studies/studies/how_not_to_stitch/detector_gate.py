@@ -2,8 +2,6 @@
 
 Before any stitch is scored, each detector must tell apart the target's own activations with noise as large as they
 are, and those of another data set, and must not take test images for strange.
-
-    python -m how_not_to_stitch.detector_gate --data-dir DATA --networks TINY10 RESNET20 --out OUT
 """
 
 import dataclasses
@@ -16,7 +14,7 @@ import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
-from how_not_to_stitch.experiment import NAMES, cifar, folders, footer, parser, question
+from how_not_to_stitch.experiment import NAMES, cifar, folders, footer, parser
 
 import hf_stitch
 from hf_stitch.analysis.detection.result import FAR, MIN_AUROC, OWN
@@ -39,12 +37,10 @@ class Preset:
 PRESETS = {
     "small": Preset(1500, 400, 2, Energy.preset("small", epochs=6, fine_tune_epochs=6), 3),
     "paper": Preset(50_000, 10_000, 5, Energy(), 8),
-    "test": Preset(75, 60, 1, Energy.preset("small", size=8, epochs=1, fine_tune_epochs=1), 1),
 }
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     asked = parser(__doc__, PRESETS, required={"out"})
     asked.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
     arguments = asked.parse_args()
@@ -77,7 +73,7 @@ def main() -> None:
                 for name, (detector, other, at) in tries.items()
             }
         record["families"][kind] = {"layers": list(layers), "targets": found}
-    study.leave("detector_gate", record, page, {}, arguments.out)
+    study.leave("detector_gate", record, page, arguments.out)
 
 
 def superposed(count: int, data_dir: Any) -> hf_stitch.Samples:
@@ -105,10 +101,7 @@ def tried(
     }
 
 
-WORKS = question(
-    "after paper 4, figure 1", "{} works at most layers", "–",
-    "it passes the gate at half of the layers of each target, or more",
-)  # fmt: skip
+(WORKS,) = study.stated(__file__)
 PAGE = study.text(__file__)
 
 
@@ -122,7 +115,6 @@ def _of(counts: Iterable[tuple[int, int]]) -> str:
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, families = record["preset"], record["families"]
     energy = preset["energy"]
     sentences = []
@@ -140,7 +132,6 @@ def page(record: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return a row for each detector: whether it works at most layers is a question of our own."""
     rows = []
     targets = [of for one in record["families"].values() for of in one["targets"].values()]
     for name in dict.fromkeys(name for of in targets for name in of):
@@ -160,7 +151,3 @@ def _family(kind: str, one: dict[str, Any]) -> str:
     ]  # fmt: skip
     head = ["target", "detector", "AUROC on", *one["layers"], "passes"]
     return f"## {NAMES[kind]}\n\n{study.markdown(head, lines)}\n"
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,6 @@ from dr_frankenstein import images
 
 import hf_stitch
 
-PAPER_TITLE = "How not to stitch representations to measure similarity (Balogh & Jelasity, AAAI 2025)"
 claim, question = partial(study.Claim, "4"), partial(study.Claim, study.OWN)
 
 TABLE_1 = {

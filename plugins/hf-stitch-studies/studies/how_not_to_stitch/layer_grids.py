@@ -4,8 +4,6 @@ Every layer of one network is stitched into every layer of another, for all pair
 accuracy. Structural: relative squared error of the activations. Beside them stand two similarity metrics and the
 distance of layers in depth, which ignores the activations. Each folder has networks of one architecture: Tiny-10,
 ResNet-20 or the small ViT.
-
-    python -m how_not_to_stitch.layer_grids --data-dir DATA --networks TINY10 RESNET20 VITS --out OUT
 """
 
 import itertools
@@ -26,12 +24,14 @@ METRICS = ("linear_cka:debiased=True", "procrustes")
 FIGURES = {"functional": "relative_accuracy", "structural": "structural_error"}
 ACCURATE = 0.8
 """Relative accuracy from which two layers count as functionally similar (Csiszárik et al. 2021, section 8)."""
-PRESETS = {"small": (600, 1000), "paper": (100, 10_000), "test": (150, 60)}
+PRESETS = {
+    "small": (600, 1000),
+    "paper": (100, 10_000),
+}
 """Images to which stitches are fitted, and images of the scores."""
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, PRESETS).parse_args()
     fitted, scored = PRESETS[arguments.preset]
     train, test = cifar(arguments, fitted, scored)
@@ -42,20 +42,13 @@ def main() -> None:
             for folder in arguments.networks
         },
     }
-    study.leave("layer_grids", record, page, {}, arguments.out)
+    study.leave("layer_grids", record, page, arguments.out)
 
 
 def measured(
     loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples
 ) -> dict[str, Any]:
-    """Stitch and compare all pairs of networks.
-
-    Returns:
-        ``networks``, ``layers``; ``accuracy``: of each network; ``identified``: method -> axis -> share of identified
-        layers with its interval; ``itself``: the same within networks; ``distant``: matcher -> pairs of networks ->
-        number of distant pairs of layers that are accurate; ``mean``: matcher -> figure -> mean over the pairs of
-        networks, (layers of a, layers of b).
-    """
+    """Stitch and compare all pairs of networks."""
     pairs = list(itertools.combinations(loaded, 2))
     values: dict[str, dict[tuple[str, str], Any]] = {}
     itself: dict[str, dict[tuple[str, str], Any]] = {}
@@ -107,10 +100,7 @@ CKA = "linear CKA, debiased"
 NEAR = 0.1
 """Difference of shares up to which two methods are comparable."""
 BOTH = "along both axes, by the interval; Tiny-10 decides"
-WITHIN = claim(
-    "table 1, within a network", "Direct matching, functional and structural, finds a layer in its own network",
-    "100% each", f"at least {WELL} of the layers along both axes, by the interval; Tiny-10 decides",
-)  # fmt: skip
+WITHIN, VIT = study.stated(__file__)
 CLAIMS = {
     STRUCTURAL: claim(
         "table 1, between networks", "Structural direct matching is comparable to CKA",
@@ -126,18 +116,12 @@ CLAIMS = {
         f"it finds fewer layers than functional direct matching {BOTH}",
     ),
 }  # fmt: skip
-VIT = claim(
-    "table 1, between networks", "Direct matching, functional and structural, struggles on the ViT",
-    f"{between(FUNCTIONAL, vit=True)}, {between(STRUCTURAL, vit=True)}",
-    f"both find fewer than {POORLY} of the layers along both axes, by the interval",
-)  # fmt: skip
 PAGE = study.text(__file__)
 
 SECTION = study.text(__file__, "section") + "\n"
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     preset, found = record["preset"], record["architectures"]
     return PAGE.format(
         claims=study.verdicts(claims(record)), train=preset["train"], test=preset["test"],
@@ -171,7 +155,6 @@ def _section(name: str, found: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments. The convolutional networks with the most seeds decide."""
     found, rows = record["architectures"], []
     plain = {name: of for name, of in found.items() if not name.startswith("vit")}
     if plain:
@@ -210,7 +193,3 @@ def _holds(found: dict[str, Any], method: str, axis: str) -> bool | None:
     if method == STRUCTURAL:
         return study.above(study.difference(own, cka), -NEAR)
     return study.above(own, POORLY) if method == FUNCTIONAL else study.below(study.difference(own, functional), 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,6 @@ For each layer of one network, is the most similar layer of another network the 
 architecture are compared at once, with one row per image (the mean over positions). Beside trained networks stand
 untrained ones, independent noise and depth alone, and the rows of the paper's code: positions if two layers have equal
 grids, means otherwise.
-
-    python -m how_not_to_stitch.layer_identification --data-dir DATA --networks TINY10 RESNET20 --out OUT
 """
 
 import itertools
@@ -16,7 +14,7 @@ import numpy as np
 import study
 import torch
 from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import NAMES, POORLY, TABLE_1, between, claim, pairs_of
+from how_not_to_stitch.experiment import NAMES, POORLY, TABLE_1, between, pairs_of
 from timm.models.vision_transformer import VisionTransformer
 
 import hf_stitch
@@ -32,12 +30,14 @@ METRICS = {
 }
 MIXED = ("linear CKA", "Procrustes", "PWCCA", "PWCCA, all directions", "CCA")
 """Metrics on mixed rows: positions of one image are not independent, which debiased CKA assumes."""
-PRESETS = {"small": (2000, 20), "paper": (10_000, 40), "test": (60, 4)}
+PRESETS = {
+    "small": (2000, 20),
+    "paper": (10_000, 40),
+}
 """Test images, and groups of images of the jackknife for ties."""
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", presets=PRESETS)
     parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
     arguments = parser.parse_args()
@@ -50,18 +50,13 @@ def main() -> None:
         record["families"][type(next(iter(loaded.values())).model).__name__] = measured(
             loaded, layers, samples, resamples
         )
-    study.leave("layer_identification", record, page, {}, arguments.out)
+    study.leave("layer_identification", record, page, arguments.out)
 
 
 def measured(
     loaded: dict[str, hf_stitch.Adapter], layers: tuple[str, ...], samples: hf_stitch.Samples, resamples: int
 ) -> dict[str, Any]:
-    """Identify the layers of all pairs of networks of one architecture.
-
-    Returns:
-        ``identified``: activations -> metric -> :func:`summary`; ``pwcca``: activations -> mean PWCCA of corresponding
-        layers; names, widths and grids of the layers.
-    """
+    """Identify the layers of all pairs of networks of one architecture."""
     metrics, options = list(METRICS.values()), {"layers": layers, "batch_size": 200}
     trained = hf_stitch.compare_all(loaded, samples, metrics=metrics, resamples=resamples, **options)
     first = next(iter(loaded.values()))
@@ -154,51 +149,15 @@ def summary(found: Identification) -> dict[str, Any]:
 
 
 METRICS_OF_PAPER = ("linear CKA", "Procrustes", "PWCCA")
-VIT = claim(
-    "table 1, between networks", "CKA, Procrustes and PWCCA struggle on the ViT",
-    ", ".join(f"{title} {between(title, vit=True)}" for title in METRICS_OF_PAPER),
-    f"each identifies fewer than {POORLY} of the layers along both axes, by the interval; CKA on means, the others on "
-    "positions",
-)  # fmt: skip
-PAGE = """# Layer identification (Balogh & Jelasity, AAAI 2025, table 1)
-
-**What to do**: on means, Procrustes identifies layers as well as CKA does; use either, and not PWCCA, which beats
-independent noise of the same widths by little in late layers. Depth alone is right by construction, so that a high
-share shows only that a metric is not worse than depth.
-
-{claims}
-
-The table of the paper, on its own rows, is on [another page](which_rows.md). Here, with more images and ties: trained
-networks on {images} test images of CIFAR-10, all pairs of networks of an architecture at once
-(`hf_stitch.compare_all`: each network runs once).
-
-A layer of one network is a *hit* if the corresponding layer of the other network is the most similar one; a *tie* if
-another is, but the images do not tell the two apart (paired differences by a jackknife over {resamples} groups of
-images, 5%, Holm over the candidates); else a *miss*. Only hits count as accurate. 95% intervals, clustered by network.
-`a`: layers of a among those of b; `b`: the reverse. Rows are means over positions, one for each image.
-
-{families}
-{rows}
-{floor}
-This page and [its figures as JSON](layer_identification.json) are written by the command (preset {preset}):
-
-```
-python -m how_not_to_stitch.layer_identification --data-dir DATA --networks {folders} --out OUT
-```
-"""
-FAMILY = """## {name}
-
-{count} networks, {pairs}, {layers} layers: chance is {chance:.3f}.
-
-{identified}
-"""
+(VIT,) = study.stated(__file__)
+PAGE = study.text(__file__)
+FAMILY = study.text(__file__, "family")
 OTHERS = {"untrained": "untrained networks", "noise": "independent noise"}
 AXIS = ["accuracy", "hit/tie/miss", "found most often"]
 HEAD = [f"{axis}: {title}" for axis in "ab" for title in AXIS]
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     families = record["families"]
     return PAGE.format(
         claims=study.verdicts(claims(record)),
@@ -230,7 +189,6 @@ def _cells(axis: dict[str, Any]) -> list[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     if (one := record["families"].get("VisionTransformer")) is None:
         return [VIT.untested("at least three vision transformers")]
     rates = {
@@ -245,16 +203,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     return [VIT.row(ours, f"{pairs_of(count)}, {len(one['widths'])} layers", parts, count * (count - 1) // 2)]
 
 
-MIXING = """## Mixed rows
-
-The authors' code uses all positions as rows of Procrustes and PWCCA if two layers have equal grids, and means
-otherwise, so that the values of one layer with several others come from different kinds of rows. The same networks with
-such rows (no ties; prefix tokens left out; of CKA too, which the authors never mix):
-
-{lines}
-
-With their rows of CKA too (flattened images), the pattern of the table appears: [which rows?](which_rows.md)
-"""
+MIXING = study.text(__file__, "mixing")
 
 
 def _mixed(families: dict[str, Any]) -> str:
@@ -272,17 +221,7 @@ def _mixed(families: dict[str, Any]) -> str:
     return MIXING.format(lines=table)
 
 
-FLOOR = """## What PWCCA must beat
-
-PWCCA of corresponding layers (mean over the pairs), of trained networks, of untrained ones and of independent noise of
-the same widths, for the same number of images:
-
-{tables}
-
-How often the corresponding layer is found without training (not resampled, so that no miss becomes a tie):
-
-{lines}
-"""
+FLOOR = study.text(__file__, "floor")
 
 
 def _floor(families: dict[str, Any]) -> str:
@@ -300,7 +239,3 @@ def _floor(families: dict[str, Any]) -> str:
 
 def _table(head: list[str], lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
-
-
-if __name__ == "__main__":
-    main()

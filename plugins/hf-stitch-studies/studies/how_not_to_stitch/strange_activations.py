@@ -5,8 +5,6 @@ covariance, by an orthogonal map, and by task loss with growing numbers of steps
 target's own activations, controlled (two halves of the test images, training images, images of noise) and calibrated
 with noise of known size. The paper's detector, the energy, decides at the layers where it passes these tests.
 Histograms of the scores at one layer (figure 1c) are counted.
-
-    python -m how_not_to_stitch.strange_activations --data-dir DATA --networks NETWORKS --out OUT
 """
 
 import dataclasses
@@ -20,7 +18,7 @@ import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
-from how_not_to_stitch.experiment import NAMES, POORLY, TABLE_1, cifar, claim, footer
+from how_not_to_stitch.experiment import NAMES, POORLY, cifar, claim, footer
 from numpy.typing import NDArray
 
 import hf_stitch
@@ -65,12 +63,10 @@ class Preset:
 PRESETS = {
     "small": Preset(1500, 400, 2, (30, 100, 300, 1000), Energy.preset("small", size=8, epochs=4, fine_tune_epochs=2)),
     "paper": Preset(50_000, 10_000, 5, (30, 100, 300, 1000, 11_700), Energy()),
-    "test": Preset(150, 60, 1, (2,), Energy.preset("small", size=8, epochs=1, fine_tune_epochs=1)),
 }
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"out"})
     parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
     parser.add_argument("--steps", nargs="+", type=int, help="of task-loss matching; default: those of the preset")
@@ -101,7 +97,7 @@ def main() -> None:
         figures = recorded(grid, preset) | {"histograms": histograms(grid, preset)}
         found[f"{a} -> {b}"] = figures | {"seconds": round(time.perf_counter() - start)}
         found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **dataclasses.asdict(preset)}
-        study.leave("strange_activations", record, page, {}, arguments.out)
+        study.leave("strange_activations", record, page, arguments.out)
 
 
 def recorded(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
@@ -125,12 +121,7 @@ def recorded(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
 
 
 def histograms(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
-    """Return the binned scores of the target's own and of stitched activations at one layer (figure 1c).
-
-    Returns:
-        Detector -> ``<layer of a> -> <layer of b>, <matcher>`` -> the inner ``edges`` (the first and the last bin are
-        open) and the counts ``own`` and ``stitched``. Undefined ones are left out.
-    """
+    """Return the binned scores of the target's own and of stitched activations at one layer (figure 1c)."""
     (j, sources), longest = HISTOGRAM, max(preset.steps)
     labels = {DIRECT: DIRECT, f"{TASK}, {longest} steps": preset.task_loss[longest].label}
     found: dict[str, Any] = {}
@@ -167,10 +158,7 @@ def read_array(values: Sequence[Any]) -> Array:
 
 # -- claims ------------------------------------------------------------------------------------------------------------
 
-VIT = claim(
-    "table 1", "Task loss struggles on the ViT", f"{TABLE_1[TASK][2]:.2%} within, {TABLE_1[TASK][3]:.2%} between",
-    f"it finds fewer than {POORLY} within and between networks, along both axes, by the interval",
-)  # fmt: skip
+(VIT,) = study.stated(__file__)
 
 
 @dataclass(frozen=True)
@@ -287,7 +275,6 @@ class _Runs:
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments. The convolutional networks with the longest training decide."""
     plain = {name: found for name, found in record.items() if not name.startswith("vit")}
     if not plain:
         return []
@@ -362,7 +349,6 @@ HISTOGRAMS = study.text(__file__, "histograms") + "\n"
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     return PAGE.format(
         claims=study.verdicts(claims(record)), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN,
         sections="".join(_section(name, found) for name, found in record.items()),
@@ -469,7 +455,3 @@ def _itself_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
 def _identified_line(matcher: str, kind: str, figure: str, runs: _Runs) -> list[str]:
     found = [runs.identified(matcher, figure, within) for within in (False, True)]
     return [f"{matcher}, {kind}", *(str(each[axis]) if each else "–" for each in found for axis in ("a", "b"))]
-
-
-if __name__ == "__main__":
-    main()

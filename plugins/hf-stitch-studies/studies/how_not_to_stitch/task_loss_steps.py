@@ -4,8 +4,6 @@ Every layer of one Tiny-10 is stitched into every layer of another, and of itsel
 loss, whose accuracy is measured as training goes on. Pairs are disjoint. Training is written in plain torch, with
 BatchNorm folded into the convolutions and bfloat16 activations, because 640 stitches take hours; one is trained in
 float32 too.
-
-    python -m how_not_to_stitch.task_loss_steps --data-dir DATA --published PUBLISHED --cache CACHE --out OUT
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ import numpy as np
 import study
 import torch
 from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import POORLY, TABLE_1, WELL, claim, footer, question
+from how_not_to_stitch.experiment import POORLY, WELL, footer
 from numpy.typing import NDArray
 from scipy.stats import binomtest, norm
 from sklearn.linear_model import LogisticRegression
@@ -57,7 +55,6 @@ class Preset:
 PRESETS = {
     "small": Preset(4, 10_000, 5000, (0, 100, 300, 1000, 3000), (1000,) * 5 + (3000,) * 3),
     "paper": Preset(5, 50_000, 10_000, (0, 100, 300, 1000, 3000, 6000), (6000,) * 8),
-    "test": Preset(1, 64, 40, (0, 2, 4), (2,) * 7 + (4,)),
 }
 BATCH, RATE, FITTED = 64, 1e-3, 1000
 """Images of a step; learning rate of Adam; images of the direct match, where training starts."""
@@ -66,7 +63,6 @@ CHECKED = 4
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", "published", "cache", presets=PRESETS, required=["published"])
     parser.add_argument("--pairs", type=int, nargs="*", help="numbers of pairs to train on: share work so; no page")
     arguments = parser.parse_args()
@@ -103,7 +99,7 @@ def main() -> None:
         "float32": apart(exact, next(iter(found.values()))[CHECKED], preset.test),
         **summary({pair: Cells.read(parts, preset.test) for pair, parts in found.items()}, preset, rank),
     }  # fmt: skip
-    study.leave("task_loss_steps", record, page, {}, arguments.out, null=True)
+    study.leave("task_loss_steps", record, page, arguments.out, null=True)
 
 
 @dataclass(frozen=True)
@@ -171,11 +167,7 @@ def resized(x: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 def direct(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit an affine map of positions to another layer's by least squares, after resampling to its grid.
-
-    Returns:
-        The weight of a 1×1 convolution, and its bias.
-    """
+    """Fit an affine map of positions to another layer's by least squares, after resampling to its grid."""
     products, sums = 0.0, 0.0
     for some, wanted in zip(x.split(50), y.split(50), strict=True):  # positions of few images take little memory
         both = torch.cat([resized(some, y.shape[2:]), wanted], 1).permute(0, 2, 3, 1).flatten(0, 2).double()
@@ -191,12 +183,7 @@ def trained(
     source: Inside, inside: Inside, target: networks.Tiny10, j: int, train: Images, test: Images, preset: Preset,
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train stitches of all layers of the source into one layer of the target, which ``inside`` has the activations of.
-
-    Returns:
-        ``right``: layer of the source -> steps -> which test images are classified right, as hexadecimal digits;
-        ``error``: layer -> steps -> structural error on the test images; ``target``: the same digits for the target.
-    """
+    """Train stitches of all layers of the source into one layer of the target, of which ``inside`` has activations."""
     wanted, held_out = inside.train[j][:FITTED], inside.test[j]
     grid = held_out.shape[2:]
     back = Back(target, j, torch.float32)
@@ -425,9 +412,6 @@ def predicted(
 
     By logistic regression on the logarithm of the number of steps, the layer (an indicator for each), the relative
     accuracy of the stitch of corresponding layers, and the rank of the source's layer. One fold for each pair.
-
-    Returns:
-        Features -> AUROC over folds, mean with interval; and ``gain``: what all add to steps and layer, paired by fold.
     """
     rows, found, fold = [], [], []
     for (a, b), one in cells.items():
@@ -468,47 +452,11 @@ def scores(table: Array, hit: NDArray[np.bool_], folds: NDArray[np.str_]) -> lis
 ACCURATE, MARGIN = 0.8, 0.02
 """Relative accuracy from which two layers count as functionally similar (Csiszárik et al. 2021, section 8), and
 difference of accuracies up to which they count as equally similar."""
-LAST = "after the last number of steps that all stitches are trained for"
-WITHIN = claim(
-    "table 1, within a network", "Task loss often fails to find a layer in its own network",
-    f"{TABLE_1['task loss'][0]:.2%}", f"it finds fewer than {WELL} along both axes, by the interval; {LAST}",
-)  # fmt: skip
-BETWEEN = claim(
-    "table 1, between networks", "Task loss performs very poorly at finding the corresponding layer",
-    f"{TABLE_1['task loss'][1]:.2%}", f"it finds fewer than {POORLY} along both axes, by the interval; {LAST}",
-)  # fmt: skip
-OUTPERFORMED = claim(
-    "table 1, between networks", "Functional direct matching outperforms task loss",
-    f"{TABLE_1['lstsq, functional'][1]:.2%} against {TABLE_1['task loss'][1]:.2%}",
-    f"the paired difference is above 0 along both axes, by the interval; {LAST}",
-)  # fmt: skip
-TRAINING = claim(
-    "3.2", "It is training that makes task loss fail: direct matching, where it starts, finds every layer", "–",
-    "in its own network, direct matching finds every layer, and task loss fewer, by the interval, along both axes; "
-    f"{LAST}",
-)  # fmt: skip
-DISTANT = claim(
-    "3.3, figure 1a", "By task loss, very far layers can be as similar as a layer and itself", "plot",
-    f"in every network, a layer at least half its depth apart is at most {MARGIN} less accurate than the target's own "
-    f"layer, by an interval that allows for the choice; {LAST}",
-)  # fmt: skip
-EXCELLENT = claim(
-    "4.2, figure 2", "By task loss, relative accuracy is predominantly excellent, even between distant layers", "plot",
-    f"of the stitches at least two layers apart, more than half reach {ACCURATE}, by the interval; {LAST}",
-)  # fmt: skip
-MODIFIES = claim(
-    "4.2", "Task loss modifies the direct match significantly", "–",
-    "its structural error exceeds that of the direct match by more than .1 (mean over all layers), in every pair",
-)  # fmt: skip
-STEPS_TELL = question(
-    "4", "Accuracy and rank tell, beyond steps and layer, whether task loss still finds a layer of other networks", "–",
-    "the AUROC gains by them, by the interval over pairs",
-)  # fmt: skip
+TRAINING, DISTANT, EXCELLENT, MODIFIES, STEPS_TELL, WITHIN, BETWEEN, OUTPERFORMED = study.stated(__file__)
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     found, pairs = record["identified"], len(record["pairs"]) // 2
     structural = "; ".join(
         f"{kind} networks {study.both(groups['structural']['0'][axis]['score'] for axis in 'ab')}"
@@ -576,7 +524,6 @@ def _known(scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, dict[s
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     common, pairs = str(record["common"]), len(record["pairs"]) // 2
     within, between = (
         f"{pairs} {what}, {len(LAYERS)} layers, {record['common']:,} steps" for what in ("networks", "pairs")
@@ -609,7 +556,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             f"{study.shown(scores['gain'])}", f"{pairs} folds", [study.above(scores["gain"], 0)], pairs,
         ),
     ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

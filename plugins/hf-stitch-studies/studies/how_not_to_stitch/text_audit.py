@@ -5,8 +5,6 @@ they differ in their seed. Every layer of one, and of its untrained twin, is sti
 least squares, by least squares that keep the covariance, and by task loss. All stitches are audited together.
 
 After the first figures, and outside the rule: a gentler task loss, to see whether the step size makes stitches strange.
-
-    python -m how_not_to_stitch.text_audit --data-dir DATA --out OUT
 """
 
 import collections
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 import study
 import torch
-from how_not_to_stitch.experiment import footer, question
+from how_not_to_stitch.experiment import footer
 from relative_representations import text_encoders, texts
 from relative_representations.training import train
 from torch import Tensor
@@ -68,12 +66,10 @@ class Preset:
 PRESETS = {
     "small": Preset(5452, 500, 1500, 300, 4, 64, 2000, 8, 300),
     "paper": Preset(5452, 500, 5452, 2000, 12, 256, 4000, 20, 5000),
-    "test": Preset(150, 60, 150, 60, 2, 16, 400, 1, 2),
 }
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", presets=PRESETS).parse_args()
     preset, start = PRESETS[arguments.preset], time.perf_counter()
     questions, test = (
@@ -94,7 +90,7 @@ def main() -> None:
         "audits": audited({TRAINED: source, UNTRAINED: twin, ITSELF: target}, target, known, test, far, preset),
         "seconds": round(time.perf_counter() - start),
     }  # fmt: skip
-    study.leave("text_audit", record, page, {}, arguments.out)
+    study.leave("text_audit", record, page, arguments.out)
 
 
 def encoder(
@@ -145,12 +141,7 @@ def audited(
     sources: Mapping[str, hf_stitch.Adapter], target: hf_stitch.Adapter, known: hf_stitch.Samples,
     test: hf_stitch.Samples, far: hf_stitch.Samples, preset: Preset,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Stitch all layers of the sources into all layers of the target, and audit all stitches in one pass.
-
-    Returns:
-        One record per stitch: ``source``, ``from`` and ``to`` (numbers of layers), ``matcher``, and what
-        :func:`recorded` adds.
-    """
+    """Stitch all layers of the sources into all layers of the target, and audit all stitches in one pass."""
     trained = preset.task_loss
     labels = {**{name: name for name in DIRECT}, **{name: matcher.label for name, matcher in trained.items()}}
     places, models = [], []
@@ -182,19 +173,11 @@ def recorded(one: Audit) -> dict[str, Any]:
     }  # fmt: skip
 
 
-CARRIES_OVER = question(
-    "after paper 4, section 4.2", "The claims carry over to text: task-loss stitches are strange, direct ones are not",
-    "–",
-    f"of accurate stitches whose audit decides, at least {IN_DISTRIBUTION:.0%} of the direct ones are in distribution, "
-    f"and at least {OUT_OF_DISTRIBUTION:.0%} of the task-loss ones between layers two or more apart, or from the "
-    f"untrained twin, are out of it; fewer than {LEAST}, or a control that fails: undecided. Detectors count where "
-    "they pass their tests",
-)  # fmt: skip
+(CARRIES_OVER,) = study.stated(__file__)
 PAGE = study.text(__file__)
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     audits, accuracy, preset = record["audits"], record["accuracy"], record["preset"]
     detectors = sorted({name for one in audits for name in one["controls"]}, reverse=True)
     tables = "\n".join(
@@ -222,7 +205,6 @@ def decided(audits: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the row of the table of all experiments."""
     accuracy, audits = record["accuracy"], record["audits"]
     failed = [name for name in ("source", "target") if accuracy[name] <= accuracy["most frequent class"]]
     failed += [f"itself at layer {one['from']}" for one in audits if one["source"] == ITSELF and not _sound(one)]
@@ -318,7 +300,3 @@ def _table(layers: Sequence[str], audits: Sequence[Mapping[str, Any]], title: st
         where = {True: "in", False: "out", None: "?"}[one["in_distribution"]]
         lines[one["from"]][one["to"] + 1] = f"{one['relative_accuracy'][0]:.2f} · {doses} · {where}"
     return f"{study.markdown([title, *layers], lines)}\n"
-
-
-if __name__ == "__main__":
-    main()

@@ -3,8 +3,6 @@
 The same networks, images and metrics, with each kind of rows of ``hf_stitch.compare_all``, and with those of the
 paper's code: CKA on flattened images; Procrustes and PWCCA on positions if two layers have equal grids, and on means
 otherwise, which are two kinds of rows in one search. With these rows, layers are identified within each network, too.
-
-    python -m how_not_to_stitch.which_rows --data-dir DATA --networks TINY10 RESNET20 --out OUT
 """
 
 import itertools
@@ -24,7 +22,6 @@ from how_not_to_stitch.experiment import (
     footer,
     pairs_of,
     parser,
-    question,
 )
 
 import hf_stitch
@@ -35,7 +32,10 @@ ROWS = ("mean", "flat", "positions", "tokens", "resized")
 PAPER = "paper's"
 OF_PAPER = {"flat": ["linear CKA"], "mean": ["Procrustes", "PWCCA"], "positions": ["Procrustes", "PWCCA"]}
 """Kinds of rows of which the paper's consist -> metrics."""
-PRESETS = {"small": 300, "paper": 2000, "test": 60}
+PRESETS = {
+    "small": 300,
+    "paper": 2000,
+}
 """Test images."""
 LEAST = 0.3
 """Difference of hit rates from which on a figure is an artefact of its rows."""
@@ -45,7 +45,6 @@ Loaded = dict[str, hf_stitch.Adapter]
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = parser(__doc__, PRESETS).parse_args()
     count = PRESETS[arguments.preset]
     samples = images.samples("cifar10", "test", count, arguments.data_dir)
@@ -54,16 +53,11 @@ def main() -> None:
         loaded, layers = networks.read_folder(folder)
         kind = type(next(iter(loaded.values())).model).__name__
         record["families"][kind] = measured(loaded, layers, samples)
-    study.leave("which_rows", record, page, {}, arguments.out)
+    study.leave("which_rows", record, page, arguments.out)
 
 
 def measured(loaded: Loaded, layers: tuple[str, ...], samples: hf_stitch.Samples) -> dict[str, Any]:
-    """Identify the layers of all pairs of networks, and within each network, by metric and rows.
-
-    Returns:
-        ``found``: metric -> rows -> axis -> accuracy, chance, hits of each pair; ``itself``: metric -> axis -> accuracy
-        within networks, on the paper's rows; numbers of networks and layers.
-    """
+    """Identify the layers of all pairs of networks, and within each network, by metric and rows."""
     pairs = list(itertools.combinations(loaded, 2))
     # PWCCA takes more samples than features, which flattened images have not.
     asked = {rows: [title for title in METRICS if (title, rows) != ("PWCCA", "flat")] for rows in ROWS}
@@ -163,25 +157,11 @@ CLAIMS = {
         for title in ("PWCCA", "Procrustes")
     },
 }  # fmt: skip
-WITHIN = claim(
-    "table 1, within a network", "PWCCA, Procrustes and CKA find every layer in its own network", "100% each",
-    "every layer of every network, along both axes, on the paper's rows",
-)  # fmt: skip
-ARTEFACT = question(
-    "after paper 4, table 1", "The low hit rates of Procrustes and PWCCA are artefacts of their rows", "–",
-    f"for each of the two, the largest difference between kinds of rows exceeds {LEAST}, by the paired interval that "
-    "allows for the choice of the largest (Bonferroni)",
-)  # fmt: skip
-FEWER = question(
-    "after paper 4, table 1", "On one kind of rows, means, Procrustes and PWCCA identify fewer layers than CKA", "–",
-    "for each of the two, the paired difference from CKA is below 0 along both axes, by intervals that allow for two "
-    "axes (Bonferroni)",
-)  # fmt: skip
+WITHIN, ARTEFACT, FEWER = study.stated(__file__)
 PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     families = record["families"]
     return PAGE.format(
         claims=study.verdicts(claims(record)), images=record["preset"]["images"],
@@ -213,7 +193,6 @@ def _contrasts(kind: str, one: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments. The architecture with the most networks decides."""
     families = record["families"]
     kind = max(families, key=lambda name: families[name]["networks"])
     one, count = families[kind], families[kind]["networks"]
@@ -250,7 +229,3 @@ def _family(kind: str, one: dict[str, Any]) -> str:
     head = ["metric", "rows", f"paper, {'ViT-Ti' if vit else 'ResNet-18'}"]
     head += [f"{axis}: {name}" for axis in "ab" for name in ("hit rate", "chance", "found most often")]
     return f"## {NAMES[kind]}\n\n{one['networks']} networks, {one['layers']} layers.\n\n{study.markdown(head, lines)}\n"
-
-
-if __name__ == "__main__":
-    main()

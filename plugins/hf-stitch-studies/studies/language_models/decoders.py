@@ -2,8 +2,6 @@
 
 ``fine`` has a byte-level BPE tokenizer of 2,500 tokens, ``coarse`` a Unigram tokenizer of 6,000 words and pieces of
 words. Widths and depths differ too. Texts come from ``studies/relative_representations/debian_texts.py``:
-
-    python -m language_models.decoders --texts TEXTS --networks NETWORKS
 """
 
 import argparse
@@ -120,7 +118,6 @@ def train(name: str, texts: list[str], share: float, threads: int) -> tuple[Llam
 
 
 def main() -> None:
-    """Train the decoders from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--networks", type=Path, required=True, help="folder for the decoders")
@@ -134,7 +131,3 @@ def main() -> None:
         network.save_pretrained(arguments.networks / name)
         reader.save_pretrained(arguments.networks / name)
         print(f"{name}: {network.num_parameters():,} parameters, {time.perf_counter() - start:.0f} s")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,6 @@
 """Stitch two decoders with different tokenizers, and compare each map with what it must beat.
 
 ``decoders.py`` trains the decoders. Then:
-
-    python -m language_models.two_tokenizers --texts TEXTS --networks NETWORKS --out OUT
 """
 
 import json
@@ -41,37 +39,8 @@ WITHIN = {"coarse": 0.05, "fine": 0.25}
 """Bits per character within which the stitch must come of the target, by the tokenizer of the target."""
 ORDER = 5
 DIFFERENCES = ("own minus stitch", "untrained minus stitch", "own added", "stitch minus target")
-PAGE = """\
-# Decoders with different tokenizers
-
-At each token of the target, the source reads the text up to the end of that token, and a ridge map enters the remaining
-blocks of the target (`hf_stitch.stitch(…, align="prefix", own=True)`). Figures are bits per character of held-out
-English passages. Less is better; intervals of 95% are from a bootstrap over passages.
-
-Decoders: {about}. Each was trained once on half of some 20 MB of texts of Debian packages
-(`studies/language_models/decoders.py`). Maps are fitted to {train:,} passages that the decoders were trained on, and
-scored on {test:,} held-out ones of the same texts. A model of the last {last} characters (Witten-Bell, fitted to 8,000
-passages) needs {ngram:.2f} bits per character. Hardware: {machine}; {minutes:.0f} minutes.
-
-Rule, set before the figures: the stitch (prefix + own) works if at every depth, in both directions, it beats a map of
-the own token embeddings of the target (the interval of the difference, paired by passage, is above 0), and comes
-within {coarse} bits of the coarse target and {fine} of the fine one.
-**It beats the embeddings in {beats} of {cells} cells, and comes as near as that in {near} of {cells}.**
-
-{directions}
-- *own*: an affine map of the target's own token embeddings, which knows nothing of the text before.
-- *prefix*: a map of the source's activations alone.
-- *untrained + own*: the same stitch after a source with random weights. Its difference from the stitch is what the
-  training of the source adds.
-- *mean only*: the target's mean activations.
-- *own added*: what the embeddings add to the source's activations.
-"""
-CHECKED = """\
-Texts cut at random characters, in words and after spaces: {changed} of {tokens checked:,} tokens that both texts begin
-with have other logits (by more than .001). Generation: with and without a cache the same in {cached = uncached} of
-{texts} texts; {best of the final text} of {tokens} tokens are the best of one forward over the final text. The source
-runs on {nodes:.2f} times its own tokens; {boundaries:.0%} of the target's tokens end where one of the source's does.
-"""
+PAGE = study.text(__file__)
+CHECKED = study.text(__file__, "checked")
 Values = NDArray[np.float64]
 
 
@@ -268,7 +237,6 @@ def run(texts: Path, networks: Path, sizes: dict[str, int], depths: tuple[float,
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     cells = [
         (rows, WITHIN[direction.split()[-1]])
         for direction, found in record["directions"].items() for rows in found["depths"].values()
@@ -298,16 +266,10 @@ def _direction(name: str, found: dict[str, Any]) -> str:
 
 PRESETS: dict[str, dict[str, int]] = {
     "small": {"train": 1500, "test": 300, "checked": 20},
-    "test": {"train": 40, "test": 20, "checked": 4},
 }
 
 
 def main() -> None:
-    """Run the study from the command line."""
     arguments = study.parser(__doc__, "texts", "networks", presets=PRESETS, required={"texts", "out"}).parse_args()
     record = run(arguments.texts, arguments.networks, PRESETS[arguments.preset], (0.25, 0.5, 0.75))
-    study.leave(NAME, record, page, {}, arguments.out)
-
-
-if __name__ == "__main__":
-    main()
+    study.leave(NAME, record, page, arguments.out)

@@ -4,9 +4,6 @@ Number, selection and similarity are studied with heads for the 20 coarse classe
 networks, which replace each other, as in cross_seed.py. Every similarity of the registry is used as the projection. The
 frequency is studied in end-to-end training on Fashion-MNIST, as in end_to_end.py. Cost is measured in processor time.
 
-    python -m relative_representations.anchor_study --published PUBLISHED --data-dir DATA --cache CACHE \
-        --out OUT
-
 Without PUBLISHED, three small ResNets are trained, and cut at their last features only.
 """
 
@@ -20,7 +17,6 @@ from typing import Any
 import numpy as np
 import study
 import torch
-from matplotlib.figure import Figure
 from relative_representations import (
     cross_architecture_images,
     cross_seed,
@@ -31,11 +27,10 @@ from relative_representations import (
     swapping,
 )
 from relative_representations.image_encoders import FINAL
-from relative_representations.kept import ABSOLUTE, Array, Claim, Estimate, Pairs, footer, spread
+from relative_representations.kept import ABSOLUTE, Array, Estimate, Pairs, footer, spread
 from relative_representations.swapping import Encoded
 from torch import Tensor
 
-from hf_stitch.plots import curves
 from hf_stitch.relative import RelativeProjection
 
 TASK = "cifar100"
@@ -57,7 +52,6 @@ class Preset:
 
 PRESETS = {
     "small": Preset(3, (10, 50, 200, 800), 100, 300, 30, (1, 25, 10**6), 2),
-    "test": Preset(2, (5, 20), 10, 80, 40, (1, 10**6), 2),
     "paper": Preset(10, (10, 30, 100, 300, 768, 3000), 300, 300, 30, (1, 5, 25, 100, 10**6), 10),
 }
 KINDS = ("random", "stratified", "farthest_point", "kmeans")
@@ -83,32 +77,26 @@ AT_START = "before training and after"
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "cache").parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
     preset = PRESETS[arguments.preset]
     names, scores, chance = on_frozen(arguments, preset)
     record = {
         "preset": arguments.preset, "sizes": cross_architecture_images.PRESETS[arguments.preset], "settings": preset,
-        "published": bool(arguments.published), "networks": names,
+        "networks": names,
         "cuts": list(dict.fromkeys(row["cut"] for row in scores)), "chance": chance, "scores": scores,
         "frequency": in_training(arguments, preset),
     }  # fmt: skip
-    study.leave("anchor_study", record, page, {"anchors_number": _curve(record)}, arguments.out)
+    study.leave("anchor_study", record, page, arguments.out)
 
 
 def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[list[str], list[dict[str, Any]], float]:
-    """Compare numbers, selections and similarities for heads on frozen encoders.
-
-    Returns:
-        Names of the networks; for each part of the study, cut and setting the F1 scores (rows of decoders by columns of
-        encoders) and the seconds per head; and the F1 of chance.
-    """
+    """Compare numbers, selections and similarities for heads on frozen encoders."""
     base = cross_architecture_images.PRESETS[arguments.preset]
-    encoders = cross_seed.encoders_of(arguments, base)[0][: preset.networks if arguments.published else None]
+    encoders = cross_seed.encoders_of(arguments, base)[0][: preset.networks]
     train, test = images.parts(TASK, base.train, base.test, arguments.data_dir)
     clothes = images.read("fashion_mnist", "train", 500, arguments.data_dir)
     scores = []
-    for cut in CUTS if isinstance(encoders[0], image_encoders.Published) else (FINAL,):
+    for cut in CUTS:
         at_cut = [image_encoders.at(each, cut) for each in encoders]
         sides = [swapping.encoded(each, train, test, arguments.cache) for each in at_cut]
         foreign = [
@@ -135,12 +123,7 @@ def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[list[str],
 def exchanged(
     sides: Sequence[Encoded], chosen: Sequence[Sequence[int]], base: swapping.Preset, options: Mapping[str, Any]
 ) -> tuple[Array | None, float]:
-    """Score every encoder under the relative heads of every other encoder.
-
-    Returns:
-        F1 in percent (rows of decoders by columns of encoders), or ``None`` if the similarity is undefined with these
-        anchors; and the processor time per decoder.
-    """
+    """Score every encoder under the relative heads of every other encoder."""
     similarity = {key: value for key, value in options.items() if key != "center"}
     center, started = bool(options.get("center")), time.process_time()
     f1 = np.zeros((len(sides), len(sides)))
@@ -224,90 +207,19 @@ class Study:
         return {name: each for name, each in found.items() if name != COSINE and np.isfinite(each.value)}
 
 
-NUMBER = Claim(
-    "key findings", "More anchors generally improve frozen encoders", "–",
-    "at every cut, the stitched score with the most anchors is above that with the fewest, by the paired interval",
-)  # fmt: skip
-DIVERSITY = Claim(
-    "key findings", "The diversity of anchors affects the quality of representations", "–",
-    "stratified, farthest or k-means anchors have a higher stitched score than random ones at every cut, or a lower "
-    "one, by the paired interval; not known otherwise",
-)  # fmt: skip
-OUTSIDE = Claim(
-    "anchor selection", "Anchors may be out of domain", "–",
-    f"at every cut, they keep {SUFFICIENT:.0%} or more of the stitched score above chance of random anchors, by the "
-    f"interval; in part: {HALF:.0%} or more",
-)  # fmt: skip
-COSINE_WORKS = Claim(
-    "limitations", "The cosine works well", "–",
-    f"at every cut, stitched heads keep {HALF:.0%} or more of the score above chance, by the interval",
-)  # fmt: skip
-GEODESICS = Claim(
-    "limitations", "Geodesic instead of Euclidean distances could improve the quality of representations", "–",
-    "at some cut, the stitched score is above that of the Euclidean distance, by the paired interval",
-)  # fmt: skip
-COST = Claim(
-    "limitations", "The cost of training depends on how often anchors are embedded", "–",
-    f"embedding at every step takes {SLOWER} times as long or more as embedding only before training and after",
-)  # fmt: skip
-OTHERS = study.Claim(
-    study.OWN, "after paper 2, limitations",
-    "Another similarity than the cosine is better for heads on frozen encoders", "–",
-    "at every cut, the stitched score of some other similarity is above that of the cosine, by the paired interval",
-)  # fmt: skip
+NUMBER, DIVERSITY, OUTSIDE, COSINE_WORKS, GEODESICS, COST, OTHERS = study.stated(__file__)
 
-PAGE = """# Anchors: number, selection, similarity and frequency (after Moschella et al., ICLR 2023)
-
-**What to do**: take some hundred random anchors of the domain; more hardly help, and no selection is better at both cuts.
-Centre the vectors before the cosine. Embed anchors again every 25 steps rather than at every one.
-
-{verdicts}
-
-Setting: {setting} Heads for the 20 coarse classes of CIFAR-100 (not the official split), on which no encoder was
-trained, on {train:,} images, scored on {test:,}; every network's encoder replaces that of every other network. Weighted
-F1 in percent, over {pairs} ordered pairs; chance {chance}. Intervals are 95% over networks; the heads of every network
-use anchors of their own. *Kept*: (F1 − chance) / (own − chance). Seconds of processor time per network to project, train
-and score, on a busy core.
-
-The rules on number, domain and cost were fixed before any figure of these networks was seen, that on number with intervals
-that do not overlap; the others were written when these figures were known. Until this version, "the cosine works well"
-was graded by whether another similarity is better, which the paper leaves open.
-
-Number of random anchors (cosine):
-
-{number}
-
-Selection ({kinds} anchors, cosine; farthest points and k-means in the vectors of the first network):
-
-{selection}
-
-Similarity functions of the registry as projections ({similarities} random anchors, which are centred on their mean only
-where the name says so; geodesic: {neighbours} neighbours):
-
-{similarity}
-
-Frequency of embedding in end-to-end training (Fashion-MNIST, {seeds} seeds, as in
-[the end-to-end experiment](end_to_end.md); mean ± standard deviation over networks and over ordered pairs;
-seconds per network):
-
-{frequency}
-
-{findings}
-
-{footer}"""  # noqa: E501
+PAGE = study.text(__file__)
 
 OF_PUBLISHED = """{count} published Tiny-10 networks trained on CIFAR-10 (Csiszárik et al. 2021), up to bn6 or to the
 features before the classifier (*final*), means over positions, 64 features each."""
-OF_TRAINED = """{count} ResNets of 128 features, trained here on a few thousand images of CIFAR-10, cut at their last
-features; this checks that the script runs."""
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     found, sizes, settings, count = Study(record), record["sizes"], record["settings"], len(record["networks"])
     return PAGE.format(
         footer=footer("anchor_study", "--published PUBLISHED"),
-        setting=(OF_PUBLISHED if record["published"] else OF_TRAINED).format(count=count), train=sizes["train"],
+        setting=OF_PUBLISHED.format(count=count), train=sizes["train"],
         test=sizes["test"], pairs=count * (count - 1), chance=record["chance"], verdicts=study.verdicts(claims(record)),
         number=_table(found, "number", "anchors"), selection=_table(found, "selection", "selection"),
         similarity=_table(found, "similarity", "similarity"), frequency=_frequency(record["frequency"]),
@@ -367,7 +279,6 @@ def findings(record: dict[str, Any]) -> Iterator[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     found, count, cuts = Study(record), len(record["networks"]), record["cuts"]
     n, numbers = f"{count} networks, {count * (count - 1)} pairs, {len(cuts)} cuts", found.settings("number")
     seconds, trained = {each["setting"]: each["seconds"] for each in record["frequency"]}, record["settings"]["seeds"]
@@ -402,19 +313,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         row(OTHERS, [listed(each) for each in others],
             [any(more.low > 0 for more in each.values()) for each in others]),
     ]  # fmt: skip
-
-
-def _curve(record: dict[str, Any]) -> Figure:
-    found = Study(record)
-    series: dict[str, dict[float, tuple[float, float, float]]] = {}
-    for cut, number in product(found.cuts, found.settings("number")):
-        own, each = float(np.diag(found.f1["number", cut, number]).mean()), found.stitched("number", cut, number)
-        series.setdefault(f"{cut}, own", {})[float(number)] = (own, own, own)
-        series.setdefault(f"{cut}, stitched", {})[float(number)] = (each.value, each.low, each.high)
-    figure = curves(series, axis="anchors", label="weighted F1, percent", title=f"Heads on {TASK} (20 coarse classes)")
-    figure.axes[0].set_xscale("log")
-    return figure
-
-
-if __name__ == "__main__":
-    main()

@@ -3,11 +3,6 @@
 For pairs of networks, the script compares the angles between pairs of samples under both, measured at the origin and at
 the mean: test images under published networks at three cuts, test questions under language models trained here, and
 nodes of citation graphs under graph networks. Untrained networks and randomly paired angles serve as baselines.
-
-    python -m relative_representations.angles --published PUBLISHED --data-dir DATA --cache CACHE --out OUT
-
-Without PUBLISHED, small ResNets of three seeds and one network of each of three architectures are trained, and cut at
-their last features only.
 """
 
 import argparse
@@ -21,8 +16,6 @@ import study
 import torch
 from matplotlib.figure import Figure
 from relative_representations import (
-    cross_architecture_images,
-    cross_architecture_text,
     cross_seed,
     graph_stitching,
     image_encoders,
@@ -30,18 +23,19 @@ from relative_representations import (
     text_encoders,
     texts,
 )
-from relative_representations.encoders import Encoder
 from relative_representations.kept import ABSOLUTE, Array, Claim, Estimate, Pairs, footer, span
 from torch import Tensor
 
 from hf_stitch.metrics import relative_cosine
 from hf_stitch.registry import registries
 
-SAMPLES = {"small": 300, "test": 60, "paper": 2_000}
-TWINS = {"small": 5, "test": 2, "paper": 10}
+SAMPLES = {"small": 300, "paper": 2_000}
+TWINS = {"small": 5, "paper": 10}
 """Number of untrained networks on images."""
-TEXT_SEEDS = {"small": 2, "test": 2, "paper": 10}
+TEXT_SEEDS = {"small": 2, "paper": 10}
 """Number of language models of each family."""
+CORPUS = {"small": (3_000, 2), "paper": (1_000_000, 100)}
+"""Number of texts, and of epochs, of language models."""
 CENTRES = ("origin", "mean")
 FIGURES = {"correlation": 3, "difference": 1, "difference, paired at random": 1, "relative cosine": 3}
 """Measure -> number of digits in the table."""
@@ -66,21 +60,15 @@ class Cell:
 def of_images(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Encode test images by networks trained on CIFAR-10, and by untrained ones."""
     preset, count = cross_seed.PRESETS[arguments.preset], TWINS[arguments.preset]
-    if arguments.published:
-        numbers = {"small": (10, 2), "test": (2, 2), "paper": (10, 2)}[arguments.preset]
-        trained: dict[str, list[Encoder]] = {
-            name: [*image_encoders.published(arguments.published, name, number)]
-            for name, number in zip(image_encoders.PUBLISHED, numbers, strict=True)
-        }
-        some = images.read("cifar10", "train", min(preset.corpus, 2_000), arguments.data_dir)
-        untrained = [image_encoders.untrained("tiny10", seed, some) for seed in range(count)]
-    else:
-        seeds, untrained = cross_seed.encoders_of(arguments, preset)
-        arguments.encoders = "local"
-        trained = {**cross_architecture_images.encoders_of(arguments, preset), "resnet": seeds}
+    trained = {
+        name: image_encoders.published(arguments.published, name, number)
+        for name, number in zip(image_encoders.PUBLISHED, (10, 2), strict=True)
+    }
+    some = images.read("cifar10", "train", min(preset.corpus, 2_000), arguments.data_dir)
+    untrained = [image_encoders.untrained("tiny10", seed, some) for seed in range(count)]
     for data, title in cross_seed.TASKS.items():
         test = images.read(data, "test", SAMPLES[arguments.preset], arguments.data_dir)
-        for cut in cross_seed.cuts_of(untrained):
+        for cut in cross_seed.CUTS:
             found = (
                 {name: [image_encoders.at(each, cut).vectors(test, arguments.cache) for each in group]}
                 for name, group in [*trained.items(), ("untrained", untrained)]
@@ -91,8 +79,8 @@ def of_images(arguments: argparse.Namespace) -> Iterator[Cell]:
 
 def of_text(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Encode test questions by small language models, trained on words and untrained."""
-    preset, data_dir = cross_architecture_text.PRESETS[arguments.preset], arguments.data_dir
-    corpus, test = texts.english(preset.corpus, data_dir), texts.trec("test", SAMPLES[arguments.preset], data_dir)
+    data_dir, (count, pretraining) = arguments.data_dir, CORPUS[arguments.preset]
+    corpus, test = texts.english(count, data_dir), texts.trec("test", SAMPLES[arguments.preset], data_dir)
 
     def encoded(epochs: int) -> Vectors:
         found: dict[str, list[Tensor]] = {}
@@ -103,7 +91,7 @@ def of_text(arguments: argparse.Namespace) -> Iterator[Cell]:
                 found.setdefault(family, []).append(encoder.vectors(test, arguments.cache))
         return found
 
-    yield Cell("text", "TREC", "mean over tokens", encoded(preset.pretraining), encoded(0))
+    yield Cell("text", "TREC", "mean over tokens", encoded(pretraining), encoded(0))
 
 
 @torch.no_grad()
@@ -129,8 +117,7 @@ def of_graphs(arguments: argparse.Namespace) -> Iterator[Cell]:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
-    arguments = study.parser(__doc__, "data-dir", "published", "cache").parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
     networks: dict[str, Any] = {}
     scores: list[dict[str, Any]] = []
     for cell in (cell for of in (of_images, of_text, of_graphs) for cell in of(arguments)):
@@ -144,19 +131,14 @@ def main() -> None:
             scores += [{**place, "measure": name, "values": rows} for name, rows in found.items()]
         print(f"{cell.data}, {cell.cut}: done", flush=True)
     record = {
-        "preset": arguments.preset, "samples": SAMPLES[arguments.preset], "published": bool(arguments.published),
+        "preset": arguments.preset, "samples": SAMPLES[arguments.preset],
         "networks": networks, "scores": scores,
     }  # fmt: skip
-    study.leave("angles", record, page, pictures(record), arguments.out)
+    study.leave("angles", record, page, arguments.out, pictures(record))
 
 
 def likenesses(vectors: Sequence[Tensor], centred: bool) -> dict[str, list[list[float]]]:
-    """Compare the angles under all pairs of encoders, at the origin or at the mean.
-
-    Returns:
-        Measure -> symmetric matrix: the Pearson correlation of the angles, their mean absolute difference in degrees,
-        the same difference after shuffling one side as a baseline, and the mean relative cosine.
-    """
+    """Compare the angles under all pairs of encoders, at the origin or at the mean."""
     of = [angles(rows - rows.mean(0) if centred else rows) for rows in vectors]
     order = np.random.default_rng(0).permutation(len(of[0]))
     found = {name: np.eye(len(of)) for name in FIGURES}
@@ -228,48 +210,13 @@ CLAIMS |= {
     for modality, kind in product(MODALITIES[1:], KINDS)
 }
 
-PAGE = """# Are angles between encodings preserved? (after Moschella et al., ICLR 2023, section 3)
-
-**What to do**: rely on angles between networks that differ by their seed, and between graph networks of different
-architectures. Between image networks of different architectures, measure them about the mean, and do not rely on them
-at inner layers: at the origin, untrained networks of one architecture agree as much.
-
-{verdicts}
-
-![Correlation of angles, by data and cut](angles.png)
-
-All pairs of {samples} test samples: the angle between them under one encoder against the angle under the other. Mean
-over the pairs of networks with 95% intervals over networks, drawn within each architecture. *Difference*: mean
-absolute, in degrees; *paired at random*: the same with one side shuffled, a baseline for equal distributions of angles.
-*Relative cosine*: `hf_stitch.metrics.relative_cosine`. The paper measures angles at the origin; a mean that all vectors
-share makes those small, which angles about the mean reveal.
-
-The rule was written when the figures of images were known (before, it asked for a correlation of .9, and refuted both
-claims on images in all cells; the paper gives no bound), and before those of text and graphs. It asks for more than
-the paper says: what untrained networks do, data and architecture do alone. They agree much where inputs tell the
-angles: random weights keep the angles of bags of words.
-
-{sections}
-
-{footer}"""
-SECTION = """## {title}
-
-{setting} {pairs}.
-
-{table}
-
-{findings}"""
-OF_PUBLISHED = """Published networks trained on CIFAR-10 (Csiszárik et al. 2021). Vectors are means over the positions
-of bn5 of Tiny-10 and layer2.2 of ResNet-20 (*bn5*), of bn6 and layer3.0 (*bn6*), and of the features before the
-classifier (*final*). Tiny-10's bn5 and bn6 come before the ReLU and the blocks of ResNet-20 end with one, which moves
-the mean: angles about the mean compare the architectures better there. Untrained networks are Tiny-10s with
-the statistics of images in BatchNorm: for other architectures they are a high bar."""
-OF_TRAINED = """Small networks trained here on a few thousand images of CIFAR-10, cut at their last features; this
-checks that the script runs."""
+PAGE = study.text(__file__)
+SECTION = study.text(__file__, "section")
+OF_PUBLISHED = study.text(__file__, "of_published")
 SETTINGS = {
     "text": """Questions of TREC under language models of 2 layers of width 128, trained here on the words of some
-thousand texts, as those of [another experiment](cross_architecture_text.md) that know no labels. The vector of a
-question is the mean over tokens. Untrained ones are of the same families and have their tokenizers.""",
+thousand texts, without labels. The vector of a question is the mean over tokens. Untrained ones are of the same
+families and have their tokenizers.""",
     "graphs": """Test nodes of Cora and CiteSeer under the absolute networks of
 [another experiment](graph_stitching.md), behind their last convolution, and under untrained networks of the same
 architectures.""",
@@ -277,8 +224,7 @@ architectures.""",
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
-    settings = {"images": OF_PUBLISHED if record["published"] else OF_TRAINED, **SETTINGS}
+    settings = {"images": OF_PUBLISHED, **SETTINGS}
     sections = []
     for modality in MODALITIES:
         found = Measured(record, modality)
@@ -333,7 +279,6 @@ def findings(found: Measured) -> Iterator[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     rows = []
     for (modality, kind), claim in CLAIMS.items():
         found = Measured(record, modality)
@@ -350,7 +295,6 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Draw the correlation of angles with its interval, of trained and untrained networks, for every cell."""
     found = [Measured(record, modality) for modality in MODALITIES]
     names = [", ".join(cell) for each in found for cell in each.cells]
     figure = Figure(figsize=(10.0, 0.45 * len(names) + 1.6), layout="constrained")
@@ -366,7 +310,3 @@ def pictures(record: dict[str, Any]) -> dict[str, Figure]:
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return {"angles": figure}
-
-
-if __name__ == "__main__":
-    main()

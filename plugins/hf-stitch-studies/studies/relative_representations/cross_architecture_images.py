@@ -3,12 +3,6 @@
 The encoders are published Tiny-10 and ResNet-20 networks, up to one of three cuts at which both have the same number of
 features, so that absolute stitching is defined. Heads are trained on the vectors of each network, on CIFAR-10 and on
 two tasks that the networks were not trained on. Then every network of the other architecture replaces it.
-
-    python -m relative_representations.cross_architecture_images --published PUBLISHED --data-dir DATA \
-        --cache CACHE --out OUT
-
-Without PUBLISHED, one small ResNet, RexNet and ViT each are trained, and cut at their last features only. With
-``--encoders hub``, the encoders of the paper are loaded from the Hub instead.
 """
 
 import argparse
@@ -17,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import study
-from relative_representations import cross_seed, image_encoders, images, kept, swapping
+from relative_representations import cross_seed, image_encoders, images, kept
 from relative_representations.cross_seed import TASKS
-from relative_representations.encoders import Encoder
-from relative_representations.kept import ABSOLUTE, RELATIVE, Claim, Estimate, Exchange, Pairs, footer, span
+from relative_representations.image_encoders import Published
+from relative_representations.kept import ABSOLUTE, RELATIVE, Estimate, Exchange, Pairs, footer, span
 from relative_representations.swapping import CENTRED, Preset
 
 PRESETS = {
     **cross_seed.PRESETS,
     "small": Preset(2_000, 1_000, 300, 5, 128, 2e-3, 1, corpus=8_000, pretraining=6),
 }
-NETWORKS = {"small": (3, 2), "test": (2, 2), "paper": (10, 2)}
+NETWORKS = {"small": (3, 2), "paper": (10, 2)}
 """Numbers of networks of both architectures."""
 ENOUGH, LITTLE = 0.5, 0.2
 """Shares of the score above chance: at least kept by relative heads, at most kept by absolute ones. Fixed before any
@@ -36,47 +30,30 @@ MODEST = 0.15
 """Largest share of the raw score that is lost where the degradation is modest."""
 
 
-def encoders_of(arguments: argparse.Namespace, preset: Preset) -> dict[str, list[Encoder]]:
-    """Load or train encoders by architecture."""
-    if arguments.published:
-        numbers = zip(image_encoders.PUBLISHED, NETWORKS[arguments.preset], strict=True)
-        return {name: [*image_encoders.published(arguments.published, name, count)] for name, count in numbers}
-    if arguments.encoders == "hub":
-        return {name: [image_encoders.hub(name)] for name in image_encoders.HUB}
-    corpus = images.read("cifar10", "train", preset.corpus, arguments.data_dir)
-    return {
-        family: [image_encoders.local(image_encoders.Recipe(family, preset.pretraining), corpus, arguments.cache)]
-        for family in image_encoders.FAMILIES
-    }
+def encoders_of(arguments: argparse.Namespace) -> dict[str, list[Published]]:
+    """Load the networks by architecture."""
+    numbers = zip(image_encoders.PUBLISHED, NETWORKS[arguments.preset], strict=True)
+    return {name: image_encoders.published(arguments.published, name, count) for name, count in numbers}
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
-    parser = study.parser(__doc__, "data-dir", "published", "cache")
-    parser.add_argument(
-        "--encoders", choices=("hub", "local"), default="local",
-        help="without published networks: pretrained encoders from the Hub, or small ones trained here",
-    )  # fmt: skip
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
     preset = PRESETS[arguments.preset]
-    by_group = encoders_of(arguments, preset)
+    by_group = encoders_of(arguments)
     encoders = [each for group in by_group.values() for each in group]
-    cuts = cross_seed.cuts_of(encoders)
-    scores, pictures = [], {}
+    scores = []
     for task in TASKS:
         train, test = images.parts(task, preset.train, preset.test, arguments.data_dir)
-        for cut in cuts:
+        for cut in cross_seed.CUTS:
             found = cross_seed.swapped(encoders, cut, train, test, arguments, preset)
             scores += kept.scores(found, task=task, cut=cut)
-            pictures[f"cross_architecture_{task}_{cut}"] = swapping.by_pair(found, RELATIVE, f"{task}, {cut}")
             print(f"{task}, {cut}: done", flush=True)
     record = {
-        "preset": arguments.preset, "sizes": preset,
-        "encoders": "published" if arguments.published else arguments.encoders,
-        "networks": [each.name for each in encoders],
-        "groups": [name for name, group in by_group.items() for _ in group], "cuts": list(cuts), "scores": scores,
+        "preset": arguments.preset, "sizes": preset, "networks": [each.name for each in encoders],
+        "groups": [name for name, group in by_group.items() for _ in group], "cuts": list(cross_seed.CUTS),
+        "scores": scores,
     }  # fmt: skip
-    study.leave("cross_architecture_images", record, page, pictures, arguments.out)
+    study.leave("cross_architecture_images", record, page, arguments.out)
 
 
 class Cell(Exchange):
@@ -104,73 +81,21 @@ def cells(record: dict[str, Any]) -> Cells:
     return {(task, cut): Cell.of(record, pairs, task=task, cut=cut) for task, cut in product(TASKS, record["cuts"])}
 
 
-SWAPPED = Claim(
-    "section 5.2, images", "Heads on relative representations accept image encoders of other architectures",
-    "76.8 to 84.3 of 80.2 to 91.9 (CIFAR-100, 20 classes); absolute 6.2",
-    f"in each cell (task and cut), relative heads keep {ENOUGH:.0%} or more of the score above chance between "
-    f"architectures, and absolute ones at most {LITTLE:.0%}, by the interval; in part: in some cells, or relative "
-    "heads are above absolute ones, paired by networks",
-)  # fmt: skip
-DEGRADED = Claim(
-    "section 5.2, images", "The degradation is modest compared to matched encoders, typically 5 to 15%", "5 to 15%",
-    f"in each cell, at most {MODEST:.0%} of the raw score are lost between architectures, by the interval",
-)  # fmt: skip
+SWAPPED, DEGRADED = study.stated(__file__)
 
-PAGE = """# Swap in image encoders of other architectures (after Moschella et al., ICLR 2023, section 5.2)
+PAGE = study.text(__file__)
 
-**What to do**: change the architecture of an encoder under a relative head only on the task that both encoders were
-trained on. Elsewhere it loses more, and a ridge map on the same anchors loses less.
-
-{verdicts}
-
-The paper's encoders are ViT-B/16, ViT-S/16, ViT-B+ResNet-50 and RexNet-100, pretrained on ImageNet.
-
-Setting: {setting} Heads are trained on {train:,} images and scored on {test:,}, with {anchors} random anchors of the
-training images; the heads of every network use anchors of their own. Weighted F1 in percent over the {pairs} ordered
-pairs of networks of different architectures; the split of CIFAR-100 is not the official one. *Own*: a head with the
-encoder that it was trained on. *Kept*: the share of that score that is kept, raw (F1 / own) and above chance
-((F1 − chance) / (own − chance)). *Chance* predicts by the frequency of classes. Intervals are 95% over networks, drawn
-within each architecture.{few}
-
-The first rule was fixed before any figure was seen, with intervals that do not overlap in place of a paired difference
-until this version; the second was written when these figures were known. The first holds in {held} of {cells} cells.
-
-{summary}
-
-{findings}
-
-Directions (relative representations; stitched F1, and own of the architecture of the head):
-
-{directions}
-
-All methods: F1 with the own encoder, stitched, and the share above chance that is kept. Maps (inverse relative to
-Procrustes) are fitted on the same anchors and lead to the absolute head.
-
-{methods}
-
-{footer}"""
-
-SETTINGS = {
-    "published": """the encoders are {count} published networks trained on CIFAR-10 (Csiszárik et al. 2021): {groups}
-(accuracy .86 to .87 and .92 as published), not large networks pretrained on ImageNet. The vector of an image is the
-mean over the positions of a layer: bn5 of Tiny-10 and layer2.2 of ResNet-20 (*bn5*, 32 features), bn6 and layer3.0
-(*bn6*, 64), and the features before the classifier (*final*, 64), which have collapsed onto the classes of CIFAR-10.
-Both architectures have the same widths, so that absolute stitching is defined.""",
-    "local": """the encoders are {count} small networks trained here on a few thousand images of CIFAR-10 ({groups}),
-cut at their last features; this checks that the script runs.""",
-    "hub": "the encoders are those of the paper, from the Hub ({groups}).",
-}
+OF_PUBLISHED = study.text(__file__, "of_published")
 FEW = " With only two networks of an architecture, its part of the interval is rough."
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sizes, found, groups = record["sizes"], cells(record), record["groups"]
     counts = {name: groups.count(name) for name in dict.fromkeys(groups)}
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
     return PAGE.format(
         footer=footer("cross_architecture_images", "--published PUBLISHED"),
-        setting=SETTINGS[record["encoders"]].format(count=len(groups), groups=listed), train=sizes["train"],
+        setting=OF_PUBLISHED.format(count=len(groups), groups=listed), train=sizes["train"],
         test=sizes["test"], anchors=sizes["anchors"], pairs=_pairs(found), cells=len(found),
         few=FEW if min(counts.values()) <= 2 else "", verdicts=study.verdicts(claims(record)),
         held=sum(cell.holds(ENOUGH, LITTLE) for cell in found.values()), summary=_summary(found, Pairs(groups)),
@@ -242,7 +167,6 @@ def findings(found: Cells) -> list[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     found, units = cells(record), len(record["networks"])
     n = f"{units} networks, {_pairs(found)} pairs, {len(found)} cells"
     absolute = [cell.kept(ABSOLUTE).value for cell in found.values() if cell.defined(ABSOLUTE)]
@@ -253,7 +177,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     modest = [each.below(MODEST) for each in lost]
     shown = f"{span((each.value for each in lost), '.0%')}; modest in {modest.count(True)} of {len(found)} cells"
     return [SWAPPED.row(ours, n, held, units), DEGRADED.row(shown, n, modest, units)]
-
-
-if __name__ == "__main__":
-    main()

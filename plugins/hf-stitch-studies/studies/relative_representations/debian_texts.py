@@ -1,8 +1,6 @@
 """Write the texts of Debian packages as plain text, on which word vectors are trained.
 
 Download packages (``apt-get download``) and unpack each into a folder of its name (``dpkg-deb -x``), then:
-
-    python -m relative_representations.debian_texts --unpacked UNPACKED --texts TEXTS
 """
 
 import argparse
@@ -82,7 +80,6 @@ TEXTS: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 def main() -> None:
-    """Write the texts from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unpacked", type=Path, required=True, help="folder with one folder for each package")
     parser.add_argument("--texts", type=Path, required=True, help="folder for the texts")
@@ -97,7 +94,3 @@ def main() -> None:
         text = "\n".join(read(content(path)) for path in files)
         write_whole(arguments.texts / f"{name}.txt", partial(Path.write_text, data=text, encoding="utf-8"))
         print(f"{name}: {len(text):,} characters")
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,6 @@ GCN, GAT, GraphSAGE and GCN2 classify the nodes of Cora and CiteSeer. Every netw
 on validation nodes. Then encoders and heads of different seeds and architectures are combined: on relative
 representations, on absolute ones, and with closed-form maps of absolute ones. Networks are also cut between their
 convolutions and stitched there.
-
-    python -m relative_representations.graph_stitching --data-dir DATA --cache CACHE --out OUT
 """
 
 import warnings
@@ -21,7 +19,7 @@ import torch
 from hf_stitch_graphs import Graph, NodeNetwork, create, read_planetoid
 from relative_representations import swapping
 from relative_representations.encoders import digest
-from relative_representations.kept import Array, Claim, Estimate, Exchange, Pairs, footer, median, spread
+from relative_representations.kept import Array, Estimate, Exchange, Pairs, footer, median, spread
 from relative_representations.swapping import ABSOLUTE, CHANCE, RELATIVE, TRANSLATIONS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -48,7 +46,6 @@ class Preset:
 PRESETS = {
     "small": Preset(4, 150, 300, 64, 8),
     "paper": Preset(10, 500, 300, 64, 32),
-    "test": Preset(2, 3, 20, 8, 3, 200),
 }
 DATA = {"cora": "Cora", "citeseer": "CiteSeer"}
 ARCHITECTURES = {"GCN": "gcn", "GAT": "gat", "GraphSAGE": "sage", "GCN2": "gcn2"}
@@ -199,11 +196,7 @@ def trained(name: str, architecture: str, method: str, seed: int, preset: Preset
 
 @torch.no_grad()
 def exchanged(networks: Mapping[str, Sequence[Whole]], task: Task) -> dict[str, list[list[float]]]:
-    """Combine the encoder of every network with the head of every other one, by every method.
-
-    Returns:
-        Method -> F1 in percent, rows of heads by columns of encoders; of chance, a column of draws.
-    """
+    """Combine the encoder of every network with the head of every other one, by every method."""
     codes = {method: [each.codes(task.graph) for each in some] for method, some in networks.items()}
     count = len(networks[ABSOLUTE])
     found = {method: [[0.0] * count for _ in range(count)] for method in METHODS}
@@ -225,12 +218,7 @@ def exchanged(networks: Mapping[str, Sequence[Whole]], task: Task) -> dict[str, 
 
 
 def cut(networks: Mapping[str, Sequence[Whole]], task: Task) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Cut absolute networks at their convolutions, and stitch those without a residual there.
-
-    Returns:
-        For each architecture, its cuts and the number of convolutions and activations behind them that are refused; and
-        the F1 of stitched networks, beside that of the target alone.
-    """
+    """Cut absolute networks at their convolutions, and stitch those without a residual there."""
     adapters = {
         name: [hf_stitch.load(NodeNetwork(each.network, task.graph).eval()) for each in some[:2]]
         for name, some in networks.items()
@@ -287,14 +275,13 @@ def results_of(name: str, preset: Preset, arguments: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
     preset, results = PRESETS[arguments.preset], []
     for name in DATA:
         path = arguments.cache / "graph_stitching" / f"{digest(name, asdict(preset))}.json"
         results.append(study.kept(path, lambda name=name: results_of(name, preset, arguments)))
     record = {"preset": arguments.preset, "sizes": asdict(preset), "results": results}
-    study.leave("graph_stitching", record, page, {}, arguments.out)
+    study.leave("graph_stitching", record, page, arguments.out)
 
 
 class Compared:
@@ -319,11 +306,7 @@ class Compared:
         return np.subtract(self._last[RELATIVE], self._last[ABSOLUTE])
 
 
-TRAINING = Claim(
-    "section 4", "Graph networks: relative training costs at most .01", "F1 .01 less",
-    f"on each data set, the median difference at the best epochs is at least −{MARGIN:g} points, by the interval",
-    stand_in=False,
-)  # fmt: skip
+(TRAINING,) = study.stated(__file__)
 EXCHANGED, TRANSLATED = (
     study.Claim(
         study.OWN, "after paper 2", f"Graph networks: {text}", "–",
@@ -337,56 +320,10 @@ EXCHANGED, TRANSLATED = (
 )  # fmt: skip
 
 
-PAGE = """# Graph networks on relative representations (after Moschella et al., ICLR 2023, section 4)
-
-**What to do**: to exchange graph networks, train them as usual and fit a ridge map on anchors: it keeps all of the
-score, and relative training does not.
-
-{verdicts}
-
-Setting: networks of torch_geometric (`plugins/hf-stitch-graphs`): GCN, GAT and GraphSAGE of two convolutions and GCN2
-of {deep} (the paper: 32), width {width}, tanh, {seeds} seeds each, {steps} steps of AdamW on the whole graph. Every
-network is taken at the step with the best F1 of validation nodes, as in the paper; test nodes have no part in it. Of
-the nodes with labels, a random tenth are test nodes and another one validation nodes; features sum to 1. Heads are
-linear. Relative networks: cosines to {anchors} random training nodes, embedded at every step without gradients.
-**PubMed is out of reach**: the copy at hand lacks features. Weighted F1 of test nodes in percent. *Chance* predicts by
-the frequency of classes.
-
-*Kept*: (F1 − chance) / (own − chance). Intervals of shares are over networks (both of a pair are drawn); those of
-medians are of order statistics. All networks share one split of the nodes, so that intervals hold for this split. The
-rules and the margin of {margin:g} point were fixed before these figures were seen; those of an earlier run were known,
-with 4 seeds, 100 steps and the last step of every network, in which the claim on training was undecided (medians −1.5
-[−2.9, 0.0] and −0.6 [−1.8, 0.8]).
-
-## Training
-
-{trained}
-
-{outliers}
-
-## Encoders and heads exchanged, without training
-
-F1 on test nodes, and the share kept. *Own*: encoder and head of one network.
-
-{exchanged}
-
-## Cuts between convolutions
-
-What the first layer of GCN2 outputs enters every convolution. It passes around all cuts in between, which hf-stitch
-refuses:
-
-{cuts}
-
-Absolute networks, of seed 0 into seed 1, cut behind both convolutions. Maps are fitted to the activations of all nodes
-of the graph, without labels; F1 on test nodes, means over the {pairs} pairs of architectures [minimum, maximum]:
-
-{stitched}
-
-{footer}"""
+PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     found, sizes, cuts = [Compared(each) for each in record["results"]], record["sizes"], record["results"][0]["cuts"]
     return PAGE.format(
         footer=footer("graph_stitching"),
@@ -455,7 +392,6 @@ def _stitched(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     found = [Compared(each) for each in record["results"]]
     units, kinds = len(found[0].networks), [scores for each in found for scores in each.kinds.values()]
     n = f"{units} networks on each"
@@ -467,7 +403,3 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         ours = "; ".join(f"{method} keeps {min(some):.2f} to {max(some):.2f}" for method, some in means.items())
         rows.append(claim.row(ours, n, [scores.kept_more(*methods).above(0) for scores in kinds], units))
     return rows
-
-
-if __name__ == "__main__":
-    main()

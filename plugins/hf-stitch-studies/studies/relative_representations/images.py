@@ -14,10 +14,6 @@ DATA = {
     "fashion_mnist": ("zalando-datasets/fashion_mnist", "label"),
 }
 """Name -> data set on the Hub and its label column."""
-TITLES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-"""Data sets of Moschella et al. 2023, sections 4 and 5.1."""
-MNIST_TRAIN = 2_000
-"""Test images of MNIST that networks are trained on, because its training images are not at hand."""
 
 
 def read(name: str, split: str, count: int, data_dir: str | None) -> hf_stitch.Samples:
@@ -28,12 +24,8 @@ def read(name: str, split: str, count: int, data_dir: str | None) -> hf_stitch.S
 
 
 def parts(name: str, train: int, test: int, data_dir: str | None) -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
-    """Read the first training and test images of a data set; of MNIST, both are test images."""
-    if name in DATA:
-        return read(name, "train", train, data_dir), read(name, "test", test, data_dir)
-    samples = hf_stitch.Samples.of(read_data("ylecun/mnist", data_dir=data_dir, split="test"), label="label")
-    held = range(MNIST_TRAIN, min(MNIST_TRAIN + test, len(samples)))
-    return samples.take(min(train, MNIST_TRAIN)), samples.select(held)
+    """Read the first training and test images of a data set."""
+    return read(name, "train", train, data_dir), read(name, "test", test, data_dir)
 
 
 def squares(samples: hf_stitch.Samples) -> Tensor:

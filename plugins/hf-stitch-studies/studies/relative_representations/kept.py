@@ -15,7 +15,6 @@ Array = NDArray[np.float64]
 Claim = partial(study.Claim, "2")
 RESAMPLES = 2_000
 ABSOLUTE, RELATIVE, CHANCE = "absolute", "relative", "chance"
-CHECK = "mechanism check, not a reproduction: the encoders are small and trained from scratch on the available data"
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,6 @@ class Pairs:
     """Ordered pairs of different networks, and draws of networks.
 
     A draw takes the networks of each group with replacement; a pair counts as often as both of its networks were drawn.
-
-    Args:
-        groups: Group of each network, for example its architecture.
-        between: Whether a pair has networks of two groups. If not, both are of the same group.
     """
 
     def __init__(self, groups: Sequence[str], between: bool = False) -> None:

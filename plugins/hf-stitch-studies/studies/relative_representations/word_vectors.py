@@ -2,8 +2,6 @@
 
 Skip-grams of word2vec and of fastText are trained on English texts. Every word is searched in the space of the other
 algorithm: by its vector as it is, by its similarities to anchors, and by maps that are fitted on the same anchors.
-
-    python -m relative_representations.word_vectors --texts TEXTS --data-dir DATA --cache CACHE --out OUT
 """
 
 from collections import Counter
@@ -20,7 +18,7 @@ import torch
 from hf_stitch_word_vectors import WordVectors, align, retrieval_scores, shared_vocabulary, word_samples
 from matplotlib.figure import Figure
 from relative_representations import texts
-from relative_representations.kept import Claim, Estimate, student
+from relative_representations.kept import Estimate, student
 from relative_representations.word_training import WORDS, parts_of, trained, written
 from torch import Tensor
 from tqdm import tqdm
@@ -88,7 +86,6 @@ class Preset:
 PRESETS = {
     "small": Preset(100, 4, 8, 20_000, 300, 10, 2_000),
     "paper": Preset(300, 10, 8, 20_000, 300, 10, 20_000),
-    "test": Preset(8, 1, 1, 60, 12, 2, 40, 400, 400),
 }
 
 
@@ -326,30 +323,10 @@ def near(found: Scores) -> list[bool | None]:
     return [every(high), every([each.below(LOW) for each in found.all(TWO, ABSOLUTE, "cosine")])]
 
 
-WHERE = "for two algorithms on the same texts and on other texts, and in both directions"
-INCOMPATIBLE = Claim(
-    "section 4, table 1", "Word embeddings: absolute representations of FastText and Word2Vec are incompatible",
-    "MRR .00, Jaccard 0%", f"{WHERE}, MRR and Jaccard index (k = 10) are {CHANCE} at most, by the interval over draws",
-)  # fmt: skip
-AGREE = Claim(
-    "section 4, table 1", "Word embeddings: relative to 300 anchors, FastText and Word2Vec agree",
-    "MRR .94 to .98, Jaccard .34 to .39",
-    f"{WHERE}, MRR is {ENOUGH_MRR} and Jaccard index {ENOUGH_JACCARD} (k = 10) or more, by the interval over draws; in "
-    "part: MRR is above those of absolute vectors and of shuffled anchors, paired by draw",
-)  # fmt: skip
-NEAR = Claim(
-    "section 4, table 1", "Word embeddings: their relative representations have a high cosine, absolute ones none",
-    ".86 against .01", f"{WHERE}, the cosine is {HIGH} or more, and {LOW} at most, by the interval over draws",
-)  # fmt: skip
-NO_MAP = study.Claim(
-    study.OWN, "after paper 2, table 1",
-    "no map fitted on the same anchors finds more words than relative representations", "–",
-    f"no map has a higher MRR (k = 10), {WHERE}, by the interval of the difference by draw",
-)  # fmt: skip
+INCOMPATIBLE, AGREE, NEAR, NO_MAP = study.stated(__file__)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the rows of the table of all experiments."""
     found, sizes = Scores(record), record["sizes"]
     n = (
         f"{len(TWO)} pairs of spaces, {sizes['queries']:,} of {record['shared'][MAIN]:,} words in {sizes['seeds']} "
@@ -381,97 +358,11 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
 
 COLUMNS = ("jaccard 5", "jaccard 10", "neighbours 10", "mrr 5", "mrr 10", "cosine")
 HEADER = ("Jaccard, k = 5", "Jaccard, k = 10", "other words, k = 10", "MRR, k = 5", "MRR, k = 10", "cosine")
-PAGE = """# Word vectors
-
-**What to do**: to find a word in another space of word vectors, fit Procrustes on the anchors rather than comparing
-relative representations: it finds nearly twice as many.
-
-{claims}
-
-The paper (Moschella et al. 2023, section 4, table 1): relative to 300 anchors, word2vec and fastText
-vectors of 20,000 English words agree. k = 10: Jaccard .34 to .39, MRR .94 to .98, cosine .86; absolute: about 0.
-
-Setting: the paper takes published vectors of width 300, trained on billions of words. Here both are skip-grams of
-width {width}, trained with gensim on {tokens:,} words of English ({epochs} epochs, window 5, 5 negative samples): a
-stand-in, with far less text. The {words:,} most frequent words of at least 4 letters that both sides share, {anchors}
-random anchors, {seeds} draws. In each draw, {queries:,} words, as many of each quarter by frequency, are searched
-among all words but the anchors. *Jaccard*: of the k words found and the k nearest target vectors to the word's own,
-the word itself among them; *other words*: without it. *MRR*: reciprocal rank of the word itself, 0 beyond k.
-Brackets: 95% intervals over draws of anchors and words. *Shuffled anchors*: those of one side in another order, which
-is chance. *CSLS*: ranked by cross-domain similarity local scaling (Lample et al. 2018) instead of cosine; added when
-the other figures were known.
-
-{table}
-
-Nothing is fitted for relative representations. The rows after them are maps from source to target, fitted on the same
-anchors with the defaults of hf-stitch (low rank: half of the width; lasso: a twentieth of the least penalty that
-makes all weights 0). {absent}
-
-## Reading
-
-The thresholds of MRR and Jaccard index were chosen before any figure was known; that of absolute vectors, and what
-counts in part, after a first look at the scores of 2,000 words; the bounds of the cosine, and that the two pairs of two
-algorithms decide together, when all figures were known. Until this version, one row rested on the first pair alone.
-
-{verdict}
-
-## How much is lost in training
-
-*{ceiling}*: word2vec against itself, trained again with another seed on the same texts in the same order. *{apart}*:
-word2vec trained on the lines of even numbers, fastText on the others, so that no line is common, as for the paper's
-vectors; each has half of the words. *{apart_too}*: word2vec trained on either half; added when the other figures
-were known. MRR and Jaccard for k = 10, mean of both directions.
-
-{others}
-
-Without any map, the two spaces compared as they are, over all shared words:
-
-{within}
-
-MRR (k = 10) by the frequency of a word, mean of both directions:
-
-{bands}
-
-{reading}
-
-![Words of four categories]({name}.png)
-
-Words of four categories on the two main axes, word2vec as circles and fastText as crosses, a line between the two
-vectors of a word.
-
-{languages}
-
-## The texts
-
-From packages of Debian 12: dict-gcide 0.48.5+nmu2 (Webster's dictionary of 1913, the largest), wordnet-base
-1:3.0-37 (words and glosses), anarchism 15.3-3, dict-foldoc 20230119-1, fortunes and fortunes-min 1:1.99.1-7.3,
-jargon-text 4.4.7-4.1, debian-handbook 11.20220922 (English), debian-reference-en 2.100 and gnome-user-docs 43.0-2.
-Tags are removed and lines of a paragraph are joined; a paragraph is a line. Most of it are dictionaries: their
-sentences are short and regular.
-
-## Command
-
-Download the packages (`apt-get download`) and unpack each into a folder of its name in UNPACKED (`dpkg-deb -x`), then:
-
-```
-python -m relative_representations.debian_texts --unpacked UNPACKED --texts TEXTS
-python -m relative_representations.word_vectors --texts TEXTS --data-dir DATA --cache CACHE --out OUT
-```
-
-[The record as JSON]({name}.json) has all figures by draw."""
-LANGUAGES = """## Two languages
-
-A check of the mechanism, not an experiment of the paper: English vectors of the odd and Spanish vectors of the even
-half of {sentences:,} parallel sentences of Tatoeba, which is far too little text for good vectors ({vocabularies}
-words). The dictionary is derived from all parallel sentences (each other's best match by the Dice coefficient, at
-least .5) and not checked by hand; some of it: {examples}. A map is fitted on {fitted} pairs; {held_out} other words
-are translated, by cosine and by cross-domain similarity local scaling (CSLS).
-
-{table}"""
+PAGE = study.text(__file__)
+LANGUAGES = study.text(__file__, "languages")
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     found, sizes = Scores(record), record["sizes"]
     missing = [name for name in MAPS if name not in found.methods]
     return PAGE.format(
@@ -623,7 +514,6 @@ def measured(preset: Preset, folder: Path, data_dir: str, cache: Path) -> dict[s
 
 
 def main() -> None:
-    """Run the experiment from the command line."""
     parser = study.parser(__doc__, "data-dir", "cache", "texts", required={"texts"})
     arguments = parser.parse_args()
     if arguments.data_dir is None:
@@ -631,8 +521,4 @@ def main() -> None:
     preset = PRESETS[arguments.preset]
     found = measured(preset, arguments.texts, arguments.data_dir, arguments.cache)
     record = {"preset": arguments.preset, "sizes": asdict(preset), **found}
-    study.leave(NAME, record, page, {NAME: picture(record)}, arguments.out)
-
-
-if __name__ == "__main__":
-    main()
+    study.leave(NAME, record, page, arguments.out, {NAME: picture(record)})

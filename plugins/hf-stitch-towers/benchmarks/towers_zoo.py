@@ -1,0 +1,495 @@
+"""Sweep over every type of transformers that reads images, video or sound with texts: where it can be cut.
+
+``python -m benchmarks.towers_zoo`` renews ``docs/towers_zoo.json``, a row per type of network, and
+``docs/towers_zoo.md``. A second run resumes where the first one stopped. Each type runs in a separate process with a
+limit on its time. All networks are tiny and random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import fnmatch
+import inspect
+import re
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import transformers
+from hf_stitch_towers.examples import MEDIA, PLACEHOLDERS, TEXTS
+from hf_stitch_towers.folding import tower_of
+from hf_stitch_towers.places import tower_alone
+from PIL import Image
+from torch import nn
+from tqdm import tqdm
+from transformers.models.auto import modeling_auto
+
+import hf_stitch
+from benchmarks import exactness, tiny, zoo, zoo_records
+from hf_stitch.adapters.cutting.forwards import evaluating
+
+FILE = zoo_records.FILE.with_name("towers_zoo.json")
+PAGE = FILE.with_suffix(".md")
+SECONDS = 180
+PARTS = ("tower", "projector", "decoder")
+
+BRIDGE = re.compile(r"proj|connector|merger|align|bridge|qformer|resampler|adapter|perceiver|pool|norm|head", re.I)
+"""Names of modules between a tower and a decoder."""
+
+EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "gemma3": {"mm_tokens_per_image": 4},
+    "shieldgemma2": {"mm_tokens_per_image": 4},
+    "t5gemma2": {"mm_tokens_per_image": 4},
+    "vipllava": {"vision_feature_layers": [-2, -1]},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
+    "gemma4": {"text_config": {"hidden_size_per_layer_input": 0}, "vision_config": {}},
+    "aria": {"projector_patch_to_query_dict": {"4": 4, "16": 4}},
+}
+"""Type -> values of its config that the rules of :mod:`benchmarks.tiny` do not give."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What became of one type.
+
+    Attributes:
+        family: Model type of transformers.
+        model: Class of the network.
+        content: Argument that carries images, video or sound.
+        tower: Number of exact cuts in the tower.
+        projector: Number of exact cuts between the tower and the decoder.
+        decoder: Number of exact cuts whose positions are those of the text.
+        refused: Number of candidates that were refused.
+        reason: Why there are no cuts, or why candidates were refused.
+        inexact: What an independent check found at a cut; empty if all are exact.
+        exchange: What became of an exchange of the tower: ``folded``, ``stitched``, or why not.
+        built: Whether a tiny network of the type could be built and run at all.
+        seconds: How long it took.
+        versions: Libraries with which the type was examined.
+    """
+
+    family: str
+    model: str = ""
+    content: str = ""
+    tower: int = 0
+    projector: int = 0
+    decoder: int = 0
+    refused: int = 0
+    reason: str = ""
+    inexact: str = ""
+    exchange: str = ""
+    built: bool = True
+    seconds: float = 0.0
+    versions: str = zoo.VERSIONS
+
+    @property
+    def cuts(self) -> int:
+        """Number of exact cuts."""
+        return self.tower + self.projector + self.decoder
+
+
+# -- types and networks -----------------------------------------------------------------------------------------------
+def types() -> dict[str, str]:
+    """Return every model type with a class that takes images, video or sound and a text, and the name of that class."""
+    listed: dict[str, set[str]] = {}
+    for table in (name for name in dir(modeling_auto) if name.startswith("MODEL") and name.endswith("MAPPING_NAMES")):
+        for kind, names in getattr(modeling_auto, table).items():
+            listed.setdefault(kind, set()).update([names] if isinstance(names, str) else names)
+    found = {}
+    for kind, names in sorted(listed.items()):
+        for name in sorted(
+            names, key=lambda name: ("ForConditionalGeneration" not in name, name.endswith("Model"), name)
+        ):
+            try:
+                takes = inspect.signature(getattr(transformers, name).forward).parameters
+            except (AttributeError, ImportError):  # a class that is not there, or needs another library
+                continue
+            if any(each in takes for each in MEDIA) and any(each in takes for each in TEXTS):
+                found.setdefault(kind, name)
+    return found
+
+
+def config_of(kind: str, keep: tuple[str, ...] = (), sections: bool = False) -> Any:
+    """Return a tiny config of a type whose parts fit together and whose placeholders are in the vocabulary."""
+    if kind in COMPOSED:
+        return COMPOSED[kind]()
+    tiny.EXCEPTIONS[kind] = {**tiny.EXCEPTIONS.get(kind, {}), **EXCEPTIONS.get(kind, {})}
+    config = tiny.config(kind, keep)
+    for part in _parts(config):
+        _repair(part, sections)
+    if "omni" in kind and not hasattr(config, "vision_start_token_id"):
+        config.vision_start_token_id = config.audio_start_token_id = 3
+    _placeholders(config)
+    return config
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, transformers.PreTrainedConfig):
+            yield from _parts(value)
+
+
+def _value(config: Any, name: str) -> Any:
+    """Return a value of a config; ``None`` if there is none, or it differs between layers."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # a class of its own, which transformers does not export
+        return None
+
+
+def _repair(config: Any, sections: bool) -> None:
+    """Make sizes of a config that depend on each other fit."""
+    heads, keys = _value(config, "num_attention_heads"), _value(config, "num_key_value_heads")
+    if isinstance(heads, int) and isinstance(keys, int) and (keys > heads or heads % keys):
+        config.num_key_value_heads = heads
+    for rope in (_value(config, name) for name in ("rope_parameters", "rope_scaling")):
+        if not (isinstance(rope, dict) and (sections or "mrope_section" in rope) and isinstance(heads, int)):
+            continue
+        half = (_value(config, "head_dim") or config.hidden_size // heads) // 2
+        half = int(half * rope.get("partial_rotary_factor", 1.0))
+        rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+    if getattr(config, "image_grid_pinpoints", None):
+        side = getattr(getattr(config, "vision_config", config), "image_size", 64)
+        config.image_grid_pinpoints = [[side, side], [side, 2 * side]]
+    for name, most in LARGE.items():
+        if isinstance(size := _value(config, name), int) and size > most:
+            setattr(config, name, most)
+
+
+LARGE = {"embed_dim": 64, "layers": 4, "attention_heads": 4, "depth": 4, "latent_query_num": 8}
+"""Further sizes, by the names that some types give them, and the largest that is examined."""
+
+
+def _placeholders(config: Any) -> None:
+    """Give every special token of a config an id in the small vocabulary, another one each."""
+    size = min(getattr(config.get_text_config(), "vocab_size", 200) or 200, 200)
+    free = iter(range(size - 1, 2, -1))
+    for part in _parts(config):
+        wanted = {name for names in PLACEHOLDERS.values() for name in names if hasattr(part, name)}
+        ids = {name for name, value in vars(part).items() if name.endswith(("token_id", "token_index"))}
+        for name in sorted(wanted | ids):
+            value = getattr(part, name)
+            if (name in wanted and value is None) or (isinstance(value, int) and not 0 <= value < size):
+                first = getattr(config, name, None)
+                shared = part is not config and isinstance(first, int) and 0 <= first < size
+                setattr(part, name, first if shared else next(free))
+
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128,
+}  # fmt: skip
+
+
+def _captioner() -> Any:
+    tower = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)
+    return _worded(transformers.VisionEncoderDecoderConfig, tower)
+
+
+def _worded(kind: Any, tower: Any) -> Any:
+    words = transformers.GPT2Config(
+        vocab_size=200, n_embd=64, n_layer=4, n_head=4, n_positions=128, add_cross_attention=True, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    made = kind.from_encoder_decoder_configs(tower, words)
+    made.decoder_start_token_id, made.pad_token_id = 1, 0
+    return made
+
+
+def _two_towers() -> Any:
+    tower = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)
+    return transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        tower, transformers.BertConfig(**SMALL, vocab_size=200), projection_dim=64
+    )
+
+
+def _listener() -> Any:
+    tower = transformers.Wav2Vec2Config(
+        **SMALL, conv_dim=(16, 16), conv_kernel=(10, 3), conv_stride=(5, 2), num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4, vocab_size=200, num_feat_extract_layers=2,
+    )  # fmt: skip
+    return _worded(transformers.SpeechEncoderDecoderConfig, tower)
+
+
+COMPOSED = {
+    "vision-encoder-decoder": _captioner,
+    "vision-text-dual-encoder": _two_towers,
+    "speech-encoder-decoder": _listener,
+}
+"""Type -> its config, for types that join two networks of other types."""
+
+
+def network(kind: str, name: str, keep: tuple[str, ...] = (), sections: bool | None = None) -> nn.Module:
+    """Return a tiny network of a type, with random weights."""
+    made = getattr(transformers, name)
+    if sections is None:
+        sections = "mrope_section" in inspect.getsource(sys.modules[made.__module__])
+    config = config_of(kind, keep, sections)
+    if not isinstance(config, made.config_class):
+        config = next((part for part in _parts(config) if isinstance(part, made.config_class)), config)
+    torch.manual_seed(0)
+    return tiny.shaken(made._from_config(config))
+
+
+# -- one type -----------------------------------------------------------------------------------------------------
+def examine(kind: str, name: str) -> Row:
+    """Find and check the cuts of a type. Errors are stored in the row."""
+    started = time.perf_counter()
+    row, failures = Row(kind, name, built=False), list[Exception]()
+    for keep, sections in (((), None), ((), True), (("image_size",), None)):
+        try:
+            model = network(kind, name, keep, sections)
+            row = dataclasses.replace(row, built=True)
+            row = _examined(row, hf_stitch.load(model))
+            if row.cuts:
+                row = dataclasses.replace(row, exchange=exchanged(model))
+            break
+        except Exception as error:  # the code of the library can raise anything
+            failures.append(error)
+    else:
+        row = dataclasses.replace(row, reason=_message(failures[0]))
+    return dataclasses.replace(row, seconds=round(time.perf_counter() - started, 1))
+
+
+def _message(error: Exception) -> str:
+    return zoo.told(error).partition(" See https://")[0]
+
+
+def _examined(row: Row, adapter: hf_stitch.Adapter) -> Row:
+    row = dataclasses.replace(row, content=adapter.interface.content[0])
+    layers = adapter.layers
+    infos = [adapter.verify_cut(each) for each in adapter.candidates]
+    refused = [each.reason for each in infos if each.status != "verified"]
+    inexact = check(adapter, layers)
+    counts = Counter(part_of(adapter, layer) for layer in layers)
+    reason = refused[0][:400] if refused else "" if layers else "no module lies on every path from the content"
+    return dataclasses.replace(row, **counts, refused=len(refused), reason=reason, inexact=inexact)
+
+
+# -- exchanges --------------------------------------------------------------------------------------------------------
+PART = {"image": "vision", "audio": "audio", "video": "vision"}
+COUNT = 52
+SAME = 1e-5
+"""Images of an exchange, and largest divergence with a copy of the same tower."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """A processor that makes of each image noise of its own.
+
+    Attributes:
+        shape: Shape of what it makes.
+        begins: What rows begin with, (…, columns), for patches that begin with their places.
+    """
+
+    shape: tuple[int, ...]
+    begins: torch.Tensor | None = None
+    image_mean: ClassVar[tuple[float, ...]] = (0.0, 0.0, 0.0)
+    image_std: ClassVar[tuple[float, ...]] = (1.0, 1.0, 1.0)
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Return the noise."""
+        seed = int(np.asarray(image).astype(int).sum())
+        found = torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))
+        if self.begins is not None:
+            found[..., : self.begins.shape[-1]] = self.begins
+        return found
+
+
+def prompted(model: nn.Module) -> hf_stitch.Adapter:
+    """Load a network with a processor that makes noise, and with what it reads beside an image."""
+    bare = hf_stitch.load(model)
+    name = bare.interface.content[0]
+    begins = bare.example[name][0, ..., :2] if name == "flattened_patches" else None
+    network = hf_stitch.load(model, processor=Noise(bare.interface.shapes[name], begins))
+    long = dataclasses.replace(network.interface, max_tokens=None)  # tiny configs have few positions
+    network.interface = long
+    if not network.interface.given:
+        return network
+    values = {key: value for key, value in network.example.items() if isinstance(value, torch.Tensor)}
+    return network.beside({key: value[0] for key, value in values.items() if key != name and len(value) == 2})
+
+
+def encoder_of(model: nn.Module, part: str) -> tuple[hf_stitch.Adapter, bool]:
+    """Return a copy of the tower as a network of its own, and ``True``; a ViT if it does not stand alone."""
+    with contextlib.suppress(Exception):  # towers that need what their network makes, as grids of patches
+        alone = tower_alone(hf_stitch.load(copy.deepcopy(model)), tower_of(model, part))
+        name = alone.interface.content[0]
+        made = Noise(alone.interface.shapes[name])
+        own = hf_stitch.load(alone.model, example_inputs=alone.example, content=name, processor=made)
+        if own.layers:
+            return own, True
+    torch.manual_seed(1)
+    vit = transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)).eval()
+    return hf_stitch.load(vit, processor=Noise((3, 32, 32))), False
+
+
+def exchanged(model: nn.Module) -> str:
+    """Exchange the tower for a copy of it, which must change nothing, or for a ViT, and return what became of it."""
+    try:
+        network = prompted(model)
+        part = PART[MEDIA[network.interface.content[0]]]
+        encoder, same = encoder_of(model, part)
+        draw = np.random.default_rng(0)
+        images = [Image.fromarray(draw.integers(0, 255, (8, 8, 3), dtype=np.uint8)) for _ in range(COUNT)]
+        job = partial(hf_stitch.swap, network, encoder, images, part=part, progress=False)
+        try:
+            found = job(matcher="lstsq")
+        except ValueError as error:
+            if "needs at least" not in str(error):
+                raise
+            found = job(matcher="ridge")
+    except Exception as error:  # the code of the library can raise anything
+        return _message(error)
+    how = "folded" if found.folded else "stitched"
+    if same and found.matcher == "lstsq":
+        row = found.scores["exchanged"]
+        apart = row["kl_divergence"].value if "kl_divergence" in row else 1 - row["cosine"].value
+        return how if apart < SAME else f"{how}, but a copy of the tower changes outputs ({apart:.2g})"
+    return f"{how} (ViT)" if not same else how
+
+
+def part_of(adapter: hf_stitch.Adapter, layer: str) -> str:
+    """Return the part of a network that ends in a cut."""
+    cut, _ = adapter.cut(layer)
+    if adapter.interface.modality == "text" or cut.padding in ("masked", "behind"):
+        return "decoder"
+    stacked = re.search(r"\.\d+$", layer)
+    return "projector" if not stacked and BRIDGE.search(layer.rpartition(".")[2]) else "tower"
+
+
+def check(adapter: hf_stitch.Adapter, layers: Iterable[str]) -> str:
+    """Compare both parts of every cut with the model itself on other inputs; return what differs, or nothing."""
+    for seed, samples in ((11, 3), (12, 5)):
+        inputs = drawn(adapter, samples, seed)
+        with torch.no_grad(), evaluating(adapter.model):
+            expected = adapter.interface.kept(adapter.model(**{**adapter.interface.options, **inputs}))
+            for layer in layers:
+                found = adapter.decode(adapter.encode(inputs, layer)[layer], layer)
+                if not exactness.agree(exactness.bits(expected), exactness.bits(found)):
+                    return f"{layer}, {samples} samples"
+    return ""
+
+
+def drawn(adapter: hf_stitch.Adapter, samples: int, seed: int) -> dict[str, Any]:
+    """Return the example with another number of samples and other values of the content."""
+    inputs = adapter._survey()._probes.vary(samples)
+    name, generator = adapter.interface.content[0], torch.Generator().manual_seed(seed)
+    if inputs[name].is_floating_point():
+        new = torch.randn(inputs[name].shape, generator=generator).to(inputs[name])
+        if name == "flattened_patches":  # which begin with their rows and columns
+            new[..., :2] = inputs[name][..., :2]
+        inputs[name] = new
+    return inputs
+
+
+# -- all types --------------------------------------------------------------------------------------------------------
+def read(file: Path = FILE) -> dict[str, Row]:
+    """Return the rows that are there, by type."""
+    return {row.family: row for row in zoo_records.rows_of(Row, file)}
+
+
+INTRODUCTION = """# Networks that read two things
+
+Every model type of transformers with a class that takes images, video or sound together with a text, from a tiny config
+with random weights, loaded by `hf_stitch.load(network)` without example inputs
+([hf-stitch-towers](https://github.com/hf-stitch/hf-stitch/tree/main/plugins/hf-stitch-towers)).
+`python -m benchmarks.towers_zoo` examines types that have no row of the installed versions, and writes this page.
+
+Numbers are cuts at which both parts together compute what the network does, bit for bit, on other images and batches
+than those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*,
+where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks
+are bypassed but for the last. *Refused* counts candidates that are no cuts.
+
+*Exchange* is what becomes of `hf_stitch.swap(network, tower, images, part=…)` with a copy of the own tower: *folded*
+into a network of the class, or *stitched*; outputs must not change. Where the tower does not run alone (grids of
+patches), a *ViT* takes its place. Else it is the error.
+
+A type without cuts is *refused* where the network itself is the reason (it draws at random, passes no gradient), or
+where no valid example follows from the tiny config (`hf_stitch.load` then asks for `example_inputs`), which may be due
+to sizes that do not fit in this config and not to the type; or it took more than three minutes. It is *not built* where
+transformers refuses the tiny config, which tells nothing of the type.
+"""
+
+
+def report(rows: Mapping[str, Row]) -> str:
+    """Return the page."""
+    found = [rows[kind] for kind in sorted(rows)]
+    cut, refused = [row for row in found if row.cuts], [row for row in found if row.built and not row.cuts]
+    unbuilt = [row for row in found if not row.built]
+    versions = "; ".join(sorted({row.versions for row in found}))
+    lines = [
+        INTRODUCTION,
+        textwrap.fill(
+            f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
+            f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} "
+            f"inexact), {len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. "
+            f"{_count(cut, 'folded')} towers are exchanged in the class, {_count(cut, 'stitched')} by a stitch. "
+            f"Measured with {versions}.",
+            120,
+        ),
+        "",
+        "## Exact cuts\n",
+        "| type | class | content | tower | projector | decoder | refused | exchange | why |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {row.family} | {row.model} | {row.content} | {row.tower} | {row.projector} | {row.decoder} "
+            f"| {row.refused} | {_cell(row.exchange, 160)} | {_cell(row.inexact or row.reason, 160)} |"
+            for row in cut
+        ),
+    ]
+    for title, several in (("Refused by name", refused), ("Not built", unbuilt)):
+        lines += [f"\n## {title}\n", "| type | class | reason |", "|---|---|---|"]
+        lines += [f"| {row.family} | {row.model} | {_cell(row.reason)} |" for row in several]
+    return "\n".join(lines) + "\n"
+
+
+def _count(rows: Iterable[Row], how: str) -> int:
+    return sum(row.exchange.startswith(how) for row in rows)
+
+
+def _cell(text: str, most: int = 400) -> str:
+    return text[:most].replace("|", "\\|").replace("<", "&lt;") + ("…" if len(text) > most else "")
+
+
+def main() -> None:
+    """Renew the rows and the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="examine types that match, e.g. 'llava*'")
+    parser.add_argument("--again", action="store_true", help="examine types again that have a row of these versions")
+    parser.add_argument("--failed", action="store_true", help="examine types again that have no cuts")
+    parser.add_argument("--page", action="store_true", help="write the page only")
+    options = parser.parse_args()
+    zoo.quiet()
+    rows, kinds = read(), types()
+    wanted = [
+        kind
+        for kind in kinds
+        if fnmatch.fnmatch(kind, options.only)
+        and (
+            options.again or kind not in rows or rows[kind].versions != zoo.VERSIONS
+            or (options.failed and not rows[kind].cuts)
+        )
+    ]  # fmt: skip
+    for kind in tqdm([] if options.page else wanted, "types", file=sys.stderr):
+        started = time.perf_counter()
+        found = zoo.apart(partial(examine, kind, kinds[kind]), SECONDS)
+        seconds = round(time.perf_counter() - started, 1)
+        row = rows[kind] = Row(**{"family": kind, "model": kinds[kind], "seconds": seconds, **found})
+        zoo_records.write_rows((rows[each] for each in sorted(rows)), FILE)
+        print(f"{kind}: {row.tower}+{row.projector}+{row.decoder} {row.inexact} {row.reason[:300]}", flush=True)
+    PAGE.write_text(report(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Planted bugs that ``same`` names exactly, honest pairs that it flags, and what a loop of hooks makes of the same.
+
+The corpus is that of the tests of ``plugins/hf-stitch-versions`` (``planted.py``, ``honest.py``): tiny networks of 13
+families on random inputs. The loop is what people write: forward hooks record every output of both networks in their
+own dtype, and the first module in the order of execution whose output is not ``torch.allclose(atol=1e-5, rtol=1e-5)``
+is the culprit; padding is left out. The cost is processor time of one thread for BERT with 12 layers, over one forward
+of the first network on the same inputs.
+
+``python -m benchmarks same`` needs the plugin: ``pip install hf-stitch-versions``.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import statistics
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from hf_stitch_versions import same
+from hf_stitch_versions.inputs import for_second, random_feeds
+from hf_stitch_versions.recording import Event, Key
+from hf_stitch_versions.sameness.distances import rows_of
+from hf_stitch_versions.sources import Feed, Network, Recorded, Source
+from torch import Tensor
+
+from benchmarks.timing import seconds, show
+from hf_stitch import Activations, Adapter, Samples
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+import honest
+import planted
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+ROUNDS = 5
+
+NONE, SMALL, SHOWS = "without effect", "less effect than rounding to float32", "more effect than rounding to float32"
+
+
+# -- what people do today ----------------------------------------------------------------------------------------------
+def first_not_close(a: Adapter, b: Adapter | Activations, data: Any) -> str | None:
+    """Return the first module whose output is not close, or nothing."""
+    found: list[tuple[int, str]] = []
+    second: Source = Network(b, second=True) if isinstance(b, Adapter) else Recorded(b)
+    for feed in feeds(a, b, data):
+        one, two = (recorded(source, feed) for source in (Network(a), second))
+        places = [i for i, key in enumerate(one) if key in two and far(one[key], two[key])]
+        found += [(places[0], list(one)[places[0]][0])] if places else []
+    return min(found)[1] if found else None
+
+
+def feeds(a: Adapter, b: Adapter | Activations, data: Any) -> Iterator[Feed]:
+    """Yield what ``same`` would read; samples in one batch each, if one side is recorded."""
+    if isinstance(b, Adapter):
+        for feed in random_feeds(a):
+            yield replace(feed, own=for_second(feed.arguments, a, b))
+    else:
+        for batch in Samples.of(data).batches(1):
+            yield Feed(tuple(batch.ids), a.preprocess(batch.samples))
+
+
+def recorded(source: Source, feed: Feed) -> dict[Key, Tensor]:
+    """Return the first output of every call, without padding."""
+    outputs: dict[Key, Tensor] = {}
+
+    def see(event: Event) -> None:
+        for value in list(event.outputs.values())[:1]:
+            outputs[event.key] = rows_of(value, feed.mask).clone()
+
+    source.watch(feed, see)
+    return outputs
+
+
+def far(one: Tensor, two: Tensor) -> bool:
+    """Return whether two outputs of one shape are not close, by the usual tolerances."""
+    return one.shape == two.shape and not torch.allclose(one, two, **CLOSE)
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+def on_bugs() -> dict[str, Counter[str]]:
+    """Count the planted bugs by their effect, and those that are named exactly."""
+    counts = {effect: Counter[str]() for effect in (SHOWS, SMALL, NONE)}
+    for each in planted.names():
+        pair = planted.plant(*each)
+        found = same(pair.a, pair.b, progress=False)
+        row = counts[SHOWS if pair.shows else SMALL if pair.counts else NONE]
+        named = bool(found.findings) and found.findings[0].module == pair.answer
+        row["pairs"] += 1
+        row["same"] += named
+        row["told"] += named or (found.is_same and any(each.startswith(f"{pair.answer}: ") for each in found.settings))
+        row["hooks"] += first_not_close(pair.a, pair.b, None) == pair.answer
+    return counts
+
+
+def on_honest() -> dict[str, Counter[str]]:
+    """Count the honest pairs by their kind, and those that are flagged."""
+    counts = {kind: Counter[str]() for kind, _ in honest.names()}
+    for each in honest.names():
+        pair = honest.pair(*each)
+        found = same(pair.a, pair.b, pair.data, progress=False, **pair.options)
+        counts[pair.kind] += Counter(
+            pairs=1, same=not found.is_same, hooks=first_not_close(pair.a, pair.b, pair.data) is not None
+        )
+    return counts
+
+
+def cost() -> dict[str, float]:
+    """Return what a comparison takes beyond loading, in forwards of the first network on the same inputs."""
+    config = transformers.BertConfig(
+        hidden_size=256, num_hidden_layers=12, num_attention_heads=4, intermediate_size=1024, vocab_size=8192
+    )
+    model = planted.as_if_trained(transformers.BertModel(config).eval())
+    bug = copy.deepcopy(model)
+    planted.transposed(bug, "encoder.layer.6.attention.self.query")
+    a, b, c = (planted.loaded("bert", each) for each in (model, copy.deepcopy(model), bug))
+    inputs = [feed.arguments for feed in random_feeds(a)]
+    forward = median(lambda: [a.forward(each) for each in inputs])
+    return {
+        "one forward, seconds": forward,
+        "two that are the same": median(lambda: same(a, b, progress=False)) / forward,
+        "two with one bug": median(lambda: same(a, c, progress=False)) / forward,
+        "hooks and allclose": median(lambda: first_not_close(a, b, None)) / forward,
+    }
+
+
+@torch.no_grad()
+def median(job: Callable[[], object]) -> float:
+    """Return the median processor time of a job, after a first run."""
+    return statistics.median(seconds(job, ROUNDS + 1)[1:])
+
+
+# -- showing -----------------------------------------------------------------------------------------------------------
+def table(title: str, rows: dict[str, Counter[str]]) -> None:
+    """Print a table of counts."""
+    told = ["told"] * any("told" in row for row in rows.values())
+    columns = "", "pairs", "same", *["same, or told as a setting"] * len(told), "hooks and allclose"
+    figures = "pairs", "same", *told, "hooks"
+    show(title, columns, ((name, *(row[each] for each in figures)) for name, row in rows.items()))
+
+
+def main() -> None:
+    """Run the benchmark and print its tables."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    transformers.logging.disable_progress_bar()
+    table("planted bugs that are named exactly", on_bugs())
+    counts = on_honest()
+    table("honest pairs that are flagged", counts | {"all": sum(counts.values(), Counter())})
+    rows = ((name, f"{value:.3f}" if "seconds" in name else f"{value:.1f}") for name, value in cost().items())
+    show("cost beyond loading: BERT, 12 layers of width 256", ("", "forwards"), rows)
