@@ -120,7 +120,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "Diagnosis": "hf_stitch.adapters.doctor:Diagnosis",
         "Dynamics": "hf_stitch.training.dynamics:Dynamics",
         "Evaluation": "hf_stitch.analysis.evaluation:Evaluation",
-        "History": "hf_stitch.training.callback:History",
+        "History": "hf_stitch.training.history:History",
         "Identification": "hf_stitch.analysis.identification:Identification",
         "NetworkAtlas": "hf_stitch.analysis.comparison.networks:NetworkAtlas",
         "PermutationTestResult": "hf_stitch.analysis.permutation:PermutationTestResult",

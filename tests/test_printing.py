@@ -24,7 +24,7 @@ from hf_stitch.options import checked
 from hf_stitch.printing import Visible, visible, warn
 from hf_stitch.results import Result
 from hf_stitch.training import History
-from hf_stitch.training.callback import Measurement
+from hf_stitch.training.history import Measurement
 
 HARM = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<img src=x onerror=owned()>[red]:bug:"
 """What terminals, pages and rich take as commands or markup."""

@@ -196,5 +196,5 @@ def test_import_and_listing_do_not_import_heavy_packages():
 
 
 def test_basic_modules_do_not_import_torch():
-    code = "import hf_stitch.registry, hf_stitch.reference, hf_stitch.data, sys"
+    code = "import hf_stitch.registry, hf_stitch.reference, hf_stitch.data, hf_stitch.training.history, sys"
     assert run(f"{code}; print([m for m in {HEAVY} if m in sys.modules])") == "[]"

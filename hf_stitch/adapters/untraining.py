@@ -19,7 +19,7 @@ RESETS = ("reset_parameters", "_reset_parameters")
 
 
 def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
-    """Return a network of the same architecture with random weights, as its library initialises them.
+    """Return a network of the same architecture, device and dtype with random weights, as its library makes them.
 
     What a stitch, a probe or a similarity finds in it owes nothing to training: the gain of the trained network is the
     difference. A large stitch, for example, may learn the work of the front half itself.

@@ -8,8 +8,8 @@ import numpy as np
 
 from hf_stitch.reports.drawing import curves, heat_map, layout_of, texts
 from hf_stitch.reports.section import Figure, Section, Table, View
-from hf_stitch.training.callback import History
 from hf_stitch.training.dynamics import Dynamics
+from hf_stitch.training.history import History
 
 Points = Mapping[float, tuple[float, float, float]]
 

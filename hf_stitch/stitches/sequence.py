@@ -37,7 +37,7 @@ class SequenceStitch(Stitch):
 
     Example:
         >>> import torch
-        >>> from hf_stitch.stitches import AttentionStitch
+        >>> from hf_stitch.stitches.sequence import AttentionStitch
         >>> stitch = AttentionStitch(4, 6, heads=2, width=4, causal=True)
         >>> isinstance(stitch, SequenceStitch), stitch(torch.randn(5, 3, 4)).shape
         (True, torch.Size([5, 3, 6]))

@@ -21,7 +21,7 @@ from hf_stitch import Adapter, Samples
 
 FIXTURES = Path(__file__).with_name("fixtures")
 EXACT = FIXTURES.parent / "exact_outputs.safetensors"
-"""Outputs in float64 of models whose outputs in float32 depend on the processor; ``make_fixtures.py`` computes them."""
+"""Outputs in float64, because those in float32 depend on the processor; ``make_fixtures.py`` computes them."""
 TINY = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
 WORDS = [f"w{i}" for i in range(36)]
 SPECIALS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]

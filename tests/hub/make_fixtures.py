@@ -15,23 +15,23 @@ from fixture_networks import EXACT, FIXTURES
 from fixture_results import results
 from safetensors.torch import load_file, save_file
 
-from hf_stitch import StitchedModel
-
 MAKERS = {**MODELS, **FILES, "results": results}
 """Name of a file or folder -> function that writes it."""
-
-
-ILL_CONDITIONED = ("0.2.0/encoder", "0.2.0/text_classifier")
 
 
 @torch.no_grad()
 def write_exact_outputs() -> None:
     """Compute outputs in float64 from the saved weights and inputs."""
+    from test_what_earlier_versions_wrote import ENDS, LOADERS, attached, inputs, loaded
+
     found = {}
-    for name in ILL_CONDITIONED:
-        inputs = load_file(FIXTURES / f"{name}.answer.safetensors")
-        del inputs["output"]
-        found[name] = output_of(StitchedModel.from_pretrained(FIXTURES / name).double()(**inputs)).contiguous()
+    for version in sorted(FIXTURES.iterdir()):
+        for name in sorted((LOADERS | ENDS).keys()):
+            if (path := version / name).exists():
+                model = (attached if name in ENDS else loaded)(path)
+                values = load_file(f"{path}.answer.safetensors")
+                output = output_of(model.double()(**inputs(values, torch.float64)))
+                found[f"{version.name}/{name}"] = output.contiguous()
     save_file(found, EXACT)
 
 

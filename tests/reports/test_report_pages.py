@@ -45,7 +45,7 @@ from hf_stitch.reports.page import DATA, page, section as general_section
 from hf_stitch.reports.training import dynamics_section, history_section
 from hf_stitch.results import Result
 from hf_stitch.training import Dynamics, History
-from hf_stitch.training.callback import Measurement
+from hf_stitch.training.history import Measurement
 
 EVIL = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&\u2028"
 
