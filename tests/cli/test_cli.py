@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -384,7 +385,8 @@ def test_training_that_diverges_is_an_error_line(folders: dict[str, Path], tmp_p
         "stitch", folders["cnn"], folders["cnn"], "--source-layer", "layer2.0", "--target-layer", "layer2.0", *DIGITS,
         "--matcher", "task_loss:lr=1e37,max_steps=20", "--out", tmp_path / "out",
     )  # fmt: skip
-    assert "diverged, as the loss is nan at step" in line and not (tmp_path / "out").exists()
+    assert re.search("diverged, as the loss is (nan|inf) at step", line)  # which, depends on the processor
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("idle", [("--split", "nope"), ("--max-samples", 5), ("--label", "q"), ("--text", "t")])

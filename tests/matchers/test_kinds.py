@@ -41,16 +41,17 @@ class Descent(Matcher):
         return match_each(collected, lambda cell: {"body": collected.batches(cell)}, self.descend)
 
     def descend(self, batches: Iterator[dict[str, tuple[Tensor, Tensor]]]) -> tuple[LinearStitch, Tensor]:
-        weight, n, total, errors = None, 0, 0, 0
+        weight, n, total, errors, differ = None, 0, 0, 0, False
         for rows in batches:
             x, y = rows["body"]
-            if not len(x):
-                raise ValueError("descent needs rows, got none")
             if weight is None:
                 weight, bias = x.new_zeros(y.shape[1], x.shape[1]), y.mean(0)
             error = y - x @ weight.T - bias
             weight = weight + self.rate / (x.square().sum(1).mean() + 1) * error.T @ x / len(x)
             n, total, errors = n + len(x), total + y.sum(0), errors + error.square().sum()
+            differ = differ or bool((x != x[0]).any())
+        if not differ:
+            raise ValueError("descent needs two rows of x that differ")
         stitch = LinearStitch.of(weight=weight, bias=bias)
         stitch.fitted = {"n": n, "r2": float(1 - errors / n)}
         return stitch, total / n
