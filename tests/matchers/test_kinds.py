@@ -49,7 +49,7 @@ class Descent(Matcher):
             error = y - x @ weight.T - bias
             weight = weight + self.rate / (x.square().sum(1).mean() + 1) * error.T @ x / len(x)
             n, total, errors = n + len(x), total + y.sum(0), errors + error.square().sum()
-            differ = differ or bool((x != x[0]).any())
+            differ = differ or bool((x != x[:1]).any())
         if not differ:
             raise ValueError("descent needs two rows of x that differ")
         stitch = LinearStitch.of(weight=weight, bias=bias)
