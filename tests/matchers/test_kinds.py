@@ -41,7 +41,7 @@ class Descent(Matcher):
         return match_each(collected, lambda cell: {"body": collected.batches(cell)}, self.descend)
 
     def descend(self, batches: Iterator[dict[str, tuple[Tensor, Tensor]]]) -> tuple[LinearStitch, Tensor]:
-        weight, n, total, errors, differ = None, 0, 0, 0, False
+        weight, n, total, errors, differ = None, 0, 0, 0, set()
         for rows in batches:
             x, y = rows["body"]
             if weight is None:
@@ -49,9 +49,9 @@ class Descent(Matcher):
             error = y - x @ weight.T - bias
             weight = weight + self.rate / (x.square().sum(1).mean() + 1) * error.T @ x / len(x)
             n, total, errors = n + len(x), total + y.sum(0), errors + error.square().sum()
-            differ = differ or bool((x != x[:1]).any())
-        if not differ:
-            raise ValueError("descent needs two rows of x that differ")
+            differ |= {side for side, of in (("x", x), ("y", y)) if bool((of != of[:1]).any())}
+        if len(differ) < 2:
+            raise ValueError("descent needs rows that differ on both sides")
         stitch = LinearStitch.of(weight=weight, bias=bias)
         stitch.fitted = {"n": n, "r2": float(1 - errors / n)}
         return stitch, total / n
