@@ -43,7 +43,7 @@ test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, oth
 
 # Processors differ in the kernels that torch and oneDNN choose, and in threads: both change the order of sums. With two
 # threads to a worker, the artefacts take too long on two cores.
-NUMERICAL := $(addprefix tests/,matchers metrics stitches statistics artefacts hub)
+NUMERICAL := $(addprefix tests/,test_laws.py matchers metrics stitches statistics artefacts hub)
 test-kernels: $(READY) ## run the numerical tests with kernels of other processors, with one and two threads
 	for kernels in default avx2; do \
 		export ATEN_CPU_CAPABILITY=$$kernels ONEDNN_MAX_CPU_ISA=AVX2 TOKENIZERS_PARALLELISM=false; \
