@@ -32,7 +32,7 @@ def mutations() -> list[dict[str, Any]]:
     """Read the list, in which every ``old`` occurs once in its file."""
     found: list[dict[str, Any]] = tomllib.loads((ROOT / "tests/mutations.toml").read_text("utf-8"))["mutation"]
     for number, each in enumerate(found, 1):
-        each["number"], source = number, (ROOT / "hf_stitch" / each["file"]).read_text("utf-8")
+        each["number"], source = number, (ROOT / each["file"]).read_text("utf-8")
         if source.count(each["old"]) != 1:
             raise ValueError(f"mutation {number}: {each['file']} must contain once {each['old']!r}")
     return found
@@ -43,7 +43,7 @@ def outcome(copy: Path, tests: Iterable[str], seconds: float | None = None) -> s
     path = os.pathsep.join(map(str, [copy, *(copy / "plugins").iterdir()]))
     with (copy / "output.txt").open("w", encoding="utf-8") as output:
         running = subprocess.Popen(
-            [sys.executable, *PYTEST, *(f"tests/{test}" for test in tests)], cwd=copy, stdout=output, stderr=output,
+            [sys.executable, *PYTEST, *tests], cwd=copy, stdout=output, stderr=output,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, start_new_session=True,
         )  # fmt: skip
         try:
@@ -56,7 +56,7 @@ def outcome(copy: Path, tests: Iterable[str], seconds: float | None = None) -> s
 def tried(mutation: dict[str, Any], copies: queue.Queue[Path]) -> str:
     """Make a mutation in a copy that is free, and run its tests."""
     copy = copies.get()
-    source = (path := copy / "hf_stitch" / mutation["file"]).read_text("utf-8")
+    source = (path := copy / mutation["file"]).read_text("utf-8")
     path.write_text(source.replace(mutation["old"], mutation["new"]), "utf-8")
     found = outcome(copy, mutation["tests"], SECONDS)
     path.write_text(source, "utf-8")
