@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -339,6 +340,34 @@ def test_padding_on_the_other_side_is_told() -> None:
     found = compared(first("gpt2"), other, TEXTS)
     assert found.inputs[0] == "padding is on the other side"
     assert not found.is_same and not found.findings
+
+
+RAGGED = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(2 + i // 2)) for i in range(16)]
+
+
+@pytest.mark.parametrize(("bug", "same_as_first"), [("eps", True), ("no bias", False)])
+def test_neither_the_batch_size_nor_the_order_of_texts_padded_on_the_left_counts(bug: str, same_as_first: bool) -> None:
+    pair = []
+    for adapter in (first("gpt2"), with_bugs("gpt2", bug)):
+        tokenizer = plain_tokenizer()
+        tokenizer.padding_side = "left"
+        pair.append(hf_stitch.load(adapter.model, processor=tokenizer))
+    assert not pair[0].preprocess(RAGGED[:8])["attention_mask"][:, 0].all()
+    shuffled = random.Random(0).sample(RAGGED, len(RAGGED))
+    alone = compared(*pair, RAGGED, batch_size=1)
+    assert alone.is_same == same_as_first
+    for texts, size in ((RAGGED, 8), (RAGGED, 64), (shuffled, 8)):
+        found = compared(*pair, texts, batch_size=size)
+        assert (found.is_same, found.n, found.inputs) == (alone.is_same, len(RAGGED), ())
+        assert [(each.module, each.seen_at) for each in found.findings] == [
+            (each.module, each.seen_at) for each in alone.findings
+        ]
+        assert [each.name for each in found.modules] == [each.name for each in alone.modules]
+        for one, other in zip(alone.modules, found.modules, strict=True):
+            assert other.difference == pytest.approx(one.difference, rel=1e-9, abs=1e-15), one.name
+            assert other.ratio == pytest.approx(one.ratio, rel=0.1, abs=1e-6), (
+                one.name
+            )  # the null is rounding, and varies
 
 
 def test_other_widths_are_refused() -> None:
