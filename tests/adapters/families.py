@@ -46,9 +46,9 @@ SPEECH: dict[str, Any] = {
 class Block(nn.Module):
     """A residual block."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.inner = nn.Linear(8, 8)
+        self.inner = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.tanh(self.inner(x))
