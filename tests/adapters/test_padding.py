@@ -353,13 +353,6 @@ def test_a_mask_of_zeros_changes_no_other_text() -> None:
     torch.testing.assert_close(found.values[1][found.mask[1]], alone.values[0])
 
 
-@pytest.mark.parametrize("which", [("causal", "gpt2"), ("masked", "fnet")])
-def test_an_empty_text_is_named(which: tuple[str, str]) -> None:
-    network = family(*which, "left")
-    with pytest.raises(ValueError, match="text 1 has no tokens"):
-        network.preprocess([padding.texts(network, 1)[0], ""])
-
-
 def test_texts_beyond_the_table_of_positions_are_truncated_beside_padding_on_the_left() -> None:
     limit, tokenizer = 8, plain_tokenizer()
     tokenizer.padding_side = "left"
@@ -368,13 +361,6 @@ def test_texts_beyond_the_table_of_positions_are_truncated_beside_padding_on_the
     with pytest.warns(UserWarning, match=f"1 of 2 texts are longer than the {limit} tokens"):
         inputs = network.preprocess([" ".join(["w7"] * (limit + 3)), "w5 w6"])
     assert inputs["position_ids"][1, -2:].tolist() == [0, 1] and int(inputs["position_ids"].max()) == limit - 1
-
-
-def test_a_tokenizer_without_padding_is_refused() -> None:
-    tokenizer = plain_tokenizer()
-    tokenizer.pad_token = None
-    with pytest.raises(ValueError, match="no padding token"):
-        hf_stitch.load(build("gpt2", 0), processor=tokenizer).preprocess(texts(2))
 
 
 def test_a_network_that_cannot_be_helped_is_named_once() -> None:
