@@ -35,6 +35,11 @@ def bert(kind: Any, **settings: Any) -> Any:
     return kind(hf.BertConfig(**SMALL, **settings))
 
 
+def clip() -> Any:
+    sizes = {"projection_dim": 8}
+    return hf.CLIPModel(hf.CLIPConfig(text_config={**SMALL, **sizes}, vision_config={**IMAGES, **sizes}))
+
+
 def change(folder: Path, lacks: Callable[[str], bool], extra: Mapping[str, Tensor] | None = None) -> None:
     """Remove weights from the files of a folder."""
     removed = 0
@@ -137,6 +142,21 @@ def test_a_new_head_does_not_excuse_what_the_body_lacks(tmp_path: Path) -> None:
     for options in ({"task": "text-classification"}, {"task": "fill-mask"}, {"num_labels": 4}):
         with pytest.raises(ValueError, match=r"lacks weights of .*layer.1.output.dense.bias"):
             loaded(folder, **options)
+
+
+def test_a_network_of_which_nothing_is_loaded_is_not_a_new_head(tmp_path: Path) -> None:
+    """Llama 4 has its body in another attribute than it tells, so that none of its weights are found."""
+    config = hf.Llama4TextConfig(**LLAMA, head_dim=8, intermediate_size_mlp=48, num_local_experts=2, pad_token_id=0)
+    folder = saved(tmp_path / "llama", hf.Llama4TextModel(config))
+    assert loaded(folder).new == ()
+    with pytest.raises(ValueError, match=r"lacks weights of Llama4ForCausalLM.*: lm_head.weight, model.embed_tokens"):
+        loaded(folder, task="text-generation")
+    # Nor is it with the names of a wrapper.
+    folder = saved(tmp_path / "clip", clip())
+    weights = load_file(tmp_path / "clip" / NAME)
+    change(tmp_path / "clip", lambda name: True, {f"module.{name}": value for name, value in weights.items()})
+    with pytest.raises(ValueError, match=r"lacks weights of CLIPForImageClassification.*: classifier.bias"):
+        loaded(folder, task="image-classification", example_inputs={"pixel_values": torch.randn(2, 3, 32, 32)})
 
 
 def test_weights_of_another_shape_are_named_with_both(tmp_path: Path) -> None:
@@ -251,9 +271,7 @@ HEADS: dict[str, tuple[Any, dict[str, Any], set[str]]] = {
         hf.RobertaForSequenceClassification(hf.RobertaConfig(**SMALL)), {"num_labels": 5}, {"classifier.out_proj"},
     ),
     "a head of a network without a base": (
-        hf.CLIPModel(
-            hf.CLIPConfig(text_config={**SMALL, "projection_dim": 8}, vision_config={**IMAGES, "projection_dim": 8})
-        ),
+        clip(),
         {"task": "image-classification", "example_inputs": {"pixel_values": torch.randn(2, 3, 32, 32)}},
         {"classifier"},
     ),
