@@ -16,6 +16,8 @@ import torch
 from hf_stitch_testing import check_command
 from hf_stitch_versions import Sameness, same
 from hf_stitch_versions.cli import same as command
+from hf_stitch_versions.recording import Event
+from hf_stitch_versions.sameness.distances import Deviation
 from planted import TABLE, first, loaded
 from torch import nn
 from typer.testing import CliRunner
@@ -262,6 +264,36 @@ for given in (data, None):
 @pytest.mark.slow
 def test_two_processes_find_what_one_does(alone_and_launched: Callable[..., str]) -> None:
     assert alone_and_launched(SCRIPT).startswith("20 ['1'] ")
+
+
+class Shifted(nn.Module):
+    """What loses digits on its way: many in float64, all in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 1e11) - 1e11
+
+
+def test_rounding_of_either_network_is_part_of_the_null() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Identity(), nn.Linear(8, 3)).eval()
+    coarse = copy.deepcopy(plain)
+    coarse[1] = Shifted()
+    data = torch.randn(20, 6)
+    one, other = (hf_stitch.load(each, example_inputs=data[:2]) for each in (plain, coarse))
+    for pair in ((one, other), (other, one)):
+        found = compared(*pair, data)
+        assert found.is_same and found.modules[1].difference > 1e-6, found.verdict
+
+
+def test_masks_are_compared_at_queries_of_real_tokens() -> None:
+    real, everything = torch.tensor([[False, True, True]]), torch.ones(1, 1, 3, 3, dtype=torch.bool)
+    for query, differ in ((0, 0), (2, 1)):
+        other = everything.clone()
+        other[..., query, 0] = False
+        deviation = Deviation()
+        events = (Event(("", 0), "", {}, masks={"mask": each}) for each in (everything, other))
+        deviation.add(*events, real)
+        assert deviation.masks == (differ, 6)
 
 
 # -- inputs and refusals -----------------------------------------------------------------------------------------------
