@@ -378,7 +378,7 @@ RAGGED = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(2 + i // 2)) for i
 
 
 @pytest.mark.parametrize(("bug", "same_as_first"), [("eps", True), ("no bias", False)])
-def test_neither_the_batch_size_nor_the_order_of_texts_padded_on_the_left_counts(bug: str, same_as_first: bool) -> None:
+def test_neither_batches_nor_the_order_of_padded_texts_count(bug: str, same_as_first: bool) -> None:
     pair = []
     for adapter in (first("gpt2"), with_bugs("gpt2", bug)):
         tokenizer = plain_tokenizer()
