@@ -197,9 +197,7 @@ def test_no_prediction_from_a_single_pool() -> None:
     widths=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     metric=st.sampled_from(["cosine", "dot", "l2"]),
 )
-def test_recall_is_bounded_and_that_of_re_embedding_is_1(
-    seed: int, n: int, widths: tuple[int, int], metric: str
-) -> None:
+def test_recall_is_bounded_and_1_for_re_embedding(seed: int, n: int, widths: tuple[int, int], metric: str) -> None:
     old, new = rows(n, widths[0], seed), rows(n, widths[1], seed + 1)
     index = EmbeddingMap.of(LinearStitch.of(weight=torch.from_numpy(rows(widths[1], widths[0], seed))), metric=metric)  # type: ignore[arg-type]
     result = evaluate_retrieval(
