@@ -318,7 +318,6 @@ def test_triangle_inequality(seed: int, widths: tuple[int, int, int]) -> None:
 
 def test_the_square_of_procrustes_breaks_the_triangle_inequality() -> None:
     g = np.random.default_rng(0)
-    x, z = g.standard_normal((2, 30, 3))
+    x = g.standard_normal((30, 3))
     square = [M.procrustes(a, b, squared=True, unit_norm=False) for a, b in ((x, 2 * x), (2 * x, 3 * x), (x, 3 * x))]
     assert square[2] > square[0] + square[1]
-    assert M.procrustes(x, z) > 0
