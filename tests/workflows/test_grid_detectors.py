@@ -17,6 +17,7 @@ from hf_stitch.detectors.gaussian import Mahalanobis
 from hf_stitch.representation import Representation
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.storage.checkpoint import Checkpoint
+from hf_stitch.training import TaskLoss
 
 from tiny_networks import network  # isort: skip
 
@@ -41,10 +42,11 @@ class Unsteady(Mahalanobis):
 
 def watched(folder: Any, images: Any) -> StitchGrid:
     a, b = (network("cnn", seed, "float64") for seed in (0, 1))
-    data = hf_stitch.Samples.of([{**row, "image": row["image"].double()} for row in images])
+    data = hf_stitch.Samples.of([{**row, "image": row["image"].double()} for row in images[:48]])
     return hf_stitch.stitch_grid(
-        a, b, data, layers_a=["layer1.0"], layers_b=["layer1.0"], batch_size=8, checkpoint_dir=folder, resamples=5,
-        detectors=[Unsteady(), "likelihood_ratio"], progress=False,
+        a, b, data, layers_a=["layer1.0"], layers_b=["layer1.0"],
+        matchers=["lstsq", TaskLoss(max_steps=2, batch_size=16)], detectors=[Unsteady(), "likelihood_ratio"],
+        test_size=16, batch_size=8, checkpoint_dir=folder, resamples=5, progress=False,
     )  # fmt: skip
 
 
@@ -76,8 +78,9 @@ def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
     left[0] = 1  # 16 samples are scored, in two batches: one is left
     resumed = watched(tmp_path / "job", images)
     left[0] = 0
-    assert watched(tmp_path / "job", images).to_dict() == resumed.to_dict()
+    assert watched(tmp_path / "job", images).to_dict() == resumed.to_dict()  # nothing is left to do
     left[0] = -1
+    assert watched(tmp_path / "whole", images).to_dict() == resumed.to_dict()
     monkeypatch.setattr(Unsteady, "factor", -1.0)
     expected = watched(tmp_path / "other", images).to_dict()
     for name in ("job", "half"):
