@@ -17,4 +17,3 @@ def test_it_runs_and_statistics_are_exact() -> None:
     assert len(names) == 6 and all(float(str(cell)) > 0 for cell in (*compared, *moments)) and seconds
     assert all(float(str(error)) < 1e-6 for error in errors)
     assert list(found.columns[3].cells) == ["100.00%"]
-

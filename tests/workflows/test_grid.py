@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from hf_stitch.scoring.measured import with_interval
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.loop import DivergedError, train
 
-from killing import killed_at_every_operation  # isort: skip
 from tiny_networks import CLASSES, network  # isort: skip
 
 LAYERS = {
@@ -393,27 +391,6 @@ def test_the_corresponding_layer_is_a_hit_a_tie_or_a_miss() -> None:
     # .03 is above .05 / 2, but only the second smallest of its column: Holm rejects it.
     assert grid.as_good()[1, :, 1].tolist() == [False, True, False]
     assert grid.as_good(level=0.01)[1, :, 1].tolist() == [False, True, True]
-
-
-def job(folder: Any, images: Any) -> StitchGrid:
-    a, b = made("cnn"), made("cnn", 1)
-    return hf_stitch.stitch_grid(
-        a, b, of(images, double=True), layers_a=["layer1.0", "layer2.0"], layers_b=["layer2.0"],
-        matchers=["lstsq", TaskLoss(max_steps=2, batch_size=16)], batch_size=16, checkpoint_dir=folder, resamples=20,
-        detectors=["mahalanobis", "likelihood_ratio"], progress=False,
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tmp_path: Any) -> None:
-    torch.set_num_threads(1)
-    whole = job(tmp_path / "whole", images)
-    kills = 0
-    for _ in killed_at_every_operation(lambda: job(tmp_path / "killed", images), step=2):
-        assert job(tmp_path / "killed", images).to_dict() == whole.to_dict()
-        kills += 1
-        shutil.rmtree(tmp_path / "killed")
-    assert kills >= 20
 
 
 def test_prefix_tokens_come_from_all_positions_of_a_larger_source() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ from hf_stitch.scoring.passing import Scoring
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.training import TaskLoss
 
+from killing import killed_at_every_operation  # isort: skip
 from tiny_networks import network  # isort: skip
 
 
@@ -86,3 +88,15 @@ def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
     for name in ("job", "half"):
         with pytest.warns(UserWarning, match="the detectors differ from those .* scored anew"):
             assert watched(tmp_path / name, images).to_dict() == expected
+
+
+@pytest.mark.slow
+def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    whole = watched(tmp_path / "whole", images)
+    kills = 0
+    for _ in killed_at_every_operation(lambda: watched(tmp_path / "killed", images), step=2):
+        assert watched(tmp_path / "killed", images).to_dict() == whole.to_dict()
+        kills += 1
+        shutil.rmtree(tmp_path / "killed")
+    assert kills >= 20

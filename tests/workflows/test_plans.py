@@ -90,7 +90,7 @@ NAMED = {"data": None, "a": OWN, "b": OWN}
     ("job", "options", "kind", "message"),
     [
         (hf_stitch.load, {}, TypeError, r"job must be a function with a plan, got .*load.*hf_stitch.stitch_grid"),
-        (hf_stitch.compare, {**NAMED, "a": 3}, TypeError, "a network must be a name, a config of transformers or a mod"),
+        (hf_stitch.compare, {**NAMED, "a": 3}, TypeError, "a network must be a name, a config of transformers"),
         (hf_stitch.compare, {**NAMED, "bacth_size": 8}, TypeError, "compare has no option 'bacth_size'; did you mean"),
         (hf_stitch.compare, NAMED, ValueError, "the config names MyLlama, which is no class of transformers: pass the"),
         (hf_stitch.evaluate, {"stitched": None, "data": None}, ValueError, "evaluate without data has no networks to"),
@@ -142,11 +142,9 @@ def test_what_does_not_fit_is_refused_before_the_data_are_read(monkeypatch: pyte
         hf_stitch.stitch(adapter, adapter, data, matcher="retrieval", **cuts)
     with pytest.raises(ValueError, match=r"the activations of 2 layers on 5,000 samples take 140 kB of memory, but"):
         extract_activations(adapter, data, layers=["first", "second"])
-    with pytest.raises(ValueError, match="the moments of layers up to"):
-        hf_stitch.plan(hf_stitch.stitch, adapter, adapter, data, **cuts)
+    assert net.seen < 500
     by_rows = hf_stitch.plan(hf_stitch.stitch, adapter, adapter, data, matcher="retrieval", **cuts)  # collects none
     assert "moments" not in by_rows.memory and by_rows.memory["rows"] > 0
-    assert net.seen < 500
 
 
 def test_a_comparison_without_a_route_does_not_fit(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
