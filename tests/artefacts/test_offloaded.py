@@ -74,24 +74,6 @@ def test_an_entry_of_the_state_is_loaded_when_it_is_read(offloaded: Any, whole: 
     assert {value.device.type for value in state.described.values()} == {"meta"}
 
 
-def test_cuts_are_exact(offloaded: Any, whole: Any, inputs: dict[str, torch.Tensor]) -> None:
-    assert offloaded.layers == whole.layers
-    assert offloaded.verify_cut("model.layers.1").spec == whole.verify_cut("model.layers.1").spec
-    front, back = offloaded.front("model.layers.1"), offloaded.back("model.layers.1")
-    between = front(**inputs)
-    assert torch.equal(between.values, whole.front("model.layers.1")(**inputs).values)
-    assert torch.equal(back(between).logits, whole.model(**inputs).logits)
-    assert all(p.is_meta for p in front.model.model.layers[0].parameters())  # they went back to the disk
-
-
-def test_layers_are_compared(offloaded: Any, whole: Any) -> None:
-    layers = ["model.layers.0", "model.layers.2"]
-    named: dict[str, Any] = {"layers_a": layers, "layers_b": layers, "progress": False}
-    found = hf_stitch.compare(offloaded, whole, TEXTS, **named).values
-    expected = hf_stitch.compare(whole, whole, TEXTS, **named).values
-    torch.testing.assert_close(torch.tensor(found["linear_cka"]), torch.tensor(expected["linear_cka"]))
-
-
 @pytest.fixture(scope="module")
 def stitched(offloaded: Any, whole: Any) -> tuple[Any, Any]:
     """Stitched models with the offloaded network as the target, and with the same network in memory."""
