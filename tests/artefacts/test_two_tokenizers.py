@@ -307,8 +307,9 @@ def too_long() -> hf_stitch.Samples:
 
 def encoder() -> hf_stitch.Adapter:
     config = transformers.BertConfig(
-        vocab_size=len(fine()), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
-    )
+        vocab_size=len(fine()), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        initializer_range=0.3,
+    )  # fmt: skip
     return hf_stitch.load(transformers.BertModel(config).eval(), processor=fine())
 
 
