@@ -53,12 +53,12 @@ def outcome(copy: Path, tests: Iterable[str], seconds: float | None = None) -> s
         return OUTCOMES.get(running.wait(), "not run")
 
 
-def tried(mutation: dict[str, Any], copies: queue.Queue[Path]) -> str:
+def tried(mutation: dict[str, Any], copies: queue.Queue[Path], seconds: float) -> str:
     """Make a mutation in a copy that is free, and run its tests."""
     copy = copies.get()
     source = (path := copy / mutation["file"]).read_text("utf-8")
     path.write_text(source.replace(mutation["old"], mutation["new"]), "utf-8")
-    found = outcome(copy, mutation["tests"], SECONDS)
+    found = outcome(copy, mutation["tests"], seconds)
     path.write_text(source, "utf-8")
     copies.put(copy)
     print(f"{mutation['number']:3} {found}: {mutation['class']}, {mutation['file']}", flush=True)
@@ -70,6 +70,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of mutations; by default all")
     parser.add_argument("--jobs", type=int, default=1, help="number of mutations at a time")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of each mutation (default: %(default)s)")
     options, copies = parser.parse_args(), queue.Queue[Path]()
     chosen = [each for each in mutations() if not options.only or each["number"] in options.only]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
@@ -77,7 +78,7 @@ def main() -> int:
             copies.put(shutil.copytree(ROOT, Path(folder, str(job)), ignore=shutil.ignore_patterns(".*", "build")))
         if outcome(copy := copies.queue[0], {test for each in chosen for test in each["tests"]}) != "missed":
             sys.exit(f"{(copy / 'output.txt').read_text('utf-8')}\nThe tests fail without a mutation.")
-        outcomes = list(pool.map(lambda each: tried(each, copies), chosen))
+        outcomes = list(pool.map(lambda each: tried(each, copies, options.seconds), chosen))
     counts = Counter((each["class"], found) for each, found in zip(chosen, outcomes, strict=True))
     table = Table("class", *(columns := sorted({*outcomes})))
     for kind in dict.fromkeys(each["class"] for each in chosen):

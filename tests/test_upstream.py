@@ -797,6 +797,7 @@ def sealed_events() -> Iterator[str]:
         "posix_spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),
         "getaddrinfo": lambda: socket.getaddrinfo("localhost", 9),
         "connect": lambda: socket.socket().connect(("127.0.0.1", 9)),
+        "sendto": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 9)),
     }
     for name, attempt in tried.items():
         with sealed():

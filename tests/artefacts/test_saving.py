@@ -22,7 +22,7 @@ import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.artefacts.joining import join
-from hf_stitch.artefacts.weights import load_strictly
+from hf_stitch.artefacts.weights import load_strictly, save_weights, ties
 from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.registry import registries
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
@@ -393,6 +393,16 @@ def test_layers_of_user_code_share_their_weights_in_a_half() -> None:
     model = stitched(a, a, torch.randn(60, 8), ("2", "2"), task=None)
     again = model.stitcher.attach(a, a)
     assert tied(model) == tied(again) == [["source.model.0.weight", "source.model.2.inner.weight"]]
+
+
+def test_a_square_weight_is_not_tied_to_its_transpose(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    net[1].weight = nn.Parameter(net[0].weight.detach().T)
+    assert ties(net.state_dict()) == {}
+    save_weights(net.state_dict(), tmp_path, "5GB", ties(net.state_dict()))
+    again = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    load_strictly(again, [tmp_path / "model.safetensors"])
+    assert same_state(net, again)
 
 
 @pytest.mark.parametrize("place", ["cpu", "disk"])

@@ -72,6 +72,7 @@ def layers(example: Tensor) -> Callable[[], Any]:
     return lambda: hf_stitch.load(Net(), example_inputs=example).layers
 
 
+ROOT = Path(__file__).parents[2]
 SAVED = Activations({"layer": torch.randn(6, 4)}, range(6))
 OF_0, RUNS = "the processor= of sample 0 ", "Net does not run on its example inputs, "
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -83,9 +84,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a pickle": (
         lambda: hf_stitch.load("weights.pt"), ValueError, r"weights\.pt is a file.*net\.load_state_dict\(torch\.load",
     ),
-    "a file": (lambda: hf_stitch.load(Path(__file__)), ValueError, "is a file, and a network is loaded from a folder"),
+    "a file": (lambda: hf_stitch.load(ROOT / "LICENSE"), ValueError, "is a file, and a network is loaded from a fold"),
     "a path of a file": (lambda: hf_stitch.load(Path("model.ckpt")), ValueError, r"model\.ckpt is a file"),
-    "no folder": (lambda: hf_stitch.load(Path("folder/nothing")), FileNotFoundError, "no folder"),
+    "no folder": (lambda: hf_stitch.load(ROOT / "nothing"), FileNotFoundError, "no folder"),
     "a list": (
         lambda: hf_stitch.load([1]), TypeError,
         "model must be a network .a name, an nn.Module, or one of a library.* got list",

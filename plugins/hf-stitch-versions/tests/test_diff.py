@@ -608,3 +608,20 @@ def test_moments_of_blocks_have_the_dtype_in_which_they_were_computed(shape: tup
     moved = Moved()
     moved.add("block", torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16(), None)
     assert moved.moments["block"][0].eps.tolist() == [torch.finfo(torch.bfloat16).eps] * 2
+
+
+def test_maps_are_judged_on_samples_that_they_have_not_seen() -> None:
+    generator = torch.Generator().manual_seed(0)
+    own, other = (torch.randn(60, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    moved = Moved()
+    for rows in torch.arange(60).split(7):
+        moved.add("block", own[rows], other[rows], None)
+    found = moved.found("block")
+    assert found is not None
+    x, y, unseen_x, unseen_y = other[::2], own[::2], other[1::2], own[1::2]
+    left, _, right = torch.linalg.svd((x - x.mean(0)).T @ (y - y.mean(0)))
+    mapped = (unseen_x - x.mean(0)) @ left @ right + y.mean(0)
+    errors = [float((each - unseen_y).square().sum()) for each in (unseen_x, mapped)]
+    variance = float((unseen_y - unseen_y.mean(0)).square().sum())
+    assert (found.error, found.orthogonal) == pytest.approx([error / variance for error in errors])
+    assert found.affine > 1  # unrelated activations tell nothing about each other

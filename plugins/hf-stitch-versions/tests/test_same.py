@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ import torch
 from hf_stitch_testing import check_command
 from hf_stitch_versions import Sameness, same
 from hf_stitch_versions.cli import same as command
+from hf_stitch_versions.recording import Event
+from hf_stitch_versions.sameness.distances import Deviation
 from planted import TABLE, first, loaded
 from torch import nn
 from typer.testing import CliRunner
@@ -281,6 +284,36 @@ def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
     assert alone[0].startswith("20 ['1'] ")
 
 
+class Shifted(nn.Module):
+    """What loses digits on its way: many in float64, all in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 1e11) - 1e11
+
+
+def test_rounding_of_either_network_is_part_of_the_null() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Identity(), nn.Linear(8, 3)).eval()
+    coarse = copy.deepcopy(plain)
+    coarse[1] = Shifted()
+    data = torch.randn(20, 6)
+    one, other = (hf_stitch.load(each, example_inputs=data[:2]) for each in (plain, coarse))
+    for pair in ((one, other), (other, one)):
+        found = compared(*pair, data)
+        assert found.is_same and found.modules[1].difference > 1e-6, found.verdict
+
+
+def test_masks_are_compared_at_queries_of_real_tokens() -> None:
+    real, everything = torch.tensor([[False, True, True]]), torch.ones(1, 1, 3, 3, dtype=torch.bool)
+    for query, differ in ((0, 0), (2, 1)):
+        other = everything.clone()
+        other[..., query, 0] = False
+        deviation = Deviation()
+        events = (Event(("", 0), "", {}, masks={"mask": each}) for each in (everything, other))
+        deviation.add(*events, real)
+        assert deviation.masks == (differ, 6)
+
+
 # -- inputs and refusals -----------------------------------------------------------------------------------------------
 def test_other_token_ids_are_told() -> None:
     other = hf_stitch.load(copy.deepcopy(first("bert").model), processor=other_tokenizer())
@@ -339,6 +372,34 @@ def test_padding_on_the_other_side_is_told() -> None:
     found = compared(first("gpt2"), other, TEXTS)
     assert found.inputs[0] == "padding is on the other side"
     assert not found.is_same and not found.findings
+
+
+RAGGED = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(2 + i // 2)) for i in range(16)]
+
+
+@pytest.mark.parametrize(("bug", "same_as_first"), [("eps", True), ("no bias", False)])
+def test_neither_the_batch_size_nor_the_order_of_texts_padded_on_the_left_counts(bug: str, same_as_first: bool) -> None:
+    pair = []
+    for adapter in (first("gpt2"), with_bugs("gpt2", bug)):
+        tokenizer = plain_tokenizer()
+        tokenizer.padding_side = "left"
+        pair.append(hf_stitch.load(adapter.model, processor=tokenizer))
+    assert not pair[0].preprocess(RAGGED[:8])["attention_mask"][:, 0].all()
+    shuffled = random.Random(0).sample(RAGGED, len(RAGGED))
+    alone = compared(*pair, RAGGED, batch_size=1)
+    assert alone.is_same == same_as_first
+    for texts, size in ((RAGGED, 8), (RAGGED, 64), (shuffled, 8)):
+        found = compared(*pair, texts, batch_size=size)
+        assert (found.is_same, found.n, found.inputs) == (alone.is_same, len(RAGGED), ())
+        assert [(each.module, each.seen_at) for each in found.findings] == [
+            (each.module, each.seen_at) for each in alone.findings
+        ]
+        assert [each.name for each in found.modules] == [each.name for each in alone.modules]
+        for one, other in zip(alone.modules, found.modules, strict=True):
+            assert other.difference == pytest.approx(one.difference, rel=1e-9, abs=1e-15), one.name
+            assert other.ratio == pytest.approx(one.ratio, rel=0.1, abs=1e-6), (
+                one.name
+            )  # the null is rounding, and varies
 
 
 def test_other_widths_are_refused() -> None:
