@@ -32,7 +32,7 @@ def mutations() -> list[dict[str, Any]]:
     """Read the list, in which every ``old`` occurs once in its file."""
     found: list[dict[str, Any]] = tomllib.loads((ROOT / "tests/mutations.toml").read_text("utf-8"))["mutation"]
     for number, each in enumerate(found, 1):
-        each["number"], source = number, (ROOT / "hf_stitch" / each["file"]).read_text("utf-8")
+        each["number"], source = number, (ROOT / each["file"]).read_text("utf-8")
         if source.count(each["old"]) != 1:
             raise ValueError(f"mutation {number}: {each['file']} must contain once {each['old']!r}")
     return found
@@ -43,7 +43,7 @@ def outcome(copy: Path, tests: Iterable[str], seconds: float | None = None) -> s
     path = os.pathsep.join(map(str, [copy, *(copy / "plugins").iterdir()]))
     with (copy / "output.txt").open("w", encoding="utf-8") as output:
         running = subprocess.Popen(
-            [sys.executable, *PYTEST, *(f"tests/{test}" for test in tests)], cwd=copy, stdout=output, stderr=output,
+            [sys.executable, *PYTEST, *tests], cwd=copy, stdout=output, stderr=output,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, start_new_session=True,
         )  # fmt: skip
         try:
@@ -53,12 +53,12 @@ def outcome(copy: Path, tests: Iterable[str], seconds: float | None = None) -> s
         return OUTCOMES.get(running.wait(), "not run")
 
 
-def tried(mutation: dict[str, Any], copies: queue.Queue[Path]) -> str:
+def tried(mutation: dict[str, Any], copies: queue.Queue[Path], seconds: float) -> str:
     """Make a mutation in a copy that is free, and run its tests."""
     copy = copies.get()
-    source = (path := copy / "hf_stitch" / mutation["file"]).read_text("utf-8")
+    source = (path := copy / mutation["file"]).read_text("utf-8")
     path.write_text(source.replace(mutation["old"], mutation["new"]), "utf-8")
-    found = outcome(copy, mutation["tests"], SECONDS)
+    found = outcome(copy, mutation["tests"], seconds)
     path.write_text(source, "utf-8")
     copies.put(copy)
     print(f"{mutation['number']:3} {found}: {mutation['class']}, {mutation['file']}", flush=True)
@@ -70,6 +70,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of mutations; by default all")
     parser.add_argument("--jobs", type=int, default=1, help="number of mutations at a time")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of each mutation (default: %(default)s)")
     options, copies = parser.parse_args(), queue.Queue[Path]()
     chosen = [each for each in mutations() if not options.only or each["number"] in options.only]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
@@ -77,7 +78,7 @@ def main() -> int:
             copies.put(shutil.copytree(ROOT, Path(folder, str(job)), ignore=shutil.ignore_patterns(".*", "build")))
         if outcome(copy := copies.queue[0], {test for each in chosen for test in each["tests"]}) != "missed":
             sys.exit(f"{(copy / 'output.txt').read_text('utf-8')}\nThe tests fail without a mutation.")
-        outcomes = list(pool.map(lambda each: tried(each, copies), chosen))
+        outcomes = list(pool.map(lambda each: tried(each, copies, options.seconds), chosen))
     counts = Counter((each["class"], found) for each, found in zip(chosen, outcomes, strict=True))
     table = Table("class", *(columns := sorted({*outcomes})))
     for kind in dict.fromkeys(each["class"] for each in chosen):

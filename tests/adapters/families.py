@@ -46,12 +46,26 @@ SPEECH: dict[str, Any] = {
 class Block(nn.Module):
     """A residual block."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.inner = nn.Linear(8, 8)
+        self.inner = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.tanh(self.inner(x))
+
+
+class Code(nn.Module):
+    """User code: some modules, and a function that receives the network and its input."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.run = run
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
 
 
 class FlatNet(nn.Module):
@@ -71,7 +85,6 @@ class FlatNet(nn.Module):
 
 TEXT: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: hf.BertForSequenceClassification(hf.BertConfig(**BERT)),
-    "bert-eager": lambda: hf.BertModel(hf.BertConfig(**BERT, attn_implementation="eager")),
     "roberta": lambda: hf.RobertaForSequenceClassification(hf.RobertaConfig(**BERT, max_position_embeddings=40)),
     "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
     "gpt2-classifier": lambda: hf.GPT2ForSequenceClassification(hf.GPT2Config(**GPT2)),
@@ -114,6 +127,17 @@ LAYERS = {
     "user-code": ("conv1", "bn1", "conv2", "bn2"),
 }
 """The expected layers of some families."""
+
+SPECS = {
+    "bert": "bnd 32",
+    "hf-vit": "bnd 32 4x4 +1",
+    "timm-deit-distilled": "bnd 48 4x4 +2",
+    "timm-swin": "bhwc 24 8x8",
+    "timm-convnext": "bchw 8 8x8",
+    "hf-resnet": "bchw 8 8x8",
+    "user-code": "bchw 8 30x30",
+}
+"""The expected spec of the first layer of some families."""
 
 
 def make(name: str) -> nn.Module:

@@ -8,7 +8,7 @@ import math
 import re
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ def alike(one: Any, two: Any, *networks: nn.Module) -> bool:
     found = Alike(*networks)(one, two)
     assert found == Alike(*networks)(two, one)
     return found
-
-
-def assert_each_is_like_its_copy_alone(made: Callable[[], Sequence[Any]]) -> None:
-    values, copies = made(), made()
-    found = {(i, j) for i, one in enumerate(values) for j, two in enumerate(copies) if alike(one, two)}
-    assert found == {(i, i) for i in range(len(values))}
 
 
 def module(code: str, **given: Any) -> types.ModuleType:
@@ -107,34 +101,92 @@ def test_code_of_the_user(before: str, after: str) -> None:
     assert not alike(net(NET.replace(before, after)), net())
 
 
-def test_functions_and_their_closures() -> None:
+def math_like(x: Any, *, power: int = 2) -> Any:
+    return x**power
+
+
+def closures() -> list[Any]:
     def times(factor: float) -> Callable[[Any], Any]:
         return lambda x: x * factor
 
-    def made() -> list[Any]:
-        acts = [times(2), times(3), functools.partial(pow, 2), functools.partial(pow, 3), torch.relu, functional.gelu]
-        return [net(act=act) for act in (*acts, functional.relu, torch.tanh, math_like)]
-
-    assert_each_is_like_its_copy_alone(made)
+    acts = [times(2), times(3), functools.partial(pow, 2), functools.partial(pow, 3), torch.relu, functional.gelu]
+    return [net(act=act) for act in (*acts, functional.relu, torch.tanh, math_like)]
 
 
-def test_defaults_of_functions() -> None:
+def defaults() -> list[Any]:
     def made(factor: float, power: int) -> Callable[..., Any]:
         def act(x: Any, times: float = factor, *, to: int = power) -> Any:
             return times * x**to
 
         return act
 
-    assert_each_is_like_its_copy_alone(lambda: [made(*each) for each in ((2.0, 2), (3.0, 2), (2.0, 3))])
+    return [made(*each) for each in ((2.0, 2), (3.0, 2), (2.0, 3))]
 
 
-def math_like(x: Any, *, power: int = 2) -> Any:
-    return x**power
+def cached() -> list[Any]:
+    code = "import functools\n@functools.lru_cache\ndef act(x):\n    return x * {}"
+    return [module(code.format(factor)).act for factor in (2, 3)]
 
 
-def test_cached_functions() -> None:
-    cached = "import functools\n@functools.lru_cache\ndef act(x):\n    return x * {}"
-    assert_each_is_like_its_copy_alone(lambda: [module(cached.format(factor)).act for factor in (2, 3)])
+def modules() -> list[Any]:
+    return [
+        nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.LeakyReLU(), nn.LeakyReLU(0.2), nn.LayerNorm(3),
+        nn.LayerNorm(3, eps=1e-3), nn.Sequential(nn.ReLU(), nn.GELU()), nn.Sequential(nn.GELU(), nn.ReLU()),
+        nn.ModuleList([nn.ReLU()]),
+    ]  # fmt: skip
+
+
+def buffers() -> list[Any]:
+    """Return networks with a buffer that a state dict leaves out."""
+    two = [nn.Sequential(nn.ReLU()) for _ in range(2)]
+    for factor, made in enumerate(two):
+        made.register_buffer("scale", factor * torch.ones(2), persistent=False)
+    return [*two]
+
+
+def hooks() -> list[Any]:
+    four = [nn.ReLU() for _ in range(4)]
+    four[1].register_forward_hook(lambda module, inputs, output: output * 0)
+    four[2].register_forward_hook(lambda module, inputs, output: output * 2)
+    four[3].register_forward_pre_hook(lambda module, inputs: inputs)
+    return [*four]
+
+
+def parametrized() -> list[Any]:
+    class Twice(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2
+
+    torch.manual_seed(0)
+    three = [nn.Linear(2, 2) for _ in range(3)]
+    parametrize.register_parametrization(three[1], "weight", Twice())
+    parametrizations.weight_norm(three[2])
+    return [*three]
+
+
+def objects() -> list[Any]:
+    class Options:
+        def __init__(self, value: Any) -> None:
+            self.value, self.itself = value, self
+
+    values = [
+        1, True, 1.0, "1", None, (1,), [1], {1}, {1: 2}, {2: 1}, torch.ones(1), torch.ones(1).half(),
+        torch.zeros(1), torch.ones(1).nan_to_num() * torch.nan, torch.ones(1, device="meta"), b"1",
+        re.compile("1"), re.compile("2"), Path("1"), torch.float16, slice(1), slice(2), threading.Lock(),
+        iter([1]), {1: 2, 3: 4}, {3: 4, 1: 2}, range(3), Options(1), torch.ones(1).numpy(), torch.Size([1]),
+        float("nan"), math, re,
+    ]  # fmt: skip
+    return [Options(value) for value in values]
+
+
+KINDS = (closures, defaults, cached, modules, buffers, hooks, parametrized, objects)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_each_is_like_its_copy_alone(kind: Callable[[], list[Any]]) -> None:
+    values, copies = kind(), kind()
+    found = {(i, j) for i, one in enumerate(values) for j, two in enumerate(copies) if alike(one, two)}
+    assert found == {(i, i) for i in range(len(values))}
 
 
 def test_patched_methods() -> None:
@@ -142,16 +194,6 @@ def test_patched_methods() -> None:
     patched[0].forward = lambda x: x
     plain = nn.Sequential(nn.Linear(2, 2))
     assert not alike(patched, plain, patched, plain)
-
-
-def test_modules_of_torch_and_their_attributes() -> None:
-    assert_each_is_like_its_copy_alone(
-        lambda: [
-            nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.LeakyReLU(), nn.LeakyReLU(0.2), nn.LayerNorm(3),
-            nn.LayerNorm(3, eps=1e-3), nn.Sequential(nn.ReLU(), nn.GELU()), nn.Sequential(nn.GELU(), nn.ReLU()),
-            nn.ModuleList([nn.ReLU()]),
-        ]
-    )  # fmt: skip
 
 
 def test_what_decides_no_forward_in_eval_mode_is_left_out() -> None:
@@ -177,59 +219,6 @@ def test_weights_are_left_out_only_where_a_state_dict_has_them() -> None:
     assert not alike(one, two, one, two)
     two.parts[0].load_state_dict(one.parts[0].state_dict())
     assert alike(one, two, one, two) and not alike(one, two)
-
-
-def test_buffers_that_a_state_dict_leaves_out() -> None:
-    def scaled(factor: float) -> nn.Module:
-        made = nn.Sequential(nn.ReLU())
-        made.register_buffer("scale", factor * torch.ones(2), persistent=False)
-        return made
-
-    assert_each_is_like_its_copy_alone(lambda: [scaled(1), scaled(2)])
-
-
-def test_hooks() -> None:
-    def made() -> list[nn.Module]:
-        four = [nn.ReLU() for _ in range(4)]
-        four[1].register_forward_hook(lambda module, inputs, output: output * 0)
-        four[2].register_forward_hook(lambda module, inputs, output: output * 2)
-        four[3].register_forward_pre_hook(lambda module, inputs: inputs)
-        return [*four]
-
-    assert_each_is_like_its_copy_alone(made)
-
-
-def test_parametrizations() -> None:
-    class Twice(nn.Module):
-        def forward(self, x: Any) -> Any:
-            return x * 2
-
-    def made() -> list[nn.Module]:
-        torch.manual_seed(0)
-        three = [nn.Linear(2, 2) for _ in range(3)]
-        parametrize.register_parametrization(three[1], "weight", Twice())
-        parametrizations.weight_norm(three[2])
-        return [*three]
-
-    assert_each_is_like_its_copy_alone(made)
-
-
-def test_objects_in_attributes() -> None:
-    class Options:
-        def __init__(self, value: Any) -> None:
-            self.value, self.itself = value, self
-
-    def made() -> list[Options]:
-        values = [
-            1, True, 1.0, "1", None, (1,), [1], {1}, {1: 2}, {2: 1}, torch.ones(1), torch.ones(1).half(),
-            torch.zeros(1), torch.ones(1).nan_to_num() * torch.nan, torch.ones(1, device="meta"), b"1",
-            re.compile("1"), re.compile("2"), Path("1"), torch.float16, slice(1), slice(2), threading.Lock(),
-            iter([1]), {1: 2, 3: 4}, {3: 4, 1: 2}, range(3), Options(1), torch.ones(1).numpy(), torch.Size([1]),
-            float("nan"), math, re,
-        ]  # fmt: skip
-        return [Options(value) for value in values]
-
-    assert_each_is_like_its_copy_alone(made)
 
 
 def test_a_value_is_not_alike_because_it_was_compared_before() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from families import BERT, make
 from torch import Tensor, nn
 
 import hf_stitch
+from hf_stitch.adapters import ExampleError
 
 X = torch.randn(2, 4)
 
@@ -35,24 +37,40 @@ class Several(Two):
         return super().forward(xs[0])
 
 
-@pytest.mark.parametrize(
-    ("example", "message"),
-    [
-        (X.numpy(), "must be a tensor, a tuple .* or a dict .*, got ndarray"),
-        ({"x": X.numpy()}, r"at least one tensor of content, .*got x \(ndarray\)"),
-        ({"y": X}, r"\(y\) do not fit the forward of Two, which takes \(x: .*missing a required argument: 'x'"),
-        ({"x": X, "y": X}, "unexpected keyword argument 'y'"),
-        ((X, 1.0, X), "contain 3 values, but the forward of Two takes 2: x, scale"),
-    ],
-)
-def test_an_example_that_does_not_fit_is_refused(example: Any, message: str) -> None:
-    with pytest.raises(hf_stitch.adapters.ExampleError, match=message):
-        hf_stitch.load(Two(), example_inputs=example)
+def bert() -> Any:
+    return hf.BertModel(hf.BertConfig(**BERT)).eval()
 
 
-def test_a_forward_with_positional_arguments_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"takes \(\*xs: .*\) and receives all arguments by name"):
-        hf_stitch.load(Several(), example_inputs=X)
+RESNET, PIXELS = "timm:resnet10t", torch.randn(2, 3, 64, 64)
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "an array": (Two, {"example_inputs": X.numpy()}, "a tensor, a tuple .* or a dict .*ndarray"),
+    "an array by name": (Two, {"example_inputs": {"x": X.numpy()}}, r"x \(ndarray\)"),
+    "another name": (Two, {"example_inputs": {"y": X}}, r"\(y\) .* Two.*missing a required argument: 'x'"),
+    "a name too many": (Two, {"example_inputs": {"x": X, "y": X}}, "unexpected keyword argument 'y'"),
+    "a value too many": (Two, {"example_inputs": (X, 1.0, X)}, "3 values, but .* Two takes 2: x, scale"),
+    "arguments without names": (Several, {"example_inputs": X}, r"\(\*xs: .*\) and receives all arguments by name"),
+    "a name of timm": (lambda: make("timm-resnet"), {"example_inputs": {"pixel_values": PIXELS}}, "forward of ResNet"),
+    "an array of transformers": (bert, {"example_inputs": {"input_ids": np.zeros((2, 6))}}, r"input_ids \(ndarray\)"),
+    "content": (Two, {"example_inputs": X, "content": "y"}, "content must be one of x, .* got 'y'"),
+    "content of timm": (lambda: RESNET, {"pretrained": False, "content": "pixels"}, "one of x, .* got 'pixels'"),
+    "content of transformers": (bert, {"content": "y"}, "an argument of BertModel, got 'y'; it takes input_ids, "),
+    "lazy weights": (lambda: nn.Sequential(nn.LazyLinear(4)), {"example_inputs": X}, "module '0' .* has lazy weights"),
+    "a mistyped name of timm": (lambda: "timm:rexnt_100", {}, "did you mean 'rexnet_100'"),
+    "a head of timm": (lambda: RESNET, {"task": "text-classification", "pretrained": False}, "head of timm:resnet10t"),
+    "no network": (lambda: Path, {}, r"library that has an adapter: hf_stitch, .*, torch, .*got the class Path"),
+    "options of a live network": (lambda: make("timm-resnet"), {"num_classes": 3}, "options, got num_classes"),
+}  # fmt: skip
+"""What does not fit -> network, options and message."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_a_network_is_refused(case: str) -> None:
+    network, options, message = REFUSED[case]
+    with pytest.raises(
+        TypeError if case in ("no network", "options of a live network") else ValueError, match=message
+    ) as caught:
+        hf_stitch.load(network(), **options)
+    assert isinstance(caught.value, ExampleError) or network is not Two or "content" in options
 
 
 @pytest.mark.parametrize("example", [X, (X, 2.0), {"x": X, "scale": 2.0}])
@@ -60,36 +78,18 @@ def test_an_example_is_a_tensor_a_tuple_or_a_mapping(example: Any) -> None:
     assert hf_stitch.load(Two(), example_inputs=example).layers == ("first", "second")
 
 
-def test_content_that_is_not_an_argument_is_refused() -> None:
-    with pytest.raises(ValueError, match="content must be one of x, the tensors of the input, got 'y'"):
-        hf_stitch.load(Two(), example_inputs=X, content="y")
-    with pytest.raises(ValueError, match="content must be one of x, the tensors of the input, got 'pixel_values'"):
-        hf_stitch.load("timm:resnet10t", pretrained=False, content="pixel_values")
-    with pytest.raises(ValueError, match="content must be an argument of BertModel, got 'y'; it takes input_ids, "):
-        hf_stitch.load(hf.BertModel(hf.BertConfig(**BERT)), content="y")
-
-
-def test_a_timm_model_takes_an_example() -> None:
-    model, images = make("timm-resnet"), torch.randn(2, 3, 64, 64)
+def test_examples_of_timm_and_transformers() -> None:
+    model, images, ids = make("timm-resnet"), torch.randn(2, 3, 64, 64), torch.randint(5, 50, (2, 6))
     layers = hf_stitch.load(model, example_inputs=images).layers
     assert hf_stitch.load(model, example_inputs={"x": images}, content="x").layers == layers
-    with pytest.raises(ValueError, match="do not fit the forward of ResNet"):
-        hf_stitch.load(model, example_inputs={"pixel_values": images})
-
-
-def test_an_example_of_transformers_may_contain_other_values_than_tensors() -> None:
-    model = hf.BertModel(hf.BertConfig(**BERT)).eval()
-    ids = torch.randint(5, 50, (2, 6))
-    adapter = hf_stitch.load(model, example_inputs={"input_ids": ids, "return_dict": True})
-    assert adapter.layers == hf_stitch.load(model).layers
-    with pytest.raises(ValueError, match=r"must contain a tensor 'input_ids', got input_ids \(ndarray\)"):
-        hf_stitch.load(model, example_inputs={"input_ids": np.zeros((2, 6))})
+    adapter = hf_stitch.load(bert(), example_inputs={"input_ids": ids, "return_dict": True})
+    assert adapter.layers == hf_stitch.load(bert()).layers
 
 
 def test_a_network_by_name_with_unusual_inputs_requires_an_example(tmp_path: Path) -> None:
     config = hf.PatchTSTConfig(num_input_channels=2, context_length=16, d_model=8, num_hidden_layers=2, ffn_dim=8)
     hf.PatchTSTModel(config).save_pretrained(tmp_path)
-    with pytest.raises(hf_stitch.adapters.ExampleError, match="takes 'past_values': pass example_inputs"):
+    with pytest.raises(ExampleError, match="takes 'past_values': pass example_inputs"):
         hf_stitch.load(str(tmp_path))
     adapter = hf_stitch.load(str(tmp_path), example_inputs=torch.randn(2, 16, 2))
     assert adapter.interface.content == ("past_values",)
@@ -112,16 +112,3 @@ def test_router_logits_among_the_outputs_are_disabled(head: Any) -> None:
     )  # fmt: skip
     layers = hf_stitch.load(head(config).eval()).layers
     assert [name.removeprefix("model.") for name in layers] == ["layers.0", "layers.1"]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: torch.jit.script(Two()), "is TorchScript"),
-        (lambda: nn.Sequential(nn.LazyLinear(4)), r"module '0' of Sequential has lazy weights without a shape"),
-        (lambda: Two().to("meta"), r"module 'first' of Two has weights that are not .* on the meta device"),
-    ],
-)
-def test_a_network_that_cannot_be_traced_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        hf_stitch.load(make(), example_inputs=X)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,10 +48,16 @@ class Encoder(nn.Module):
 
 
 LAYERS = ("encoder.layers.0", "encoder.layers.1")
-VARIANTS = [
-    dict(zip(("masked", "nested", "norm_first", "batch_first"), each, strict=True))
-    for each in itertools.product((True, False), repeat=4)
-]
+VARIANTS: dict[str, dict[str, bool]] = {
+    "nested": {},
+    "without a mask": {"masked": False},
+    "padded": {"nested": False},
+    "norm first": {"norm_first": True},
+    "tokens first": {"batch_first": False},
+    "norm and tokens first, padded, without a mask": {
+        "masked": False, "nested": False, "norm_first": True, "batch_first": False,
+    },
+}  # fmt: skip
 
 
 def texts(batch: int = 3) -> dict[str, Tensor]:
@@ -87,9 +91,9 @@ def _path_is_restored() -> Iterator[None]:
     assert mha.get_fastpath_enabled()
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: " ".join(k for k, on in v.items() if on) or "none")
-def test_encoders_are_cut_exactly_in_every_mode(variant: dict[str, bool]) -> None:
-    adapter, inputs = loaded(**variant), texts()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_encoders_are_cut_exactly_in_every_mode(variant: str) -> None:
+    adapter, inputs = loaded(**VARIANTS[variant]), texts()
     assert adapter.layers == LAYERS
     outputs = []
     for mode in MODES.values():
@@ -152,33 +156,16 @@ def test_modules_with_several_kernels_are_cut_exactly_in_each_mode(kind: str, mo
             assert torch.equal(adapter.back(name)(adapter.front(name)(x=x)), expected)
 
 
-def test_encoders_are_compared(tokenizer: Any) -> None:
-    nested, padded = loaded(0, tokenizer), loaded(0, tokenizer, nested=False)
-    other = loaded(1, tokenizer, batch_first=False)
-    found, expected = (
-        hf_stitch.compare(each, other, WORDS, metrics=["linear_cka"], progress=False) for each in (nested, padded)
-    )
-    assert found.values["linear_cka"].shape == (2, 2)
-    assert (found.values["linear_cka"] == expected.values["linear_cka"]).all()
-
-
-def test_stitched_encoders_return_the_same_bits_after_loading_and_with_gradients(
-    tmp_path: Path, tokenizer: Any
-) -> None:
+def test_stitched_encoders_return_the_same_bits_with_gradients(tokenizer: Any) -> None:
     a, b = loaded(0, tokenizer), loaded(1, tokenizer, norm_first=True)
     first, inputs = LAYERS[0], texts()
     model = hf_stitch.stitch(a, b, WORDS, source_layer=first, target_layer=first, task=None, progress=False)
-    model.stitcher.save_pretrained(tmp_path)
-    again = hf_stitch.Stitcher.from_pretrained(tmp_path).attach(a, b)
     with torch.no_grad():
         expected = model(**inputs)
-        mapped = model.stitch(a.encode(inputs, first)[first])
-        assert torch.equal(b.decode(mapped, first), expected)
-        assert torch.equal(again(**inputs), expected)
+        assert torch.equal(b.decode(model.stitch(a.encode(inputs, first)[first]), first), expected)
     assert torch.equal(model(**inputs), expected)
     trained = model.freeze_networks().train()
-    halves = {name: value for name, value in trained.named_parameters() if not name.startswith("stitch")}
-    assert not any(value.requires_grad for value in halves.values())
+    assert not any(p.requires_grad for name, p in trained.named_parameters() if not name.startswith("stitch"))
     with torch.no_grad():
         frozen = model.eval()(**inputs)
     assert torch.equal(model.train()(**inputs), frozen)
@@ -224,20 +211,6 @@ def test_two_threads_restore_the_path_together() -> None:
         assert one.result()
         assert two.result() == [False]
     assert mha.get_fastpath_enabled()
-
-
-def test_threads_that_share_nothing_compute_the_same_bits() -> None:
-    adapters, inputs = [loaded(seed) for seed in range(4)], texts()
-    with torch.no_grad():
-        expected = [adapter.forward(inputs) for adapter in adapters]
-
-    @torch.no_grad()
-    def work(number: int) -> bool:
-        found = adapters[number].encode(inputs, LAYERS)
-        return all(torch.equal(adapters[number].decode(found[name], name), expected[number]) for name in LAYERS)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(work, list(range(4)) * 5))
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -77,31 +77,38 @@ def test_networks_get_16_bit_images_unsaturated(processor: Any) -> None:
     assert len(found[0, 0].unique()) == 256
 
 
-@pytest.mark.parametrize("kind", [np.complex64, object, "U1"])
-def test_values_that_are_no_real_numbers_are_refused(kind: Any) -> None:
-    with pytest.raises(ValueError, match=r"image 1 has .* values, and those of an image are real"):
-        converted([np.zeros((2, 2, 3), np.uint8), np.zeros((2, 2, 3), kind)], 3)
+INTEGERS, NUMBERS = (Image.fromarray(RAMP.astype(kind)) for kind in (np.int32, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.zeros((2, 2, 3), np.complex64), r"image 1 has .* values, and those of an image are real"),
+        (np.zeros((2, 2, 3), object), r"image 1 has .* values, and those of an image are real"),
+        (np.zeros((2, 2, 3), "U1"), r"image 1 has .* values, and those of an image are real"),
+        (INTEGERS, r"image 1 has mode 'I', whose range .* unknown: scale it to bytes"),
+        (NUMBERS, r"image 1 has mode 'F', whose range .* unknown: scale it to bytes"),
+    ],
+    ids=["complex", "objects", "texts", "integers", "numbers"],
+)
+def test_values_of_an_unknown_range_are_refused(wrong: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        converted([np.zeros((2, 2, 3), np.uint8), wrong], 3)
 
 
 @pytest.mark.parametrize("processor", processors(), ids=["timm", "transformers"])
-@pytest.mark.parametrize("mode", ["I", "F"])
-def test_values_of_an_unknown_range_are_refused(mode: str, processor: Any) -> None:
-    image = Image.fromarray(RAMP.astype(np.int32 if mode == "I" else np.float32))
-    with pytest.raises(ValueError, match=rf"image 0 has mode '{mode}', whose range .* unknown: scale it to bytes"):
-        pixels(processor, image)
-    with pytest.raises(ValueError, match="image 1 has mode"):
-        converted([Image.new("L", (2, 2)), image], 3)
+def test_processors_of_both_libraries_refuse_them(processor: Any) -> None:
+    with pytest.raises(ValueError, match="image 0 has mode 'I', whose range"):
+        pixels(processor, INTEGERS)
 
 
-@pytest.mark.parametrize("processor", processors(), ids=["timm", "transformers"])
 @pytest.mark.parametrize("mode", ["1", "L", "P", "PA", "LA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"])
-def test_other_modes_are_converted_as_pillow_does(mode: str, processor: Any) -> None:
+def test_other_modes_are_converted_as_pillow_does(mode: str) -> None:
     """Opaque images: transparency changes nothing, and nothing is reported."""
     image = Image.fromarray(COLOURS).convert("L" if mode == "LA" else "RGBA" if mode == "RGBa" else "RGB").convert(mode)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         [found] = converted([image], 3)
-        assert torch.equal(pixels(processor, image), pixels(processor, found))
     assert found.mode == "RGB"
     assert np.array_equal(found, image.convert("RGB"))
 

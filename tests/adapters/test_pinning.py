@@ -48,7 +48,6 @@ def changes(before: Any, after: Any) -> list[str]:
         (bert(), bert(strip_accents=True), "normalizer.strip_accents None, now True"),
         (bert(), transformers.ByT5Tokenizer(), "class 'fast tokenizer', now 'ByT5Tokenizer'"),
         (bert(), len, "class 'fast tokenizer', now 'user code'"),
-        (len, transformers.ViTImageProcessor(), "class 'user code', now 'ViTImageProcessor'"),
         (TimmImageProcessor(), len, "class 'TimmImageProcessor', now 'user code'"),
         (gpt2(("a", "b")), gpt2(("b", "c")), "model.merges [['a', 'b']], now [['b', 'c']]"),
         (gpt2(), gpt2(add_prefix_space=True), "pre_tokenizer.add_prefix_space False, now True"),
@@ -82,10 +81,9 @@ def test_the_merges_of_a_slow_tokenizer_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [bert, lambda: gpt2(("a", "b")), transformers.ByT5Tokenizer, transformers.ViTImageProcessor,
-     transformers.CLIPImageProcessor, lambda: TimmImageProcessor((3, 32, 32)),
+    [lambda: gpt2(("a", "b")), transformers.ByT5Tokenizer, lambda: TimmImageProcessor((3, 32, 32)),
      lambda: transformers.ViTImageProcessor(image_mean=[0.1] * 3)],
-    ids=["bert", "gpt2", "byt5", "vit", "clip", "timm", "other mean"],
+    ids=["fast", "slow", "timm", "images"],
 )  # fmt: skip
 def test_a_saved_and_loaded_processor_is_the_same(make: Any, tmp_path: Path) -> None:
     live = make()
@@ -103,12 +101,9 @@ def test_the_options_of_a_slow_tokenizer_count(tmp_path: Path) -> None:
     assert changes(one, transformers.ProphetNetTokenizer(place)) == []
 
 
-def test_a_padding_token_matters_only_if_both_have_one() -> None:
-    assert changes(gpt2(), gpt2(pad_token="<|endoftext|>")) == []
-
-
-def test_functions_of_user_code_are_not_compared_with_each_other() -> None:
-    assert changes(len, repr) == []
+def test_what_two_processors_do_not_share_is_not_compared() -> None:
+    assert changes(gpt2(), gpt2(pad_token="<|endoftext|>")) == []  # a padding token of one alone
+    assert changes(len, repr) == []  # user code
     assert settings_of_processor(None) is None
 
 
@@ -165,7 +160,6 @@ def test_keys_that_only_another_version_of_tokenizers_writes_are_not_compared(ad
     ("change", "name"),
     [
         (lambda r: r.update(normalizer=None), "normalizer.normalizers.0.type"),
-        (lambda r: r["normalizer"].update(normalizers=[]), "normalizer.normalizers.0.type"),
         (lambda r: r["normalizer"]["normalizers"].pop(), "normalizer.normalizers.1.type"),
         (lambda r: r["normalizer"]["normalizers"].reverse(), "normalizer.normalizers.0.type"),
         (lambda r: r["normalizer"]["normalizers"][1].update(content="c"), "normalizer.normalizers.1.content"),

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from datasets import Dataset
+from families import images, make
 from PIL import Image
 
 import hf_stitch
 from hf_stitch import Samples
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 
-from tiny_networks import SIZE, build, network  # isort: skip
+from tiny_networks import SIZE, build, network, plain_tokenizer  # isort: skip
 
 PICTURE = Image.new("RGB", (SIZE, SIZE))
 PIXELS = torch.zeros(3, SIZE, SIZE)
-
-
-@pytest.fixture
-def raw_images() -> Any:
-    """A network of transformers with a processor."""
-    import transformers
-
-    size = {"height": SIZE, "width": SIZE}
-    return hf_stitch.load(build("vit", 0), processor=transformers.ViTImageProcessor(size=size))
 
 
 def poisoned(value: float) -> torch.Tensor:
@@ -36,41 +30,57 @@ def poisoned(value: float) -> torch.Tensor:
     return pixels
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-@pytest.mark.parametrize("texts", [["w1 w2", "", "w3"], ["w1", "", ""], [("w1", "w2"), ("", "")]])
-def test_a_text_without_tokens_is_named(family: str, texts: list[Any]) -> None:
-    with pytest.raises(ValueError, match=r"^text 1 has no tokens: leave it out, or pass a tokenizer"):
-        network(family).preprocess(texts)
+def with_own_code() -> hf_stitch.Adapter:
+    """A network of images without a processor."""
+    return hf_stitch.load(make("user-code"), example_inputs=images(2))
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_texts_without_tokens_alone(family: str) -> None:
-    with pytest.raises(ValueError, match=r"^text 0 has no tokens"):
-        network(family).preprocess(["", ""])
-
-
-@pytest.mark.parametrize("family", ["vit", "cnn", "bert"])
-@pytest.mark.parametrize("sample", [None, ("w1", None)])
-def test_a_missing_sample_is_named(family: str, sample: Any) -> None:
-    first = "w1" if family == "bert" else PIXELS
-    with pytest.raises(ValueError, match=r"^sample 1 is missing \(None\): leave it out"):
-        network(family).preprocess([first, sample])
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("family", ["vit", "cnn"])
-def test_pixels_that_are_not_finite_are_named(family: str, value: float) -> None:
-    with pytest.raises(ValueError, match=r"^image 2 has values that are NaN or infinite"):
-        network(family).preprocess([PIXELS, PIXELS, poisoned(value)])
-
-
-def test_a_processor_that_makes_nan_is_noticed() -> None:
+def with_nan() -> hf_stitch.Adapter:
+    """A network whose processor divides by NaN."""
     processor = TimmImageProcessor((3, SIZE, SIZE), crop_pct=1.0, mean=(float("nan"),) * 3)
-    with pytest.raises(ValueError, match=r"image 0 has values that are NaN or infinite: .* check its processor"):
-        hf_stitch.load(build("cnn", 0), processor=processor).preprocess([PICTURE])
+    return hf_stitch.load(build("cnn", 0), processor=processor)
 
 
-def test_arrays_of_an_unknown_range_are_refused(raw_images: Any) -> None:
+def without_padding() -> hf_stitch.Adapter:
+    """A network whose tokenizer cannot pad."""
+    tokenizer = plain_tokenizer()
+    tokenizer.pad_token = None
+    return hf_stitch.load(build("gpt2", 0), processor=tokenizer)
+
+
+BERT, GPT2, VIT, CNN = (partial(network, family) for family in ("bert", "gpt2", "vit", "cnn"))
+COMPLEX = torch.zeros(3, SIZE, SIZE, dtype=torch.complex64)
+SAMPLES: dict[str, tuple[Callable[[], hf_stitch.Adapter], list[Any], str]] = {
+    "a text": (BERT, ["w1 w2", "", "w3"], r"^text 1 has no tokens: leave it out, or pass a tokenizer"),
+    "two texts, padded left": (GPT2, ["", ""], r"^text 0 has no tokens"),
+    "a pair of texts": (BERT, [("w1", "w2"), ("", "")], r"^text 1 has no tokens"),
+    "a missing image": (VIT, [PIXELS, None], r"^sample 1 is missing \(None\): leave it out"),
+    "a missing tensor": (CNN, [PIXELS, None], r"^sample 1 is missing \(None\): leave it out"),
+    "half a pair": (BERT, ["w1", ("w1", None)], r"^sample 1 is missing \(None\): leave it out"),
+    "nan": (VIT, [PIXELS, PIXELS, poisoned(float("nan"))], r"^image 2 has values that are NaN or infinite"),
+    "infinity": (CNN, [PIXELS, PIXELS, poisoned(float("inf"))], r"^image 2 has values that are NaN or infinite"),
+    "a processor": (with_nan, [PICTURE], r"image 0 has values that are NaN or infinite: .* check its processor"),
+    "complex numbers": (
+        VIT, [PIXELS, COMPLEX], r"sample 1 has complex numbers \(torch.complex64\), and float32 is expected",
+    ),
+    "no processor": (with_own_code, [PICTURE], "pass processor="),
+    "two shapes": (with_own_code, [torch.zeros(3, 32, 32), torch.zeros(3, 16, 16)], "one shape"),
+    "no padding token": (without_padding, ["w1", "w2 w3"], "no padding token"),
+    "no samples": (VIT, [], "there are no samples to preprocess"),
+}  # fmt: skip
+"""What is wrong -> network, samples, and the message."""
+
+
+@pytest.mark.parametrize("case", SAMPLES)
+def test_samples_that_no_network_can_take_are_named(case: str) -> None:
+    adapter, samples, message = SAMPLES[case]
+    with pytest.raises(ValueError, match=message):
+        adapter().preprocess(samples)
+
+
+def test_arrays_of_an_unknown_range_are_refused() -> None:
+    size = {"height": SIZE, "width": SIZE}
+    raw_images = hf_stitch.load(build("vit", 0), processor=transformers.ViTImageProcessor(size=size))
     ramp = np.arange(SIZE * SIZE * 3, dtype=np.uint16).reshape(SIZE, SIZE, 3)
     with pytest.raises(ValueError, match=r"image 1 has integers up to 3071, whose range is unknown: scale it to bytes"):
         raw_images.preprocess([np.asarray(PICTURE), ramp])
@@ -95,22 +105,18 @@ def test_samples_of_a_data_set_are_named_by_their_ids(family: str, data: Any, me
     assert [adapter.preprocess(batch.samples) for batch in samples.select([0, 2, 3]).batches(2)]
 
 
-EMPTY: list[tuple[str, Callable[[], Any]]] = [
-    ("vit", lambda: torch.zeros(0, 3, SIZE, SIZE)),
-    ("cnn", lambda: {"x": torch.zeros(0, 3, SIZE, SIZE)}),
-    ("gpt2", lambda: torch.zeros(0, 4, dtype=torch.long)),
-    ("bert", lambda: {"input_ids": torch.zeros(2, 0, dtype=torch.long)}),
-]
+EMPTY: dict[str, tuple[Callable[[], Any], Any]] = {
+    "images": (VIT, torch.zeros(0, 3, SIZE, SIZE)),
+    "a mapping": (CNN, {"x": torch.zeros(0, 3, SIZE, SIZE)}),
+    "texts": (GPT2, torch.zeros(0, 4, dtype=torch.long)),
+    "tokens": (BERT, {"input_ids": torch.zeros(2, 0, dtype=torch.long)}),
+}
 
 
-@pytest.mark.parametrize(("family", "inputs"), EMPTY)
-@pytest.mark.parametrize("run", ["forward", "encode"])
-def test_empty_inputs_are_refused(family: str, inputs: Callable[[], Any], run: str) -> None:
-    adapter = network(family)
-    with pytest.raises(ValueError, match=r"must contain samples.*, got the shape \(.*0.*\): leave out empty"):
-        adapter.forward(inputs()) if run == "forward" else adapter.encode(inputs(), adapter.candidates[0])
-
-
-def test_no_samples() -> None:
-    with pytest.raises(ValueError, match="there are no samples to preprocess"):
-        network("vit").preprocess([])
+@pytest.mark.parametrize("what", EMPTY)
+def test_empty_inputs_are_refused(what: str) -> None:
+    make, inputs = EMPTY[what]
+    adapter = make()
+    for run in (adapter.forward, lambda given: adapter.encode(given, adapter.candidates[0])):
+        with pytest.raises(ValueError, match=r"must contain samples.*, got the shape \(.*0.*\): leave out empty"):
+            run(inputs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import timm
 import torch
 import transformers as hf
-from families import BERT
+from families import BERT, Block, Code
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,15 +18,8 @@ import hf_stitch
 from hf_stitch.representation import POOLINGS
 
 
-class Block(nn.Module):
-    """A residual block."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.inner = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.inner(x))
+def blocks() -> nn.Sequential:
+    return nn.Sequential(Block(16), Block(16))
 
 
 class Patches(nn.Module):
@@ -37,7 +31,7 @@ class Patches(nn.Module):
         self.proj = nn.Conv2d(3, 16, 8, 8) if how == "conv" else nn.Linear(3 * 64, 16)
         self.before = nn.Parameter(torch.randn(1, before, 16)) if before else None
         self.behind = nn.Parameter(torch.randn(1, behind, 16)) if behind else None
-        self.blocks = nn.Sequential(Block(), Block())
+        self.blocks = blocks()
 
     def forward(self, x: Tensor) -> Tensor:
         b, c, h, w = x.shape
@@ -53,17 +47,15 @@ class Patches(nn.Module):
         return self.blocks(x).mean(1)
 
 
-class Latents(nn.Module):
-    """Latents with cross-attention to 4 × 4 patches."""
+def with_latents(count: int) -> Code:
+    """Create a network of latents with cross-attention to 4 × 4 patches."""
+    latents = torch.randn(count, 16)
 
-    def __init__(self, latents: int) -> None:
-        super().__init__()
-        self.patch, self.latents = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(latents, 16))
-        self.blocks = nn.Sequential(Block(), Block())
+    def run(net: Any, x: Tensor) -> Tensor:
+        x = net.patch(x).flatten(2).transpose(1, 2)
+        return net.blocks((latents @ x.transpose(1, 2)).softmax(-1) @ x).mean(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        return self.blocks((self.latents @ x.transpose(1, 2)).softmax(-1) @ x).mean(1)
+    return Code(run, patch=nn.Conv2d(3, 16, 8, 8), blocks=blocks())
 
 
 def specs(model: nn.Module, *size: int, layer: str | None = None) -> dict[str, str]:
@@ -85,19 +77,18 @@ def test_heads_are_no_grid(heads: int) -> None:
     assert of_vit("vit_small_patch16_dinov3", img_size=32, num_heads=heads) == "bnd 48 4x4 +5"
 
 
-def test_class_tokens_are_no_rows() -> None:
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48, num_heads=1)
-    adapter = hf_stitch.load(model.eval(), example_inputs=torch.randn(2, 3, 32, 32))
-    assert adapter.encode(torch.randn(4, 3, 32, 32), "blocks.0")["blocks.0"].rows().shape == (64, 48)
-
-
-@pytest.mark.parametrize("how", ["conv", "unfold", "reshape"])
-@pytest.mark.parametrize("size", [(32, 48), (32, 32), (24, 40)])
-@pytest.mark.parametrize("before", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("how", "size", "before"),
+    [
+        ("conv", (32, 48), 1), ("conv", (32, 32), 0), ("unfold", (32, 32), 5), ("unfold", (24, 40), 0),
+        ("reshape", (24, 40), 1), ("reshape", (32, 48), 5),
+    ],
+)  # fmt: skip
 def test_patches_form_a_grid_for_each_kind_of_embedding(how: str, size: tuple[int, int], before: int) -> None:
+    adapter = hf_stitch.load(Patches(how, before).eval(), example_inputs=torch.randn(2, 3, *size))
     h, w = (n // 8 for n in size)
-    want = f"bnd 16 {h}x{w}" + (f" +{before}" if before else "")
-    assert specs(Patches(how, before), 3, *size)["blocks.0"] == want
+    assert str(adapter.spec("blocks.0")) == f"bnd 16 {h}x{w}" + (f" +{before}" if before else "")
+    assert adapter.encode(torch.randn(4, 3, *size), "blocks.0")["blocks.0"].rows().shape == (4 * h * w, 16)
 
 
 def test_a_width_equal_to_the_number_of_patches_is_not_confused_with_it() -> None:
@@ -109,7 +100,7 @@ def test_a_width_equal_to_the_number_of_patches_is_not_confused_with_it() -> Non
 
 @pytest.mark.parametrize("latents", [20, 25])
 def test_latents_are_no_grid_even_if_their_number_is_a_square(latents: int) -> None:
-    assert specs(Latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
+    assert specs(with_latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
 def test_patches_that_are_not_in_row_major_order_are_no_grid() -> None:
@@ -140,14 +131,17 @@ def test_layers_that_keep_the_shape_keep_the_axes() -> None:
     assert specs(net, 3, 20) == {"0": "bnd 4", "1": "bnd 4", "2": "bnd 6", "3": "bnd 6", "4": "bd 96"}
 
 
-@pytest.mark.parametrize(("channels", "size"), [(16, (16, 20)), (8, (24, 20)), (16, (16, 16)), (20, (16, 16))])
-@pytest.mark.parametrize("middle", ["relu", "norm2d", "group norm"])
+@pytest.mark.parametrize(
+    ("channels", "size", "middle"),
+    [
+        (16, (16, 20), "relu"), (8, (24, 20), "norm2d"), (16, (16, 16), "relu"), (16, (16, 16), "norm2d"),
+        (16, (16, 16), "group norm"), (20, (16, 16), "relu"),
+    ],
+)  # fmt: skip
 def test_adjacent_layers_determine_the_axis_of_the_channels(channels: int, size: tuple[int, int], middle: str) -> None:
-    def between() -> nn.Module:
-        if middle == "relu":
-            return nn.ReLU()
-        return LayerNorm2d(channels) if middle == "norm2d" else nn.GroupNorm(2, channels)
-
+    between = {
+        "relu": nn.ReLU, "norm2d": partial(LayerNorm2d, channels), "group norm": partial(nn.GroupNorm, 2, channels)
+    }[middle]  # fmt: skip
     net = nn.Sequential(
         nn.ConvTranspose2d(3, channels, 3, padding=1), between(),
         nn.Conv2d(channels, channels, 3, padding=1), between(), nn.Dropout(), nn.AdaptiveAvgPool2d(1),
@@ -157,26 +151,16 @@ def test_adjacent_layers_determine_the_axis_of_the_channels(channels: int, size:
 
 
 def test_the_next_layer_determines_channels_last_of_a_cube() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Conv2d(3, 16, 3, padding=1)
-            self.blocks = nn.Sequential(Block(), nn.GELU(), Block(), nn.GELU())
-            self.norm = nn.LayerNorm(16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.norm(self.blocks(self.stem(x).permute(0, 2, 3, 1)))
-
-    got = {layer: specs(Last(), 3, 16, 16, layer=layer)[layer] for layer in ("stem", "blocks.0", "blocks.3")}
+    last = Code(
+        lambda net, x: net.norm(net.blocks(net.stem(x).permute(0, 2, 3, 1))), stem=nn.Conv2d(3, 16, 3, padding=1),
+        blocks=nn.Sequential(Block(16), nn.GELU(), Block(16), nn.GELU()), norm=nn.LayerNorm(16),
+    )  # fmt: skip
+    got = {layer: specs(last, 3, 16, 16, layer=layer)[layer] for layer in ("stem", "blocks.0", "blocks.3")}
     assert got == {"stem": "bchw 16 16x16", "blocks.0": "bhwc 16 16x16", "blocks.3": "bhwc 16 16x16"}
 
 
 def test_without_layers_the_aspect_ratio_determines_the_channels_or_the_layer_is_refused() -> None:
-    class Weighted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * 2 + x.mean(1, keepdim=True)
-
-    net = nn.Sequential(Weighted(), Weighted(), Weighted())
+    net = nn.Sequential(*(Code(lambda net, x: x * 2 + x.mean(1, keepdim=True)) for _ in range(3)))
     assert specs(net, 3, 16, 20)["1"] == "bchw 3 16x20"
     adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 16, 16, 16))
     assert "the axis of its channels is unknown" in adapter.verify_cut("1").reason
@@ -192,7 +176,7 @@ class Reader(nn.Module):
         self.embedding = nn.Embedding(50, 16)
         self.learned = nn.Parameter(torch.randn(1, before + behind, 16))
         self.before = before
-        self.blocks = nn.Sequential(Block(), Block())
+        self.blocks = blocks()
 
     def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         ids = functional.pad(ids, (0, -ids.shape[1] % self.window), value=0)
@@ -286,7 +270,7 @@ def test_the_mask_of_a_sequence_of_vectors_counts() -> None:
     class Sequence(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cls, self.blocks = nn.Parameter(torch.randn(1, 1, 16)), nn.Sequential(Block(), Block())
+            self.cls, self.blocks = nn.Parameter(torch.randn(1, 1, 16)), blocks()
 
         def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x * attention_mask[..., None]], 1)
@@ -300,15 +284,10 @@ def test_the_mask_of_a_sequence_of_vectors_counts() -> None:
 
 
 def test_a_number_for_each_token_is_no_representation() -> None:
-    class Scores(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.score = nn.Embedding(50, 8), nn.Linear(8, 1)
-            self.blocks = nn.Sequential(nn.Tanh(), nn.Sigmoid())
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.blocks(self.score(self.embedding(ids)).squeeze(-1)).sum(1)
-
-    adapter = hf_stitch.load(Scores(), example_inputs={"ids": torch.randint(1, 50, (2, 6))})
+    net = Code(
+        lambda net, ids: net.blocks(net.score(net.embedding(ids)).squeeze(-1)).sum(1), embedding=nn.Embedding(50, 8),
+        score=nn.Linear(8, 1), blocks=nn.Sequential(nn.Tanh(), nn.Sigmoid()),
+    )  # fmt: skip
+    adapter = hf_stitch.load(net, example_inputs=torch.randint(1, 50, (2, 6)))
     assert set(adapter.layers) == {"embedding", "score"}
     assert "a number for each token and no vectors" in adapter.verify_cut("blocks.0").reason

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hf_stitch
-from hf_stitch.analysis import Activations, extract_activations
+from hf_stitch import Adapter
+from hf_stitch.analysis import extract_activations
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.stitches import (
     IdentityStitch,
@@ -92,43 +93,21 @@ def anchors(folder: Path) -> None:
     keep({"images": pictures, "among": among, **values}, folder)
 
 
-def of_texts() -> Activations:
-    """Return activations of tokens, with a mask."""
-    found = hf_stitch.Samples.of(texts()[:5])
-    return extract_activations(bert(), found, layers=[LAYER["bert"]], pooling="none", progress=False)
-
-
-def of_images() -> Activations:
-    """Return activations on a grid."""
-    found = hf_stitch.Samples.of(images()[:5])
-    read = extract_activations(vit(), found, layers=[LAYER["vit"], "vit.layers.1"], pooling="none", progress=False)
-    return replace(read, ids=[f"picture {i}" for i in range(5)])
-
-
-def _write_activations(found: Activations, path: Path) -> None:
+def activations(modality: str, path: Path) -> None:
+    """Activations of tokens, with a mask, or on a grid, with names as ids."""
+    adapter, data, layers = (
+        (bert(), texts(), [LAYER["bert"]]) if modality == "texts" else (vit(), images(), [LAYER["vit"], "vit.layers.1"])
+    )
+    samples = hf_stitch.Samples.of(data[:5])
+    found = extract_activations(adapter, samples, layers=layers, pooling="none", progress=False)
+    if modality == "images":
+        found = replace(found, ids=[f"picture {i}" for i in range(5)])
     found.save(path)
     keep({**found.values, **({} if found.mask is None else {"mask": found.mask})}, path)
 
 
-def activations_of_texts(path: Path) -> None:
-    """Activations of tokens in a file of safetensors."""
-    _write_activations(of_texts(), path)
-
-
-def activations_of_images(path: Path) -> None:
-    """Activations on a grid in a file of NumPy, with names as ids."""
-    _write_activations(of_images(), path)
-
-
-def activations_of_texts_as_a_table(path: Path) -> None:
-    """Activations of tokens in a folder of Arrow files."""
-    _write_activations(of_texts(), path)
-
-
-def recordings(folder: Path) -> None:
-    """Activations that a callback has recorded at three steps."""
-    adapter = classifiers()[0]
-    recorder = DynamicsRecorder(folder, points(20), layers=["1", "3"])
+def record(recorder: DynamicsRecorder, adapter: Adapter) -> None:
+    """Measure a network at three steps, between which its weights move."""
     for step in range(3):
         recorder.measure(adapter, step=step)
         with torch.no_grad():
@@ -136,15 +115,15 @@ def recordings(folder: Path) -> None:
                 parameter += 0.3 * rows(1, parameter.numel(), step).reshape(parameter.shape)
 
 
+def recordings(folder: Path) -> None:
+    """Activations that a callback has recorded."""
+    record(DynamicsRecorder(folder, points(20), layers=["1", "3"]), classifiers()[0])
+
+
 def recordings_of_weights(folder: Path) -> None:
-    """Weights that a callback has recorded at three steps, for a metric of a plugin."""
-    net = convolutions()
-    recorder = DynamicsRecorder(folder, metric="weight_cosine")
-    for step in range(3):
-        recorder.measure(hf_stitch.load(net, example_inputs=torch.zeros(2, 1, 6, 6)), step=step)
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter += 0.3 * rows(1, parameter.numel(), step).reshape(parameter.shape)
+    """Weights that a callback has recorded, for a metric of a plugin."""
+    adapter = hf_stitch.load(convolutions(), example_inputs=torch.zeros(2, 1, 6, 6))
+    record(DynamicsRecorder(folder, metric="weight_cosine"), adapter)
 
 
 # -- plugins -----------------------------------------------------------------------------------------------------------
@@ -161,16 +140,9 @@ def fitted_map() -> EmbeddingMap:
     return fit_embedding_map(*encoders(300), map="ridge", direction="index", index_size=20_000, progress=False)
 
 
-def embedding_map(folder: Path) -> None:
-    """A map between the vectors of two encoders, with its scores."""
-    made, given = fitted_map(), encoders(5)[0]
-    made.save_pretrained(folder)
-    keep({"input": given, "output": made(given)}, folder)
-
-
-def adjoint_map(folder: Path) -> None:
-    """The transposed map, for new queries."""
-    made, given = fitted_map().adjoint(), encoders(5)[1]
+def embedding_map(adjoint: bool, folder: Path) -> None:
+    """A map between the vectors of two encoders, with its scores; or the transposed map, for new queries."""
+    made, given = (fitted_map().adjoint() if adjoint else fitted_map()), encoders(5)[adjoint]
     made.save_pretrained(folder)
     keep({"input": given, "output": made(given)}, folder)
 
@@ -192,13 +164,13 @@ FILES: dict[str, Callable[[Path], None]] = {
     "stitches": stitches,
     "autoencoder": autoencoder,
     "anchors": anchors,
-    "activations_of_texts.safetensors": activations_of_texts,
-    "activations_of_images.npz": activations_of_images,
-    "activations_of_texts": activations_of_texts_as_a_table,
+    "activations_of_texts.safetensors": partial(activations, "texts"),
+    "activations_of_images.npz": partial(activations, "images"),
+    "activations_of_texts": partial(activations, "texts"),  # Arrow files
     "recordings": recordings,
     "recordings_of_weights": recordings_of_weights,
-    "embedding_map": embedding_map,
-    "adjoint_map": adjoint_map,
+    "embedding_map": partial(embedding_map, False),
+    "adjoint_map": partial(embedding_map, True),
     "patch_covariance.safetensors": patch_covariance,
 }
 """Name of a file or folder -> function that writes it."""

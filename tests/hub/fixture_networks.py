@@ -51,9 +51,9 @@ def rows(n: int, width: int = 4, seed: int = 0) -> Tensor:
     return torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
 
 
-def points(n: int = 120) -> Samples:
+def points(n: int = 120, seed: int = 0) -> Samples:
     """Draw labelled inputs of :func:`classifiers`."""
-    drawn = rows(n)
+    drawn = rows(n, seed=seed)
     return Samples.of(drawn, label=[int(x > 0) + int(y > 0) for x, y in drawn[:, :2].tolist()])
 
 

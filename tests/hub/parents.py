@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -12,6 +13,7 @@ import transformers
 from server import Hub
 
 from tiny_networks import CLASSES, SIZE, build, plain_tokenizer  # isort: skip
+from two_tokenizers import decoder  # isort: skip
 
 PARENTS = {
     "timm/cnn": ("cnn", 0),
@@ -21,6 +23,8 @@ PARENTS = {
     "alice/bert-2": ("bert", 1),
     "alice/gpt2": ("gpt2", 0),
     "alice/llama": ("llama", 1),
+    "alice/own-llama": ("own llama", 0),  # with different tokenizers
+    "alice/own-gpt2": ("own gpt2", 0),
 }
 """Id -> family and seed."""
 
@@ -43,6 +47,10 @@ def files_of(family: str, seed: int) -> dict[str, bytes]:
                 model = timm.create_model("resnet10t", num_classes=CLASSES, **arguments)
             model.pretrained_cfg["input_size"] = (3, SIZE, SIZE)
             timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+        elif family.startswith("own"):
+            adapter: Any = decoder(family.removeprefix("own "), torch.float32)
+            adapter.model.save_pretrained(folder)
+            adapter.processor.save_pretrained(folder)
         else:
             build(family, seed).save_pretrained(folder)
             if family == "vit":

@@ -117,8 +117,6 @@ def test_shards_of_an_earlier_push_are_deleted(hub: Hub, model: StitchedModel) -
     model.push_to_hub("alice/new")
     kept = sorted(n for n in hub.files("alice/new") if n.startswith("model"))
     assert kept == ["model.safetensors", "modeling_hf_stitch.py", "models/model.safetensors"]
-    again = StitchedModel.from_pretrained("alice/new")
-    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
 
 
 def test_saved_and_pushed_files_are_equal(hub: Hub, model: StitchedModel, tmp_path: Path) -> None:
@@ -131,33 +129,26 @@ def test_saved_and_pushed_files_are_equal(hub: Hub, model: StitchedModel, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "how", "error", "message"),
+    ("word", "how", "error", "message"),
     [
-        (
-            ("PUT /upload",),
-            {"cut": 100},
-            ConnectionError,
-            "the connection broke.*try again: nothing was left half done",
-        ),
-        (("PUT /upload",), {"status": 400}, ConnectionError, "try again: nothing was left half done"),
-        (("POST /verify",), {"status": 422}, ConnectionError, "nothing was left half done"),
-        (("/commit/",), {"cut": 10}, ConnectionError, "the connection broke"),
-        (("/commit/",), {"status": 412}, OSError, "it changed while it was written.*push again"),
-        (("/commit/",), {"status": 409}, OSError, "it changed while it was written"),
-        (("/commit/",), {"status": 403}, PermissionError, "the token may not do this.*log in .* or pass token="),
-        (("/commit/",), {"status": 500}, ConnectionError, "the Hub returned status 500.*try again later"),
-        (("/preupload/",), {"status": 503}, ConnectionError, "the Hub returned status 503"),
+        ("PUT /upload", {"cut": 100}, ConnectionError, "the connection broke.*try again: nothing was left half done"),
+        ("POST /verify", {"status": 422}, ConnectionError, "nothing was left half done"),
+        ("/commit/", {"cut": 10}, ConnectionError, "the connection broke"),
+        ("/commit/", {"status": 412}, OSError, "it changed while it was written.*push again"),
+        ("/commit/", {"status": 409}, OSError, "it changed while it was written"),
+        ("/commit/", {"status": 403}, PermissionError, "the token may not do this.*log in .* or pass token="),
+        ("/preupload/", {"status": 503}, ConnectionError, "the Hub returned status 503.*try again later"),
     ],
 )
 def test_a_push_that_fails_changes_nothing(
-    words: Any, how: Any, error: type[Exception], message: str, hub: Hub, model: StitchedModel
+    word: str, how: Any, error: type[Exception], message: str, hub: Hub, model: StitchedModel
 ) -> None:
     before = model.stitcher.push_to_hub("alice/new").oid
     other = model.stitch.body.weight.clone()
     with torch.no_grad():
         model.stitch.body.weight += 1
     try:
-        hub.fail(*words, **how)
+        hub.fail(word, **how)
         with pytest.raises(error, match=f"(?s)alice/new could not be uploaded: .*{message}"):
             model.stitcher.push_to_hub("alice/new")
         assert hub.models["alice/new"].refs["main"] == before
@@ -202,20 +193,18 @@ def test_a_push_without_permission_is_reported(hub: Hub, model: StitchedModel, m
 
 # -- pulling -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("words", "how", "error", "message"),
+    ("word", "how", "error", "message"),
     [
-        (("/revision/",), {"status": 500}, ConnectionError, "the Hub returned status 500 .*; try again later"),
-        (("GET /alice", "stitcher.json"), {"status": 403}, PermissionError, "the token may not do this"),
-        (("/cdn/",), {"cut": 100}, OSError, "could not be downloaded"),
-        (("/cdn/",), {"flip": True}, ValueError, r"was changed since \w+\.json was saved, or is damaged"),
-        (("stitcher.json",), {"flip": True}, ValueError, "not valid JSON|was changed since"),
+        ("/revision/", {"status": 500}, ConnectionError, "the Hub returned status 500 .*; try again later"),
+        ("/cdn/", {"cut": 100}, OSError, "could not be downloaded"),
+        ("/cdn/", {"flip": True}, ValueError, r"was changed since \w+\.json was saved, or is damaged"),
     ],
 )
 def test_a_failed_pull_is_reported(
-    words: Any, how: Any, error: type[Exception], message: str, hub: Hub, model: StitchedModel
+    word: str, how: Any, error: type[Exception], message: str, hub: Hub, model: StitchedModel
 ) -> None:
     model.stitcher.push_to_hub("alice/new")
-    hub.fail(*words, **how)
+    hub.fail(word, **how)
     with pytest.raises(error, match=message):
         Stitcher.from_pretrained("alice/new", revision="main")
     hub.heal()
@@ -278,13 +267,9 @@ def test_info_downloads_only_a_part(hub: Hub, model: StitchedModel) -> None:
 
 
 # -- networks ----------------------------------------------------------------------------------------------------------
-def test_a_changed_network_is_loaded_at_the_recorded_revision(hub: Hub, stitcher: Stitcher) -> None:
-    hub.put("alice/vit", files_of("vit", 7))
-    assert stitcher.attach().parents[0].reference.revision == stitcher.source.revision
-
-
 def test_a_network_with_other_weights_is_rejected_with_its_current_revision(hub: Hub, stitcher: Stitcher) -> None:
     now = hub.put("alice/vit", files_of("vit", 7))
+    assert stitcher.attach().parents[0].reference.revision == stitcher.source.revision  # that of the record
     with pytest.raises(ValueError, match=f"(?s)the source .* has other weights .*it is now at revision {now}"):
         stitcher.attach(source="alice/vit")
 
@@ -304,12 +289,6 @@ def test_a_deleted_commit_is_reported_and_the_same_weights_at_another_revision_a
     with pytest.raises(OSError, match=r"(?s)the source .* could not be loaded.*attach\(source=…\)"):
         stitcher.attach(cache_dir=tmp_path / "cold")
     stitcher.attach(source="alice/vit", cache_dir=tmp_path / "cold")
-
-
-def test_a_deleted_network_is_reported(hub: Hub, stitcher: Stitcher, tmp_path: Path) -> None:
-    del hub.models["alice/vit-2"]
-    with pytest.raises(OSError, match=r"(?s)the target alice/vit-2@.* could not be loaded"):
-        stitcher.attach(cache_dir=tmp_path / "cold")
 
 
 def test_a_model_checks_the_weights_of_its_networks(hub: Hub, stitcher: Stitcher) -> None:
@@ -367,9 +346,3 @@ def test_a_network_loaded_with_options_is_accepted_under_another_name(hub: Hub, 
         a, a, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False
     ).stitcher
     assert made.attach(source="alice/moved").dtype == torch.bfloat16
-
-
-def test_a_network_with_other_layers_is_rejected(hub: Hub, stitcher: Stitcher) -> None:
-    hub.put("alice/vit", files_of("cnn", 0))
-    with pytest.raises((ValueError, OSError)):
-        stitcher.attach(source="alice/vit")

@@ -23,17 +23,17 @@ from hf_stitch.data import Samples
 from hf_stitch.relative import AnchorSet
 
 from tiny_networks import LAYERS  # isort: skip
+from two_tokenizers import LAYER as OWN_LAYERS, SENTENCES  # isort: skip
 
 CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "lstsq": ("timm/cnn", "alice/vit", "lstsq", {}),
-    "low_rank": ("timm/cnn", "alice/vit", "low_rank", {"rank": 4}),
-    "residual_mlp": ("timm/cnn", "alice/vit", "residual_mlp", {"width": 4, "epochs": 1}),
-    "attention": ("timm/cnn", "alice/vit", "attention", {"heads": 2, "width": 4}),
     "on-itself": ("alice/vit", "alice/vit", "lstsq", {}),
     "text": ("alice/bert", "alice/bert-2", "lstsq", {}),
     "decoder": ("alice/gpt2", "alice/llama", "ridge", {"ridge": 1.0}),
+    "own-tokens": ("alice/own-llama", "alice/own-gpt2", "ridge", {"ridge": 1.0, "align": "prefix", "own": True}),
 }
-"""Name -> source, target, matcher and its options. tests/artefacts/test_saving.py has all closed forms."""
+"""Name -> source, target, matcher and its options. tests/artefacts has all matchers."""
+LAYER_OF = {**LAYERS, **{f"own {family}": layer for family, layer in OWN_LAYERS.items()}}
 ANCHORED = ("relative", "inverse")
 """Models with anchors, so that another process can swap the encoder without samples."""
 
@@ -86,8 +86,9 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
     adapters = {id: hf_stitch.load(id) for id in PARENTS}
     for name, (source, target, matcher, options) in CASES.items():
         a, b = adapters[source], adapters[target]
-        data = images if a.interface.modality == "image" else texts
-        layers = [LAYERS[PARENTS[id][0]] for id in (source, target)]
+        sentences = [{"text": sentence} for sentence in SENTENCES]
+        data = images if a.interface.modality == "image" else sentences if name == "own-tokens" else texts
+        layers = [LAYER_OF[PARENTS[id][0]] for id in (source, target)]
         model = hf_stitch.stitch(
             a, b, data, source_layer=layers[0], target_layer=layers[1], matcher=matcher, progress=False, **options
         )
@@ -150,6 +151,10 @@ def test_a_pipeline_in_a_new_process_has_the_same_scores(pushed: Path) -> None:
     torch.testing.assert_close(ours, expected)
 
 
+def test_a_model_of_two_tokenizers_has_both(shared_hub: Hub, pushed: Path) -> None:
+    assert {"tokenizer.json", "source_tokenizer.json"} <= set(shared_hub.files("alice/own-tokens-model"))
+
+
 def test_networks_are_pinned_by_their_commit(shared_hub: Hub, pushed: Path) -> None:
     stitcher = Stitcher.from_pretrained("alice/lstsq")
     assert stitcher.source.revision == shared_hub.models["timm/cnn"].refs["main"]
@@ -157,7 +162,7 @@ def test_networks_are_pinned_by_their_commit(shared_hub: Hub, pushed: Path) -> N
     assert stitcher.source.weights_hash.startswith("sha256:")
 
 
-@pytest.mark.parametrize("name", ["lstsq", "text", "lstsq-model", "text-model", "decoder", "decoder-model"])
+@pytest.mark.parametrize("name", [f"{case}{kind}" for case in CASES if case != "on-itself" for kind in ("", "-model")])
 def test_the_code_of_a_card_runs(name: str, shared_hub: Hub, pushed: Path) -> None:
     shown = shared_hub.files(f"alice/{name}")["README.md"].decode()
     (code,) = re.findall(r"```python\n(.*?)```", shown, re.DOTALL)

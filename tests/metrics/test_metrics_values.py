@@ -159,14 +159,6 @@ def test_pwcca_takes_sides_of_low_rank() -> None:
     turns, correlations, _ = np.linalg.svd(u[:, :2].T @ v, full_matrices=False)
     weights = np.abs(turns.T @ (lengths[:2, None] * axes[:2])).sum(1)
     assert M.pwcca(low, x, directions="all") == pytest.approx(correlations @ weights / weights.sum(), rel=1e-9)
-    with pytest.raises(
-        ValueError, match=r"at least 21 rows, got 20, as y has rank 19.*every canonical correlation is 1"
-    ):
-        M.pwcca(x[:20, :3], np.random.default_rng(1).standard_normal((20, 30)), directions="all")
-    with pytest.raises(ValueError, match=r"all 80 rows of y are equal"):
-        M.pwcca(x, np.full((80, 3), 0.1), directions="all")
-    with pytest.raises(ValueError, match=r"directions must be one of 'paired', 'all', got 'both'"):
-        M.pwcca(x, y, directions="both")  # type: ignore[arg-type]
 
 
 def test_procrustes_is_the_residual_of_the_best_rotation() -> None:

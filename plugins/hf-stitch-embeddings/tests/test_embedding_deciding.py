@@ -110,6 +110,14 @@ def test_a_fresh_map_has_not_aged_and_a_changed_encoder_is_noticed(far: Embeddin
     assert "fit again" in str(monitor(far, old, changed))
 
 
+def test_only_a_loss_beyond_chance_is_ageing(far: EmbeddingMap) -> None:
+    old, new = encoders(0.6, n=400, seed=20)
+    loss = monitor(far, old, new).loss
+    assert loss["low"] < loss["value"] < loss["high"]
+    assert not monitor(far, old, new, tolerance=(loss["low"] + loss["value"]) / 2).aged
+    assert monitor(far, old, new, tolerance=loss["low"] - 1e-6).aged
+
+
 def test_a_smaller_pool_alone_is_no_improvement(far: EmbeddingMap) -> None:
     old, new = encoders(0.6, n=100, seed=21)
     found = monitor(far, old, new)

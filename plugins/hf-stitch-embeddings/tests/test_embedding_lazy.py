@@ -59,6 +59,16 @@ def test_reranking_all_documents_is_re_embedding(store: ArrayStore, tmp_path: Pa
     np.testing.assert_allclose(np.load(tmp_path / "new.npy"), EXACT, atol=1e-7)
 
 
+@pytest.mark.parametrize(("metric", "length"), [("cosine", 1), ("l2", 3)])
+def test_lengths_are_kept_where_they_count(metric: Any, length: int, store: ArrayStore, tmp_path: Path) -> None:
+    def encoder(texts: list[str]) -> Any:
+        return 3 * EXACT[[int(text) for text in texts]]
+
+    with LazyUpgrade(store, encoder, texts_of, tmp_path / "exact.sqlite", metric=metric) as lazy:
+        assert lazy.embed(range(20)) == 20
+    np.testing.assert_allclose(np.load(tmp_path / "new.npy")[:20], length * EXACT[:20], atol=1e-6)
+
+
 def test_reranked_answers_are_the_best_of_those_found(store: ArrayStore, tmp_path: Path) -> None:
     near = exact_search(QUERIES, MAPPED, 40)[0]
     expected = [[each for each in true if each in some][:3] for true, some in zip(

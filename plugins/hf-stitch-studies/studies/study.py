@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import math
+import platform
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -22,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import norm, t
@@ -34,7 +36,6 @@ RUN = Path(__file__).with_name("run.py")
 
 # -- command line ------------------------------------------------------------------------------------------------------
 
-PRESETS = ("small", "paper")
 OPTIONS: dict[str, dict[str, Any]] = {
     "data-dir": {"help": "local folder of the data sets; default: the Hub"},
     "published": {
@@ -50,22 +51,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Name -> how argparse reads the option."""
 
 
-def parser(
-    description: str | None, *options: str, presets: Collection[str] = PRESETS, required: Collection[str] = ()
-) -> argparse.ArgumentParser:
+def parser(description: str | None, *options: str, required: Collection[str] = ()) -> argparse.ArgumentParser:
     """Create the parser of a study.
 
     Args:
         description: What the study does, usually the docstring of the script.
-        options: Names in :data:`OPTIONS` that it takes besides ``--preset`` and ``--out``.
-        presets: Its presets.
+        options: Names in :data:`OPTIONS` that it takes besides ``--out``.
         required: Options that it cannot do without, besides those that always are.
     """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument(
-        "--preset", choices=tuple(presets), default="small",
-        help="small: minutes to hours, as for the records; paper: the sizes of the paper",
-    )  # fmt: skip
     for name in (*options, "out"):
         made.add_argument(f"--{name}", **OPTIONS[name] | ({"required": True} if name in required else {}))
     return made
@@ -150,12 +144,24 @@ def text(script: str, part: str = "") -> str:
     return Path(script).with_suffix(f"{part and '.'}{part}.md").read_text(encoding="utf-8").removesuffix("\n")
 
 
-def footer(name: str, script: str, options: str) -> str:
-    """Return the end of a page: the record of a name, and the command of the script, for example ``few_pairs.few``."""
-    return (
-        f"This page and [its figures as JSON]({name}.json) are written by the command:\n\n```\n"
-        f"python run.py {script} {options}\n```\n"
+def filled(
+    script: str, rows: Iterable[Mapping[str, str]], options: str, /, *, named: str = "", **figures: Any
+) -> str:  # fmt: skip
+    """Fill the text of a page: with the claims as ``verdicts``, the record and the command as ``footer``, and figures.
+
+    Args:
+        script: Its ``__file__``.
+        rows: What its ``claims`` returns.
+        options: Options of the command that writes the page.
+        named: Name of the record, if it is not that of the script.
+        figures: What the other names in braces stand for.
+    """
+    name, folder = Path(script).stem, Path(script).parent.name
+    footer = (
+        f"This page and [its figures as JSON]({named or name}.json) are written by the command:\n\n```\n"
+        f"python run.py {folder}.{name} {options}\n```\n"
     )
+    return text(script).format(verdicts=verdicts(rows), footer=footer, **figures)
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
@@ -259,6 +265,12 @@ def decided(parts: Iterable[bool | None]) -> str:
     return "confirmed" if found[0] else "refuted"
 
 
+def every(parts: Iterable[bool | None]) -> bool | None:
+    """Return whether all parts hold; ``None`` if those that are not known decide."""
+    found = list(parts)
+    return False if False in found else None if None in found else True
+
+
 def at_least(count: int, parts: Iterable[bool | None]) -> bool | None:
     """Return whether at least some number of parts hold; ``None`` if those that are not known decide."""
     found = list(parts)
@@ -325,6 +337,30 @@ def adjusted(interval: Interval, choices: int, degrees: float = math.inf) -> dic
     return {"value": value} | {end: value + (interval[end] - value) * wider for end in ("low", "high")}
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def above(self, bound: float) -> bool | None:
+        """Return whether the interval lies at or above a bound; ``None`` if it contains the bound."""
+        return above(vars(self), bound)
+
+    def below(self, bound: float) -> bool | None:
+        """Return whether the interval lies below a bound; ``None`` if it contains the bound."""
+        return below(vars(self), bound)
+
+    def minus(self, other: "Estimate") -> "Estimate":
+        """Estimate the difference from a figure of other networks."""
+        return Estimate(**difference(vars(self), vars(other)))
+
+    def shown(self, digits: int = 1) -> str:
+        return shown(vars(self), digits)
+
+
 def network_weights(pairs: Sequence[tuple[Any, Any]], draws: int = 2000) -> NDArray[np.float64]:
     """Draw the weights of pairs of networks by the Bayesian bootstrap over networks: ``(draws, pairs)``, sums of 1.
 
@@ -346,6 +382,11 @@ def shown(interval: Interval, digits: int = 3) -> str:
 def both(intervals: Iterable[Interval]) -> str:
     """Return figures with their intervals, such as those along both axes, as text."""
     return " and ".join(map(shown, intervals))
+
+
+def percentiles(drawn: Sequence[float] | NDArray[np.float64]) -> list[float]:
+    """Return a figure, the first of some, with the 95% interval of its resamples, the others."""
+    return [float(drawn[0]), *map(float, np.quantile(drawn[1:], [0.025, 0.975]))]
 
 
 def span(values: Iterable[float], form: str = ".3f") -> str:
@@ -398,6 +439,10 @@ def table(items: Iterable[Any], columns: Mapping[str, str | Callable[..., object
 def ranged(values: Sequence[float], digits: int = 2) -> str:
     """Return a figure with its interval as text, from the list of figure, lower and upper end."""
     return shown(dict(zip(("value", "low", "high"), values, strict=True)), digits)
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {torch.get_num_threads()} thread(s), torch {torch.__version__}"
 
 
 def minilm() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", SECTION, re.DOTALL | re.MULTILINE)
 
 
-SCRIPT, ENTRY = blocks("py")
+(SCRIPT,), (ENTRY, _) = blocks("py"), blocks("toml")
 (TEXT,) = blocks("markdown")
 
 
@@ -34,11 +35,12 @@ def test_its_record_gives_page_and_rows(tmp_path: Path, monkeypatch: pytest.Monk
     results.mkdir()
     (results / "times.json").write_text("{}")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(run, "STUDIES", (eval(ENTRY, vars(run)),))
+    (listed,) = tomllib.loads(f"studies = [{ENTRY}]")["studies"]
+    monkeypatch.setattr(run, "STUDIES", (run.Study.of(listed),))
     monkeypatch.setattr(run, "PAGES", results)
     module = of("my_folder.my_study")
     layers = {"0": [0.95, 0.96, 0.94], "1": [0.5, 0.6, 0.55], "2": [0.9, 0.8, 0.99]}
-    record = {"preset": "small", "pairs": 3, "steps": 30, "layers": layers}
+    record = {"pairs": 3, "steps": 30, "layers": layers}
     study.leave("my_study", record, module.page, results)
     page, rows = (results / "my_study.md").read_text(), module.claims(record)
     run.write_pages()

@@ -14,6 +14,12 @@ from study_scripts import RESULTS, STUDIES, has_keys
 CLAIMED = [study for study in run.STUDIES if study.record() and hasattr(study.module(), "claims")]
 
 
+@pytest.fixture(scope="module", name="rows")
+def of_all() -> list[dict[str, str]]:
+    """Return the rows of the table of all studies, which take seconds."""
+    return list(run.claims())
+
+
 @pytest.mark.parametrize("study", run.STUDIES, ids=lambda study: study.name)
 def test_a_page_is_written_from_its_record(study: run.Study) -> None:
     module, record = study.module(), study.record()
@@ -43,15 +49,15 @@ def test_figures_that_pages_name_exist() -> None:
             assert name.startswith("OUT/") or (RESULTS / name).is_file(), f"{page.name} names {name}"
 
 
-def test_the_table_of_all_studies_is_that_of_the_records() -> None:
-    assert run.index() == (RESULTS / "index.md").read_text()
-    for row in run.claims():
+def test_the_table_of_all_studies_is_that_of_the_records(rows: list[dict[str, str]]) -> None:
+    assert run.index(rows) == (RESULTS / "index.md").read_text()
+    for row in rows:
         assert row["paper"] in run.PAPERS
         assert row["page"] == "–" or (RESULTS / row["page"].rpartition("(")[2].rstrip(")")).is_file(), row
 
 
-def test_questions_of_our_own_are_in_no_table_of_a_paper() -> None:
-    for row in run.claims():
+def test_questions_of_our_own_are_in_no_table_of_a_paper(rows: list[dict[str, str]]) -> None:
+    for row in rows:
         beyond = row["place"].startswith(("beyond", "after paper", "open question"))
         assert row["paper"] == OWN or not beyond, row
 

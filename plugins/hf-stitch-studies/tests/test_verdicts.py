@@ -92,7 +92,7 @@ def test_one_pair_in_which_the_energy_passes_decides_nothing(itself: bool, pairs
     module = of("how_not_to_stitch.strange_activations")
     between = {f"{i}a -> {i}b": strange(each) for i, each in enumerate(pairs)}
     runs = module._Runs({"0a -> 0a": strange(itself)}, between, "task loss, 2 steps", 8)
-    assert module._strangeness(module.STRANGENESS[0], runs)["verdict"] == verdict
+    assert module._strangeness(*module.STRANGENESS[0], runs)["verdict"] == verdict
 
 
 def test_cells_without_a_detector_are_no_evidence() -> None:

@@ -17,8 +17,9 @@ import transformers as hf
 from hf_stitch_towers.exchange import exchange, ready
 from hf_stitch_towers.folding import CannotFoldError, fold, read, tower_of, with_tower
 from hf_stitch_towers.inputs import ImageAndTextProcessor
-from hf_stitch_towers.outputs import Written, with_captions
-from hf_stitch_towers.places import full_inputs
+from hf_stitch_towers.outputs import Captions, Written, with_captions
+from hf_stitch_towers.places import Folded, full_inputs
+from hf_stitch_towers.result import DECIDED, DECIDED_AGREEMENT, MEAN, MOMENTS, NO_MAP, ORIGINAL
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -143,6 +144,36 @@ def test_a_rotated_tower_is_found_by_its_images_alone() -> None:
     assert found.scores["exchanged"]["kl_divergence"].value < 1e-6
 
 
+def test_scales_and_shifts_of_a_tower_are_found_by_its_images_alone() -> None:
+    old = network("ved")
+    own, scale = copy.deepcopy(old.model.encoder), torch.linspace(0.5, 2, 32)
+    with torch.no_grad():
+        own.layernorm.weight.mul_(scale)
+        own.layernorm.bias.mul_(scale).add_(scale)
+    found = exchange(old, hf_stitch.load(own, processor=of_images()), images(64), "vision", QUIET, matcher="ridge")
+    assert found.scores["exchanged"]["kl_divergence"].value < 1e-6
+    assert found.scores[MOMENTS]["kl_divergence"].value < 1e-6 < found.scores[NO_MAP]["kl_divergence"].value
+
+
+def test_matchers_are_chosen_on_images_that_fitted_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, fits, scores = sys.modules["hf_stitch_towers.exchange"], list[set[Any]](), list[set[Any]]()
+    fitted, scored = Folded.fitted, module.scored
+
+    def fitting(self: Any, matchers: Any, samples: Any) -> Any:
+        fits.append({*samples.ids})
+        return fitted(self, matchers, samples)
+
+    def scoring(place: Any, samples: Any, rows: Any) -> Any:
+        scores.append({*samples.ids})
+        return scored(place, samples, rows)
+
+    monkeypatch.setattr(Folded, "fitted", fitting)
+    monkeypatch.setattr(module, "scored", scoring)
+    exchange(network("ved"), hf_stitch.load(TOWERS["vit"](), processor=of_images()), images(48), "vision", QUIET)
+    (first, both), (chosen, tested) = fits, scores
+    assert not first & chosen and both == first | chosen and not both & tested
+
+
 def test_a_saved_network_loads_without_hf_stitch(tmp_path: Path) -> None:
     old = network("llava")
     found = exchange(old, hf_stitch.load(TOWERS["siglip"](), processor=of_images()), images(48), "vision", QUIET)
@@ -214,6 +245,23 @@ def test_captions_are_compared_up_to_their_ends() -> None:
     assert torch.equal(logits.argmax(-1)[counted], wanted[counted])  # greedy captions
     ended = wanted == 2
     assert bool((counted | (ended.cumsum(1) > 0)).all())
+
+
+def test_tokens_behind_the_end_of_a_caption_decide_nothing() -> None:
+    torch.manual_seed(0)
+    logits = {name: torch.randn(2, 5, 7, dtype=torch.float64) for name in (ORIGINAL, MEAN, "exchanged")}
+    outputs = Captions(None, "vision")
+    outputs.wanted = logits[ORIGINAL].argmax(-1)
+    outputs.counted = torch.tensor([[True] * 4 + [False], [True] * 2 + [False] * 3])
+    found = outputs.measures({name: [values] for name, values in logits.items()})["exchanged"]
+    logs = {name: values.log_softmax(-1) for name, values in logits.items()}
+    for place, length in enumerate((4, 2)):
+        own, mean, new = (logs[name][place, :length] for name in (ORIGINAL, MEAN, "exchanged"))
+        decided = mean.argmax(-1) != own.argmax(-1)
+        changes = (new - own).gather(1, own.argmax(-1)[:, None])[:, 0]
+        assert found[DECIDED][place] == pytest.approx(float(changes[decided].mean()))
+        agrees = (new.argmax(-1) == own.argmax(-1)).double()
+        assert found[DECIDED_AGREEMENT][place] == pytest.approx(float(agrees[decided].mean()))
 
 
 @pytest.mark.parametrize(("change", "message"), [

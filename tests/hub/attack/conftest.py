@@ -1,27 +1,38 @@
-"""Fixtures of the attacks: no connections, no programs, and small artefacts to change."""
+"""No connections and no programs during the attacks."""
 
 from __future__ import annotations
 
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from contact import Contact  # isort: skip
+STEPS: dict[Any, tuple[str, ...]] = {
+    socket.socket: ("connect", "connect_ex", "sendto"),
+    socket: ("getaddrinfo", "create_connection"),
+    os: ("system", "posix_spawn", "fork"),
+    subprocess: ("_fork_exec",),
+}
+"""The last steps before the operating system."""
 
 
 @pytest.fixture
-def contact(monkeypatch: pytest.MonkeyPatch) -> Iterator[Contact]:
-    """Fail a test that opens a connection or starts a process."""
-    found = Contact()
-    for name in ("connect", "connect_ex", "sendto"):
-        monkeypatch.setattr(socket.socket, name, found.prevent(name))
-    for name in ("getaddrinfo", "create_connection"):
-        monkeypatch.setattr(socket, name, found.prevent(name))
-    for name in ("system", "posix_spawn", "fork"):
-        monkeypatch.setattr(os, name, found.prevent(name))
-    monkeypatch.setattr(subprocess, "_fork_exec", found.prevent("fork_exec"))
-    yield found
-    assert not found.made
+def contact(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Calls that would open a connection or start a process, which are prevented; any of them fails the test."""
+    made: list[str] = []
+
+    def preventing(what: str) -> Callable[..., Any]:
+        def fail(*args: Any, **options: Any) -> Any:
+            made.append(f"{what}{args[:2]}")
+            raise OSError(f"{what} in a test that allows none")
+
+        return fail
+
+    for place, names in STEPS.items():
+        for name in names:
+            monkeypatch.setattr(place, name, preventing(name))
+    yield made
+    assert not made

@@ -22,7 +22,7 @@ from hf_stitch.artefacts.files import checksum
 from hf_stitch.storage.files import digest
 
 Way = tuple[Any, ...]
-Mutation = Callable[[Path, random.Random], Way]
+Hostile = Callable[[Path, dict[str, Any], list[Way], random.Random], Way | None]
 
 
 def record_of(folder: Path) -> Path:
@@ -126,6 +126,28 @@ ADDED: list[dict[str, Any]] = [
     {"layer_types": ["full_attention"] * 10**3},
 ]
 """Keys that an attacker adds to the config of a network."""
+OPTIONS: list[dict[str, Any]] = [
+    {"x": 1}, {"output_attentions": True}, {"past_key_values": [1]}, {"cache": [1]}, {"labels": 5}, {"use_cache": True},
+]  # fmt: skip
+"""Arguments of a forward that a network does not have, or that change what it returns."""
+REQUIREMENTS: list[Any] = [
+    [{"registry": "matchers", "name": "x", "distribution": "evil", "version": "1"}],
+    [{"registry": "__class__", "name": "x", "distribution": None, "version": None}],
+    *([{}], [5], "x", {"registry": "matchers"}),
+]
+"""What is not installed, or no requirement."""
+STITCHES: list[dict[str, Any]] = [
+    {"name": "relative", "anchors": 10**3},
+    {"name": "low_rank", "rank": 10**3},
+    {"name": "identity"},
+    {"in_features": 10**3, "out_features": 10**3},
+    {"subspaces": 10**30},
+    {"similarities": ["cosine"] * 10**2},
+    {"dtype": "float64"},
+    {"dtype": "__loader__"},
+    {"fitted": 5},
+]
+"""Another map, or other options of it."""
 
 
 def hostile(folder: Path, draw: random.Random, others: list[Path]) -> Way:
@@ -151,22 +173,28 @@ def _some(ways: list[Way], draw: random.Random, fits: Callable[[Way], bool]) -> 
     return draw.choice([way for way in found if way[:3] == part])
 
 
-def _size(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Replace a number by another, mostly by an enormous one."""
+NOT_READ = ("recipe", "scores")
+"""Parts of a record that describe a model."""
 
-    def is_number(way: Way) -> bool:
-        return type(at(record, way)) in (int, float) and way[0] not in ("recipe", "scores")
 
-    if (way := _some(ways, draw, is_number)) is not None:
-        put(record, way, draw.choice(SIZES))
-    return way
+def _changed(fits: Callable[[Way, Any], bool], values: list[Any], update: bool = False) -> Hostile:
+    """Replace a value that fits by one of these, or update it with one of these."""
+
+    def change(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
+        way = _some(ways, draw, lambda way: fits(way, at(record, way)))
+        if way is not None:
+            new = copy.deepcopy(draw.choice(values))
+            put(record, way, at(record, way) | new if update else new)
+        return way
+
+    return change
 
 
 def _sizes(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
     """Set all sizes of the same name to the same enormous value, so that they agree."""
 
     def is_size(way: Way) -> bool:
-        return type(at(record, way)) is int and type(way[-1]) is str and way[0] not in ("recipe", "scores")
+        return type(at(record, way)) is int and type(way[-1]) is str and way[0] not in NOT_READ
 
     way = _some(ways, draw, is_size)
     if way is not None:
@@ -174,33 +202,6 @@ def _sizes(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.R
         for other in ways:
             if other[-1] == way[-1] and is_size(other):
                 put(record, other, value)
-    return way
-
-
-def _name(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Replace a text by a path, an address, or the name of something on the Hub."""
-
-    def is_text(way: Way) -> bool:
-        return isinstance(at(record, way), str) and way[0] not in ("recipe", "scores", "manifest", "checksum")
-
-    if (way := _some(ways, draw, is_text)) is not None:
-        put(record, way, draw.choice(NAMES))
-    return way
-
-
-def _added(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Add keys to the config or the arguments of a network."""
-    way = _some(ways, draw, lambda way: way[-2:] in (("blueprint", "config"), ("blueprint", "arguments")))
-    if way is not None:
-        at(record, way).update(copy.deepcopy(draw.choice(ADDED)))
-    return way
-
-
-def _other_network(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Replace the network by one that is another or unusual."""
-    way = _some(ways, draw, lambda way: way[-1] == "blueprint")
-    if way is not None:
-        put(record, way, copy.deepcopy(draw.choice(NETWORKS)))
     return way
 
 
@@ -249,25 +250,6 @@ def _outputs(folder: Path, record: dict[str, Any], ways: list[Way], draw: random
     return way
 
 
-def _options(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Pass arguments to the forward of a network that it does not have or that change what it returns."""
-    way = _some(ways, draw, lambda way: way[-2:] == ("interface", "options"))
-    if way is not None:
-        at(record, way).update(
-            draw.choice(
-                [
-                    {"x": 1},
-                    {"output_attentions": True},
-                    {"past_key_values": [1]},
-                    {"cache": [1]},
-                    {"labels": 5},
-                    {"use_cache": True},
-                ]
-            )
-        )
-    return way
-
-
 def _manifest(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
     """Let the record name other files than it was saved with."""
     record["manifest"] = draw.choice(
@@ -281,42 +263,6 @@ def _manifest(folder: Path, record: dict[str, Any], ways: list[Way], draw: rando
         ]
     )
     return ("manifest",)
-
-
-def _requirements(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Let the record require what is not installed, or what is no requirement."""
-    record["requires"] = draw.choice(
-        [
-            [{"registry": "matchers", "name": "x", "distribution": "evil", "version": "1"}],
-            [{"registry": "__class__", "name": "x", "distribution": None, "version": None}],
-            [{}],
-            [5],
-            "x",
-            {"registry": "matchers"},
-        ]
-    )
-    return ("requires",)
-
-
-def _stitch(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Replace the map by another, or give it other options."""
-    body = record["stitch"]["body"]
-    body.update(
-        draw.choice(
-            [
-                {"name": "relative", "anchors": 10**3},
-                {"name": "low_rank", "rank": 10**3},
-                {"name": "identity"},
-                {"in_features": 10**3, "out_features": 10**3},
-                {"subspaces": 10**30},
-                {"similarities": ["cosine"] * 10**2},
-                {"dtype": "float64"},
-                {"dtype": "__loader__"},
-                {"fitted": 5},
-            ]
-        )
-    )
-    return ("stitch", "body")
 
 
 def _weights(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
@@ -392,17 +338,21 @@ def _anchors(folder: Path, record: dict[str, Any], ways: list[Way], draw: random
     return ("anchors",)
 
 
-HOSTILE: dict[str, Callable[[Path, dict[str, Any], list[Way], random.Random], Way | None]] = {
-    "size": _size,
+HOSTILE: dict[str, Hostile] = {
+    "size": _changed(lambda way, value: type(value) in (int, float) and way[0] not in NOT_READ, SIZES),
     "sizes": _sizes,
-    "name": _name,
-    "added": _added,
-    "other network": _other_network,
+    "name": _changed(
+        lambda way, value: isinstance(value, str) and way[0] not in (*NOT_READ, "manifest", "checksum"), NAMES
+    ),
+    "added": _changed(
+        lambda way, _: way[-2:] in (("blueprint", "config"), ("blueprint", "arguments")), ADDED, update=True
+    ),
+    "other network": _changed(lambda way, _: way[-1] == "blueprint", NETWORKS),
     "outputs": _outputs,
-    "options": _options,
+    "options": _changed(lambda way, _: way[-2:] == ("interface", "options"), OPTIONS, update=True),
     "manifest": _manifest,
-    "requirements": _requirements,
-    "stitch": _stitch,
+    "requirements": _changed(lambda way, _: way == ("requires",), REQUIREMENTS),
+    "stitch": _changed(lambda way, _: way == ("stitch", "body"), STITCHES, update=True),
     "weights": _weights,
     "text": _text_of_record,
     "beside": _beside,

@@ -1,7 +1,7 @@
 """Are stitches that are not affine worth their parameters? Do final features first help training?
 
-Pairs: the ResNet-20s of Csiszárik et al. (or networks trained here), two vision transformers
-(``studies/dr_frankenstein/base_training.py``) and the decoders of ``studies/language_models/decoders.py``.
+Pairs: the ResNet-20s of Csiszárik et al., two vision transformers (``studies/dr_frankenstein/base_training.py``) and
+the decoders of ``studies/language_models/decoders.py``.
 
     python run.py beyond_affine.beyond_affine --data-dir DATA --published PUBLISHED --networks NETWORKS --out OUT
     --decoders DECODERS --texts TEXTS
@@ -10,7 +10,6 @@ A pair that is done is not run again.
 """
 
 import argparse
-import platform
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ import torch
 from dr_frankenstein import base_training, images, networks
 from hf_stitch_embeddings import ResidualMLP
 from language_models import decoders
-from study import ranged, table
+from study import percentiles, ranged, table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
@@ -43,9 +42,8 @@ from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import task_named
 from hf_stitch.training import TaskLoss
 
-NAME = "beyond_affine"
 TITLES = {"resnet20": "ResNet-20", "vit": "Vision transformers", "decoders": "Decoders with different tokenizers"}
-CUTS = {
+CUTS: dict[str, Any] = {
     "resnet20": ("layer1.1", "layer2.1", "layer3.0"),
     "vit": ("blocks.1", "blocks.2", "blocks.4"),
     "decoders": (("model.layers.1", "model.layers.1"), ("model.layers.2", "model.layers.3"),
@@ -57,24 +55,10 @@ AFFINE = "affine"
 KINDS = (AFFINE, "low-rank correction", "MLP beside affine", "attention beside affine")
 FEATURES = ("affine, final features first", "random start", "random start, final features first")
 RESAMPLES = 1000
-
-PAGE = study.text(__file__)
-
-
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the study."""
-
-    train: tuple[int, int]  # samples that maps are fitted to and trained on: images, and texts
-    test: tuple[int, int]  # held-out samples: images, and texts
-    steps: tuple[int, int]  # steps of training: for images, and for texts
-    batch: tuple[int, int]  # samples of a step: images, and texts
-    rows: tuple[int, int]  # samples whose rows the MLP is fitted to before it is trained
-
-
-PRESETS = {
-    "small": Preset((4000, 320), (2000, 100), (200, 40), (64, 16), (300, 200)),
-}
+TRAIN, TEST, STEPS, BATCH, ROWS = (4000, 320), (2000, 100), (200, 40), (64, 16), (300, 200)
+"""For images, and for texts: samples that maps are fitted to and trained on, and held-out ones; steps of training, and
+their samples; samples whose rows the MLP is fitted to before it is trained."""
+VIT_IMAGES, VIT_EPOCHS = 50_000, 4
 RANK, HIDDEN = 8, 128
 
 
@@ -89,12 +73,16 @@ class Pair:
     cuts: tuple[tuple[str, str], ...]  # layers of the source and of the target, by depth
     train: hf_stitch.Samples  # samples that maps are fitted to
     test: hf_stitch.Samples  # held-out samples
-    matcher: TaskLoss  # the training
-    rows: int  # number of samples whose rows the MLP is fitted to
 
     @property
     def is_language(self) -> bool:
         return self.name == "decoders"
+
+    @property
+    def matcher(self) -> TaskLoss:
+        """The training."""
+        steps, batch = STEPS[self.is_language], BATCH[self.is_language]
+        return TaskLoss(max_steps=steps, batch_size=batch, schedule="cosine")
 
     @property
     def figure(self) -> str:
@@ -105,39 +93,31 @@ class Pair:
         return "text-generation" if self.is_language else "image-classification"
 
 
-def of_images(name: str, preset: Preset, arguments: argparse.Namespace) -> Pair:
-    published = arguments.published and arguments.published / "drfrankenstein_resnet20"
-    if name == "resnet20" and published:
-        both = list(networks.read_folder(published)[0].values())
+def of_images(name: str, arguments: argparse.Namespace) -> Pair:
+    if name == "resnet20":
+        both = list(networks.read_folder(arguments.published / "drfrankenstein_resnet20")[0].values())
     else:
-        sizes = {"resnet20": (10_000, 6), "vit": (50_000, 4)}[name]
-        optimizer = "adamw" if name == "vit" else "sgd"
         given = ["--data-dir", arguments.data_dir] if arguments.data_dir else []
         # In a process of its own, because accelerators of one process share their precision.
         subprocess.run(
             [
-                sys.executable, study.RUN, "dr_frankenstein.base_training",
-                "--networks", str(arguments.networks), "--architecture", name, "--optimizer", optimizer,
-                "--images", str(sizes[0]), "--epochs", str(sizes[1]), *given,
+                sys.executable, study.RUN, "dr_frankenstein.base_training", "--networks", str(arguments.networks),
+                "--architecture", "vit", "--optimizer", "adamw", "--images", str(VIT_IMAGES), "--epochs",
+                str(VIT_EPOCHS), *given,
             ],
             check=True,
         )  # fmt: skip
-        bases = [base_training.Base(name, sizes[1], sizes[0], seed, optimizer=optimizer) for seed in (0, 1)]
+        bases = [base_training.Base("vit", VIT_EPOCHS, VIT_IMAGES, seed, optimizer="adamw") for seed in (0, 1)]
         both = list(base_training.adapted(bases, arguments.networks, arguments.data_dir).values())
-    train, test = (
-        images.samples("cifar10", split, count, arguments.data_dir)
-        for split, count in (("train", preset.train[0]), ("test", preset.test[0]))
-    )
+    train = images.samples("cifar10", "train", TRAIN[0], arguments.data_dir)
+    test = images.samples("cifar10", "test", TEST[0], arguments.data_dir)
     source, target = both[:2]
     torch.manual_seed(7)
     blank = networks.adapted(networks.small_vit()) if name == "vit" else untrained(source)
-    return Pair(
-        name, source, blank, target, tuple((layer, layer) for layer in CUTS[name]), train, test,
-        TaskLoss(max_steps=preset.steps[0], batch_size=preset.batch[0], schedule="cosine"), preset.rows[0],
-    )  # fmt: skip
+    return Pair(name, source, blank, target, tuple((layer, layer) for layer in CUTS[name]), train, test)
 
 
-def of_texts(preset: Preset, arguments: argparse.Namespace) -> Pair:
+def of_texts(arguments: argparse.Namespace) -> Pair:
     """Read the decoders: the fine one is the source, the coarse one the target."""
     both = [
         hf_stitch.load(
@@ -149,15 +129,11 @@ def of_texts(preset: Preset, arguments: argparse.Namespace) -> Pair:
     train, test = decoders.passages(arguments.texts)
     random = np.random.default_rng(0)
     train, test = (
-        [part[i] for i in random.permutation(len(part))[:count]]
-        for part, count in ((train, preset.train[1]), (test, preset.test[1]))
+        [part[i] for i in random.permutation(len(part))[:count]] for part, count in ((train, TRAIN[1]), (test, TEST[1]))
     )
     source, blank = (PrefixAdapter(each, both[1], own=True) for each in (both[0], untrained(both[0])))
-    cuts: Any = CUTS["decoders"]
-    return Pair(
-        "decoders", source, blank, both[1], cuts, hf_stitch.Samples.of(train), hf_stitch.Samples.of(test),
-        TaskLoss(max_steps=preset.steps[1], batch_size=preset.batch[1], schedule="cosine"), preset.rows[1],
-    )  # fmt: skip
+    train, test = hf_stitch.Samples.of(train), hf_stitch.Samples.of(test)
+    return Pair("decoders", source, blank, both[1], CUTS["decoders"], train, test)
 
 
 def starts(pair: Pair) -> dict[str, Matcher]:
@@ -180,7 +156,7 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
         ) -> None:  # fmt: skip
             begun, read = time.perf_counter(), statistics
             if isinstance(start, ResidualMLP):
-                some = PairedSamples.of(pair.train.take(pair.rows))
+                some = PairedSamples.of(pair.train.take(ROWS[pair.is_language]))
                 read = CollectedPair(Networks(source, pair.target).at([cut]), some, Run(progress=False)).rows(cut)
             first = start.match(CollectedParts(*specs, "none", read)).only
             model = join(source, cut[0], first, pair.target, cut[1], task=pair.task)
@@ -197,13 +173,9 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
             half = (pair.matcher.max_steps or 0) // 2
             first = replace(pair.matcher, max_steps=half, feature_steps=half)
             fast = replace(pair.matcher, lr=1e-2)  # short training converges from a random start with larger steps only
-            for name, start, matcher in zip(
-                FEATURES,
-                (Ridge(), Random(), Random()),
-                (first, fast, replace(first, lr=fast.lr)),
-                strict=True,
-            ):
-                trained(name, start, matcher)
+            trained(FEATURES[0], Ridge(), first)
+            trained(FEATURES[1], Random(), fast)
+            trained(FEATURES[2], Random(), replace(first, lr=fast.lr))
         model = join(source, cut[0], layers[CLOSED], pair.target, cut[1], task=pair.task)
         halves, task = HalvesOfModel(model), task_named(pair.task)
         scoring = Scoring(pair.target, {"": halves}, list(halves.predictors(layers)), task)
@@ -222,20 +194,15 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
     sign = -1 if pair.is_language else 1  # fewer bits are better
     of, blank_of = drawn["trained"], drawn["untrained"]
     gains = {name: sign * (of[name] - of[AFFINE]) for name in KINDS[1:]}
-    found["scores"] = {name: interval(values) for name, values in of.items()}
-    found["untrained"] = {name: interval(blank_of[name]) for name in (CLOSED, *KINDS)}
-    found["gains"] = {name: interval(values) for name, values in gains.items()}
-    found["over ridge"] = {name: interval(sign * (of[name] - of[CLOSED])) for name in KINDS}
-    found["selectivity"] = {name: interval(sign * (of[name] - blank_of[name])) for name in (CLOSED, *KINDS)}
+    found["scores"] = {name: percentiles(values) for name, values in of.items()}
+    found["untrained"] = {name: percentiles(blank_of[name]) for name in (CLOSED, *KINDS)}
+    found["gains"] = {name: percentiles(values) for name, values in gains.items()}
+    found["selectivity"] = {name: percentiles(sign * (of[name] - blank_of[name])) for name in (CLOSED, *KINDS)}
     found["gains beyond untrained"] = {
-        name: interval(gain - sign * (blank_of[name] - blank_of[AFFINE])) for name, gain in gains.items()
+        name: percentiles(gain - sign * (blank_of[name] - blank_of[AFFINE])) for name, gain in gains.items()
     }
-    found["features"] = {
-        "affine": interval(sign * (of[FEATURES[0]] - of[AFFINE])),
-        "random": interval(sign * (of[FEATURES[2]] - of[FEATURES[1]])),
-    }
-    found["drawn"] = {"affine": (sign * (of[FEATURES[0]] - of[AFFINE])).tolist(),
-                      "random": (sign * (of[FEATURES[2]] - of[FEATURES[1]])).tolist()}  # fmt: skip
+    found["drawn"] = {"affine": sign * (of[FEATURES[0]] - of[AFFINE]),
+                      "random": sign * (of[FEATURES[2]] - of[FEATURES[1]])}  # fmt: skip
     found["audits"] = {
         name: {
             "in_distribution": one.in_distribution,
@@ -245,10 +212,6 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
         for name, one in zip(models, audits, strict=True)
     }
     return found
-
-
-def interval(values: Any) -> list[float]:
-    return [float(values[0]), *map(float, np.quantile(values[1:], [0.025, 0.975]))]
 
 
 def run(pair: Pair) -> dict[str, Any]:
@@ -263,11 +226,11 @@ def run(pair: Pair) -> dict[str, Any]:
         record["cuts"][" → ".join(dict.fromkeys(cut))] = measure(pair, cut, trained.moments(cut), blank.moments(cut))
     for kind in ("affine", "random"):  # over the depths of a pair, on shared resamples
         of_cuts = [found["drawn"][kind] for found in record["cuts"].values()]
-        record[f"features of {kind}"] = interval(np.mean(of_cuts, 0))
+        record[f"features of {kind}"] = percentiles(np.mean(of_cuts, 0))
     for found in record["cuts"].values():
         del found["drawn"]
     record["seconds"] = time.perf_counter() - begun
-    record["machine"] = f"{platform.machine()}, {torch.get_num_threads()} thread(s), torch {torch.__version__}"
+    record["machine"] = study.machine()
     return record
 
 
@@ -331,7 +294,7 @@ def page(record: dict[str, Any]) -> str:
     def scores(_: str, kind: str, pair: dict[str, Any], first: int) -> str:
         return ", ".join(f"{each['scores'][starts[kind][first]][0]:.3f}" for each in pair["cuts"].values())
 
-    return PAGE.format(
+    return study.text(__file__).format(
         settings=record["settings"], rank=RANK, hidden=HIDDEN, chance=0.025 * total,
         pays=f"Maps beyond affine pay in {len(paying)} of {total} cases{': ' * bool(paying)}{'; '.join(paying)}.",
         strange=f"Out of distribution, of {len(found)} cells: {', '.join(f'{row} {n}' for row, n in out.items())}.",
@@ -348,22 +311,19 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> None:
     options = "data-dir", "published", "networks", "texts"
-    parser = study.parser(__doc__, *options, presets=PRESETS, required={"texts", "out"})
+    parser = study.parser(__doc__, *options, required={"published", "texts", "out"})
     parser.add_argument("--decoders", type=Path, required=True, help="folder of the decoders")
     parser.add_argument("--only", choices=TITLES, action="append", help="pair to run. Repeatable. [default: all]")
     arguments = parser.parse_args()
-    preset = PRESETS[arguments.preset]
 
     def measured(name: str) -> dict[str, Any]:
-        return run(of_texts(preset, arguments) if name == "decoders" else of_images(name, preset, arguments))
+        return run(of_texts(arguments) if name == "decoders" else of_images(name, arguments))
 
     chosen = arguments.only or TITLES
     pairs = {name: study.kept(arguments.out / f"{name}.json", partial(measured, name)) for name in chosen}
     if len(pairs) == len(TITLES):
         settings = (
-            f"{preset.train[0]:,} images and {preset.train[1]:,} texts, {preset.steps[0]} steps of {preset.batch[0]} "
-            f"images and {preset.steps[1]} of {preset.batch[1]} texts (Adam, 0.001, cosine), scored on "
-            f"{preset.test[0]:,} and {preset.test[1]:,} held-out ones"
+            f"{TRAIN[0]:,} images and {TRAIN[1]:,} texts, {STEPS[0]} steps of {BATCH[0]} images and {STEPS[1]} of "
+            f"{BATCH[1]} texts (Adam, 0.001, cosine), scored on {TEST[0]:,} and {TEST[1]:,} held-out ones"
         )
-        record = {"settings": settings, "pairs": pairs}
-        study.leave(NAME, record, page, arguments.out)
+        study.leave("beyond_affine", {"settings": settings, "pairs": pairs}, page, arguments.out)

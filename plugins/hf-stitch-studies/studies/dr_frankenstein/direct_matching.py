@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein
-from dr_frankenstein.experiment import CUTS, TITLES, Networks, Preset, scored
+from dr_frankenstein.experiment import CUTS, TITLES, Networks, Sizes, scored
 
 from hf_stitch.registry import registries
 
-PRESETS = {
-    "small": Preset(5_000, 10_000, 0, (10_000, 6)),
-    "paper": Preset(50_000, 10_000, 0, (50_000, 300), seeds=10),
-}
+SIZES = Sizes(5_000, 10_000)
 LEAST_SQUARES, PROCRUSTES, RECOLOURED = frankenstein.START, "Procrustes", "recoloured"
 REFERENCE = (1.000, 0.921, 0.787, 0.907, 0.834, 0.945, 0.965, 0.986)
 """Relative accuracy of network 1 with the front of network 0, computed independently in float64 (± .003)."""
@@ -30,32 +27,29 @@ WELL_AT = ("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.1")
 """Layers of ResNet-20 where least squares performs well in the paper."""
 PUBLISHED = {"tiny10": (6.99, 1.96), "resnet20": (4.69, 2.91)}
 """The paper's cross-entropy with the target without a map: mean and deviation over runs and layers."""
-PERMUTATION, PERMUTED = "permutation", {"small": (4, 500, 1_000), "paper": (5, 50_000, 10_000)}
-"""Pairs of Tiny-10, training and test images for permutations, which a small part of the images decides."""
+PERMUTATION, PERMUTED_PAIRS, PERMUTED = "permutation", 4, Sizes(500, 1_000)
+"""Pairs of Tiny-10 and images for permutations, which a small part of the images decides."""
 METHODS = (LEAST_SQUARES, PROCRUSTES, RECOLOURED, *frankenstein.BASELINES)
 
 
 def main() -> None:
-    run = experiment.Run.of(__doc__, PRESETS)
-    record, samples = run.record(), run.samples()
-    for architecture, layers in CUTS.items():
-        networks = run.networks(architecture)
-        names = list(networks)
-        pairs = frankenstein.ring(names)
-        if len(names) > 3:
-            pairs += list(zip(names, names[3:] + names[:3], strict=True))
-        record["architectures"][architecture] = measured(networks, pairs, layers, samples)
-    count, *sizes = PERMUTED[run.name]
-    samples = Preset(*sizes, 0, (0, 0)).samples("cifar10", run.arguments.data_dir)
-    networks = run.networks("tiny10")
-    record["permutations"] = permuted(networks, experiment.disjoint(networks, count), CUTS["tiny10"], samples)
-    study.leave("direct_matching", record, page, run.arguments.out)
+    arguments = experiment.read(__doc__)
+    record, samples = experiment.started(arguments, SIZES), SIZES.samples(arguments.data_dir)
+    for architecture in CUTS:
+        networks = experiment.loaded(architecture, arguments)
+        record["architectures"][architecture] = measured(architecture, networks, samples)
+        if architecture == "tiny10":
+            record["permutations"] = permuted(networks, PERMUTED.samples(arguments.data_dir))
+    study.leave("direct_matching", record, page, arguments.out)
 
 
-def measured(networks: Networks, pairs: Sequence[Any], layers: Sequence[str], samples: Sequence[Any]) -> dict[str, Any]:
+def measured(architecture: str, networks: Networks, samples: Sequence[Any]) -> dict[str, Any]:
     """Stitch pairs of networks at every layer with every method."""
+    names, layers, pairs = list(networks), CUTS[architecture], frankenstein.ring(networks)
+    if len(names) > 3:
+        pairs += list(zip(names, names[3:] + names[:3], strict=True))
     direct = {each: registries.matchers.build(each.lower()) for each in (PROCRUSTES, RECOLOURED)}
-    found = frankenstein.answers(networks, networks, pairs, layers, *samples, direct=direct, trained={})
+    found = frankenstein.answers(networks, pairs, layers, *samples, direct=direct, trained={})
     return {
         "pairs": [f"{a} → {b}" for a, b in pairs], "layers": list(layers),
         "target_accuracy": (found.targets.argmax(-1) == found.labels).double().mean(1).tolist(),
@@ -67,10 +61,11 @@ def measured(networks: Networks, pairs: Sequence[Any], layers: Sequence[str], sa
     }  # fmt: skip
 
 
-def permuted(networks: Networks, pairs: Sequence[Any], layers: Sequence[str], samples: Sequence[Any]) -> dict[str, Any]:
-    """Stitch pairs by permutations and by least squares."""
-    direct = {PERMUTATION: registries.matchers.build(PERMUTATION)}
-    found = frankenstein.answers(networks, networks, pairs, layers, *samples, direct=direct, trained={})
+def permuted(networks: Networks, samples: Sequence[Any]) -> dict[str, Any]:
+    """Stitch pairs of Tiny-10 by permutations and by least squares."""
+    direct, layers = {PERMUTATION: registries.matchers.build(PERMUTATION)}, CUTS["tiny10"]
+    pairs = experiment.disjoint(networks, PERMUTED_PAIRS)
+    found = frankenstein.answers(networks, pairs, layers, *samples, direct=direct, trained={})
     return {
         "pairs": [f"{a} → {b}" for a, b in pairs], "layers": layers,
         "by_pair": {m: [found.by_pair(layer, m) for layer in layers] for m in (PERMUTATION, LEAST_SQUARES)},
@@ -80,15 +75,13 @@ def permuted(networks: Networks, pairs: Sequence[Any], layers: Sequence[str], sa
 
 COLLAPSES, LAYERS_WELL, ALMOST_ALL, AS_GOOD, UNMAPPED, NOT_PERMUTATIONS = study.stated(__file__)
 
-PAGE = study.text(__file__)
-
 
 def page(record: dict[str, Any]) -> str:
     found = record["permutations"]
     columns = (_over_pairs(found, *which) for which in ((PERMUTATION,), (LEAST_SQUARES,), (PERMUTATION, LEAST_SQUARES)))
     rows = [(layer, *map(study.shown, scores)) for layer, *scores in zip(found["layers"], *columns, strict=True)]
     return experiment.written(
-        PAGE, "direct_matching", record, claims(record), train=record["preset"]["train"], test=record["preset"]["test"],
+        __file__, record, claims(record), train=record["preset"]["train"], test=record["preset"]["test"],
         collapsed=COLLAPSED, margin=MARGIN, well=WELL, permuted=len(found["pairs"]),
         permutations=study.markdown(("layer", PERMUTATION, LEAST_SQUARES, "difference"), rows),
         architectures="\n\n".join(_section(*each, record) for each in record["architectures"].items()),
@@ -99,9 +92,7 @@ def _section(architecture: str, found: dict[str, Any], record: dict[str, Any]) -
     header = ["layer", LEAST_SQUARES, "sd over pairs", PROCRUSTES, "less least squares", RECOLOURED,
               "less least squares", "identity", "mean only"]  # fmt: skip
     direct = found["by_pair"][LEAST_SQUARES]
-    reference = (
-        architecture == "tiny10" and record["networks"].startswith("the authors") and found["pairs"][0] == "0 → 1"
-    )
+    reference = architecture == "tiny10" and record["networks"].startswith("the authors")
     rows = []
     for i, layer in enumerate(found["layers"]):
         scores = {method: scored(found["relative_accuracy"][method][i]) for method in METHODS}

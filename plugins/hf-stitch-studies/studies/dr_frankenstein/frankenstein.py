@@ -22,7 +22,6 @@ from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
-from hf_stitch.training.prepared import Augment
 
 Array = NDArray[np.float64]
 Pair = tuple[str, str]
@@ -95,9 +94,8 @@ def ring(names: Iterable[str]) -> list[Pair]:
 
 @torch.no_grad()
 def answers(
-    sources: Mapping[str, hf_stitch.Adapter], targets: Mapping[str, hf_stitch.Adapter], pairs: Sequence[Pair],
-    layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples, *, direct: Mapping[str, Matcher],
-    trained: Mapping[str, TaskLoss], augment: Augment | None = None,
+    networks: Mapping[str, hf_stitch.Adapter], pairs: Sequence[Pair], layers: Sequence[str], train: hf_stitch.Samples,
+    test: hf_stitch.Samples, *, direct: Mapping[str, Matcher], trained: Mapping[str, TaskLoss],
 ) -> Answers:  # fmt: skip
     """Stitch every pair at every layer with every method, and compute logits on the test images.
 
@@ -107,10 +105,10 @@ def answers(
     found_logits: dict[tuple[str, str, Pair], Tensor] = {}
     whole = {}
     for name in dict.fromkeys(b for _, b in pairs):
-        group, target = [pair for pair in pairs if pair[1] == name], targets[name]
+        group, target = [pair for pair in pairs if pair[1] == name], networks[name]
         whole[name] = torch.cat([target.forward(target.preprocess(b.samples)) for b in test.batches(500)])
         same, samples, run = [(layer, layer) for layer in layers], PairedSamples.of(train), Run(500)
-        found = {a: CollectedPair(Networks(sources[a], target).at(same), samples, run) for a, _ in group}
+        found = {a: CollectedPair(Networks(networks[a], target).at(same), samples, run) for a, _ in group}
         closed = {(a, m): matcher.match(found[a]).layers for a in found for m, matcher in direct.items()}
         maps: dict[tuple[str, Pair], dict[str, StitchingLayer]] = {}
         for layer, (a, b) in product(layers, group):
@@ -120,18 +118,16 @@ def answers(
         for method, matcher in trained.items():
             starts = {a: matcher.initial.match(found[a]).layers for a in found}
             models = [
-                join(sources[a], layer, starts[a][layer, layer], target, layer, task=target.task)
+                join(networks[a], layer, starts[a][layer, layer], target, layer, task=target.task)
                 for layer, (a, _) in maps
             ]
             with torch.enable_grad():
-                ends = matcher.fit(
-                    models, train, target=target, augment=augment,
-                    accelerator=Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="bf16"),
-                )  # fmt: skip
+                accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="bf16")
+                ends = matcher.fit(models, train, target=target, accelerator=accelerator)
             for place, end in zip(maps, ends, strict=True):
                 maps[place][method] = end
         for (layer, pair), fitted in maps.items():
-            model = join(sources[pair[0]], layer, fitted[START], target, layer, task=target.task)
+            model = join(networks[pair[0]], layer, fitted[START], target, layer, task=target.task)
             for method, logits in _logits(model, fitted, test).items():
                 found_logits[layer, method, pair] = logits
     methods = [*direct, *trained, *BASELINES]

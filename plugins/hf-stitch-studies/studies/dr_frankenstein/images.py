@@ -1,33 +1,49 @@
 """Images for the experiments, decoded once."""
 
-import sys
-
 import numpy as np
 import torch
 from dr_frankenstein import networks
 from torch import Tensor
-from tqdm.auto import tqdm
+from torch.nn import functional
 
 import hf_stitch
 from hf_stitch.data import read_data
 
-DATA = {"cifar10": "uoft-cs/cifar10", "fashion_mnist": "zalando-datasets/fashion_mnist"}
-"""Name -> data set on the Hub."""
+DATA = {
+    "cifar10": ("uoft-cs/cifar10", "label"),
+    "cifar100": ("uoft-cs/cifar100", "coarse_label"),
+    "cifar100_fine": ("uoft-cs/cifar100", "fine_label"),
+    "fashion_mnist": ("zalando-datasets/fashion_mnist", "label"),
+    "mnist": ("ylecun/mnist", "label"),
+}
+"""Name -> data set on the Hub and its label column."""
 
 
-def read(name: str, split: str, count: int, data_dir: str | None) -> tuple[Tensor, Tensor]:
-    """Read the first images of a data set in :data:`DATA`, from a local folder or the Hub, and their labels."""
-    samples = hf_stitch.Samples.of(read_data(DATA[name], data_dir=data_dir, split=split))
-    samples = samples.take(min(count, len(samples)))
-    pixels = torch.zeros(len(samples), 3, 32, 32, dtype=torch.uint8)
-    start = 0
-    for batch in tqdm(samples.batches(500), f"{name} {split}", delay=3, disable=not sys.stderr.isatty()):
-        arrays = np.stack([np.asarray(image.convert("RGB")) for image in batch.samples])
-        frame = (32 - arrays.shape[1]) // 2
-        inside = slice(frame, 32 - frame)
-        pixels[start : start + len(arrays), :, inside, inside] = torch.from_numpy(arrays).permute(0, 3, 1, 2)
-        start += len(arrays)
-    return pixels, torch.tensor(samples.labels)
+def raw(name: str, split: str, count: int | None, data_dir: str | None) -> hf_stitch.Samples:
+    """Read the first images of a data set in :data:`DATA`, or all, from a local folder or the Hub."""
+    source, label = DATA[name]
+    samples = hf_stitch.Samples.of(read_data(source, data_dir=data_dir, split=split), label=label)
+    return samples if count is None else samples.take(min(count, len(samples)))
+
+
+def pixels(samples: hf_stitch.Samples) -> Tensor:
+    """Return images as they are, ``(n, channels, height, width)`` uint8."""
+    arrays = [np.asarray(image) for batch in samples.batches(500, progress="reading") for image in batch.samples]
+    stacked = torch.from_numpy(np.stack(arrays))
+    return stacked.permute(0, 3, 1, 2).contiguous() if stacked.ndim == 4 else stacked[:, None]
+
+
+def squares(samples: hf_stitch.Samples) -> Tensor:
+    """Return images as RGB of 32 × 32 pixels ``(n, 3, 32, 32)`` uint8; smaller ones get a black frame."""
+    stacked = pixels(samples)
+    border = (32 - stacked.shape[-1]) // 2
+    return functional.pad(stacked, [border] * 4).expand(-1, 3, -1, -1).contiguous()
+
+
+def read(name: str, split: str, count: int | None, data_dir: str | None) -> tuple[Tensor, Tensor]:
+    """Read images of a data set as :func:`squares`, and their labels."""
+    found = raw(name, split, count, data_dir)
+    return squares(found), torch.tensor(found.labels)
 
 
 def samples(name: str, split: str, count: int, data_dir: str | None) -> hf_stitch.Samples:
@@ -51,9 +67,3 @@ def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
     # Advanced indices around a slice come first: (n, 32, 32, 3).
     chosen = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return chosen.permute(0, 3, 1, 2)
-
-
-def augmented_samples(samples: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """Augment normalised samples, for the argument ``augment`` of :meth:`hf_stitch.training.TaskLoss.fit`."""
-    black = networks.normalised(torch.zeros(3, 32, 32))
-    return list(augmented(torch.stack(samples) - black, generator) + black)

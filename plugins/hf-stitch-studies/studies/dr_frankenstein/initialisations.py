@@ -13,23 +13,16 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, stitching
-from dr_frankenstein.experiment import PAPER, SHORT, TITLES, Preset
+from dr_frankenstein.experiment import SHORT, TITLES, Sizes
 from hf_stitch_studies import score_curves
 
 import hf_stitch
 from hf_stitch.registry import registries
 
-PRESETS = {
-    "small": {
-        "tiny10": Preset(10_000, 2_000, 4, (10_000, 6), batch=32, **SHORT),
-        "resnet20": Preset(3_000, 1_000, 1, (10_000, 6), batch=16, **SHORT),
-    },
-    "paper": {"tiny10": PAPER, "resnet20": PAPER},
-}
-STARTS = {
-    "small": {"tiny10": (5, 10), "resnet20": (1, 50)},
-    "paper": {"tiny10": (5, 50), "resnet20": (1, 50)},
-}
+SIZES = {
+    "tiny10": Sizes(10_000, 2_000, 4, batch=32, **SHORT), "resnet20": Sizes(3_000, 1_000, 1, batch=16, **SHORT)
+}  # fmt: skip
+STARTS = {"tiny10": (5, 10), "resnet20": (1, 50)}
 """Number of pairs, and of starts of each kind and pair."""
 PLACES = {"tiny10": "bn3", "resnet20": "layer2.0"}
 SHARE = 0.2
@@ -47,30 +40,29 @@ def main() -> None:
     place = arguments.out / "initialisations.json"
     record: dict[str, Any] = json.loads(place.read_text()) if place.is_file() else {"architectures": {}, "preset": {}}
     for architecture in arguments.architectures:
-        layer, preset = PLACES[architecture], PRESETS[arguments.preset][architecture]
-        count, starts = STARTS[arguments.preset][architecture]
-        networks = experiment.loaded(architecture, arguments, preset)
-        record["networks"], record["preset"][architecture] = experiment.origin(arguments, preset), preset
+        layer, sizes, (count, starts) = PLACES[architecture], SIZES[architecture], STARTS[architecture]
+        networks = experiment.loaded(architecture, arguments)
+        record["networks"], record["preset"][architecture] = experiment.origin(arguments), sizes
         found, pairs = dict[str, list[float]](), []
         for a, b in experiment.disjoint(networks, count):
             one = study.kept(
-                arguments.out / "parts" / f"{arguments.preset} {architecture} {a} {b}.json",
-                partial(measured, networks[a], networks[b], layer, starts, preset, arguments.data_dir),
+                arguments.out / "parts" / f"{architecture} {a} {b}.json",
+                partial(measured, networks[a], networks[b], layer, starts, sizes, arguments.data_dir),
             )
             pairs.append(f"{a} → {b}")
             for kind, values in one.items():
                 found.setdefault(kind, []).extend(values)
             record["architectures"][architecture] = {
-                "layer": layer, "setting": str(preset), "asked": count, "pairs": pairs, "relative_accuracy": found,
+                "layer": layer, "setting": str(sizes), "asked": count, "pairs": pairs, "relative_accuracy": found,
             }  # fmt: skip
             study.leave("initialisations", record, page, arguments.out)
 
 
 def measured(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, count: int, preset: Preset, data_dir: str | None
+    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, count: int, sizes: Sizes, data_dir: str | None
 ) -> dict[str, list[float]]:
     """Train from random and least-squares starts; return the relative accuracies of all starts and ends."""
-    train, test = preset.samples("cifar10", data_dir)
+    train, test = sizes.samples(data_dir)
     random = [registries.matchers.build("random", seed=seed) for seed in range(count)]
     models = {
         RANDOM: stitching.direct(source, target, layer, random, train),
@@ -80,9 +72,9 @@ def measured(
     }
     layers = {f"{kind}, start": dict(enumerate(m.stitch for m in starts)) for kind, starts in models.items()}
     together = [model for starts in models.values() for model in starts]
-    shorter = replace(preset, epochs=max(preset.epochs // 2, 1))
-    half = stitching.trained(shorter.task_loss, models[RANDOM], target, train, shorter)
-    ends = stitching.trained(preset.task_loss, together, target, train, preset)
+    shorter = replace(sizes.task_loss, epochs=max(sizes.epochs // 2, 1))
+    half = stitching.trained(shorter, models[RANDOM], target, train)
+    ends = stitching.trained(sizes.task_loss, together, target, train)
     for kind, some in ((HALF, half), (RANDOM, ends[:count]), (DIRECT, ends[count:])):
         layers[kind] = dict(enumerate(some))
     found = score_curves(together[0], test, "seed", layers, target=target, batch_size=stitching.BATCH, resamples=2)
@@ -90,7 +82,6 @@ def measured(
 
 
 (STARTS_CLAIM,) = study.stated(__file__)
-PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -113,7 +104,7 @@ def page(record: dict[str, Any]) -> str:
         title = f"## {TITLES[architecture]}, {found['layer']}, {study.counted(_pairs(found), 'pair')}"
         sections.append(f"{title}\n\n{found['setting']}.\n\n{study.markdown(header, rows)}")
     return experiment.written(
-        PAGE, "initialisations", record, claims(record), stuck=STUCK, least=REACHED,
+        __file__, record, claims(record), stuck=STUCK, least=REACHED,
         architectures="\n\n".join(sections), missing=_missing(record),
     )  # fmt: skip
 

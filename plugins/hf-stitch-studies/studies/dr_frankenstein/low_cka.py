@@ -14,7 +14,7 @@ import numpy as np
 import study
 import torch
 from dr_frankenstein import experiment, stitching
-from dr_frankenstein.experiment import CUTS, SHORT, TITLES, Networks, Preset, scored
+from dr_frankenstein.experiment import CUTS, SHORT, TITLES, Networks, Sizes, scored
 from hf_stitch_studies import TrajectoryRecorder, score_curves
 
 import hf_stitch
@@ -25,16 +25,10 @@ from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 
-PRESETS = {
-    "small": Preset(3_000, 2_000, 5, (10_000, 6), batch=64, **SHORT),
-    "paper": Preset(50_000, 10_000, 30, (50_000, 300), 5, True),
-}
-PLACES: dict[str, dict[str, tuple[tuple[str, ...], int]]] = {
-    "small": {"tiny10": (("bn3", "bn5"), 3), "resnet20": (("layer2.0",), 2)},
-    "paper": {"tiny10": (("bn2", "bn3", "bn5", "bn7"), 5), "resnet20": (("layer1.1", "layer2.0", "layer3.0"), 2)},
-}
+SIZES = Sizes(3_000, 2_000, 5, batch=64, **SHORT)
+PLACES: dict[str, tuple[tuple[str, ...], int]] = {"tiny10": (("bn3", "bn5"), 3), "resnet20": (("layer2.0",), 2)}
 """Layers, and number of networks."""
-PENALTIES = {"small": (0.3, 1.0), "paper": (0.1, 0.3, 1.0, 3.0)}
+PENALTIES = (0.3, 1.0)
 ROTATIONS = 5
 PAIRS, BETWEEN = 3, {"tiny10": (3_000, 1_000), "resnet20": (1_500, 500)}
 """Number of pairs of networks for the baseline, at most; training images, and test images on which CKA is measured."""
@@ -51,43 +45,36 @@ PUBLISHED = {"tiny10": (0.883, 0.050), "resnet20": (0.922, 0.098)}
 
 
 def main() -> None:
-    run = experiment.Run.of(__doc__, PRESETS)
-    record, (train, test) = run.record(), run.samples()
-    probe = test.take(min(PROBE, len(test)))
-    for architecture, (layers, count) in PLACES[run.name].items():
-        networks, penalties = run.networks(architecture), PENALTIES[run.name]
-        found = record["architectures"][architecture] = {
+    arguments = experiment.read(__doc__)
+    record, (train, test) = experiment.started(arguments, SIZES), SIZES.samples(arguments.data_dir)
+    for architecture, (layers, count) in PLACES.items():
+        networks = experiment.loaded(architecture, arguments)
+        some = [data.take(size) for data, size in zip((train, test), BETWEEN[architecture], strict=True)]
+        record["architectures"][architecture] = {
             "networks": {
-                name: {
-                    layer: self_stitched(networks[name], layer, penalties, run.preset, train, test, probe)
-                    for layer in layers
-                }
+                name: {layer: self_stitched(networks[name], layer, train, test) for layer in layers}
                 for name in list(networks)[:count]
-            }
+            },
+            "between": between_networks(networks, experiment.disjoint(networks, PAIRS), CUTS[architecture], *some),
         }
-        sizes = BETWEEN[architecture]
-        layers = CUTS[architecture]
-        some = [data.take(size) for data, size in zip((train, test), sizes, strict=True)]
-        found["between"] = between_networks(networks, experiment.disjoint(networks, PAIRS), layers, *some)
-    study.leave("low_cka", record, page, run.arguments.out)
+    study.leave("low_cka", record, page, arguments.out)
 
 
 def self_stitched(
-    network: hf_stitch.Adapter, layer: str, penalties: Sequence[float], preset: Preset, train: hf_stitch.Samples,
-    test: hf_stitch.Samples, probe: hf_stitch.Samples,
-) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    network: hf_stitch.Adapter, layer: str, train: hf_stitch.Samples, test: hf_stitch.Samples
+) -> dict[str, list[dict[str, Any]]]:
     """Stitch a network to itself with penalised and with rotated maps; return CKA and accuracy of each."""
     [start] = stitching.direct(network, network, layer, ["identity"], train)
     maps: dict[str, dict[float, StitchingLayer]] = {"rotated": {}, "penalised": {0.0: start.stitch}}
     for seed in range(ROTATIONS):
         maps["rotated"][seed] = start.stitch.with_maps(_rotation(start.stitch.widths[0], seed), None)
-    for penalty in penalties:
-        matcher = replace(preset.task_loss, penalties={"linear_cka": penalty})
-        [maps["penalised"][penalty]] = stitching.trained(matcher, [start], network, train, preset)
+    for penalty in PENALTIES:
+        matcher = replace(SIZES.task_loss, penalties={"linear_cka": penalty})
+        [maps["penalised"][penalty]] = stitching.trained(matcher, [start], network, train)
     scores = score_curves(start, test, "β or seed", maps, target=network, batch_size=stitching.BATCH)
     return {
         kind: [
-            {"x": x, "cka": cka(start, probe, network, stitch), "score": score}
+            {"x": x, "cka": cka(start, test.take(PROBE), network, stitch), "score": score}
             for (x, stitch), score in zip(by_x.items(), scores[kind].values(), strict=True)
         ]
         for kind, by_x in maps.items()
@@ -102,12 +89,11 @@ def _rotation(width: int, seed: int) -> LinearStitch:
 
 
 def cka(
-    stitched: hf_stitch.StitchedModel, probe: hf_stitch.Samples, target: hf_stitch.Adapter,
-    stitch: StitchingLayer | None = None,
-) -> float:  # fmt: skip
+    stitched: hf_stitch.StitchedModel, probe: hf_stitch.Samples, target: hf_stitch.Adapter, stitch: StitchingLayer
+) -> float:
     """Return the linear CKA between mapped activations and those of the target, with positions as rows."""
     recorder = TrajectoryRecorder(stitched, probe, ["linear_cka"], target=target)
-    recorder(0, [stitch or stitched.stitch])
+    recorder(0, [stitch])
     return recorder.trajectory["linear_cka"][0]
 
 
@@ -140,8 +126,6 @@ def between_networks(
 
 UNCHANGED, ROTATED, BETWEEN_NETWORKS = study.stated(__file__)
 
-PAGE = study.text(__file__)
-
 
 def page(record: dict[str, Any]) -> str:
     sections = []
@@ -162,7 +146,7 @@ def page(record: dict[str, Any]) -> str:
             means = f"{_over_layers(found, kind)} ({by_layer})"
             sections.append(f"Between networks, CKA after least squares with {kind} as rows: {means}.")
     return experiment.written(
-        PAGE, "low_cka", record, claims(record), low=LOW, kept=KEPT, probe=PROBE, same=SAME, destroyed=DESTROYED,
+        __file__, record, claims(record), low=LOW, kept=KEPT, probe=PROBE, same=SAME, destroyed=DESTROYED,
         test=record["preset"]["test"], architectures="\n\n".join(sections),
     )  # fmt: skip
 

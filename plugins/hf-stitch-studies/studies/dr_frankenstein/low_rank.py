@@ -8,43 +8,39 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein, stitching
-from dr_frankenstein.experiment import CUTS, PAPER, SHORT, TASK, TITLES, Preset
+from dr_frankenstein.experiment import SHORT, TASK, TITLES, Sizes
 from hf_stitch_studies import rank_curve
 
 import hf_stitch
 from hf_stitch.registry import registries
 
-PRESETS = {"small": Preset(3_000, 2_000, 2, (10_000, 6), batch=64, **SHORT), "paper": PAPER}
-PLACES: dict[str, dict[str, tuple[tuple[str, ...], int]]] = {
-    "small": {"tiny10": (("bn3", "bn5", "bn7"), 3), "resnet20": (("layer1.1", "layer2.0", "layer3.0"), 2)},
-    "paper": {"tiny10": (CUTS["tiny10"], 5), "resnet20": (CUTS["resnet20"], 2)},
-}
+SIZES = Sizes(3_000, 2_000, 2, batch=64, **SHORT)
+PLACES = {"tiny10": (("bn3", "bn5", "bn7"), 3), "resnet20": (("layer1.1", "layer2.0", "layer3.0"), 2)}
 """Layers, and number of pairs."""
 RANKS = (4, 8, 16)
 DIRECT = frankenstein.START
 
 
 def main() -> None:
-    run = experiment.Run.of(__doc__, PRESETS)
-    record, samples = run.record(), run.samples()
-    for architecture, (layers, count) in PLACES[run.name].items():
-        networks = run.networks(architecture)
+    arguments = experiment.read(__doc__)
+    record, samples = experiment.started(arguments, SIZES), SIZES.samples(arguments.data_dir)
+    for architecture, (layers, count) in PLACES.items():
+        networks = experiment.loaded(architecture, arguments)
         pairs = experiment.pairs_of(networks, count)
         record["architectures"][architecture] = {
-            layer: {f"{a} → {b}": measured(networks[a], networks[b], layer, run.preset, *samples) for a, b in pairs}
+            layer: {f"{a} → {b}": measured(networks[a], networks[b], layer, *samples) for a, b in pairs}
             for layer in layers
         }
-    study.leave("low_rank", record, page, run.arguments.out)
+    study.leave("low_rank", record, page, arguments.out)
 
 
 def measured(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, preset: Preset, train: hf_stitch.Samples,
-    test: hf_stitch.Samples,
-) -> dict[str, list[Any]]:  # fmt: skip
+    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, train: hf_stitch.Samples, test: hf_stitch.Samples
+) -> dict[str, list[Any]]:
     """Fit and train a map of each rank; return the relative accuracies by method, in the order of the ranks."""
     matchers = [registries.matchers.build("low_rank", rank=rank) for rank in RANKS]
     starts = stitching.direct(source, target, layer, matchers, train)
-    ends = stitching.trained(preset.task_loss, starts, target, train, preset)
+    ends = stitching.trained(SIZES.task_loss, starts, target, train)
     stitches = {DIRECT: [model.stitch for model in starts], TASK: ends}
     families = {method: dict(zip(RANKS, some, strict=True)) for method, some in stitches.items()}
     found = rank_curve(starts[0], test, families, target=target, batch_size=stitching.BATCH)
@@ -52,8 +48,6 @@ def measured(
 
 
 (BETTER,) = study.stated(__file__)
-
-PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -67,7 +61,7 @@ def page(record: dict[str, Any]) -> str:
         ]
         n, _ = experiment.counted(next(iter(layers.values())))
         sections.append(f"## {TITLES[architecture]}, {n}\n\n{study.markdown(('rank', *columns), rows)}")
-    return experiment.written(PAGE, "low_rank", record, claims(record), architectures="\n\n".join(sections))
+    return experiment.written(__file__, record, claims(record), architectures="\n\n".join(sections))
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:

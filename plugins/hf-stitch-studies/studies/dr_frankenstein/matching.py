@@ -4,21 +4,18 @@ Task loss starts from least squares, from least squares with the covariance of t
 of soft ones.
 """
 
-from collections.abc import Sequence
+import argparse
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein
-from dr_frankenstein.experiment import CUTS, PAPER, TASK, TITLES, Claim, Networks, Preset, scored
+from dr_frankenstein.experiment import CUTS, TASK, TITLES, Sizes, scored
 
-PRESETS: dict[str, dict[str, Preset]] = {
-    "small": {
-        "tiny10": Preset(6_000, 4_000, 2, (10_000, 6), lr=3e-3, schedule="cosine", batch=64),
-        "resnet20": Preset(8_000, 5_000, 1, (10_000, 6), lr=3e-3, schedule="cosine", batch=64),
-    },
-    "paper": dict.fromkeys(CUTS, replace(PAPER, seeds=10)),
+SIZES = {
+    "tiny10": Sizes(6_000, 4_000, 2, lr=3e-3, schedule="cosine", batch=64),
+    "resnet20": Sizes(8_000, 5_000, 1, lr=3e-3, schedule="cosine", batch=64),
 }
 DIRECT = frankenstein.START
 RECOLOURED, HARD = "task loss from recoloured", "task loss, hard labels"
@@ -31,29 +28,26 @@ CORRELATED = 0.95
 
 
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
-    record: dict[str, Any] = {"preset": PRESETS[arguments.preset], "architectures": {}}
-    for architecture, layers in CUTS.items():
-        run = experiment.Run(arguments, PRESETS[arguments.preset][architecture])
-        record["networks"] = experiment.origin(arguments, run.preset)
-        found = measured(run, run.networks(architecture), layers, STARTS[architecture])
-        record["architectures"][architecture] = found
+    arguments = experiment.read(__doc__)
+    found = {architecture: measured(architecture, arguments) for architecture in CUTS}
+    record = {"preset": SIZES, "architectures": found, "networks": experiment.origin(arguments)}
     study.leave("matching", record, page, arguments.out)
 
 
-def measured(run: experiment.Run, networks: Networks, layers: Sequence[str], starts: Sequence[str]) -> dict[str, Any]:
+def measured(architecture: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Stitch each network to the next one at every layer, and collect all scores by method and layer."""
-    task_loss = run.preset.task_loss
+    sizes, layers, starts = SIZES[architecture], CUTS[architecture], STARTS[architecture]
+    networks, task_loss = experiment.loaded(architecture, arguments), sizes.task_loss
     recoloured, hard = replace(task_loss, initial="recoloured"), replace(task_loss, labels="hard")
     variants = {TASK: task_loss, RECOLOURED: recoloured, HARD: hard}
     pairs = frankenstein.ring(networks)
     found = frankenstein.answers(
-        networks, networks, pairs, layers, *run.samples(),
-        direct={}, trained={name: variants[name] for name in starts}, augment=run.preset.augmentation,
+        networks, pairs, layers, *sizes.samples(arguments.data_dir),
+        direct={}, trained={name: variants[name] for name in starts},
     )  # fmt: skip
     methods = (DIRECT, *starts, *frankenstein.BASELINES)
     return {
-        "setting": str(run.preset), "pairs": [f"{a} → {b}" for a, b in pairs], "layers": list(layers),
+        "setting": str(sizes), "pairs": [f"{a} → {b}" for a, b in pairs], "layers": list(layers),
         "target_accuracy": (found.targets.argmax(-1) == found.labels).double().mean(1).tolist(),
         "relative_accuracy": {method: [found.relative(layer, method) for layer in layers] for method in methods},
         "by_pair": {method: [found.by_pair(layer, method) for layer in layers] for method in (DIRECT, *starts)},
@@ -63,25 +57,13 @@ def measured(run: experiment.Run, networks: Networks, layers: Sequence[str], sta
     }  # fmt: skip
 
 
-ALIGNED = {
-    "tiny10": Claim(
-        "5.1, figure 2", "Tiny-10: task loss aligns every layer without collapsing accuracy", "near 1 (plot)",
-        f"every layer keeps {COLLAPSED} or more, by the interval",
-    ),
-    "resnet20": Claim(
-        "5.1, figure 2", "ResNet-20: task loss achieves near perfect accuracy", "near 1 (plot)",
-        f"every layer keeps {NEAR} or more, by the interval",
-    ),
-}  # fmt: skip
-WORSE, LABELS = study.stated(__file__)
-
-PAGE = study.text(__file__)
+NOT_COLLAPSED, PERFECT, WORSE, LABELS = study.stated(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
     tiny10 = record["architectures"]["tiny10"]
     return experiment.written(
-        PAGE, "matching", record, claims(record), near=NEAR, collapsed=COLLAPSED,
+        __file__, record, claims(record), near=NEAR, collapsed=COLLAPSED,
         below=len(tiny10["layers"]) - _near(tiny10),
         architectures="\n\n".join(_section(*each) for each in record["architectures"].items()),
     )  # fmt: skip
@@ -156,9 +138,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         n, units = experiment.counted(found["pairs"])
         n += f", {len(found['layers'])} layers"
         task, direct = (found["relative_accuracy"][method] for method in (TASK, DIRECT))
-        least = NEAR if architecture == "resnet20" else COLLAPSED
+        aligned, least = (PERFECT, NEAR) if architecture == "resnet20" else (NOT_COLLAPSED, COLLAPSED)
         span = study.span(each["value"] for each in task)
-        rows.append(ALIGNED[architecture].row(span, n, [study.above(each, least) for each in task], units))
+        rows.append(aligned.row(span, n, [study.above(each, least) for each in task], units))
         room = [gain for gain, each in zip(found["gain"], direct, strict=True) if study.below(each, 1)]
         worse = [study.above(gain, 0) for gain in room]
         span = study.span(gain["value"] for gain in room)

@@ -14,7 +14,7 @@ from typing import Any
 import study
 import torch
 from dr_frankenstein import experiment, stitching
-from dr_frankenstein.experiment import Preset
+from dr_frankenstein.experiment import Sizes
 from dr_frankenstein.frankenstein import Answers
 from torch import Tensor
 
@@ -27,19 +27,13 @@ from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 
-PRESETS = {
-    "small": Preset(2_000, 2_500, 0, (10_000, 6), seeds=4),
-    "paper": Preset(50_000, 10_000, 0, (50_000, 300), seeds=10),
-}
-ORDERS = {"small": 5, "paper": 10}
-"""Number of chains: each begins two networks after the previous one, or one network where there are ten chains."""
-
+SIZES = Sizes(2_000, 2_500)
+ORDERS = 5
+"""Number of chains: each begins two networks after the previous one."""
 LAYERS = ("bn2", "bn4", "bn6")
 """Where the stitches are; the networks between two stitches are cut at both layers."""
-
 PARTS = ((0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3))
 """First and last stitch (exclusive) of each chain: one stitch, two, and three."""
-
 MATCHERS: dict[str, Any] = {
     "least squares": "lstsq",
     "Procrustes": {"name": "procrustes", "scale": True},
@@ -83,12 +77,12 @@ def chains(networks: Sequence[hf_stitch.Adapter], train: hf_stitch.Samples) -> I
                 yield name, method + IN_CHAIN * in_chain, chain
 
 
-def _fitted(
-    methods: Iterable[str], source: hf_stitch.Adapter, target: hf_stitch.Adapter, cuts: tuple[str, str],
-    train: hf_stitch.Samples,
-) -> dict[str, StitchingLayer]:  # fmt: skip
-    run = Run(stitching.BATCH, progress=False)
-    collected = CollectedPair(Pair(source, target).at([cuts]), PairedSamples.of(train), run)
+def _fitted(methods: Iterable[str], *pair: Any) -> dict[str, StitchingLayer]:
+    """Return the stitches between two networks at two cuts, fitted to images, by method."""
+    source, target, cuts, train = pair
+    collected = CollectedPair(
+        Pair(source, target).at([cuts]), PairedSamples.of(train), Run(stitching.BATCH, progress=False)
+    )
     return {method: registries.matchers.build(MATCHERS[method]).match(collected).only for method in methods}
 
 
@@ -145,18 +139,17 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
 
 
 def main() -> None:
-    run = experiment.Run.of(__doc__, PRESETS)
-    networks, count = run.networks("tiny10"), ORDERS[run.name]
+    arguments = experiment.read(__doc__)
+    networks = experiment.loaded("tiny10", arguments, seeds=len(LAYERS) + 1)
     names = list(networks)
-    step = max(1, len(names) // count)
-    orders = [[names[(first * step + i) % len(names)] for i in range(len(LAYERS) + 1)] for first in range(count)]
-    scores = measured(networks, orders, *run.samples())
-    record = {"preset": run.preset, "orders": orders, "relative_accuracy": scores, "products": products(scores)}
-    study.leave("several_stitches", record, page, run.arguments.out)
+    step = max(1, len(names) // ORDERS)
+    orders = [[names[(first * step + i) % len(names)] for i in range(len(LAYERS) + 1)] for first in range(ORDERS)]
+    scores = measured(networks, orders, *SIZES.samples(arguments.data_dir))
+    record = {"preset": SIZES, "orders": orders, "relative_accuracy": scores, "products": products(scores)}
+    study.leave("several_stitches", record, page, arguments.out)
 
 
 (INDEPENDENT,) = study.stated(__file__)
-PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -165,7 +158,7 @@ def page(record: dict[str, Any]) -> str:
         for layers, methods in record["relative_accuracy"].items()
     }
     return experiment.written(
-        PAGE, "several_stitches", record, claims(record), orders=len(record["orders"]), train=record["preset"]["train"],
+        __file__, record, claims(record), orders=len(record["orders"]), train=record["preset"]["train"],
         test=record["preset"]["test"], table=table(scores), findings="\n".join(_findings(scores)),
         names="; ".join(" → ".join(order) for order in record["orders"]),
     )  # fmt: skip

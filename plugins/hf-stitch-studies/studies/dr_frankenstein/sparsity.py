@@ -9,12 +9,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import study
 from dr_frankenstein import experiment, frankenstein, stitching
-from dr_frankenstein.experiment import PAPER, SHORT, TASK, TITLES, Networks, Preset
+from dr_frankenstein.experiment import SHORT, TASK, TITLES, Networks, Sizes
 from hf_stitch_studies import score_curves, sparsify, zero_share
 from matplotlib.figure import Figure
 
@@ -24,30 +25,19 @@ from hf_stitch.plots import curves
 from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 
-PRESETS = {"small": Preset(4_000, 2_000, 3, (10_000, 6), batch=32, **SHORT), "paper": PAPER}
-PLACES = {
-    "small": {"tiny10": ("bn3", 3), "resnet20": ("layer2.0", 2)},
-    "paper": {"tiny10": ("bn3", 5), "resnet20": ("layer2.0", 2)},
-}
+SIZES = Sizes(4_000, 2_000, 3, batch=32, **SHORT)
+PLACES = {"tiny10": ("bn3", 3), "resnet20": ("layer2.0", 2)}
 """Layer, and number of pairs."""
 DIRECT, PROXIMAL = frankenstein.START, "task loss, soft threshold"
 SUPPORT = "task loss, then on its support"
 """The sparsest maps of the soft threshold, trained further without a penalty; entries at zero stay there."""
 CONTINUED = 2
 """Number of maps that are trained on their support."""
-WEIGHTS: dict[str, dict[str, tuple[float, ...]]] = {
-    "small": {DIRECT: (0.003, 0.01, 0.03, 0.1, 0.2, 0.3), TASK: (0.1,), PROXIMAL: (0.1, 0.2, 0.4, 0.7)},
-    "paper": {
-        DIRECT: (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4),
-        TASK: (0.0003, 0.001, 0.003, 0.006, 0.01, 0.02, 0.03, 0.06, 0.1),
-        PROXIMAL: (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
-    },
-}  # fmt: skip
-"""Method -> weights of its penalty, besides 0."""
-PENALTIES = {TASK: "l1", PROXIMAL: "proximal_l1"}
-IN_THE_LOSS: dict[str, tuple[int, int, tuple[float, ...]]] = {
-    "small": (5, 6000, (0.05, 0.1, 0.2)), "paper": (5, 11_700, (0.025, 0.05, 0.1, 0.2, 0.4)),
-}  # fmt: skip
+ALPHAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3)
+"""Weights of the lasso."""
+PENALTIES = {TASK: ("l1", (0.1,)), PROXIMAL: ("proximal_l1", (0.1, 0.2, 0.4, 0.7))}
+"""Method -> its penalty and the weights of that, besides 0."""
+OWN_PAIRS, OWN_STEPS, OWN_WEIGHTS = 5, 6000, (0.05, 0.1, 0.2)
 """The paper's own method, trained long enough: disjoint pairs of Tiny-10, steps, and weights of the L1 norm."""
 SPARSE = 0.8
 """Sparsity at which direct matching and task loss are compared."""
@@ -56,18 +46,17 @@ COLLAPSED = 0.5
 
 
 def main() -> None:
-    run = experiment.Run.of(__doc__, PRESETS)
-    record, samples = run.record(), run.samples()
-    for architecture, (layer, count) in PLACES[run.name].items():
-        networks, runs = run.networks(architecture), {}
-        for a, b in experiment.pairs_of(networks, count):
-            weights = WEIGHTS[run.name]
-            runs[f"{a} → {b}"] = measured(networks[a], networks[b], layer, weights, run.preset, *samples)
+    arguments = experiment.read(__doc__)
+    record, samples = experiment.started(arguments, SIZES), SIZES.samples(arguments.data_dir)
+    for architecture, (layer, count) in PLACES.items():
+        networks = experiment.loaded(architecture, arguments)
+        pairs = experiment.pairs_of(networks, count)
+        runs = {f"{a} → {b}": measured(networks[a], networks[b], layer, *samples) for a, b in pairs}
         record["architectures"][architecture] = {"layer": layer, "runs": runs}
         if architecture == "tiny10":
-            record["in the loss"] = in_the_loss(networks, layer, run, *samples)
+            record["in the loss"] = in_the_loss(networks, layer, arguments.out / "parts", *samples)
     record = json.loads(json.dumps(study.plain(record)))
-    study.leave("sparsity", record, page, run.arguments.out, pictures(record))
+    study.leave("sparsity", record, page, arguments.out, pictures(record))
 
 
 def points(
@@ -85,53 +74,55 @@ def points(
     }
 
 
-def measured(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, weights: Mapping[str, tuple[float, ...]],
-    preset: Preset, train: hf_stitch.Samples, test: hf_stitch.Samples,
-) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
-    """Fit and train with every penalty; return sparsity and accuracy by method and penalty."""
-    lasso = [registries.matchers.build("lasso", alpha=alpha) for alpha in weights[DIRECT]]
+def lassos(
+    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, train: hf_stitch.Samples
+) -> tuple[hf_stitch.StitchedModel, dict[float, StitchingLayer]]:
+    """Return the model stitched by least squares, and weight of the lasso -> sparse stitching layer."""
+    lasso = [registries.matchers.build("lasso", alpha=alpha) for alpha in ALPHAS]
     start, *sparse = stitching.direct(source, target, layer, ["lstsq", *lasso], train)
-    [free] = stitching.trained(preset.task_loss, [start], target, train, preset)
-    stitches: dict[str, dict[float, StitchingLayer]] = {
-        DIRECT: {0.0: start.stitch, **{a: sparsify(m.stitch) for a, m in zip(weights[DIRECT], sparse, strict=True)}}
-    }
-    for method, name in PENALTIES.items():
+    return start, {alpha: sparsify(model.stitch) for alpha, model in zip(ALPHAS, sparse, strict=True)}
+
+
+def measured(
+    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, train: hf_stitch.Samples, test: hf_stitch.Samples
+) -> dict[str, list[dict[str, Any]]]:
+    """Fit and train with every penalty; return sparsity and accuracy by method and penalty."""
+    start, sparse = lassos(source, target, layer, train)
+    [free] = stitching.trained(SIZES.task_loss, [start], target, train)
+    stitches: dict[str, dict[float, StitchingLayer]] = {DIRECT: {0.0: start.stitch, **sparse}}
+    for method, (name, weights) in PENALTIES.items():
         stitches[method] = {0.0: free}
-        for weight in weights[method]:
-            matcher = replace(preset.task_loss, penalties={name: weight})
-            [end] = stitching.trained(matcher, [start], target, train, preset)
+        for weight in weights:
+            matcher = replace(SIZES.task_loss, penalties={name: weight})
+            [end] = stitching.trained(matcher, [start], target, train)
             stitches[method][weight] = sparsify(end)
     sparsest = dict(list(stitches[PROXIMAL].items())[-CONTINUED:])
     models = [join(source, layer, stitch, target, layer, task=target.task) for stitch in sparsest.values()]
-    ends = stitching.trained(preset.task_loss, models, target, train, preset)
+    ends = stitching.trained(SIZES.task_loss, models, target, train)
     stitches[SUPPORT] = dict(zip(sparsest, ends, strict=True))
     return points(start, stitches, target, test)
 
 
 def in_the_loss(
-    networks: Networks, layer: str, run: experiment.Run, train: hf_stitch.Samples, test: hf_stitch.Samples
+    networks: Networks, layer: str, parts: Path, train: hf_stitch.Samples, test: hf_stitch.Samples
 ) -> dict[str, Any]:
     """Train with the L1 norm in the loss, beside the lasso; return pair -> method -> points. It resumes in OUT."""
-    count, steps, weights = IN_THE_LOSS[run.name]
-    alphas, runs = WEIGHTS[run.name][DIRECT], {}
-    for a, b in experiment.disjoint(networks, count):
-        target = networks[b]
-        lasso = [registries.matchers.build("lasso", alpha=alpha) for alpha in alphas]
-        start, *sparse = stitching.direct(networks[a], target, layer, ["lstsq", *lasso], train)
 
-        def one(weight: float, start: Any = start, target: Any = target) -> dict[str, Any]:
-            matcher = replace(run.preset.task_loss, max_steps=steps, penalties={"l1": weight})
-            [end] = stitching.trained(matcher, [start], target, train, run.preset)
-            return points(start, {TASK: {weight: sparsify(end)}}, target, test)[TASK][0]
+    def one(weight: float, start: Any, target: Any) -> dict[str, Any]:
+        matcher = replace(SIZES.task_loss, max_steps=OWN_STEPS, penalties={"l1": weight})
+        [end] = stitching.trained(matcher, [start], target, train)
+        return points(start, {TASK: {weight: sparsify(end)}}, target, test)[TASK][0]
 
-        direct = {alpha: sparsify(model.stitch) for alpha, model in zip(alphas, sparse, strict=True)}
-        parts = run.arguments.out / "parts"
-        runs[f"{a} → {b}"] = {
-            **points(start, {DIRECT: direct}, target, test),
-            TASK: [study.kept(parts / f"{a} {b} {weight:g}.json", partial(one, weight)) for weight in weights],
+    runs = {}
+    for a, b in experiment.disjoint(networks, OWN_PAIRS):
+        start, direct = lassos(networks[a], networks[b], layer, train)
+        runs[f"{a} → {b}"] = points(start, {DIRECT: direct}, networks[b], test) | {
+            TASK: [
+                study.kept(parts / f"{a} {b} {weight:g}.json", partial(one, weight, start, networks[b]))
+                for weight in OWN_WEIGHTS
+            ]
         }
-    return {"steps": steps, "runs": runs}
+    return {"steps": OWN_STEPS, "runs": runs}
 
 
 def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
@@ -154,9 +145,6 @@ def _by_penalty(runs: Mapping[str, Any]) -> Iterator[tuple[str, list[float], lis
 
 
 DROPS, PAPERS_L1, OURS = study.stated(__file__)
-TAKES = "a log grid of some ten weights of L1, ten pairs of Tiny-10, 6,000 steps each"
-
-PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -174,14 +162,12 @@ def page(record: dict[str, Any]) -> str:
             study.markdown(("method", *runs), cells),
         ]
     return experiment.written(
-        PAGE, "sparsity", record, claims(record), own=_own_text(record.get("in the loss")), collapsed=COLLAPSED,
+        __file__, record, claims(record), own=_own_text(record["in the loss"]), collapsed=COLLAPSED,
         architectures="\n\n".join(sections),
     )  # fmt: skip
 
 
-def _own_text(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return "**The paper's own method**, L1 in the loss, has no figure here."
+def _own_text(found: Mapping[str, Any]) -> str:
     rows = [
         (pair, f"{point['penalty']:g}", f"{point['sparsity']:.3f}", f"{point['score']['value']:.3f}")
         for pair, run in found["runs"].items()
@@ -213,7 +199,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         parts = [None if np.isnan(value) else value < COLLAPSED for value in values]
         rows.append(DROPS.of(TITLES[architecture]).row(study.spread(values), n, parts, units))
         pairs |= {f"{architecture} {pair}": run for pair, run in found["runs"].items()}
-    rows.append(_papers_own(record["in the loss"]) if "in the loss" in record else PAPERS_L1.untested(TAKES))
+    rows.append(_papers_own(record["in the loss"]))
     for method in (PROXIMAL, SUPPORT):
         at = compared(pairs, method).values()
         parts = [None if np.isnan(one + other) else other > one for one, other in at]

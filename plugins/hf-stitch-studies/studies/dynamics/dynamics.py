@@ -8,13 +8,14 @@ and activations on test images.
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import study
 import torch
+from dr_frankenstein import images
 from PIL import Image
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -22,8 +23,6 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 import hf_stitch
-from hf_stitch.data import read_data
-from hf_stitch.storage.files import write_whole
 from hf_stitch.training import DynamicsRecorder, SimilarityCallback, StitchabilityCallback
 from hf_stitch.training.dynamics import THRESHOLDS
 
@@ -33,21 +32,9 @@ REFERENCE = 100  # seed of the reference
 STRONG = 0.7  # rank correlation from which on an order counts
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment."""
-
-    train: int  # number of training images
-    probe: int  # number of test images to record activations on
-    stitch: int  # number of other test images, half for fitting stitching layers and half for scoring them
-    epochs: int  # passes over the training images
-    seeds: int  # number of watched networks
-
-
-PRESETS = {
-    "small": Preset(6_000, 500, 2_000, 8, 3),
-    "paper": Preset(50_000, 1_000, 9_000, 100, 10),
-}
+SIZES = {"train": 6_000, "probe": 500, "stitch": 2_000, "epochs": 8, "seeds": 3}
+"""Training images; test images to record activations on; others, half for fitting stitching layers and half for scoring
+them; passes over the training images; watched networks."""
 
 
 class Block(nn.Module):
@@ -82,11 +69,8 @@ class ResNet(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.fc(x.mean((2, 3)))
-        return (
-            {"logits": logits}
-            if labels is None
-            else {"loss": functional.cross_entropy(logits, labels), "logits": logits}
-        )
+        loss = {} if labels is None else {"loss": functional.cross_entropy(logits, labels)}
+        return {**loss, "logits": logits}
 
 
 def normalise(image: Image.Image) -> Tensor:
@@ -97,45 +81,39 @@ def normalise(image: Image.Image) -> Tensor:
 
 def flipped(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Collate a batch, and flip each image horizontally with probability 0.5."""
-    images = torch.stack([row["pixel_values"] for row in rows])
-    mirrored = torch.where(torch.rand(len(rows), 1, 1, 1) < 0.5, images.flip(3), images)
+    pixels = torch.stack([row["pixel_values"] for row in rows])
+    mirrored = torch.where(torch.rand(len(rows), 1, 1, 1) < 0.5, pixels.flip(3), pixels)
     return {"pixel_values": mirrored, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", "cache", presets=PRESETS).parse_args()
-    preset = PRESETS[arguments.preset]
-    paths = [arguments.cache / NAME / f"{arguments.preset}_{seed}.json" for seed in range(preset.seeds)]
+    arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
+    paths = [arguments.cache / NAME / f"{seed}.json" for seed in range(SIZES["seeds"])]
     if not all(path.is_file() for path in paths):
-        watch(preset, paths, arguments.data_dir)
+        watch(paths, arguments.data_dir)
     runs = [json.loads(path.read_text()) for path in paths]
     # A page needs the similarity to the last moment only.
     kept = [{key: value for key, value in run.items() if key != "dynamics"} for run in runs]
-    record = {"preset": arguments.preset, "sizes": asdict(preset), "runs": kept}
-    study.leave(NAME, record, page, arguments.out)
+    study.leave(NAME, {"sizes": SIZES, "runs": kept}, page, arguments.out)
 
 
-def watch(preset: Preset, paths: list[Path], data_dir: str | None) -> None:
+def watch(paths: list[Path], data_dir: str | None) -> None:
     """Train the reference and each network that has no file yet, and write what the callbacks recorded."""
-    train, test = (
-        hf_stitch.Samples.of(read_data("uoft-cs/cifar10", data_dir=data_dir, split=split)).take(n)
-        for split, n in (("train", preset.train), ("test", preset.probe + preset.stitch))
-    )
-    probe, data = test.take(preset.probe), test.select(range(preset.probe, len(test)))
+    train = images.raw("cifar10", "train", SIZES["train"], data_dir)
+    test = images.raw("cifar10", "test", SIZES["probe"] + SIZES["stitch"], data_dir)
+    probe, data = test.take(SIZES["probe"]), test.select(range(SIZES["probe"], len(test)))
     rows = [
         {"pixel_values": normalise(image), "labels": label}
         for batch in train.batches(500, progress="reading")
         for image, label in zip(batch.samples, batch.labels or [], strict=True)
     ]
     with tempfile.TemporaryDirectory() as folder:
-        reference = trainer(REFERENCE, rows, preset.epochs, folder)
+        reference = trainer(REFERENCE, rows, folder)
         reference.train()
         theirs = loaded(reference)
         for seed, path in enumerate(paths):
             if not path.is_file():
-                found = watched(seed, theirs, rows, probe, data, preset, folder)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, lambda path, found=found: path.write_text(json.dumps(found)))
+                study.kept(path, partial(watched, seed, theirs, rows, probe, data, folder))
                 print(f"seed {seed}: done", flush=True)
 
 
@@ -146,16 +124,11 @@ def loaded(trained: Trainer) -> hf_stitch.Adapter:
 
 
 def watched(
-    seed: int,
-    theirs: hf_stitch.Adapter,
-    rows: list[dict[str, Any]],
-    probe: hf_stitch.Samples,
-    data: hf_stitch.Samples,
-    preset: Preset,
+    seed: int, theirs: hf_stitch.Adapter, rows: list[dict[str, Any]], probe: hf_stitch.Samples, data: hf_stitch.Samples,
     folder: str,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Train a network with all callbacks, and return its figures by layer."""
-    training = trainer(seed, rows, preset.epochs, folder)
+    training = trainer(seed, rows, folder)
     ours = loaded(training)
     recorder = DynamicsRecorder(Path(folder, f"recordings {seed}"), probe).attach(training, ours)
     start, other = (SimilarityCallback(to, probe).attach(training, ours) for to in ("start", theirs))
@@ -188,10 +161,10 @@ def by_kind(callback: SimilarityCallback | StitchabilityCallback, place: int) ->
     return found
 
 
-def trainer(seed: int, rows: list[dict[str, Any]], epochs: int, folder: str) -> Trainer:
+def trainer(seed: int, rows: list[dict[str, Any]], folder: str) -> Trainer:
     """Create a trainer for a network with random weights."""
     options = TrainingArguments(
-        folder, seed=seed, num_train_epochs=epochs, per_device_train_batch_size=64, learning_rate=3e-3,
+        folder, seed=seed, num_train_epochs=SIZES["epochs"], per_device_train_batch_size=64, learning_rate=3e-3,
         weight_decay=0.05, warmup_steps=100, report_to=[], save_strategy="no", logging_strategy="epoch",
         remove_unused_columns=False,
     )  # fmt: skip
@@ -244,9 +217,6 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     return [BOTTOM_UP.row(ours, f"{len(found)} networks", [any(first), all(map(all, found))], len(found))]
 
 
-PAGE = study.text(__file__)
-
-
 def page(record: dict[str, Any]) -> str:
     runs, sizes = record["runs"], record["sizes"]
     layers = list(runs[0]["to_final"])
@@ -256,8 +226,8 @@ def page(record: dict[str, Any]) -> str:
             "stitched into it: before training": "stitched before", "after": "stitched after",
             "mean only": "mean only"}  # fmt: skip
     accuracy = ", ".join(f"{run['accuracy']['watched']:.3f}" for run in runs)
-    return PAGE.format(
-        verdicts=study.verdicts(claims(record)), **sizes, preset=record["preset"],
+    return study.text(__file__).format(
+        verdicts=study.verdicts(claims(record)), **sizes,
         accuracy=f"{accuracy}; reference {runs[0]['accuracy']['reference']:.3f}",
         orders=study.table(
             [(run["seed"], list(order(run).values())) for run in runs],

@@ -41,23 +41,10 @@ TOKENS = 64
 DOCSTRINGS = ("numpy", "scipy", "pandas", "sklearn", "torch", "transformers", "datasets", "matplotlib")
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers of texts."""
-
-    index: int  # documents of the index
-    pairs: int  # texts that maps may be fitted to
-    queries: int  # queries
-    training: int  # texts that encoders are trained on
-    translated: int  # documents of the index of Tatoeba sentences
-    steps: int  # steps of a distillation
-    packages: int = len(DOCSTRINGS)  # installed packages whose docstrings are read
-
-
-PRESETS = {
-    "small": Sizes(6000, 5000, 500, 1500, 3000, 200),
-    "paper": Sizes(6000, 5000, 500, 1500, 3000, 200),
-}
+SIZES = {"queries": 500, "pairs": 5000, "training": 1500, "index": 6000}
+"""Queries, texts that maps may be fitted to, texts that encoders are trained on, and documents of the index."""
+TRANSLATED, STEPS = 3000, 200
+"""Documents of the index of Tatoeba sentences; steps of a distillation."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,7 @@ class Corpus:
         return {**self.parts, "documents": self.documents, "questions": self.questions}
 
 
-def corpus(data: Path, texts: Path | None, sizes: Sizes) -> Corpus:
+def corpus(data: Path, texts: Path | None) -> Corpus:
     """Read the texts, remove near-duplicates, and divide them."""
     random = np.random.default_rng(0)
     quotas = {"docstring": 3000, "debian": 5000}
@@ -86,7 +73,7 @@ def corpus(data: Path, texts: Path | None, sizes: Sizes) -> Corpus:
             for split in ("train", "test")
             for text in pd.read_parquet(data / "trec" / f"{split}.parquet")["text"].tolist()
         ],
-        "docstring": docstrings(DOCSTRINGS[: sizes.packages]),
+        "docstring": docstrings(DOCSTRINGS),
         "debian": [line for file in sorted(texts.glob("*.txt")) for line in passages(file, random)] if texts else [],
     }
     seen: set[str] = set()
@@ -100,14 +87,13 @@ def corpus(data: Path, texts: Path | None, sizes: Sizes) -> Corpus:
         order = random.permutation(len(kept))[: quotas.get(kind)]
         pool += [(kind, kept[row]) for row in order]
     pool = [pool[row] for row in random.permutation(len(pool))]
-    wanted = {name: getattr(sizes, name) for name in ("queries", "pairs", "training", "index")}
-    share = min(1.0, len(pool) / sum(wanted.values()))
+    share = min(1.0, len(pool) / sum(SIZES.values()))
     parts, kinds, start = {}, {}, 0
-    for name, count in wanted.items():
+    for name, count in SIZES.items():
         rows = pool[start : start + int(share * count)]
         kinds[name], parts[name] = [kind for kind, _ in rows], [text for _, text in rows]
         start += len(rows)
-    return Corpus(parts, kinds, *translated(data, sizes.translated))
+    return Corpus(parts, kinds, *translated(data, TRANSLATED))
 
 
 def passages(file: Path, random: np.random.Generator) -> list[str]:
@@ -231,9 +217,7 @@ def pooled(state: Tensor, weights: Tensor) -> Tensor:
     return (state * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
 
-def student(
-    width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors, steps: int
-) -> Callable[[Sequence[str]], Tensor]:
+def student(width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors) -> Callable[[Sequence[str]], Tensor]:
     """Distil a transformer of one layer and another width: it learns the teacher's cosines within a batch."""
     torch.manual_seed(width)
     words = teacher.body.embeddings.word_embeddings.weight.detach()
@@ -253,7 +237,7 @@ def student(
         state = body(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
         return functional.normalize(pooled(state, tokens["attention_mask"]), dim=-1)
 
-    for _ in range(steps):
+    for _ in range(STEPS):
         rows = random.choice(len(texts), min(64, len(texts)), replace=False)
         made, aimed = run([texts[row] for row in rows], 32), torch.from_numpy(targets[rows])
         loss = (made @ made.T - aimed @ aimed.T).square().mean()
@@ -287,11 +271,11 @@ def tfidf(fitted: Sequence[str], texts: Sequence[str], width: int = 256) -> Vect
     return vectors
 
 
-def embed(texts: Corpus, sizes: Sizes, cache: Path) -> dict[str, dict[str, Vectors]]:
+def embed(texts: Corpus, cache: Path) -> dict[str, dict[str, Vectors]]:
     """Return the vectors of all sections by all encoders; compute what the cache does not have."""
     sections = texts.sections
     joined = [text for part in sections.values() for text in part]
-    key = hashlib.sha256(json.dumps([joined, sizes.steps, TUNED, STUDENTS]).encode()).hexdigest()[:12]
+    key = hashlib.sha256(json.dumps([joined, STEPS, TUNED, STUDENTS]).encode()).hexdigest()[:12]
     folder, console = cache / f"vectors_{key}", Console(stderr=True)
     stops = np.cumsum([len(part) for part in sections.values()])
 
@@ -303,7 +287,7 @@ def embed(texts: Corpus, sizes: Sizes, cache: Path) -> dict[str, dict[str, Vecto
         teacher = Teacher()
     if set(missing) - {*STUDENTS, "tfidf_256"}:
         for name, (steps, rate) in TUNED.items():
-            teacher.tune(name, texts.parts["training"], min(steps, sizes.steps), rate)
+            teacher.tune(name, texts.parts["training"], steps, rate)
             console.print(f"{name}: {steps} steps")
         whole = encoded(teacher.encode, joined)
         for name in whole.keys() & set(ENCODERS):
@@ -314,7 +298,7 @@ def embed(texts: Corpus, sizes: Sizes, cache: Path) -> dict[str, dict[str, Vecto
     for name in set(STUDENTS) & set(missing):
         width, part = STUDENTS[name]
         targets = divided(np.load(folder / "final.npy"))[part]
-        run = student(width, teacher, sections[part], targets, sizes.steps)
+        run = student(width, teacher, sections[part], targets)
         keep(folder / f"{name}.npy", encoded(lambda some, name=name, run=run: {name: run(some)}, joined)[name])
         console.print(f"{name}: distilled")
     return {name: divided(np.load(folder / f"{name}.npy")) for name in ENCODERS}
@@ -333,15 +317,10 @@ def counts(texts: Corpus) -> dict[str, dict[str, int]]:
     return {part: {kind: kinds.count(kind) for kind in sorted(set(kinds))} for part, kinds in texts.kinds.items()}
 
 
-OPTIONS = ("data-dir", "texts", "cache")
+def parser(description: str | None) -> argparse.ArgumentParser:
+    return study.parser(description, "data-dir", "texts", "cache", required={"data-dir"})
 
 
 def prepared(given: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vectors]]]:
-    sizes = PRESETS[given.preset]
-    texts = corpus(Path(given.data_dir), given.texts, sizes)
-    return texts, embed(texts, sizes, given.cache)
-
-
-def main() -> None:
-    texts, _ = prepared(study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"}).parse_args())
-    Console().print(counts(texts))
+    texts = corpus(Path(given.data_dir), given.texts)
+    return texts, embed(texts, given.cache)

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 import study
 import torch
-from embedding_upgrade.encoders import OPTIONS, PRESETS, Teacher, Vectors, prepared
+from embedding_upgrade.encoders import Teacher, Vectors, parser, prepared
 from embedding_upgrade.upgrade_table import stitch_of
 from hf_stitch_embeddings import EmbeddingMap
 from torch import Tensor, nn
@@ -23,17 +23,10 @@ from torch.nn import functional
 
 from hf_stitch import registries
 
-NAME = "embedding_latency"
 BATCH = 8192
 MAPS = ("ridge", "piecewise", "residual_mlp")
-CALLS = {
-    "small": 500,
-    "paper": 500,
-}
-ROWS = {
-    "small": (100_000, 1_000_000),
-    "paper": (100_000, 1_000_000),
-}
+CALLS = 500
+ROWS = (100_000, 1_000_000)
 
 
 class Served(nn.Module):
@@ -65,11 +58,11 @@ def fit(name: str, old: Vectors, new: Vectors) -> EmbeddingMap:
     return EmbeddingMap.of(stitch_of(matcher, new, old), direction="query")
 
 
-def latencies(made: EmbeddingMap, query: Vectors, calls: int) -> dict[str, list[float]]:
+def latencies(made: EmbeddingMap, query: Vectors) -> dict[str, list[float]]:
     """Measure a query ``(1, d)`` by runtime."""
     served = Served(made.stitch).eval()
     rows = torch.from_numpy(query)
-    found = {"EmbeddingMap": timed(lambda: made(query), calls)}
+    found = {"EmbeddingMap": timed(lambda: made(query), CALLS)}
     if (affine := made.affine()) is not None:
         weight, bias = affine
 
@@ -77,9 +70,9 @@ def latencies(made: EmbeddingMap, query: Vectors, calls: int) -> dict[str, list[
             mapped = query @ weight.T + bias
             return mapped / np.linalg.norm(mapped)
 
-        found["numpy"] = timed(plain, calls)
+        found["numpy"] = timed(plain, CALLS)
     with torch.inference_mode():
-        found["torch"] = timed(lambda: served(rows), calls)
+        found["torch"] = timed(lambda: served(rows), CALLS)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "map.onnx"
         torch.onnx.export(served, (rows,), str(path), dynamo=True, verbose=False)
@@ -87,7 +80,7 @@ def latencies(made: EmbeddingMap, query: Vectors, calls: int) -> dict[str, list[
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
-        found["ONNX Runtime"] = timed(lambda: session.run(None, {name: query}), calls)
+        found["ONNX Runtime"] = timed(lambda: session.run(None, {name: query}), CALLS)
     return found
 
 
@@ -151,15 +144,12 @@ def embedding_rate(texts: Sequence[str]) -> dict[str, float]:
     }  # fmt: skip
 
 
-PAGE = study.text(__file__)
-
-
 def page(record: dict[str, Any]) -> str:
     runtimes = dict.fromkeys(name for found in record["latency"].values() for name in found)
     quiet = record["load"] < record["cores"] / 2
     few, *_, many = rows = record["rewriting"]
     rate = record["embedding"]["per_processor_second"]
-    return PAGE.format(
+    return study.text(__file__).format(
         **{key: record[key] for key in ("cores", "load", "width", "calls")}, batch=BATCH, rate=rate,
         state="quiet" if quiet else "**not quiet**: times are upper bounds", texts=record["embedding"]["texts"],
         text=record["embedding"]["one_text"] / 1000, few=few["rows"], many=many["rows"],
@@ -182,19 +172,18 @@ def main() -> None:
         folder, count, width = sys.argv[2:5]
         print(json.dumps(rewrite(EmbeddingMap.from_pretrained(folder), int(count), int(width))))
         return
-    made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
-    given = made.parse_args()
+    given = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     texts, vectors = prepared(given)
     old, new = (vectors[name]["pairs"] for name in ("hidden_3", "final"))
-    query, calls = np.ascontiguousarray(vectors["final"]["queries"][:1]), CALLS[given.preset]
+    query = np.ascontiguousarray(vectors["final"]["queries"][:1])
     maps = {name: fit(name, old, new) for name in MAPS}
     record: dict[str, Any] = {
-        "preset": given.preset, "width": query.shape[1], "calls": calls, "load": round(os.getloadavg()[0], 2),
-        "cores": os.cpu_count(), "latency": {name: latencies(each, query, calls) for name, each in maps.items()},
+        "width": query.shape[1], "calls": CALLS, "load": round(os.getloadavg()[0], 2),
+        "cores": os.cpu_count(), "latency": {name: latencies(each, query) for name, each in maps.items()},
         "embedding": embedding_rate(texts.parts["index"][:512]),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         maps["ridge"].save_pretrained(folder)
-        record["rewriting"] = [in_another_process(Path(folder), n, query.shape[1]) for n in ROWS[given.preset]]
-    study.leave(NAME, record, page, given.out)
+        record["rewriting"] = [in_another_process(Path(folder), n, query.shape[1]) for n in ROWS]
+    study.leave("embedding_latency", record, page, given.out)

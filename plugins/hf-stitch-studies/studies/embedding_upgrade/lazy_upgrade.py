@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import study
-from embedding_upgrade.encoders import OPTIONS, PRESETS, Vectors, counts, prepared
+from embedding_upgrade.encoders import Vectors, counts, parser, prepared
 from hf_stitch_embeddings import EmbeddingMap, LazyUpgrade, exact_search, fit_embedding_map, normalized, rows_first
 from hf_stitch_embeddings.lazy import First
 from hf_stitch_embeddings.stores import ArrayStore
@@ -123,9 +123,6 @@ def lazily(mapped: Vectors, exact: Vectors, past: Vectors, queries: Vectors, tru
         return {"reranked": fresh, "embedded": once, "warm": warm}
 
 
-PAGE = study.text(__file__)
-
-
 def page(record: dict[str, Any]) -> str:
     found = record["measured"]
     better = {first: sum(each["gain"][first][1] > 0 for each in found) for first in FIRSTS[:-1]}
@@ -134,7 +131,7 @@ def page(record: dict[str, Any]) -> str:
     pair = {"old → new": "{pair[0]} → {pair[1]}"}
     ways = {"neither": "outside", "replaced": "outside, rows replaced", "as pairs": "with these",
             "both": "with these, rows replaced"}  # fmt: skip
-    return PAGE.format(
+    return study.text(__file__).format(
         index=record["index"], pairs=found[0]["pairs"], queries=record["queries"], compared=COMPARED, rerank=RERANK,
         verdict=beats if most else "No order of rows beats random ones",
         counts=", ".join(f"`{name}` in {count} of {len(found)}" for name, count in better.items()),
@@ -184,8 +181,7 @@ def picture(record: dict[str, Any]) -> Figure:
 
 
 def main() -> None:
-    made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
-    given = made.parse_args()
+    given = parser(__doc__).parse_args()
     warnings.filterwarnings("ignore", message=".*IProgress.*")
     texts, vectors = prepared(given)
     found = []
@@ -193,6 +189,6 @@ def main() -> None:
         found.append(measured(vectors, *pair))
         Console(stderr=True).print(" → ".join(pair))
     sizes = counts(texts)
-    record = {"preset": given.preset, "texts": sizes, "index": len(texts.parts["index"]),
+    record = {"texts": sizes, "index": len(texts.parts["index"]),
               "queries": len(texts.parts["queries"]) - len(texts.parts["queries"]) // 2, "measured": found}  # fmt: skip
     study.leave(NAME, record, page, given.out, {NAME: picture(record)})

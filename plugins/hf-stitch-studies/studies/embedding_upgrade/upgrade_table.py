@@ -6,7 +6,7 @@ Fitted cells are kept in the cache, so that a run that is interrupted goes on wh
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import study
 import torch
-from embedding_upgrade.encoders import OPTIONS, PRESETS, Corpus, Vectors, counts, prepared
+from embedding_upgrade.encoders import STEPS, Corpus, Vectors, counts, parser, prepared
 from hf_stitch_embeddings import Direction, EmbeddingMap, Retrieval, fit_embedding_map, normalized, verdict
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
@@ -351,15 +351,13 @@ def summary(cells: dict[tuple[str, str], dict[tuple[int, int], dict[str, Any]]])
                     "predicted": round(each["held"][auto]["retrieval"], 4),
                     "inside": round(float(np.mean(each["inside"][auto])), 4),
                 })  # fmt: skip
-    return {"table": table, "choices": chosen, "lead": lead(cells.get(LEAD, {}))}
+    return {"table": table, "choices": chosen, "lead": lead(cells[LEAD])}
 
 
-def lead(found: dict[tuple[int, int], dict[str, Any]]) -> dict[str, Any] | None:
+def lead(found: dict[tuple[int, int], dict[str, Any]]) -> dict[str, Any]:
     """Compare, for hidden state 3 to the final one, the choice of ``auto`` with the best way of plain ridge."""
-    most = max((count for count, _ in found), default=0)
+    most = max(count for count, _ in found)
     group = [found[key] for key in sorted(found) if key[0] == most]
-    if not group:
-        return None
     plain = [f"ridge, {direction}" for direction in ("index", "query", "adjoint")]
     means = {key: float(np.mean([each["recall"][key] for each in group])) for key in (*plain, "old model")}
     other = max(means, key=lambda key: means[key])
@@ -442,7 +440,6 @@ def predicted(chosen: Sequence[dict[str, Any]], similarity: dict[str, dict[str, 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-PAGE = study.text(__file__)
 DIFFERS = 0.005  # systems differ if their nDCG@10 does by more than this
 
 
@@ -453,13 +450,13 @@ def page(record: dict[str, Any]) -> str:
     last = [row for row in chosen if row["pairs"] == most and row["seed"] == 0]
     numbers = [one["pairs"] for one in next(iter(products.values()))]
     above, helped, hurt = compared(beside)
-    return PAGE.format(
+    return study.text(__file__).format(
         **{name: sizes[name] for name in ("index", "queries", "pairs", "questions", "documents")},
         kinds="; ".join(
             f"{part}: " + ", ".join(f"{n:,} {kind}" for kind, n in kinds.items())
             for part, kinds in record["texts"].items()
         ),
-        steps=record["sizes"]["steps"], preset=record["preset"], epochs=EPOCHS, longer=NEIGHBOURS["epochs"], few=FEW,
+        steps=record["sizes"]["steps"], epochs=EPOCHS, longer=NEIGHBOURS["epochs"], few=FEW,
         go=GO, lead=lead_text(record["lead"]), recall=recall_tables(record["table"]), most=most,
         rules=rules_table(chosen), gap=np.mean([row["predicted"] - row["rules"]["auto"]["recall"] for row in last]),
         chosen=study.table(last, {
@@ -500,10 +497,8 @@ def page(record: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-def lead_text(found: dict[str, Any] | None) -> str:
+def lead_text(found: dict[str, Any]) -> str:
     """Compare ``auto`` with plain ridge in words."""
-    if found is None:
-        return "Not run."
     _, low, high = found["gain"]
     said = "beats it" if low > 0 else "is worse" if high < 0 else "is undecided: the interval includes 0"
     plain = ", ".join(f"{key} {value:.2f}" for key, value in found["plain"].items())
@@ -595,7 +590,7 @@ def compared(beside: dict[str, Any]) -> tuple[int, int, int]:
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def plan(preset: str, available: int) -> list[tuple[tuple[str, str], int, int]]:
+def plan(available: int) -> list[tuple[tuple[str, str], int, int]]:
     """Return the cells in the order in which they are run."""
     counts_of = [100, 1000, available]
     seeds = dict.fromkeys(counts_of[:-1], 3) | {available: 1}
@@ -604,26 +599,25 @@ def plan(preset: str, available: int) -> list[tuple[tuple[str, str], int, int]]:
 
 
 def main() -> None:
-    made = study.parser(__doc__, *OPTIONS, presets=PRESETS, required={"data-dir"})
+    made = parser(__doc__)
     made.add_argument("--only-kept", action="store_true", help="write the page from the cells that the cache has")
     given = made.parse_args()
     warnings.filterwarnings("ignore", message=".*IProgress.*")
     texts, vectors = prepared(given)
-    folder = given.cache / f"cells_{given.preset}"
+    folder = given.cache / "cells"
 
     def parts_of(pair: tuple[str, str]) -> dict[str, Part]:
         old, new = (vectors[name] for name in pair)
         return {name: Part(normalized(old[name]), normalized(new[name])) for name in old}
 
     cells: dict[tuple[str, str], dict[tuple[int, int], dict[str, Any]]] = {}
-    for pair, count, seed in plan(given.preset, len(texts.parts["pairs"])):
+    for pair, count, seed in plan(len(texts.parts["pairs"])):
         path = folder / f"{'-'.join(pair)}-{count}-{seed}.json"
         if path.is_file() or not given.only_kept:
             made = partial(cell, pair, count, seed, parts_of(pair))
             cells.setdefault(pair, {})[count, seed] = study.kept(path, made)
-    record: dict[str, Any] = {"preset": given.preset, "sizes": asdict(PRESETS[given.preset]), "texts": counts(texts),
-                              "counts": {name: len(part) for name, part in texts.sections.items()}}  # fmt: skip
-    record |= summary(cells)
+    record: dict[str, Any] = {"sizes": {"steps": STEPS}, "texts": counts(texts), **summary(cells)}
+    record["counts"] = {name: len(part) for name, part in texts.sections.items()}
     extra = {}
     for pair in cells:
         rows = [row for row in record["choices"] if tuple(row["pair"]) == pair and row["seed"] == 0]

@@ -14,7 +14,6 @@ import json
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -38,7 +37,6 @@ from hf_stitch.data import read_data
 from hf_stitch.matchers import NoAlignmentError
 from hf_stitch.matchers.alignment import Procrustes
 
-NAME = "few_pairs"
 CUTS = {"resnet20": ("layer3.0", "layer3.2"), "tiny10": ("bn6", "bn8")}
 SHARES = {"disjoint": "none has a partner", "shared": "all have a partner"}
 RELATED = {
@@ -59,12 +57,9 @@ UNRELATED = {
     "independent Gaussians": ("Gaussian 0", "Gaussian 1"),
     "ten tight clusters each, independent": ("clusters 0", "clusters 1"),
 }
-PAGE = study.text(__file__)
-
-Preset = dict[str, int]
-PRESETS: dict[str, Preset] = {
-    "small": {"held": 1000, "pool": 1000, "unpaired": 2000, "starts": 5, "alone": 3000, "unsupervised": 10, "draws": 2},
-}
+SIZES = {"held": 1000, "pool": 1000, "unpaired": 2000, "starts": 5, "alone": 3000, "unsupervised": 10, "draws": 2}
+"""Held-out rows, pairs, and rows without partners; starts; rows for maps without pairs, and how many of these maps are
+fitted: to most spaces, and of the others from shared rows."""
 FULL = ("ResNet-20", "Tiny-10", "MiniLM", "English")
 """Beginnings of the names of related pairs for which all unsupervised maps from disjoint rows are drawn."""
 BOTH = "ResNet-20"  # beginning of the names of pairs for which as many are drawn from shared rows
@@ -136,10 +131,10 @@ def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]
     return vectors
 
 
-def drawn(x: Tensor, y: Tensor, preset: Preset, rows: int, start: int) -> dict[str, Any]:
+def drawn(x: Tensor, y: Tensor, rows: int, start: int) -> dict[str, Any]:
     """Draw held-out rows, a pool of pairs, and rows of both sides without partners, disjoint and shared."""
     order = torch.randperm(min(len(x), len(y)), generator=torch.Generator().manual_seed(start))
-    held, pool, rest = order.split([preset["held"], preset["pool"], len(order) - preset["held"] - preset["pool"]])
+    held, pool, rest = order.split([SIZES["held"], SIZES["pool"], len(order) - SIZES["held"] - SIZES["pool"]])
     rows = min(rows, len(rest) // 2)
     first, second = rest[:rows], rest[rows : 2 * rows]
     again = first[torch.randperm(rows, generator=torch.Generator().manual_seed(start + 1000))]
@@ -167,55 +162,47 @@ def attempt(fit: Callable[[], Any], held: tuple[Tensor, Tensor], centre: Tensor)
     return {"go": True, "top1": top1(stitch, *held, centre), "seconds": time.perf_counter() - begun, **kept}
 
 
-def draws_of(name: str, preset: Preset) -> dict[str, int]:
+def draws_of(name: str) -> dict[str, int]:
     """Return how many unsupervised maps are fitted between two spaces, from disjoint and from shared rows."""
     if name in UNRELATED:
-        return {"disjoint": preset["unsupervised"], "shared": 0}
+        return {"disjoint": SIZES["unsupervised"], "shared": 0}
     return {
-        "disjoint": preset["unsupervised" if name.startswith(FULL) else "starts"],
-        "shared": preset["unsupervised" if name.startswith(BOTH) else "draws"],
+        "disjoint": SIZES["unsupervised" if name.startswith(FULL) else "starts"],
+        "shared": SIZES["unsupervised" if name.startswith(BOTH) else "draws"],
     }
 
 
-def run(
-    first: str, second: str, vectors: Callable[[str], Tensor], preset: Preset, draws: dict[str, int]
-) -> dict[str, Any]:
+def run(first: str, second: str, vectors: Callable[[str], Tensor], draws: dict[str, int]) -> dict[str, Any]:
     """Fit all maps between two spaces; with no draws of shared rows, their pairs are none."""
     begun, x, y = time.perf_counter(), vectors(first), vectors(second)
     found: dict[str, Any] = {"widths": [x.shape[1], y.shape[1]], "pairs": {}, "alone": {"disjoint": [], "shared": []}}
-    pairs = [count for count in PAIRS if count <= preset["pool"]]
-    for start in range(preset["starts"]) if not draws["shared"] else ():
-        parts = drawn(x, y, preset, preset["unpaired"], start)
-        for count in pairs[:3]:  # pairs that are none: rows of the same number
+    for start in range(SIZES["starts"]) if not draws["shared"] else ():
+        parts = drawn(x, y, SIZES["unpaired"], start)
+        for count in PAIRS[:3]:  # pairs that are none: rows of the same number
             a, b = (side[:count] for side in parts["pool"])
             fit = partial(SeededRefinement(seed=start).fit, a, b, unpaired=parts["disjoint"])
             cell = attempt(fit, parts["held"], parts["pool"][1].mean(0))
             found["pairs"].setdefault(str(count), {"disjoint": []})["disjoint"].append(cell)
-    for start in range(preset["starts"]) if draws["shared"] else ():
-        parts = drawn(x, y, preset, preset["unpaired"], start)
+    for start in range(SIZES["starts"]) if draws["shared"] else ():
+        parts = drawn(x, y, SIZES["unpaired"], start)
         centre = torch.cat([parts["pool"][1], parts["disjoint"][1]]).mean(0)
         if x.shape[1] == y.shape[1]:
             mean = parts["held"][0].mean(0)
             shift = centre - mean
             found.setdefault("identity", []).append(top1(shift.add, *parts["held"], centre))
-        for count in pairs:
+        for count in PAIRS:
             a, b = (side[:count] for side in parts["pool"])
             moments = Moments(x.shape[1], y.shape[1]).update(a, b)
             row = found["pairs"].setdefault(str(count), {"procrustes": [], "disjoint": [], "shared": []})
-            row["procrustes"].append(
-                attempt(partial(Procrustes(scale=True).fit, moments), parts["held"], centre)["top1"]
-            )
+            row["procrustes"].append(top1(Procrustes(scale=True).fit(moments), *parts["held"], centre))
             for share in SHARES if count < 1000 else ():
                 fit = partial(SeededRefinement(seed=start).fit, a, b, unpaired=parts[share])
                 row[share].append(attempt(fit, parts["held"], centre))
     for share, starts in draws.items():
         for start in range(starts):
-            parts = drawn(x, y, preset, preset["alone"], start)
-            one = Unsupervised(seed=100 * start)
-            if preset["alone"] < 1000:
-                one = replace(one, clusters=(5, 8), starts=2)
-            centre = parts[share][1].mean(0)
-            found["alone"][share].append(attempt(partial(one.fit, *parts[share]), parts["held"], centre))
+            parts = drawn(x, y, SIZES["alone"], start)
+            fit, centre = partial(Unsupervised(seed=100 * start).fit, *parts[share]), parts[share][1].mean(0)
+            found["alone"][share].append(attempt(fit, parts["held"], centre))
     return {**found, "seconds": time.perf_counter() - begun}
 
 
@@ -286,7 +273,7 @@ def page(record: dict[str, Any]) -> str:
     def accepted(cells: list[dict[str, Any]]) -> str:
         return f"{sum(cell['go'] for cell in cells)} of {len(cells)}"
 
-    return PAGE.format(
+    return study.text(__file__).format(
         **{key: preset[key] for key in ("held", "unpaired", "starts")}, chance=1 / preset["held"], most=preset["alone"],
         machine=record["machine"], minutes=record["seconds"] / 60,
         table=table(
@@ -320,26 +307,25 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> None:
     options = "data-dir", "published", "networks", "texts"
-    parser = study.parser(__doc__, *options, presets=PRESETS, required={"published", "texts", "out"})
+    parser = study.parser(__doc__, *options, required={"published", "texts", "out"})
     parser.add_argument(
         "--only", action="append", default=[], help="beginning of the names of pairs to run. Repeatable."
     )
     arguments = parser.parse_args()
-    preset = PRESETS[arguments.preset]
-    count = preset["held"] + preset["pool"] + 2 * max(preset["unpaired"], preset["alone"])
+    count = SIZES["held"] + SIZES["pool"] + 2 * max(SIZES["unpaired"], SIZES["alone"])
     vectors = spaces(arguments, count)
     spaces_of = RELATED | UNRELATED
     places = {name: arguments.out / "spaces" / f"{number}.json" for number, name in enumerate(spaces_of)}
     for name, (first, second) in spaces_of.items():
         if not arguments.only or name.startswith(tuple(arguments.only)):
-            made = partial(run, first, second, vectors, preset, draws_of(name, preset))
+            made = partial(run, first, second, vectors, draws_of(name))
             print(f"{name}: {study.kept(places[name], made)['seconds']:.0f} s", flush=True)
     if all(place.is_file() for place in places.values()):
         done = {name: json.loads(place.read_text()) for name, place in places.items()}
         record = {
-            "preset": preset, "related": {name: done[name] for name in RELATED},
+            "preset": SIZES, "related": {name: done[name] for name in RELATED},
             "unrelated": {name: done[name] for name in UNRELATED},
             "machine": f"{platform.machine()}, torch {torch.__version__}",
             "seconds": sum(each["seconds"] for each in done.values()),
         }  # fmt: skip
-        study.leave(NAME, record, page, arguments.out)
+        study.leave("few_pairs", record, page, arguments.out)

@@ -11,14 +11,13 @@ import torch
 from filter_atoms import networks, task_networks
 from filter_atoms.experiment import OPTIONS, filled, leave
 from filter_atoms.networks import Images
-from filter_atoms.task_networks import PRESETS, Cifar100, Sizes
+from filter_atoms.task_networks import SIZES, TUNED, Cifar100
 from hf_stitch_filter_atoms import FilterAtoms, gauge_bounds
-from study import parser, table
+from study import table
 from torch import nn
 
 from hf_stitch.metrics import linear_cka
 
-NAME = "blindness"
 ONE = 1 - 1e-6
 DIFFERENT = 0.1  # functions differ if they disagree on at least this share of images
 MOVED = 0.95  # representations differ if their CKA is at most this
@@ -26,27 +25,24 @@ SEEDS = 3
 
 
 def main() -> None:
-    arguments = parser(__doc__, *OPTIONS).parse_args()
-    sizes = PRESETS[arguments.preset]
-    test = networks.read("cifar10", "test", arguments.data_dir, 2 * sizes.probe)
+    arguments = study.parser(__doc__, *OPTIONS).parse_args()
+    test = networks.read("cifar10", "test", arguments.data_dir, 2 * SIZES["probe"])
     pairs: dict[str, list[dict[str, float]]] = {about: [] for about in CHANGES}
     bounds = []
     for number in range(SEEDS):
-        common, _ = task_networks.atomic(task_networks.start(arguments, sizes, number))
+        common, _ = task_networks.atomic(task_networks.start(arguments, number))
         for about, change in CHANGES.items():
             other = copy.deepcopy(common)
             with torch.no_grad(), torch.random.fork_rng():
                 torch.manual_seed(number)
                 change(other)
-            pairs[about].append(compared(common, other, test, sizes))
+            pairs[about].append(compared(common, other, test))
         bounds.append(gauges(common, number))
-    data = Cifar100.read(arguments.data_dir)
     record = {
-        "preset": arguments.preset, "sizes": sizes,
-        "origin": task_networks.origin(arguments, sizes), "images": len(test),
-        "pairs": pairs, "trained": on_two_tasks(data, sizes, arguments), "bounds": bounds,
+        "sizes": SIZES, "origin": task_networks.origin(arguments), "images": len(test), "pairs": pairs,
+        "trained": on_two_tasks(Cifar100.read(arguments.data_dir), arguments), "bounds": bounds,
     }  # fmt: skip
-    leave(NAME, record, page, arguments.out)
+    leave("blindness", record, page, arguments.out)
 
 
 def _scale(network: nn.Module) -> None:
@@ -92,10 +88,10 @@ def similarity(one: nn.Module, other: nn.Module) -> float:
     return float(np.mean([matrix[0, 1] for matrix in task_networks.by_weights([one, other], FilterAtoms())]))
 
 
-def compared(one: nn.Module, other: nn.Module, images: Images, sizes: Sizes) -> dict[str, float]:
+def compared(one: nn.Module, other: nn.Module, images: Images) -> dict[str, float]:
     """Compare two networks by atoms, activations and outputs."""
     layers = [name for name, module in one.named_modules() if isinstance(module, nn.Conv2d)]
-    rows = [task_networks.features(network, layers, images, sizes.positions) for network in (one, other)]
+    rows = [task_networks.features(network, layers, images) for network in (one, other)]
     outputs = [networks.logits(network, images) for network in (one, other)]
     return {
         "atom": similarity(one, other),
@@ -106,10 +102,10 @@ def compared(one: nn.Module, other: nn.Module, images: Images, sizes: Sizes) -> 
     }
 
 
-def on_two_tasks(data: Cifar100, sizes: Sizes, arguments: Any) -> dict[str, float]:
+def on_two_tasks(data: Cifar100, arguments: Any) -> dict[str, float]:
     """Train scales and shifts of BatchNorm and the head of one start on two tasks, and compare the networks."""
     tasks = task_networks.disjoint_tasks(2, 0)
-    common, _ = task_networks.atomic(task_networks.start(arguments, sizes, 0))
+    common, _ = task_networks.atomic(task_networks.start(arguments, 0))
     trained = []
     for place, task in enumerate(tasks):
         network = copy.deepcopy(common)
@@ -119,9 +115,9 @@ def on_two_tasks(data: Cifar100, sizes: Sizes, arguments: Any) -> dict[str, floa
         for module in network.modules():
             if isinstance(module, nn.BatchNorm2d | nn.Linear):
                 module.requires_grad_(True)
-        networks.train(network, data.train.of_classes(task), sizes.recipe, place)
+        networks.train(network, data.train.of_classes(task), TUNED, place)
         trained.append(network)
-    found = compared(trained[0], trained[1], data.probe(tasks, 2 * sizes.probe), sizes)
+    found = compared(trained[0], trained[1], data.probe(tasks, 2 * SIZES["probe"]))
     tests = [data.test.of_classes(task) for task in tasks]
     own = [networks.accuracy(network, test) for network, test in zip(trained, tests, strict=True)]
     return {**found, "accuracy": float(np.mean(own))}
@@ -141,10 +137,6 @@ def gauges(common: nn.Module, seed: int) -> dict[str, float]:
 
 
 DOMINATED, METRIC = study.stated(__file__)
-
-PAGE = study.text(__file__)
-
-
 COLUMNS = {"S_Atom": "atom", "CKA, mean of layers": "cka", "CKA, last convolution": "cka_last",
            "CKA, outputs": "cka_outputs", "disagreement": "disagreement"}  # fmt: skip
 
@@ -158,7 +150,7 @@ def page(record: dict[str, Any]) -> str:
         return f"{_mean(pairs, key):.{6 if key == 'atom' else 3}f}"
 
     return filled(
-        PAGE, NAME, claims(record), origin=record["origin"], seeds=f"{count} network{'s' * (count > 1)}",
+        __file__, claims(record), origin=record["origin"], seeds=f"{count} network{'s' * (count > 1)}",
         images=record["images"], positions=record["sizes"]["positions"],
         table=table(
             [*record["pairs"].items(), (trained, [record["trained"]])],

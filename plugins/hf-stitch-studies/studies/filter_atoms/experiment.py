@@ -13,19 +13,14 @@ DEMONSTRATION = (
 )
 OPTIONS = ("data-dir", "published", "networks")
 TRAINED = "--networks NETWORKS --data-dir DATA --out OUT"  # options of a script that starts from no published network
-Claim = partial(study.Claim, "3")
 leave = partial(study.leave, null=True)
 
 
 def filled(
-    template: str, name: str, rows: Sequence[dict[str, str]], options: str = f"--published PUBLISHED {TRAINED}",
-    /, **figures: Any,
-) -> str:  # fmt: skip
-    """Return a page from its template: the rows with their verdicts, the paper, figures, and the command at the end."""
-    return template.format(
-        verdicts=study.verdicts(rows), title=PAPER_TITLE, demonstration=DEMONSTRATION,
-        footer=study.footer(name, f"filter_atoms.{name}", options), **figures,
-    )  # fmt: skip
+    script: str, rows: Sequence[dict[str, str]], options: str = f"--published PUBLISHED {TRAINED}", /, **figures: Any
+) -> str:
+    """Fill a page, which names the paper."""
+    return study.filled(script, rows, options, title=PAPER_TITLE, demonstration=DEMONSTRATION, **figures)
 
 
 def above(interval: study.Interval, bound: float) -> bool | None:

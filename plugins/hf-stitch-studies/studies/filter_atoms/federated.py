@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import study
 import torch
 from filter_atoms import ensembles, networks
-from filter_atoms.experiment import OPTIONS, TRAINED, Claim, above, filled, leave
+from filter_atoms.experiment import OPTIONS, TRAINED, above, filled, leave
 from filter_atoms.federated_methods import EVOLVING, FEDAVG, FIXED, Plan, State, federate, snapshot
 from filter_atoms.networks import Images, Recipe, alexnet
 from filter_atoms.pairwise import Pairs, bootstrap, shown, upper
@@ -19,10 +19,9 @@ from hf_stitch_filter_atoms import atomize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import rankdata
-from study import parser, table
+from study import table
 from torch import Tensor, nn
 
-NAME = "federated"
 Array = NDArray[np.float64]
 CLASSES, DIGITS = 100, 10
 CLEAR = 0.9  # a cluster is distinct if its AUROC is at least this
@@ -45,37 +44,29 @@ MEANS = {"subtask": "same subtask", "not subtask": "other subtask", "digits": "t
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment."""
-
-    width: float  # multiplier of the channels of AlexNet
-    subtasks: int  # number of subtasks of CIFAR-100, of 5 classes each
-    shared_by: int  # clients of each subtask
-    digits: int  # clients with coloured digits
-    train: int  # training images of a client
-    test: int  # test images of a client
-    rounds: int  # rounds in which atoms are trained, of one epoch each, with random coefficients
-    others: int  # the same with the other coefficients
-    shown: tuple[int, ...]  # rounds after which similarities are read
-    plan: Plan  # FedAvg of the global network
-    public: tuple[int, int]  # number of images of CIFAR-10 for public pretraining, and its epochs
-    probes: int  # number of probing images for CKA and CCA
-    resamples: int  # number of bootstrap resamples
-
-
 def local(epochs: int) -> Recipe:
     """Return the paper's local training: SGD with momentum .9 and learning rate .01, here with batches of 10."""
     return Recipe(epochs, lr=0.01, batch=10, schedule="constant")
 
 
-PRESETS = {
-    "small": Preset(
-        0.25, 20, 5, 20, 60, 40, 16, 6, (1, 4, 8, 16), Plan(10, 0.1, local(4)), (8_000, 4), 500, 300,
-    ),
-    "paper": Preset(
-        1, 20, 5, 20, 500, 100, 100, 100, (1, 3, 10, 30, 100), Plan(100, 0.1, local(15)), (50_000, 30), 1000, 2000,
-    ),
+WIDTH = 0.25
+"""Multiplier of the channels of AlexNet."""
+SUBTASKS, SHARED_BY, DIGIT_CLIENTS = 20, 5, 20
+"""Subtasks of CIFAR-100, of 5 classes each; clients of each, and with coloured digits."""
+TRAIN, TEST = 60, 40
+"""Images of a client."""
+ROUNDS, OTHERS, SHOWN = 16, 6, (1, 4, 8, 16)
+"""Rounds in which atoms are trained, of one epoch each, with random coefficients and with the others; rounds after
+which similarities are read."""
+PLAN = Plan(10, 0.1, local(4))
+"""FedAvg of the global network."""
+PUBLIC_IMAGES, PUBLIC_EPOCHS = 8_000, 4
+"""Images of CIFAR-10 for public pretraining, and its epochs."""
+PROBED, RESAMPLES = 500, 300
+"""Probing images for CKA and CCA, and bootstrap resamples."""
+SIZES = {
+    "width": WIDTH, "subtasks": SUBTASKS, "shared_by": SHARED_BY, "digits": DIGIT_CLIENTS, "train": TRAIN, "test": TEST,
+    "rounds": ROUNDS, "others": OTHERS, "shown": SHOWN, "public": (PUBLIC_IMAGES, PUBLIC_EPOCHS), "probes": PROBED,
 }  # fmt: skip
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -90,29 +81,26 @@ class Client:
     group: int  # number of its subtask; the clients with digits have the last one
 
 
-def subtask_clients(preset: Preset, data_dir: str | None, random: torch.Generator) -> list[Client]:
+def subtask_clients(data_dir: str | None, random: torch.Generator) -> list[Client]:
     """Deal the images of each subtask of CIFAR-100 to its clients."""
-    parts = [networks.read("cifar100", split, data_dir) for split in ("train", "test")]
+    parts = [networks.read("cifar100_fine", split, data_dir) for split in ("train", "test")]
     order = torch.randperm(CLASSES, generator=random)
     made = []
-    for subtask in range(preset.subtasks):
+    for subtask in range(SUBTASKS):
         classes = order[5 * subtask : 5 * subtask + 5]
-        dealt = [dealt_out(part, classes, preset.shared_by, random) for part in parts]
-        made += [
-            Client(train.take(preset.train), test.take(preset.test), subtask)
-            for train, test in zip(*dealt, strict=True)
-        ]
+        dealt = [dealt_out(part, classes, SHARED_BY, random) for part in parts]
+        made += [Client(train.take(TRAIN), test.take(TEST), subtask) for train, test in zip(*dealt, strict=True)]
     return made
 
 
-def digit_clients(preset: Preset, data_dir: str | None, random: torch.Generator) -> list[Client]:
+def digit_clients(data_dir: str | None, random: torch.Generator) -> list[Client]:
     digits = networks.read("mnist", "test", data_dir)
     digits = Images(coloured(digits.pixels, random), digits.labels + CLASSES)
     made = []
-    for number in range(preset.digits):
-        own = digits.select(torch.arange(number, len(digits), preset.digits))
-        rest = own.select(torch.arange(preset.train, len(own)))
-        made.append(Client(own.take(preset.train), rest.take(preset.test), preset.subtasks))
+    for number in range(DIGIT_CLIENTS):
+        own = digits.select(torch.arange(number, len(digits), DIGIT_CLIENTS))
+        rest = own.select(torch.arange(TRAIN, len(own)))
+        made.append(Client(own.take(TRAIN), rest.take(TEST), SUBTASKS))
     return made
 
 
@@ -135,40 +123,31 @@ def coloured(pixels: Tensor, random: torch.Generator) -> Tensor:
 # -- networks ----------------------------------------------------------------------------------------------------------
 
 
-def initial(width: float) -> nn.Module:
-    return networks.seeded(lambda: alexnet(CLASSES + DIGITS, width), 0)
+def initial() -> nn.Module:
+    return networks.seeded(lambda: alexnet(CLASSES + DIGITS, WIDTH), 0)
 
 
-def pretrained(preset: Preset, arguments: argparse.Namespace) -> nn.Module:
+def pretrained(arguments: argparse.Namespace) -> nn.Module:
     """Train a network on CIFAR-10, or load it, and give it the initial linear layer."""
-    count, epochs = preset.public
-    path = arguments.networks / "federated" / f"public_w{preset.width:g}_n{count}_e{epochs}.safetensors"
-    made = networks.seeded(lambda: alexnet(10, preset.width), 0)
 
     def fit(network: nn.Module) -> None:
-        data = networks.read("cifar10", "train", arguments.data_dir, count)
-        networks.train(network, data, Recipe(epochs, lr=0.005), 0)
+        data = networks.read("cifar10", "train", arguments.data_dir, PUBLIC_IMAGES)
+        networks.train(network, data, Recipe(PUBLIC_EPOCHS, lr=0.005), 0)
 
-    networks.kept(path, made, fit)
-    made.add_module("fc", initial(preset.width).get_submodule("fc"))
+    made = networks.seeded(lambda: alexnet(10, WIDTH), 0)
+    networks.kept(arguments.networks / "federated" / "public.safetensors", made, fit)
+    made.add_module("fc", initial().get_submodule("fc"))
     return made
 
 
-def atomic(network: nn.Module) -> nn.Module:
-    """Decompose the convolutions of a network, and return it."""
-    atomize(network)
-    return network
-
-
-def start(arm: str, preset: Preset, clients: Sequence[Client], arguments: argparse.Namespace) -> nn.Module:
+def start(arm: str, clients: Sequence[Client], arguments: argparse.Namespace) -> nn.Module:
     """Return the network with atoms from which the clients of an arm start."""
-    if arm == "public":
-        return atomic(pretrained(preset, arguments))
-    made = initial(preset.width)
+    made = pretrained(arguments) if arm == "public" else initial()
     if arm == "global":
-        shared, _ = federate(made, [client.train for client in clients], FEDAVG, preset.plan, seed=1)
+        shared, _ = federate(made, [client.train for client in clients], FEDAVG, PLAN, seed=1)
         made.load_state_dict(shared)
-    return atomic(made)
+    atomize(made)
+    return made
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -222,40 +201,35 @@ def shuffled(matrix: Array, groups: Array, digits: int, draws: int) -> dict[str,
 
 
 def main() -> None:
-    arguments = parser(__doc__, *OPTIONS).parse_args()
-    preset = PRESETS[arguments.preset]
+    arguments = study.parser(__doc__, *OPTIONS).parse_args()
     random = torch.Generator().manual_seed(0)
-    clients = [*subtask_clients(preset, arguments.data_dir, random), *digit_clients(preset, arguments.data_dir, random)]
-    public = networks.read("cifar100", "train", arguments.data_dir)
-    places = torch.randperm(len(public), generator=torch.Generator().manual_seed(1))[: preset.probes]
+    clients = [*subtask_clients(arguments.data_dir, random), *digit_clients(arguments.data_dir, random)]
+    public = networks.read("cifar100_fine", "train", arguments.data_dir)
+    places = torch.randperm(len(public), generator=torch.Generator().manual_seed(1))[:PROBED]
     arms, matrices = {}, {}
     for arm in ARMS:
-        network = start(arm, preset, clients, arguments)
-        arms[arm], matrices[arm] = related(arm, network, clients, preset, public.select(places).inputs())
-    record = {
-        "preset": arguments.preset, "sizes": preset, "plan": str(preset.plan), "arms": arms,
-        "classes_of_subtasks": [client.train.labels.unique() for client in clients if client.group < preset.subtasks]
-        [:: preset.shared_by],
-    }  # fmt: skip
-    leave(NAME, record, page, arguments.out, {NAME: picture(matrices, preset)})
+        network = start(arm, clients, arguments)
+        arms[arm], matrices[arm] = related(arm, network, clients, public.select(places).inputs())
+    record = {"sizes": SIZES, "plan": str(PLAN), "arms": arms}
+    leave("federated", record, page, arguments.out, {"federated": picture(matrices)})
 
 
 def related(
-    arm: str, network: nn.Module, clients: Sequence[Client], preset: Preset, probes: Tensor
+    arm: str, network: nn.Module, clients: Sequence[Client], probes: Tensor
 ) -> tuple[dict[str, Any], dict[int, Array]]:
     """Train the atoms of all clients; return whether those of a cluster are similar, and S_Atom after rounds."""
     groups = np.array([client.group for client in clients], dtype=float)
-    kinds = clusters(groups, preset.subtasks)
+    kinds = clusters(groups, SUBTASKS)
     first = [snapshot(network)]
     matrices: dict[int, Array] = {}
 
     def read(number: int, shared: State, own: Sequence[State]) -> None:
-        if number in preset.shown:
+        if number in SHOWN:
             states = [{**shared, **each} for each in own]
             matrices[number] = ensembles.cosines(ensembles.atoms(states)).numpy()
 
     method = EVOLVING if arm == "evolving" else FIXED
-    plan = Plan(preset.rounds if arm == MAIN else preset.others, 1.0, local(1))
+    plan = Plan(ROUNDS if arm == MAIN else OTHERS, 1.0, local(1))
     shared, own = federate(network, [client.train for client in clients], method, plan, seed=2, after_round=read)
     states = [{**shared, **each} for each in own]
     found, costs = ensembles.measured(network, states, probes)
@@ -265,13 +239,13 @@ def related(
     scores = {}
     for name in SIMILARITIES:
         scores[name] = {
-            kind: bootstrap([{"similarity": found[name].numpy(), **masks}], auroc, preset.resamples)
+            kind: bootstrap([{"similarity": found[name].numpy(), **masks}], auroc, RESAMPLES)
             for kind, masks in kinds.items()
         }
     return {
-        "accuracy": accuracies(network, states, clients, preset.subtasks),
+        "accuracy": accuracies(network, states, clients),
         "auroc": scores,
-        "shuffled": shuffled(found["atom"].numpy(), groups, preset.subtasks, preset.resamples),
+        "shuffled": shuffled(found["atom"].numpy(), groups, SUBTASKS, RESAMPLES),
         "through": {
             number: {
                 "mean": means(matrix, kinds),
@@ -283,22 +257,22 @@ def related(
     }, matrices
 
 
-def accuracies(network: nn.Module, states: Sequence[State], clients: Sequence[Client], digits: int) -> dict[str, float]:
+def accuracies(network: nn.Module, states: Sequence[State], clients: Sequence[Client]) -> dict[str, float]:
     """Return the mean accuracy on their own test images of the clients of subtasks and of those with digits."""
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for state, client in zip(states, clients, strict=True):
         network.load_state_dict(state)
-        found["digits" if client.group == digits else "subtask"].append(networks.accuracy(network, client.test))
+        found["digits" if client.group == SUBTASKS else "subtask"].append(networks.accuracy(network, client.test))
     return {kind: float(np.mean(values)) for kind, values in found.items()}
 
 
-def picture(matrices: Mapping[str, Mapping[int, Array]], preset: Preset) -> Figure:
+def picture(matrices: Mapping[str, Mapping[int, Array]]) -> Figure:
     """Draw S_Atom of all clients through the rounds (figure 7), and of the last clients in all arms (figure 5)."""
     rounds = matrices[MAIN]
     columns = max(len(rounds), len(ARMS))
     figure = Figure(figsize=(3.2 * columns, 6.8), layout="constrained")
     axes = figure.subplots(2, columns, squeeze=False)
-    last = 3 * preset.digits
+    last = 3 * DIGIT_CLIENTS
     upper_row = [(f"round {number}", matrix) for number, matrix in rounds.items()]
     lower_row = [(f"{arm}: last {last} clients", of[max(of)][-last:, -last:]) for arm, of in matrices.items()]
     for place, row in enumerate((upper_row, lower_row)):
@@ -313,15 +287,7 @@ def picture(matrices: Mapping[str, Mapping[int, Array]], preset: Preset) -> Figu
 
 # -- claims ------------------------------------------------------------------------------------------------------------
 
-CLUSTER = (
-    f"AUROC of S_Atom, pairs inside a cluster against others, is at least {CLEAR:g} by its interval; in part: above .5"
-)
-DISTINCT = {
-    "digits": Claim("3.3, figure 5", "The clients with SVHN (here: digits) form a distinct cluster.", "plot", CLUSTER),
-    "subtask": Claim("3.3, figure 5", "Five clients of one subtask are highly similar among themselves.", "plot",
-                     CLUSTER),
-}  # fmt: skip
-THROUGH, SOURCES, CHEAP, MILLIONS, MEMORY, MORE = study.stated(__file__)
+OF_DIGITS, OF_SUBTASK, THROUGH, SOURCES, CHEAP, MILLIONS, MEMORY, MORE = study.stated(__file__)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
@@ -339,7 +305,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
             f"{shown(scores['cka'][kind])}; with coefficients of a global network {auroc_in('global', kind)}",
             clients, [above(scores["atom"][kind], bound) for bound in (0.5, CLEAR)], count,
         )
-        for kind, claim in DISTINCT.items()
+        for kind, claim in (("digits", OF_DIGITS), ("subtask", OF_SUBTASK))
     ]  # fmt: skip
     rounds = [one for number, one in through.items() if number != "0"]
     seen = {kind: [one[kind] for one in rounds] for kind in KINDS}
@@ -351,7 +317,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     rows.append(THROUGH.row(f"AUROC: {ours}", f"{clients}, {len(rounds)} rounds", parts, count))
     others = [arm for arm in arms if arm != MAIN]
     ours = "; ".join(f"{arm}: " + ", ".join(f"{KINDS[kind]} {auroc_in(arm, kind)}" for kind in KINDS) for arm in others)
-    parts = [_all(above(arms[arm]["auroc"]["atom"][kind], 0.5) for kind in KINDS) for arm in others]
+    parts = [study.every(above(arms[arm]["auroc"]["atom"][kind], 0.5) for kind in KINDS) for arm in others]
     rows.append(SOURCES.row(f"AUROC: {ours}", clients, parts, count))
     n = f"{count * (count - 1) // 2} pairs, {sizes['probes']} probes"
     for claim, spent, bound in ((CHEAP, "operations", CHEAPER), (MILLIONS, "seconds", 1e6)):
@@ -362,15 +328,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     return [*rows, MEMORY.untested("a GPU"), MORE.untested("the costs of several numbers of networks")]
 
 
-def _all(parts: Iterable[bool | None]) -> bool | None:
-    """Return whether all hold; ``None`` if that is not known."""
-    found = list(parts)
-    return False if False in found else None if None in found else True
-
-
 # -- page --------------------------------------------------------------------------------------------------------------
-
-PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -381,7 +339,7 @@ def page(record: dict[str, Any]) -> str:
     scores = [arm["auroc"] for arm in arms.values()]
     last = {f"last_{key}": max(each for each in sizes["shown"] if each <= sizes[key]) for key in ("rounds", "others")}
     return filled(
-        PAGE, NAME, claims(record), TRAINED, **sizes, **null, **last, clients=count, classes=CLASSES + DIGITS,
+        __file__, claims(record), TRAINED, **sizes, **null, **last, clients=count, classes=CLASSES + DIGITS,
         arms="\n".join(f"- {arm}: {about}" for arm, about in _arms(record).items()), main=MAIN,
         table=table(
             [(name, kind, arm["auroc"]) for name, arm in arms.items() for kind in KINDS],

@@ -7,18 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import timm
 import torch
-from dr_frankenstein.images import augmented
+from dr_frankenstein import images
 from dr_frankenstein.networks import Tiny10, normalised
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm.auto import tqdm
 
-import hf_stitch
-from hf_stitch.data import read_data
 from hf_stitch.storage.files import write_whole
 
 
@@ -51,14 +47,6 @@ def alexnet(classes: int, width: float) -> nn.Module:
     return Convolutions([round(each * width) for each in (64, 128, 256)], classes)
 
 
-def resnet18(classes: int = 10) -> nn.Module:
-    """Create a ResNet-18 with the stem for small images: a 3×3 convolution with stride 1 and no pooling."""
-    network = timm.create_model("resnet18", num_classes=classes)
-    network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-    network.maxpool = nn.Identity()
-    return network
-
-
 def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Create a network from the random numbers of a seed."""
     with torch.random.fork_rng():
@@ -85,16 +73,6 @@ def kept(path: Path, network: nn.Module, fit: Callable[[nn.Module], None]) -> nn
         write_whole(path, lambda whole: save_file(state, whole))
     network.load_state_dict(load_file(path))
     return network.eval()
-
-
-SOURCES = {
-    "cifar10": ("uoft-cs/cifar10", "label"),
-    "cifar100": ("uoft-cs/cifar100", "fine_label"),
-    "cifar100_coarse": ("uoft-cs/cifar100", "coarse_label"),
-    "fashion_mnist": ("zalando-datasets/fashion_mnist", "label"),
-    "mnist": ("ylecun/mnist", "label"),
-}
-"""Name -> data set on the Hub and its label column."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,21 +103,9 @@ class Images:
         """Return the images as networks take them, ``(n, 3, 32, 32)`` float32."""
         return normalised(self.pixels)
 
-    def samples(self) -> hf_stitch.Samples:
-        """Return the images as samples of normalised tensors, with their labels."""
-        return hf_stitch.Samples.of(self.inputs(), label=self.labels.tolist())
-
 
 def read(name: str, split: str, data_dir: str | None, count: int | None = None) -> Images:
-    """Read images of a data set as RGB of 32×32 pixels; smaller ones get a black frame."""
-    source, label = SOURCES[name]
-    samples = hf_stitch.Samples.of(read_data(source, data_dir=data_dir, split=split), label=label)
-    samples = samples if count is None else samples.take(min(count, len(samples)))
-    batches = samples.batches(500, progress=f"{name} {split}")
-    arrays = [np.asarray(image.convert("RGB")) for batch in batches for image in batch.samples]
-    pixels = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
-    border = (32 - pixels.shape[-1]) // 2
-    return Images(functional.pad(pixels, [border] * 4).contiguous(), torch.tensor(samples.labels))
+    return Images(*images.read(name, split, count, data_dir))
 
 
 @dataclass(frozen=True)
@@ -179,7 +145,7 @@ def train(network: nn.Module, data: Images, recipe: Recipe, seed: int, *, name: 
             for places in torch.randperm(len(data), generator=generator).split(recipe.batch):
                 some = inputs[places]
                 if recipe.augment:
-                    some = normalised(augmented(some, generator))
+                    some = normalised(images.augmented(some, generator))
                 with torch.autocast("cpu", torch.bfloat16):
                     logits = network(some.contiguous(memory_format=torch.channels_last))
                 loss = functional.cross_entropy(logits.float(), data.labels[places])

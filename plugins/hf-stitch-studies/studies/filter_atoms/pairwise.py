@@ -1,33 +1,22 @@
 """Statistics of similarities of all pairs of models. Pairs that share a model are not independent: models are drawn."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import study
 from numpy.typing import NDArray
 from scipy.stats import rankdata
+from study import Estimate
 
 Array = NDArray[np.float64]
 Pairs = Callable[[str], Array]  # returns the values of a similarity for some pairs, by its name
 Statistic = Callable[[Pairs], float]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A statistic with its 95% bootstrap interval over models."""
-
-    value: float  # the statistic of all models, averaged over the groups
-    low: float  # 2.5% quantile
-    high: float  # 97.5% quantile
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
 def shown(interval: Mapping[str, Any] | None) -> str:
     """Format an interval as it is read from JSON; ``–`` if the statistic is undefined."""
-    return "–" if interval is None or None in interval.values() else str(Interval(**interval))
+    return "–" if interval is None or None in interval.values() else study.shown(interval, 2)
 
 
 def pearson(x: Array, y: Array) -> float:
@@ -55,7 +44,7 @@ def difference(x: str, other: str, y: str, of: Callable[[Array, Array], float] =
 
 def bootstrap(
     groups: Sequence[Mapping[str, Array]], statistic: Statistic, resamples: int = 2000, seed: int = 0
-) -> Interval:
+) -> Estimate:
     """Compute a statistic of all pairs, and its bootstrap interval over models.
 
     Each resample draws the models of each group with replacement, and keeps the pairs of two distinct models.
@@ -75,9 +64,9 @@ def bootstrap(
         found.append(float(np.mean(values)))
     drawn = np.array(found[1:])
     if not np.isfinite(found[0]) or not np.isfinite(drawn).any():
-        return Interval(float("nan"), float("nan"), float("nan"))
+        return Estimate(float("nan"), float("nan"), float("nan"))
     low, high = np.nanpercentile(drawn, [2.5, 97.5])
-    return Interval(found[0], float(low), float(high))
+    return Estimate(found[0], float(low), float(high))
 
 
 def additive(matrix: Array) -> Array:

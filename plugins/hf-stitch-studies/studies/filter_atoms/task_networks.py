@@ -25,25 +25,12 @@ PER_TASK = 10  # classes of a task
 PUBLISHED_STARTS = (0, 1, 2, 3, 4, 6, 7, 8, 10, 11)  # numbers of the published networks
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of networks that are trained on tasks."""
-
-    architecture: str  # ``tiny10`` or ``resnet18``
-    base: Recipe  # how the common start is trained on CIFAR-10 where no published one is given
-    base_images: int  # number of images for that
-    recipe: Recipe  # how atoms and head are trained on a task
-    tasks: int  # number of tasks
-    probe: int  # number of images on which activations are compared
-    positions: int = 8  # number of random positions in each image whose vectors of channels are compared
-
-
-TUNED = Recipe(epochs=30, lr=0.05, augment=True)  # atoms move, and networks get better than their start with a new head
-PRESETS = {
-    "small": Sizes("tiny10", Recipe(6, 0.05, 128, augment=True, weight_decay=1e-4), 50_000, TUNED, 10, 500),
-    "paper": Sizes("resnet18", Recipe(100, 0.1, 128, augment=True, weight_decay=5e-4), 50_000,
-                   replace(TUNED, epochs=100), 10, 10_000),
-}  # fmt: skip
+BASE, BASE_IMAGES = Recipe(6, 0.05, 128, augment=True, weight_decay=1e-4), 50_000
+"""How the common start is trained on CIFAR-10 where no published one is given."""
+TUNED = Recipe(epochs=30, lr=0.05, augment=True)
+"""How atoms and head are trained on a task: atoms move, and networks get better than their start with a new head."""
+SIZES = {"tasks": 10, "probe": 500, "positions": 8}
+"""Tasks, images on which activations are compared, and random positions in each whose vectors are compared."""
 
 
 def disjoint_tasks(count: int, seed: int) -> list[Task]:
@@ -75,8 +62,8 @@ class Cifar100:
 
     @classmethod
     def read(cls, data_dir: str | None) -> "Cifar100":
-        train, test = (networks.read("cifar100", split, data_dir) for split in ("train", "test"))
-        coarse = networks.read("cifar100_coarse", "train", data_dir).labels.tolist()
+        train, test = (networks.read("cifar100_fine", split, data_dir) for split in ("train", "test"))
+        coarse = networks.read("cifar100", "train", data_dir).labels.tolist()
         return cls(train, test, dict(zip(train.labels.tolist(), coarse, strict=True)))
 
     def probe(self, tasks: Sequence[Task], count: int) -> Images:
@@ -86,25 +73,22 @@ class Cifar100:
         return images.select(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])
 
 
-def start(arguments: argparse.Namespace, sizes: Sizes, number: int) -> nn.Module:
+def start(arguments: argparse.Namespace, number: int) -> nn.Module:
     """Return the common start: a published network, or one that is trained on CIFAR-10."""
-    if arguments.published and sizes.architecture == "tiny10":
+    if arguments.published:
         return networks.published(arguments.published, PUBLISHED_STARTS[number])
-    build: Callable[[], nn.Module] = networks.Tiny10 if sizes.architecture == "tiny10" else networks.resnet18
-    path = arguments.networks / f"{sizes.architecture}-cifar10-{sizes.base_images}x{sizes.base.epochs}-{number}"
+    path = arguments.networks / f"tiny10-cifar10-{BASE_IMAGES}x{BASE.epochs}-{number}.safetensors"
 
     def fit(network: nn.Module) -> None:
-        images = networks.read("cifar10", "train", arguments.data_dir, sizes.base_images)
-        networks.train(network, images, sizes.base, number, name=f"start {number}")
+        images = networks.read("cifar10", "train", arguments.data_dir, BASE_IMAGES)
+        networks.train(network, images, BASE, number, name=f"start {number}")
 
-    return networks.kept(path.with_suffix(".safetensors"), networks.seeded(build, number), fit)
+    return networks.kept(path, networks.seeded(networks.Tiny10, number), fit)
 
 
-def origin(arguments: argparse.Namespace, sizes: Sizes) -> str:
-    if arguments.published and sizes.architecture == "tiny10":
-        return "a published Tiny-10, trained on CIFAR-10"
-    title = "Tiny-10" if sizes.architecture == "tiny10" else "ResNet-18"
-    return f"a {title} trained on {sizes.base_images:,} images of CIFAR-10 for {sizes.base}"
+def origin(arguments: argparse.Namespace) -> str:
+    trained = f"a Tiny-10 trained on {BASE_IMAGES:,} images of CIFAR-10 for {BASE}"
+    return "a published Tiny-10, trained on CIFAR-10" if arguments.published else trained
 
 
 def on_task(
@@ -137,7 +121,7 @@ def spatial(network: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def features(network: nn.Module, layers: Sequence[str], probe: Images, positions: int) -> dict[str, Tensor]:
+def features(network: nn.Module, layers: Sequence[str], probe: Images) -> dict[str, Tensor]:
     """Return outputs of convolutions at random positions, equal in all networks: ``(images · positions, channels)``."""
     found: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     draws = {layer: torch.Generator().manual_seed(0) for layer in layers}
@@ -145,7 +129,7 @@ def features(network: nn.Module, layers: Sequence[str], probe: Images, positions
     def keep(layer: str) -> Callable[[nn.Module, Any, Tensor], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             images, channels, height, width = output.shape
-            rows, columns = torch.rand(2, images, 1, positions, generator=draws[layer])
+            rows, columns = torch.rand(2, images, 1, SIZES["positions"], generator=draws[layer])
             places = (rows * height).long() * width + (columns * width).long()
             chosen = output.flatten(2).gather(2, places.expand(-1, channels, -1))
             found[layer].append(chosen.movedim(1, 2).flatten(0, 1))
@@ -159,10 +143,10 @@ def features(network: nn.Module, layers: Sequence[str], probe: Images, positions
     return {layer: torch.cat(parts).double() for layer, parts in found.items()}
 
 
-def probed(models: Sequence[nn.Module], probe: Images, positions: int) -> dict[str, list[Array]]:
+def probed(models: Sequence[nn.Module], probe: Images) -> dict[str, list[Array]]:
     """Compare activations of all pairs of models: ``cka`` (debiased) and ``cca`` (the paper's) -> matrix by layer."""
     layers = spatial(models[0])
-    rows = [features(model, layers, probe, positions) for model in models]
+    rows = [features(model, layers, probe) for model in models]
     found: dict[str, list[Array]] = {"cka": [], "cca": []}
     for layer in layers:
         bases = [basis(each[layer]) for each in rows]

@@ -17,7 +17,7 @@ import study
 from dr_frankenstein import networks
 from hf_stitch_studies import Bench, bench
 from hf_stitch_studies.benching.correlation import RELIABILITY
-from how_not_to_stitch.experiment import cifar, parser, question
+from how_not_to_stitch.experiment import PUBLISHED, cifar, filled, parser
 from rich.console import Console
 
 import hf_stitch
@@ -29,36 +29,18 @@ METRICS = (
 MATCHERS = ("lstsq", "recoloured", "procrustes")
 LAST = 0.5
 """The sensitivity test takes the last half of the layers, as the paper does."""
-PUBLISHED = {
-    "sensitivity": {
-        "convolutional": {"linear_cka": (0.569, 0.722), "pwcca": (0.628, 0.777), "procrustes": (0.548, 0.718),
-                    "lstsq, structural": (0.658, 0.807), "lstsq, functional": (0.790, 0.917)},
-        "vit": {"linear_cka": (0.485, 0.632), "pwcca": (0.826, 0.945), "procrustes": (0.732, 0.862),
-                "lstsq, structural": (0.786, 0.906), "lstsq, functional": (0.745, 0.889)},
-    },
-    "specificity": {
-        "convolutional": {"linear_cka": (0.859, 0.970), "pwcca": (0.729, 0.896), "procrustes": (0.768, 0.920),
-                    "lstsq, structural": (0.876, 0.975), "lstsq, functional": (0.857, 0.970)},
-        "vit": {"linear_cka": (0.719, 0.870), "pwcca": (0.650, 0.785), "procrustes": (0.531, 0.682),
-                "lstsq, structural": (0.664, 0.802), "lstsq, functional": (0.782, 0.921)},
-    },
-}  # fmt: skip
-"""τ and ρ of the paper on CIFAR-10, of ResNet-18 and of ViT-Ti: test -> kind of network -> measure."""
-PRESETS = {
-    "small": {"train": 5000, "test": 1000, "references": 5, "functional_samples": 300},
-    "paper": {"train": 50_000, "test": 10_000, "references": 10, "functional_samples": 100},
-}
+TRAIN, TEST, REFERENCES, FUNCTIONAL_SAMPLES = 5000, 1000, 5, 300
 """Images, references, and images to which stitched models are fitted."""
 
 
 def main() -> None:
-    arguments = parser(__doc__, PRESETS).parse_args()
-    preset = PRESETS[arguments.preset]
-    samples = cifar(arguments, preset["train"], preset["test"])
-    record: dict[str, Any] = {"preset": {"name": arguments.preset, **preset}, "architectures": {}}
+    arguments = parser(__doc__).parse_args()
+    samples = cifar(arguments, TRAIN, TEST)
+    sizes = {"train": TRAIN, "test": TEST, "references": REFERENCES, "functional_samples": FUNCTIONAL_SAMPLES}
+    record: dict[str, Any] = {"preset": sizes, "architectures": {}}
     for folder in arguments.networks:
         start = time.process_time()
-        found = measured(*networks.read_folder(folder), *samples, preset)
+        found = measured(*networks.read_folder(folder), *samples)
         Console(width=140).print(found)
         name = folder.name.removeprefix("drfrankenstein_")
         record["architectures"][name] = {**summary(found), "seconds": round(time.process_time() - start)}
@@ -66,13 +48,12 @@ def main() -> None:
 
 
 def measured(
-    loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples,
-    preset: dict[str, int],
-) -> Bench:  # fmt: skip
+    loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples
+) -> Bench:
     return bench(
         loaded, train, test_data=test, layers=layers, sensitivity_layers=layers[-int(LAST * len(layers)) :],
         pooling="cls" if tuple(layers) == networks.VIT_CUTS else "mean", metrics=METRICS, matchers=MATCHERS,
-        functional=MATCHERS, functional_samples=preset["functional_samples"], references=preset["references"],
+        functional=MATCHERS, functional_samples=FUNCTIONAL_SAMPLES, references=REFERENCES,
         task="image-classification", batch_size=200,
     )  # fmt: skip
 
@@ -101,20 +82,8 @@ FUNCTIONAL, STRUCTURAL, CKA, PWCCA, OPD = "lstsq, functional", "lstsq, structura
 LEAST, LEADER = 0.67, 0.1
 """The least τ of functional direct matching in the paper's tables, and how far a measure close to the leader is from
 it."""
-DECIDES = f"; benches of at least {FEW} networks decide"
-SENSITIVE, SPECIFIC, CLOSE, POOR, UNSPECIFIC, INCONSISTENT, CONSISTENT, ELSEWHERE = study.stated(__file__)
-BASELINES = {
-    test: question(
-        f"after paper 4, table {table}", f"Some measure is a better test of {test} than depth and rank alone", "–",
-        "a measure beats each baseline that is defined: the interval of the difference of τ (a jackknife over "
-        "networks) lies above 0, and allows for the choice among measures (Bonferroni); refuted if each measure has "
-        "one that it cannot beat, whose interval lies below 0 and allows for the choice of the baseline" + DECIDES,
-    )
-    for table, test in ((2, "sensitivity"), (3, "specificity"))
-}  # fmt: skip
-
-PAGE = study.text(__file__)
-
+SENSITIVE, SPECIFIC, CLOSE, POOR, UNSPECIFIC, INCONSISTENT, CONSISTENT, ELSEWHERE, *_BEYOND = study.stated(__file__)
+BASELINES = dict(zip(("sensitivity", "specificity"), _BEYOND, strict=True))
 TITLES = {
     "tiny10": "published Tiny-10 networks, beside the paper's ResNet-18",
     "vits": "small ViTs (6 blocks, 96 features, CLS), beside the paper's ViT-Ti",
@@ -123,25 +92,17 @@ TITLES = {
 
 
 def page(record: dict[str, Any]) -> str:
-    preset, architectures = record["preset"], record["architectures"]
-    folders = " ".join(map(str.upper, architectures))
-    return PAGE.format(
-        claims=study.verdicts(claims(record)),
-        sections="".join(_section(name, found) for name, found in architectures.items()),
-        footer=study.footer("bench", "how_not_to_stitch.bench", f"--data-dir DATA --networks {folders} --out OUT"),
-        **preset,
-    )  # fmt: skip
+    sections = "".join(_section(name, found) for name, found in record["architectures"].items())
+    return filled(__file__, claims(record), record["architectures"], sections=sections, **record["preset"])
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     benches = {name: found for name, found in record["architectures"].items() if found["networks"] >= FEW}
-    if not benches:
-        return []
     name = max(benches, key=lambda each: benches[each]["networks"])
     scores, count = benches[name]["scores"], benches[name]["networks"]
     sensitive, specific = ({_plain(m): s["tau"] for m, s in scores[test].items()} for test in BASELINES)
     n = f"{count} networks ({name}), {len(benches[name]['layers'])} layers"
-    functional = specific[FUNCTIONAL]
+    first, functional = sensitive[FUNCTIONAL], specific[FUNCTIONAL]
     rivals = {measure: specific[measure] for measure in (CKA, PWCCA, OPD, STRUCTURAL)}
     close = [study.above(study.difference(functional, other), -LEADER) for other in rivals.values()]
     leader = max(rivals, key=lambda measure: rivals[measure]["value"])
@@ -154,7 +115,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         return asked.row(f"τ {study.shown(of[measure], 2)}; {text}", n, held, count)
 
     return [
-        _sensitive(sensitive, n, count),
+        SENSITIVE.row(f"τ {study.shown(first, 2)}", n, [study.above(first, LEAST)], count),
         SPECIFIC.row(tau, n, [study.above(functional, LEAST)], count),
         CLOSE.row(f"{tau}; {leader} {study.shown(rivals[leader], 2)}", n, close, count),
         lower(POOR, sensitive, CKA, PWCCA, STRUCTURAL),
@@ -164,13 +125,6 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         ELSEWHERE.untested("these data, and ten and five networks trained on them"),
         *(_baselines(test, asked, scores[test], n, count) for test, asked in BASELINES.items()),
     ]  # fmt: skip
-
-
-def _sensitive(scores: Mapping[str, Any], n: str, count: int) -> dict[str, str]:
-    if FUNCTIONAL not in scores:
-        return SENSITIVE.untested("low-rank approximations that are stitched, in the bench, for ten networks")
-    found = scores[FUNCTIONAL]
-    return SENSITIVE.row(f"τ {study.shown(found, 2)}", n, [study.above(found, LEAST)], count)
 
 
 def _inconsistent(architectures: Mapping[str, Any], n: str, count: int) -> dict[str, str]:

@@ -7,14 +7,14 @@ are no stranger than direct matches, strangeness is not why task loss succeeds.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import study
 from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import cifar, footer
+from how_not_to_stitch.experiment import cifar, filled, paired
 from how_not_to_stitch.strange_activations import ACCURATE, DIRECT, passes, read_array, rounded
 from numpy.typing import NDArray
 
@@ -34,52 +34,33 @@ KEPT, LOST = 0.5, 0.1
 """Bounds of the rule, fixed before any figure was seen."""
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment."""
-
-    train: int  # images to which stitches and detectors are fitted
-    test: int
-    pairs: int  # without a network in common
-    steps: int  # of task-loss matching, with batches of 32
-    strengths: tuple[float, ...]  # of the penalties
-    sources: tuple[int, ...]  # places of the layers
-    targets: tuple[int, ...]
-
-    @property
-    def matchers(self) -> dict[str, TaskLoss]:
-        options: dict[str, Any] = {
-            "labels": "hard", "max_steps": self.steps, "batch_size": 32, "schedule": "constant", "lr": 3e-3,
-        }  # fmt: skip
-        return {"task loss": TaskLoss(**options)} | {
-            f"{name} {strength:g}": TaskLoss(**options, penalties={metric: strength})
-            for metric, name in PENALTIES.items() for strength in self.strengths
-        }  # fmt: skip
-
-
+TRAIN, TEST, PAIRS, STEPS = 2_000, 500, 2, 300
+"""Images to which stitches and detectors are fitted, and test images; pairs without a network in common; steps of
+task-loss matching."""
 STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
-PRESETS = {
-    "small": Preset(2_000, 500, 2, 300, STRENGTHS, (4, 6, 7), (2, 4)),
-    "paper": Preset(50_000, 10_000, 5, 3000, STRENGTHS, tuple(range(8)), tuple(range(8))),
-}
+SOURCES, TARGETS = (4, 6, 7), (2, 4)
+"""Places of the layers."""
+TASK_LOSS = TaskLoss(labels="hard", max_steps=STEPS, batch_size=32, schedule="constant", lr=3e-3)
+MATCHERS = {"task loss": TASK_LOSS} | {
+    f"{name} {strength:g}": replace(TASK_LOSS, penalties={metric: strength})
+    for metric, name in PENALTIES.items() for strength in STRENGTHS
+}  # fmt: skip
 
 
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"out"}).parse_args()
-    preset = PRESETS[arguments.preset]
+    arguments = study.parser(__doc__, "data-dir", "networks", required={"out"}).parse_args()
     loaded, cuts = networks.read_folder(arguments.networks)
-    layers_a, layers_b = ([cuts[place] for place in places] for places in (preset.sources, preset.targets))
-    train, test = cifar(arguments, preset.train, preset.test)
-    names = list(loaded)
+    layers_a, layers_b = ([cuts[place] for place in places] for places in (SOURCES, TARGETS))
+    train, test = cifar(arguments, TRAIN, TEST)
 
     def measured(a: str, b: str) -> dict[str, Any]:
         start = time.perf_counter()
         grid = hf_stitch.stitch_grid(
             loaded[a], loaded[b], train, test_data=test, layers_a=layers_a, layers_b=layers_b,
-            matchers=[*CLOSED, *preset.matchers.values()], detectors=DETECTORS, far_data=images.noise(preset.test),
+            matchers=[*CLOSED, *MATCHERS.values()], detectors=DETECTORS, far_data=images.noise(TEST),
             task="image-classification", batch_size=100, resamples=200,
         )  # fmt: skip
-        labels = {**{name: name for name in CLOSED}, **{n: matcher.label for n, matcher in preset.matchers.items()}}
+        labels = {name: name for name in CLOSED} | {name: matcher.label for name, matcher in MATCHERS.items()}
         return {
             "matchers": {
                 name: {f: rounded(grid.values(label, f)) for f in ("relative_accuracy", "structural_error")}
@@ -94,17 +75,16 @@ def main() -> None:
             "seconds": round(time.perf_counter() - start),
         }
 
-    pairs = [(names[i], names[i + 1]) for i in range(0, 2 * preset.pairs, 2)]
-    places = {(a, b): arguments.out / f"{a} {b}.json" for a, b in pairs}
-    record = {
-        "pairs": {f"{a} -> {b}": study.kept(place, partial(measured, a, b)) for (a, b), place in places.items()},
-        "layers": [layers_a, layers_b], "preset": {"name": arguments.preset, **vars(preset)},
-    }  # fmt: skip
+    pairs = {
+        f"{a} -> {b}": study.kept(arguments.out / f"{a} {b}.json", partial(measured, a, b))
+        for a, b in paired(list(loaded), PAIRS)
+    }
+    sizes = {"train": TRAIN, "test": TEST, "steps": STEPS, "sources": SOURCES, "targets": TARGETS}
+    record = {"pairs": pairs, "layers": [layers_a, layers_b], "preset": sizes}
     study.leave("cause", record, page, arguments.out)
 
 
 (REASON,) = study.stated(__file__)
-PAGE = study.text(__file__)
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -123,11 +103,11 @@ def page(record: Mapping[str, Any]) -> str:
     names = list(next(iter(pairs.values()))["matchers"])
     table = study.markdown(columns, [_line(name, found, apart, preset) for name in names])
     head = ["pair", "from", "to", "least squares", "AUROC", "task loss", "AUROC", "penalised", "AUROC", "penalty"]
-    return PAGE.format(
-        claims=study.verdicts(claims(record)), table=table, cells=study.markdown(head, lines),
+    return filled(
+        __file__, claims(record), table=table, cells=study.markdown(head, lines),
         pairs=study.counted(len(pairs), "pair"), sources=", ".join(record["layers"][0]),
         targets=", ".join(record["layers"][1]), steps=preset["steps"], train=preset["train"],
-        test=preset["test"], margin=MARGIN, footer=footer("cause"),
+        test=preset["test"], margin=MARGIN,
     )  # fmt: skip
 
 

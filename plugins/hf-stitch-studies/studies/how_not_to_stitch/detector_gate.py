@@ -6,7 +6,6 @@ are, and those of another data set, and must not take test images for strange.
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
-from how_not_to_stitch.experiment import NAMES, cifar, folders, footer, parser
+from how_not_to_stitch.experiment import NAMES, cifar, filled, parser
 
 import hf_stitch
 from hf_stitch.analysis.detection.result import FAR, MIN_AUROC, OWN
@@ -23,51 +22,39 @@ DETECTORS = ("mahalanobis", "knn", "likelihood_ratio", "classifier")
 SIDES = ("noise", "far", "train")
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment: images, target networks, and the energy with the number of layers that it sees."""
-
-    train: int
-    test: int
-    targets: int
-    energy: Energy
-    layers: int
-
-
-PRESETS = {
-    "small": Preset(1500, 400, 2, Energy.preset("small", epochs=6, fine_tune_epochs=6), 3),
-    "paper": Preset(50_000, 10_000, 5, Energy(), 8),
-}
+TRAIN, TEST, TARGETS = 1500, 400, 2
+"""Images, and target networks."""
+ENERGY, ENERGY_LAYERS = Energy.preset("small", epochs=6, fine_tune_epochs=6), 3
+"""The energy, and the number of layers that it sees."""
 
 
 def main() -> None:
-    asked = parser(__doc__, PRESETS, required={"out"})
+    asked = parser(__doc__, required={"out"})
     asked.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
     arguments = asked.parse_args()
-    preset = PRESETS[arguments.preset]
-    train, test = cifar(arguments, preset.train, preset.test)
-    far = images.samples("fashion_mnist", "test", preset.test, arguments.data_dir)
+    train, test = cifar(arguments, TRAIN, TEST)
+    far = images.samples("fashion_mnist", "test", TEST, arguments.data_dir)
     outliers = {
-        "Fashion-MNIST": images.samples("fashion_mnist", "train", preset.train, arguments.data_dir),
-        "superposed images": superposed(preset.train, arguments.data_dir),
+        "Fashion-MNIST": images.samples("fashion_mnist", "train", TRAIN, arguments.data_dir),
+        "superposed images": superposed(arguments.data_dir),
     }
-    record: dict[str, Any] = {"preset": {"name": arguments.preset, **dataclasses.asdict(preset)}, "families": {}}
+    record: dict[str, Any] = {"preset": {"train": TRAIN, "test": TEST, "energy": ENERGY}, "families": {}}
     for folder in arguments.networks:
         loaded, layers = networks.read_folder(folder)
         kind = type(next(iter(loaded.values())).model).__name__
         names, found = list(loaded), dict[str, Any]()
-        for number in range(preset.targets):
+        for number in range(TARGETS):
             a, b = names[number], names[(number + 1) % len(names)]
             tries: dict[str, tuple[Any, Any, list[str]]] = {
                 name: (name, None, list(layers)) for name in arguments.detectors
             }
             if kind == "Tiny10" and not number:  # minutes for each layer
-                places = np.linspace(0, len(layers) - 1, preset.layers + 2).round().astype(int)[1:-1]
+                places = np.linspace(0, len(layers) - 1, ENERGY_LAYERS + 2).round().astype(int)[1:-1]
                 deep = [layers[place] for place in places]
-                tries |= {f"energy, {name}": (preset.energy, of, deep) for name, of in outliers.items()}
+                tries |= {f"energy, {name}": (ENERGY, of, deep) for name, of in outliers.items()}
             found[b] = {
                 name: study.kept(
-                    arguments.out / "parts" / f"{arguments.preset} {kind} {b} {name}.json",
+                    arguments.out / "parts" / f"{kind} {b} {name}.json",
                     partial(tried, loaded[a], loaded[b], (train, test, far), detector, other, layers[0], at),
                 )
                 for name, (detector, other, at) in tries.items()
@@ -76,9 +63,9 @@ def main() -> None:
     study.leave("detector_gate", record, page, arguments.out)
 
 
-def superposed(count: int, data_dir: Any) -> hf_stitch.Samples:
+def superposed(data_dir: Any) -> hf_stitch.Samples:
     """Return images with the deviation of another image from the mean image on top, which were not fitted to."""
-    pixels = networks.normalised(images.read("cifar10", "train", 2 * count, data_dir)[0][count:])
+    pixels = networks.normalised(images.read("cifar10", "train", 2 * TRAIN, data_dir)[0][TRAIN:])
     return hf_stitch.Samples.of(pixels + pixels.roll(1, 0) - pixels.mean(0))
 
 
@@ -102,7 +89,6 @@ def tried(
 
 
 (WORKS,) = study.stated(__file__)
-PAGE = study.text(__file__)
 
 
 def passing(targets: Iterable[dict[str, Any]], name: str) -> list[tuple[int, int]]:
@@ -122,12 +108,11 @@ def page(record: dict[str, Any]) -> str:
         names = list(next(iter(one["targets"].values())))
         counts = (f"`{name}` {_of(passing(one['targets'].values(), name))}" for name in names)
         sentences.append(f"- **{NAMES[kind]}**, layers at which the detector passes: {', '.join(counts)}.")
-    return PAGE.format(
-        verdict="\n".join(sentences), claims=study.verdicts(claims(record)), least=MIN_AUROC, far=FAR, own=OWN,
+    return filled(
+        __file__, claims(record), families, verdict="\n".join(sentences), least=MIN_AUROC, far=FAR, own=OWN,
         train=preset["train"], test=preset["test"],
-        families="\n".join(_family(kind, one) for kind, one in families.items()),
+        sections="\n".join(_family(kind, one) for kind, one in families.items()),
         energy=f"width {energy['width']}, {energy['epochs']} epochs and {energy['fine_tune_epochs']} of fine-tuning",
-        footer=footer("detector_gate", folders(record, families)),
     )  # fmt: skip
 
 

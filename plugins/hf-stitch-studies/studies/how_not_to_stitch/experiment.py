@@ -1,7 +1,8 @@
 """Shared parts of the studies of the fourth paper: arguments, images, its table 1, and claims."""
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,8 @@ from dr_frankenstein import images
 
 import hf_stitch
 
-claim, question = partial(study.Claim, "4"), partial(study.Claim, study.OWN)
-
-TABLE_1 = {
-    "PWCCA": (1.0, 0.125, 1.0, 0.0833),
-    "Procrustes": (1.0, 0.1917, 1.0, 0.1833),
-    "linear CKA": (1.0, 0.9611, 1.0, 0.3481),
-    "task loss": (0.6375, 0.3528, 0.2417, 0.1),
-    "lstsq, structural": (1.0, 0.925, 1.0, 0.2519),
-    "lstsq, functional": (1.0, 0.6639, 1.0, 0.1185),
-}
-"""The paper's table 1: method -> share of identified layers within a network and between two, of ResNet-18, then of
-ViT-Ti; of ten networks and 45 pairs of each."""
+PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text())
+"""Figures of the paper's tables."""
 WELL, POORLY = 0.9, 0.5
 """Share of identified layers from which on a method does well, and below which it struggles."""
 NAMES = {"Tiny10": "Tiny-10", "ResNet20": "ResNet-20", "VisionTransformer": "small ViT"}
@@ -30,9 +21,9 @@ NAMES |= {"tiny10": "Tiny-10", "resnet20": "ResNet-20", "vits": "small ViT"}
 """Class of networks, or name of their folder -> its name on pages."""
 
 
-def parser(description: str | None, presets: Collection[str], **options: Any) -> argparse.ArgumentParser:
+def parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
     """Create the parser of a study of several folders of networks, each of one architecture."""
-    made = study.parser(description, "data-dir", presets=presets, **options)
+    made = study.parser(description, "data-dir", **options)
     made.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
     return made
 
@@ -43,8 +34,14 @@ def cifar(arguments: argparse.Namespace, train: int, test: int) -> tuple[hf_stit
 
 
 def between(method: str, vit: bool = False) -> str:
-    """Return the paper's share of layers that a method identifies between two networks."""
-    return f"{TABLE_1[method][3 if vit else 1]:.2%}"
+    """Return the paper's share of layers that a method identifies between two networks, if it has one."""
+    found = PUBLISHED["table 1"].get(method)
+    return f"{found[vit]:.2%}" if found else "–"
+
+
+def paired(names: list[str], count: int) -> list[tuple[str, str]]:
+    """Return pairs of networks without one in common."""
+    return [(names[i], names[i + 1]) for i in range(0, 2 * count, 2)]
 
 
 def pairs_of(count: int) -> str:
@@ -52,11 +49,9 @@ def pairs_of(count: int) -> str:
     return "1 pair" if count == 2 else f"{count} networks, {count * (count - 1) // 2} pairs"
 
 
-def footer(name: str, options: str = "--data-dir DATA --networks NETWORKS --out OUT") -> str:
-    """Return the end of a page: the record and the command of the script of the same name."""
-    return study.footer(name, f"how_not_to_stitch.{name}", options)
-
-
-def folders(record: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the options of a study of several folders of networks."""
-    return f"--preset {record['preset']['name']} --data-dir DATA --networks {' '.join(map(str.upper, names))} --out OUT"
+def filled(
+    script: str, rows: Iterable[Mapping[str, str]], folders: Iterable[str] = ("networks",), **figures: Any
+) -> str:
+    """Fill a page, whose command has some folders of networks."""
+    options = f"--data-dir DATA --networks {' '.join(map(str.upper, folders))} --out OUT"
+    return study.filled(script, rows, options, **figures)

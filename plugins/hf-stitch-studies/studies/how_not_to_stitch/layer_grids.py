@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import networks
-from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, cifar, claim, folders, footer, pairs_of, parser
+from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, cifar, filled, pairs_of, parser
 from tqdm.auto import tqdm
 
 import hf_stitch
@@ -24,19 +24,15 @@ METRICS = ("linear_cka:debiased=True", "procrustes")
 FIGURES = {"functional": "relative_accuracy", "structural": "structural_error"}
 ACCURATE = 0.8
 """Relative accuracy from which two layers count as functionally similar (Csiszárik et al. 2021, section 8)."""
-PRESETS = {
-    "small": (600, 1000),
-    "paper": (100, 10_000),
-}
+TRAIN, TEST = 600, 1000
 """Images to which stitches are fitted, and images of the scores."""
 
 
 def main() -> None:
-    arguments = parser(__doc__, PRESETS).parse_args()
-    fitted, scored = PRESETS[arguments.preset]
-    train, test = cifar(arguments, fitted, scored)
+    arguments = parser(__doc__).parse_args()
+    train, test = cifar(arguments, TRAIN, TEST)
     record = {
-        "preset": {"name": arguments.preset, "train": fitted, "test": scored},
+        "preset": {"train": TRAIN, "test": TEST},
         "architectures": {
             folder.name.removeprefix("drfrankenstein_"): measured(*networks.read_folder(folder), train, test)
             for folder in arguments.networks
@@ -98,34 +94,16 @@ FUNCTIONAL, STRUCTURAL, ROTATED = "lstsq, functional", "lstsq, structural", "pro
 CKA = "linear CKA, debiased"
 NEAR = 0.1
 """Difference of shares up to which two methods are comparable."""
-BOTH = "along both axes, by the interval; Tiny-10 decides"
-WITHIN, VIT = study.stated(__file__)
-CLAIMS = {
-    STRUCTURAL: claim(
-        "table 1, between networks", "Structural direct matching is comparable to CKA",
-        f"{between(STRUCTURAL)} (CKA {between('linear CKA')})",
-        f"its share of layers is at most {NEAR} below that of CKA {BOTH}",
-    ),
-    FUNCTIONAL: claim(
-        "table 1, between networks", "Functional direct matching finds most corresponding layers", between(FUNCTIONAL),
-        f"more than {POORLY} of the layers {BOTH}",
-    ),
-    ROTATED: claim(
-        "2.3", "The orthogonal map as a stitch (functional Procrustes) is not a promising approach", "–",
-        f"it finds fewer layers than functional direct matching {BOTH}",
-    ),
-}  # fmt: skip
-PAGE = study.text(__file__)
-
+WITHIN, VIT, *_BETWEEN = study.stated(__file__)
+CLAIMS = dict(zip((STRUCTURAL, FUNCTIONAL, ROTATED), _BETWEEN, strict=True))
 SECTION = study.text(__file__, "section") + "\n"
 
 
 def page(record: dict[str, Any]) -> str:
     preset, found = record["preset"], record["architectures"]
-    return PAGE.format(
-        claims=study.verdicts(claims(record)), train=preset["train"], test=preset["test"],
+    return filled(
+        __file__, claims(record), found, train=preset["train"], test=preset["test"],
         sections="\n".join(_section(name, of) for name, of in found.items()),
-        footer=footer("layer_grids", folders(record, found)),
     )  # fmt: skip
 
 

@@ -7,14 +7,13 @@ grids, means otherwise.
 """
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import study
 import torch
 from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import NAMES, POORLY, TABLE_1, between, pairs_of
+from how_not_to_stitch.experiment import NAMES, POORLY, between, pairs_of, parser
 from timm.models.vision_transformer import VisionTransformer
 
 import hf_stitch
@@ -30,35 +29,26 @@ METRICS = {
 }
 MIXED = ("linear CKA", "Procrustes", "PWCCA", "PWCCA, all directions", "CCA")
 """Metrics on mixed rows: positions of one image are not independent, which debiased CKA assumes."""
-PRESETS = {
-    "small": (2000, 20),
-    "paper": (10_000, 40),
-}
+IMAGES, RESAMPLES = 2000, 20
 """Test images, and groups of images of the jackknife for ties."""
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", presets=PRESETS)
-    parser.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
-    arguments = parser.parse_args()
-    count, resamples = PRESETS[arguments.preset]
-    samples = images.samples("cifar10", "test", count, arguments.data_dir)
-    record: dict[str, Any] = {"preset": {"name": arguments.preset, "images": count, "resamples": resamples}}
-    record["families"] = {}
+    arguments = parser(__doc__).parse_args()
+    samples = images.samples("cifar10", "test", IMAGES, arguments.data_dir)
+    record: dict[str, Any] = {"preset": {"images": IMAGES, "resamples": RESAMPLES}, "families": {}}
     for folder in arguments.networks:
         loaded, layers = networks.read_folder(folder)
-        record["families"][type(next(iter(loaded.values())).model).__name__] = measured(
-            loaded, layers, samples, resamples
-        )
+        record["families"][type(next(iter(loaded.values())).model).__name__] = measured(loaded, layers, samples)
     study.leave("layer_identification", record, page, arguments.out)
 
 
 def measured(
-    loaded: dict[str, hf_stitch.Adapter], layers: tuple[str, ...], samples: hf_stitch.Samples, resamples: int
+    loaded: dict[str, hf_stitch.Adapter], layers: tuple[str, ...], samples: hf_stitch.Samples
 ) -> dict[str, Any]:
     """Identify the layers of all pairs of networks of one architecture."""
     metrics, options = list(METRICS.values()), {"layers": layers, "batch_size": 200}
-    trained = hf_stitch.compare_all(loaded, samples, metrics=metrics, resamples=resamples, **options)
+    trained = hf_stitch.compare_all(loaded, samples, metrics=metrics, resamples=RESAMPLES, **options)
     first = next(iter(loaded.values()))
     (batch,) = samples.take(2).batches(2)
     probe = first.encode(first.preprocess(batch.samples), layers)
@@ -150,7 +140,6 @@ def summary(found: Identification) -> dict[str, Any]:
 
 METRICS_OF_PAPER = ("linear CKA", "Procrustes", "PWCCA")
 (VIT,) = study.stated(__file__)
-PAGE = study.text(__file__)
 FAMILY = study.text(__file__, "family")
 OTHERS = {"untrained": "untrained networks", "noise": "independent noise"}
 AXIS = ["accuracy", "hit/tie/miss", "found most often"]
@@ -159,9 +148,9 @@ HEAD = [f"{axis}: {title}" for axis in "ab" for title in AXIS]
 
 def page(record: dict[str, Any]) -> str:
     families = record["families"]
-    return PAGE.format(
-        claims=study.verdicts(claims(record)),
-        images=record["preset"]["images"], resamples=record["preset"]["resamples"], preset=record["preset"]["name"],
+    return study.text(__file__).format(
+        verdicts=study.verdicts(claims(record)), images=record["preset"]["images"],
+        resamples=record["preset"]["resamples"],
         families="\n".join(_family(kind, one) for kind, one in families.items()), rows=_mixed(families),
         floor=_floor(families), folders=" ".join(kind.upper() for kind in families),
     )  # fmt: skip
@@ -171,13 +160,12 @@ def _family(kind: str, one: dict[str, Any]) -> str:
     vit = kind == "VisionTransformer"
     lines = []
     for title, axes in {**one["identified"]["trained"], **one["identified"]["depth"]}.items():
-        published = between(title, vit) if title in TABLE_1 else "–"
-        lines.append([title, published, *_cells(axes["a"]), *_cells(axes["b"])])
+        lines.append([title, between(title, vit), *_cells(axes["a"]), *_cells(axes["b"])])
     count, layers = len(one["networks"]), len(one["widths"])
     pairs = count * (count - 1) // 2
     return FAMILY.format(
         name=NAMES[kind], count=count, pairs=f"{pairs} pair{'s' * (pairs > 1)}", layers=layers, chance=1 / layers,
-        identified=_table(["metric", f"paper, {'ViT-Ti' if vit else 'ResNet-18'}", *HEAD], lines),
+        identified=study.markdown(["metric", f"paper, {'ViT-Ti' if vit else 'ResNet-18'}", *HEAD], lines),
     )  # fmt: skip
 
 
@@ -189,8 +177,7 @@ def _cells(axis: dict[str, Any]) -> list[str]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    if (one := record["families"].get("VisionTransformer")) is None:
-        return [VIT.untested("at least three vision transformers")]
+    one = record["families"]["VisionTransformer"]
     rates = {
         title: [
             one["identified"]["trained" if title == "linear CKA" else "mixed"][title][axis]["score"] for axis in "ab"
@@ -201,9 +188,6 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     parts = [study.below(rate, POORLY) for both in rates.values() for rate in both]
     count = len(one["networks"])
     return [VIT.row(ours, f"{pairs_of(count)}, {len(one['widths'])} layers", parts, count * (count - 1) // 2)]
-
-
-MIXING = study.text(__file__, "mixing")
 
 
 def _mixed(families: dict[str, Any]) -> str:
@@ -217,11 +201,8 @@ def _mixed(families: dict[str, Any]) -> str:
                 cells += [f"{found['trained'][title][axis]['score']['value']:.3f}", accuracy, favourite]
             lines.append([NAMES[kind], str(grids), title, *cells])
     head = [f"{axis}: {title}" for axis in "ab" for title in ("means", "mixed", "found most often")]
-    table = _table(["networks", "grids", "metric", *head], lines)
-    return MIXING.format(lines=table)
-
-
-FLOOR = study.text(__file__, "floor")
+    table = study.markdown(["networks", "grids", "metric", *head], lines)
+    return study.text(__file__, "mixing").format(lines=table)
 
 
 def _floor(families: dict[str, Any]) -> str:
@@ -229,13 +210,10 @@ def _floor(families: dict[str, Any]) -> str:
     for kind, one in families.items():
         rows = [[name, *(f"{value:.3f}" for value in values)] for name, values in one["pwcca"].items()]
         widths = ["width", *map(str, one["widths"].values())]
-        tables.append(_table([NAMES[kind], *one["widths"]], [widths, *rows]))
+        tables.append(study.markdown([NAMES[kind], *one["widths"]], [widths, *rows]))
         for name in ("untrained", "noise"):
             for title in ("linear CKA, debiased", "Procrustes", "PWCCA"):
                 axes = one["identified"][name][title]
                 lines.append([NAMES[kind], OTHERS[name], title, *_cells(axes["a"]), *_cells(axes["b"])])
-    return FLOOR.format(tables="\n\n".join(tables), lines=_table(["networks", "activations", "metric", *HEAD], lines))
-
-
-def _table(head: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+    table = study.markdown(["networks", "activations", "metric", *HEAD], lines)
+    return study.text(__file__, "floor").format(tables="\n\n".join(tables), lines=table)

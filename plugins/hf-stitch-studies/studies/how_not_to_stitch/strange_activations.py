@@ -7,7 +7,6 @@ with noise of known size. The paper's detector, the energy, decides at the layer
 Histograms of the scores at one layer (figure 1c) are counted.
 """
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
-from how_not_to_stitch.experiment import NAMES, POORLY, cifar, claim, footer
+from how_not_to_stitch.experiment import NAMES, POORLY, cifar, filled, paired
 from numpy.typing import NDArray
 
 import hf_stitch
@@ -44,41 +43,24 @@ HISTOGRAM = 2, (2, -1)
 and the last."""
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment."""
-
-    train: int  # images to which stitches and detectors are fitted
-    test: int
-    pairs: int  # without a network in common
-    steps: tuple[int, ...]  # of task-loss matching
-    energy: Energy
-
-    @property
-    def task_loss(self) -> dict[int, TaskLoss]:
-        """Task-loss matching by number of steps: hard labels, from least squares, batches of 32."""
-        return {n: TaskLoss(labels="hard", max_steps=n, batch_size=32, schedule="constant") for n in self.steps}
-
-
-PRESETS = {
-    "small": Preset(1500, 400, 2, (30, 100, 300, 1000), Energy.preset("small", size=8, epochs=4, fine_tune_epochs=2)),
-    "paper": Preset(50_000, 10_000, 5, (30, 100, 300, 1000, 11_700), Energy()),
-}
+TRAIN, TEST, PAIRS, STEPS = 1500, 400, 2, (30, 100, 300, 1000)
+"""Images to which stitches and detectors are fitted, and test images; pairs without a network in common; steps of
+task-loss matching."""
+ENERGY = Energy.preset("small", size=8, epochs=4, fine_tune_epochs=2)
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"out"})
+    parser = study.parser(__doc__, "data-dir", "networks", required={"out"})
     parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
-    parser.add_argument("--steps", nargs="+", type=int, help="of task-loss matching; default: those of the preset")
+    parser.add_argument("--steps", nargs="+", type=int, default=STEPS, help="of task-loss matching")
     arguments = parser.parse_args()
-    preset = PRESETS[arguments.preset]
-    preset = dataclasses.replace(preset, steps=tuple(arguments.steps or preset.steps))
+    # Hard labels, from least squares, batches of 32.
+    task_loss = {n: TaskLoss(labels="hard", max_steps=n, batch_size=32, schedule="constant") for n in arguments.steps}
     loaded, layers = networks.read_folder(arguments.networks)
-    train, test = cifar(arguments, preset.train, preset.test)
-    other = images.samples("fashion_mnist", "test", preset.test, arguments.data_dir)
+    train, test = cifar(arguments, TRAIN, TEST)
+    other = images.samples("fashion_mnist", "test", TEST, arguments.data_dir)
     names = list(loaded)
-    count = min(preset.pairs, len(names) // 2)
-    pairs = [(names[i], names[i + 1]) for i in range(0, 2 * count, 2)] + [(names[0], names[0])]
+    pairs = [*paired(names, min(PAIRS, len(names) // 2)), (names[0], names[0])]
     place = arguments.out / "strange_activations.json"
     record = json.loads(place.read_text()) if place.is_file() else {}
     found = record.setdefault(arguments.networks.name.removeprefix("drfrankenstein_"), {})
@@ -89,21 +71,21 @@ def main() -> None:
         start = time.perf_counter()
         grid = hf_stitch.stitch_grid(
             loaded[a], loaded[b], train, test_data=test, layers_a=layers, layers_b=layers,
-            matchers=[*CLOSED, *preset.task_loss.values()],
-            detectors=[preset.energy if name == "energy" else name for name in arguments.detectors],
-            auxiliary_data=other if "energy" in arguments.detectors else None, far_data=images.noise(preset.test),
+            matchers=[*CLOSED, *task_loss.values()],
+            detectors=[ENERGY if name == "energy" else name for name in arguments.detectors],
+            auxiliary_data=other if "energy" in arguments.detectors else None, far_data=images.noise(TEST),
             task="image-classification", batch_size=100, resamples=200,
         )  # fmt: skip
-        figures = recorded(grid, preset) | {"histograms": histograms(grid, preset)}
+        figures = recorded(grid, task_loss) | {"histograms": histograms(grid, task_loss)}
         found[f"{a} -> {b}"] = figures | {"seconds": round(time.perf_counter() - start)}
-        found["layers"], found["preset"] = list(layers), {"name": arguments.preset, **dataclasses.asdict(preset)}
+        found["layers"], found["preset"] = list(layers), {"train": TRAIN, "test": TEST, "steps": arguments.steps}
         study.leave("strange_activations", record, page, arguments.out)
 
 
-def recorded(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
+def recorded(grid: StitchGrid, task_loss: Mapping[int, TaskLoss]) -> dict[str, Any]:
     """Return what the page needs of a grid as JSON values: matcher -> figure -> (layers of a, layers of b)."""
     labels = {name: name for name in CLOSED}
-    labels |= {f"{TASK}, {n} steps": matcher.label for n, matcher in preset.task_loss.items()}
+    labels |= {f"{TASK}, {n} steps": matcher.label for n, matcher in task_loss.items()}
     found = {label.partition("(")[0]: detection for label, detection in grid.detections.items()}
 
     def by_detector(label: str) -> dict[str, Any]:
@@ -120,10 +102,10 @@ def recorded(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
     }
 
 
-def histograms(grid: StitchGrid, preset: Preset) -> dict[str, Any]:
+def histograms(grid: StitchGrid, task_loss: Mapping[int, TaskLoss]) -> dict[str, Any]:
     """Return the binned scores of the target's own and of stitched activations at one layer (figure 1c)."""
-    (j, sources), longest = HISTOGRAM, max(preset.steps)
-    labels = {DIRECT: DIRECT, f"{TASK}, {longest} steps": preset.task_loss[longest].label}
+    (j, sources), longest = HISTOGRAM, max(task_loss)
+    labels = {DIRECT: DIRECT, f"{TASK}, {longest} steps": task_loss[longest].label}
     found: dict[str, Any] = {}
     for long, detection in grid.detections.items():
         cells = found.setdefault(long.partition("(")[0], {})
@@ -157,16 +139,11 @@ def read_array(values: Sequence[Any]) -> Array:
 
 # -- claims ------------------------------------------------------------------------------------------------------------
 
-(VIT,) = study.stated(__file__)
-
 
 @dataclass(frozen=True)
-class Strangeness:
-    """A claim on the share of stitches that are strange to their target, where the energy passes its tests."""
+class Chosen:
+    """The stitches that a claim on strangeness is about."""
 
-    place: str
-    text: str
-    of: str  # the stitches that it is about, in words
     matcher: str  # task loss, the longest training, or the direct match
     where: Callable[[Array, NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
     """The stitches, from relative accuracies and the numbers of the layers of source and target."""
@@ -174,53 +151,16 @@ class Strangeness:
     within: bool = True  # whether stitches within a network count
     between: bool = True
 
-    @property
-    def claim(self) -> study.Claim:
-        bound = f"at least {MOST}" if self.strange else f"at most {FEW}"
-        return _ood(self.place, self.text, f"{self.of}, {bound} are strange, by the interval over pairs")
 
-
-def _ood(place: str, text: str, rule: str) -> study.Claim:
-    return claim(place, text, "AUROC (plot)", f"{rule}; at layers where the energy passes its tests, which stand below")
-
-
-EARLY = "the first quarter of the layers"
-STRANGENESS = (
-    Strangeness(
-        "4.2, figures 1b and 2", "Task loss yields predominantly strange activations",
-        f"of the task-loss stitches but those of {EARLY} with themselves", TASK,
-        lambda accuracy, i, j: (i != j) | (4 * i >= len(accuracy)), strange=True,
-    ),
-    Strangeness(
-        "4.2, figures 1b and 2", "The only exceptions: an early layer with itself, or with the corresponding one",
-        f"of the task-loss stitches of {EARLY} with themselves", TASK,
-        lambda accuracy, i, j: (i == j) & (4 * i < len(accuracy)), strange=False,
-    ),
-    Strangeness(
-        "4.2, figure 2", "Task loss yields strange activations at corresponding layers towards the end, too",
-        "of the last half of the layers, between networks", TASK,
-        lambda accuracy, i, j: (i == j) & (2 * i >= len(accuracy)), strange=True, within=False,
-    ),
-    Strangeness(
-        "4.2, figure 1b", "Some identical layers get strange activations, though training starts at the identity",
-        "of the last half of the layers, within a network", TASK,
-        lambda accuracy, i, j: (i == j) & (2 * i >= len(accuracy)), strange=True, between=False,
-    ),
-    Strangeness(
-        "4.2, figure 2", "Accurate direct matches yield activations in distribution",
-        f"of the direct matches of relative accuracy {ACCURATE} or more", DIRECT,
-        lambda accuracy, i, j: accuracy >= ACCURATE, strange=False,
-    ),
-    Strangeness(
-        "4.2, figure 2", "Direct matches with strange activations are inaccurate",
-        f"of the direct matches of relative accuracy below {INACCURATE}", DIRECT,
-        lambda accuracy, i, j: accuracy < INACCURATE, strange=True,
-    ),
-)  # fmt: skip
-SEPARATION = _ood(
-    "figure 1c", "Energies of task-loss stitches can be separated completely from the target's own",
-    "the common area of the histograms at the layer of figure 1c is at most .05 for every source",
-)  # fmt: skip
+VIT, *_STRANGE, SEPARATION = study.stated(__file__)
+STRANGENESS = list(zip(_STRANGE, (
+    Chosen(TASK, lambda accuracy, i, j: (i != j) | (4 * i >= len(accuracy)), strange=True),
+    Chosen(TASK, lambda accuracy, i, j: (i == j) & (4 * i < len(accuracy)), strange=False),
+    Chosen(TASK, lambda accuracy, i, j: (i == j) & (2 * i >= len(accuracy)), strange=True, within=False),
+    Chosen(TASK, lambda accuracy, i, j: (i == j) & (2 * i >= len(accuracy)), strange=True, between=False),
+    Chosen(DIRECT, lambda accuracy, i, j: accuracy >= ACCURATE, strange=False),
+    Chosen(DIRECT, lambda accuracy, i, j: accuracy < INACCURATE, strange=True),
+), strict=True))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -272,8 +212,6 @@ class _Runs:
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
     plain = {name: found for name, found in record.items() if not name.startswith("vit")}
-    if not plain:
-        return []
     name = max(plain, key=lambda each: max(plain[each]["preset"]["steps"]))
     runs, rows = _Runs.of(plain[name]), []
     for name in record.keys() - plain.keys():
@@ -282,7 +220,7 @@ def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
         n = f"{vit.counted(True, True)}, {vit.layers} layers"
         parts = [study.below(rate, POORLY) for rate in (*inside, *outside)]
         rows.append(VIT.row(f"within {_both(inside)}; between {_both(outside)}", n, parts, len(vit.between)))
-    return [*rows, *(_strangeness(asked, runs) for asked in STRANGENESS), _separated(runs)]
+    return [*rows, *(_strangeness(asked, chosen, runs) for asked, chosen in STRANGENESS), _separated(runs)]
 
 
 def _both(rates: Sequence[Mapping[str, float]]) -> str:
@@ -297,26 +235,24 @@ def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
     return np.array([not failed({name: of[j] for name, of in controls.items()}, MIN_AUROC) for j in layers])
 
 
-def _strangeness(asked: Strangeness, runs: _Runs) -> dict[str, str]:
+def _strangeness(asked: study.Claim, chosen: Chosen, runs: _Runs) -> dict[str, str]:
     """Return the row of a claim: the mean over pairs of their shares of strange stitches, which are not independent."""
-    chosen = runs.chosen(asked.within, asked.between)
-    matcher = runs.trained if asked.matcher == TASK else asked.matcher
+    found = runs.chosen(chosen.within, chosen.between)
+    matcher = runs.trained if chosen.matcher == TASK else chosen.matcher
     strange: dict[str, list[NDArray[np.bool_]]] = {}
     passed = total = 0
-    for key, one in chosen.items():
-        if "energy" not in one["controls"]:
-            continue
+    for key, one in found.items():
         good, of = passes(one, "energy"), one["matchers"][matcher]
         accuracy, auroc = (read_array(values) for values in (of["relative_accuracy"], of["energy"]["auroc"]))
         i, j = np.indices(accuracy.shape)
-        where = asked.where(accuracy, i, j) & good[None] & np.isfinite(auroc)
+        where = chosen.where(accuracy, i, j) & good[None] & np.isfinite(auroc)
         if where.any():
-            strange.setdefault(runs.unit(key) if asked.between else key, []).append(auroc[where] >= STRANGE)
+            strange.setdefault(runs.unit(key) if chosen.between else key, []).append(auroc[where] >= STRANGE)
         passed, total = passed + int(good.sum()), total + len(good)
     share = study.over([float(np.concatenate(some).mean()) for some in strange.values()])
-    part = study.above(share, MOST) if asked.strange else study.below(share, FEW)
-    n = runs.counted(asked.within, asked.between)
-    return asked.claim.row(_gated(study.shown(share), passed, total), n, [part], len(chosen))
+    part = study.above(share, MOST) if chosen.strange else study.below(share, FEW)
+    n = runs.counted(chosen.within, chosen.between)
+    return asked.row(_gated(study.shown(share), passed, total), n, [part], len(found))
 
 
 def _gated(found: str, passed: int, total: int) -> str:
@@ -337,18 +273,13 @@ def _separated(runs: _Runs) -> dict[str, str]:
 
 # -- page --------------------------------------------------------------------------------------------------------------
 
-PAGE = study.text(__file__)
-
-SECTION = study.text(__file__, "section") + "\n"
-
-HISTOGRAMS = study.text(__file__, "histograms") + "\n"
+SECTION, HISTOGRAMS = (study.text(__file__, part) + "\n" for part in ("section", "histograms"))
 
 
 def page(record: Mapping[str, Any]) -> str:
-    return PAGE.format(
-        claims=study.verdicts(claims(record)), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN,
-        sections="".join(_section(name, found) for name, found in record.items()),
-        footer=footer("strange_activations"),
+    sections = "".join(_section(name, found) for name, found in record.items())
+    return filled(
+        __file__, claims(record), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN, sections=sections
     )  # fmt: skip
 
 

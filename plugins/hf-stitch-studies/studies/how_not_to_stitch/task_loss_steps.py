@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import study
 import torch
-from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import POORLY, WELL, footer
+from dr_frankenstein import networks
+from filter_atoms.networks import Images, read
+from how_not_to_stitch.experiment import POORLY, WELL, paired
 from numpy.typing import NDArray
 from scipy.stats import binomtest, norm
 from sklearn.linear_model import LogisticRegression
@@ -33,29 +34,10 @@ Array = NDArray[np.float64]
 AXES: tuple[Literal["a", "b"], ...] = ("a", "b")
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment.
-
-    Attributes:
-        pairs: Disjoint pairs of networks; the first of each is stitched to itself too.
-        train: Training images.
-        test: Test images.
-        steps: Numbers of steps after which the accuracy is measured.
-        last: Last step for each layer of the target, ascending.
-    """
-
-    pairs: int
-    train: int
-    test: int
-    steps: tuple[int, ...]
-    last: tuple[int, ...]
-
-
-PRESETS = {
-    "small": Preset(4, 10_000, 5000, (0, 100, 300, 1000, 3000), (1000,) * 5 + (3000,) * 3),
-    "paper": Preset(5, 50_000, 10_000, (0, 100, 300, 1000, 3000, 6000), (6000,) * 8),
-}
+PAIRS, TRAIN, TEST = 4, 10_000, 5000
+"""Disjoint pairs of networks, of which the first is stitched to itself too; images."""
+STEPS, LAST = (0, 100, 300, 1000, 3000), (1000,) * 5 + (3000,) * 3
+"""Numbers of steps after which the accuracy is measured; last step for each layer of the target, ascending."""
 BATCH, RATE, FITTED = 64, 1e-3, 1000
 """Images of a step; learning rate of Adam; images of the direct match, where training starts."""
 CHECKED = 4
@@ -63,25 +45,22 @@ CHECKED = 4
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "published", "cache", presets=PRESETS, required=["published"])
+    parser = study.parser(__doc__, "data-dir", "published", "cache", required=["published"])
     parser.add_argument("--pairs", type=int, nargs="*", help="numbers of pairs to train on: share work so; no page")
     arguments = parser.parse_args()
-    preset = PRESETS[arguments.preset]
     loaded, _ = networks.read_folder(arguments.published / "drfrankenstein_tiny10")
-    names = sorted(loaded, key=lambda name: int(name[2:]))[: 2 * preset.pairs]
+    names = sorted(loaded, key=lambda name: int(name[2:]))
     models: dict[str, Any] = {name: loaded[name].model for name in names}
     train, test = (
-        Images(*images.read("cifar10", split, count, arguments.data_dir))
-        for split, count in (("train", preset.train), ("test", preset.test))
+        read("cifar10", split, arguments.data_dir, count) for split, count in (("train", TRAIN), ("test", TEST))
     )
-    cache = arguments.cache / f"task_loss_steps_{arguments.preset}"
-    chosen = arguments.pairs if arguments.pairs is not None else range(preset.pairs)
+    cache, pairs = arguments.cache / "task_loss_steps", paired(names, PAIRS)
     found: dict[tuple[str, str], list[Any]] = {}
-    for a, b in [(names[2 * pair], names[2 * pair + 1]) for pair in chosen]:
+    for a, b in pairs if arguments.pairs is None else [pairs[number] for number in arguments.pairs]:
         run = partial(trained, Inside.of(models[a], train.pixels, test.pixels), train=train, test=test)
         for target in (b, a):
             inside = Inside.of(models[target], train.pixels[:FITTED], test.pixels)
-            make = partial(run, inside, models[target], preset=preset)
+            make = partial(run, inside, models[target])
             parts = [
                 study.kept(cache / f"{a}-{target}-{LAYERS[j]}.json", partial(make, j))
                 for j in reversed(range(len(LAYERS)))
@@ -94,20 +73,11 @@ def main() -> None:
         return
     rank = {a: ranks(activations(models[a], test.pixels[:500])) for a, b in found}
     record = {
-        "preset": {"name": arguments.preset, "images": preset.train, "test": preset.test, "last": preset.last},
-        "pairs": [list(pair) for pair in found],
-        "float32": apart(exact, next(iter(found.values()))[CHECKED], preset.test),
-        **summary({pair: Cells.read(parts, preset.test) for pair, parts in found.items()}, preset, rank),
+        "preset": {"images": TRAIN, "test": TEST, "last": LAST}, "pairs": [list(pair) for pair in found],
+        "float32": apart(exact, next(iter(found.values()))[CHECKED]),
+        **summary({pair: Cells.read(parts) for pair, parts in found.items()}, rank),
     }  # fmt: skip
     study.leave("task_loss_steps", record, page, arguments.out, null=True)
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images ``(n, 3, 32, 32)`` uint8 and labels ``(n,)``."""
-
-    pixels: Tensor
-    labels: Tensor
 
 
 class Back:
@@ -179,7 +149,7 @@ def direct(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def trained(
-    source: Inside, inside: Inside, target: networks.Tiny10, j: int, train: Images, test: Images, preset: Preset,
+    source: Inside, inside: Inside, target: networks.Tiny10, j: int, train: Images, test: Images,
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:  # fmt: skip
     """Train stitches of all layers of the source into one layer of the target, of which ``inside`` has activations."""
@@ -193,7 +163,7 @@ def trained(
         small, probe = (each if grown else resized(each, grid) for each in (x.to(dtype), tested))
         weight, bias = direct(x[:FITTED], wanted)
         right, error = {}, {}
-        for steps, (w, b) in descended(small, train.labels, weight, bias, Back(target, j, dtype), grid, preset, j):
+        for steps, (w, b) in descended(small, train.labels, weight, bias, Back(target, j, dtype), grid, LAST[j]):
             with torch.no_grad():
                 mapped = torch.cat([resized(functional.conv2d(part, w, b), grid) for part in probe.split(500)])
                 right[steps] = digits(back, mapped, test.labels)
@@ -203,14 +173,7 @@ def trained(
 
 
 def descended(
-    x: Tensor,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    back: Back,
-    grid: Sequence[int],
-    preset: Preset,
-    j: int,
+    x: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, back: Back, grid: Sequence[int], last: int
 ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
     """Train a stitch on hard labels, and yield steps and parameters whenever they are to be measured."""
     weight = weight.contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -218,8 +181,8 @@ def descended(
     optimizer = torch.optim.Adam([weight, bias], lr=RATE)
     generator = torch.Generator().manual_seed(0)
     order: list[Tensor] = []
-    for step in range(preset.last[j] + 1):
-        if step in preset.steps:
+    for step in range(last + 1):
+        if step in STEPS:
             yield step, (weight.detach(), bias.detach())
         order = order or list(torch.randperm(len(x), generator=generator).split(BATCH))
         some = order.pop()
@@ -255,18 +218,18 @@ class Cells:
     target: NDArray[np.bool_]
 
     @classmethod
-    def read(cls, parts: Sequence[Mapping[str, Any]], images: int) -> "Cells":
+    def read(cls, parts: Sequence[Mapping[str, Any]]) -> "Cells":
         """Read the parts of all layers of the target, as :func:`trained` returns them."""
         shape, (first, *_) = (len(LAYERS), len(LAYERS)), parts
         steps = {int(step) for part in parts for step in part["right"][LAYERS[0]]}
-        right = {step: np.zeros((*shape, images), bool) for step in sorted(steps)}
+        right = {step: np.zeros((*shape, TEST), bool) for step in sorted(steps)}
         error = {step: np.full(shape, np.nan) for step in right}
         for j, part in enumerate(parts):
             for i, name in enumerate(LAYERS):
                 for step, hexadecimal in part["right"][name].items():
-                    right[int(step)][i, j] = bits(hexadecimal, images)
+                    right[int(step)][i, j] = bits(hexadecimal)
                     error[int(step)][i, j] = part["error"][name][step]
-        return cls(right, error, bits(first["target"], images))
+        return cls(right, error, bits(first["target"]))
 
     def accuracy(self, step: int, targets: Sequence[int]) -> Array:
         """Return relative accuracies, (layers of the source, layers of the target); NaN for other layers."""
@@ -286,8 +249,8 @@ class Cells:
         return found
 
 
-def bits(hexadecimal: str, count: int) -> NDArray[np.bool_]:
-    return np.unpackbits(np.frombuffer(bytes.fromhex(hexadecimal), np.uint8), count=count).astype(bool)
+def bits(hexadecimal: str) -> NDArray[np.bool_]:
+    return np.unpackbits(np.frombuffer(bytes.fromhex(hexadecimal), np.uint8), count=TEST).astype(bool)
 
 
 def tied(right: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -310,28 +273,28 @@ def ranks(layers: Sequence[Tensor]) -> list[float]:
     return found
 
 
-def apart(exact: Mapping[str, Any], found: Mapping[str, Any], images: int) -> float:
+def apart(exact: Mapping[str, Any], found: Mapping[str, Any]) -> float:
     """Return the largest difference of accuracies between training in float32 and in bfloat16."""
     return max(
-        abs(bits(each, images).mean() - bits(found["right"][name][step], images).mean())
+        abs(bits(each).mean() - bits(found["right"][name][step]).mean())
         for name in LAYERS
         for step, each in exact["right"][name].items()
     )
 
 
-def summary(cells: Mapping[tuple[str, str], Cells], preset: Preset, rank: Mapping[str, list[float]]) -> dict[str, Any]:
+def summary(cells: Mapping[tuple[str, str], Cells], rank: Mapping[str, list[float]]) -> dict[str, Any]:
     kinds = {
         "within": {pair: one for pair, one in cells.items() if len(set(pair)) == 1},
         "between": {pair: one for pair, one in cells.items() if len(set(pair)) == 2},
     }
-    groups = {last: [j for j, own in enumerate(preset.last) if own >= last] for last in sorted(set(preset.last))}
-    whole, common = list(range(len(LAYERS))), min(preset.last)
+    groups = {last: [j for j, own in enumerate(LAST) if own >= last] for last in sorted(set(LAST))}
+    whole, common = list(range(len(LAYERS))), min(LAST)
     identified: dict[str, Any] = {kind: {} for kind in kinds}
     hits: dict[tuple[str, int], Identification] = {}
     for kind, of_kind in kinds.items():
         for last, targets in groups.items():
             rows = identified[kind]["all" if len(targets) == len(LAYERS) else f"{LAYERS[targets[0]]} and later"] = {}
-            for step in (step for step in preset.steps if step <= last):
+            for step in (step for step in STEPS if step <= last):
                 found = identify_layers(
                     {pair: one.accuracy(step, targets) for pair, one in of_kind.items()}, higher_is_better=True,
                     as_good={pair: one.as_good(step, targets) for pair, one in of_kind.items()}, layers=LAYERS,
@@ -361,13 +324,13 @@ def summary(cells: Mapping[tuple[str, str], Cells], preset: Preset, rank: Mappin
         },
         "found": {
             kind: {
-                step: [sum(by_target(one, step)[j] for one in of_kind.values()) if step <= preset.last[j] else None
+                step: [sum(by_target(one, step)[j] for one in of_kind.values()) if step <= LAST[j] else None
                        for j in whole]
-                for step in preset.steps
+                for step in STEPS
             }
             for kind, of_kind in kinds.items()
         },
-        "predicted": predicted(cells, preset, rank),
+        "predicted": predicted(cells, rank),
     }  # fmt: skip
 
 
@@ -402,9 +365,7 @@ def by_target(one: Cells, step: int) -> NDArray[np.bool_]:
 BASELINE = "steps and layer"
 
 
-def predicted(
-    cells: Mapping[tuple[str, str], Cells], preset: Preset, rank: Mapping[str, list[float]]
-) -> dict[str, dict[str, float]]:
+def predicted(cells: Mapping[tuple[str, str], Cells], rank: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
     """Predict whether task loss still finds a layer of another network, for networks it was not fitted to.
 
     By logistic regression on the logarithm of the number of steps, the layer (an indicator for each), the relative
@@ -412,8 +373,8 @@ def predicted(
     """
     rows, found, fold = [], [], []
     for (a, b), one in cells.items():
-        for step in preset.steps[1:] if a != b else ():
-            for j in (j for j, last in enumerate(preset.last) if step <= last):
+        for step in STEPS[1:] if a != b else ():
+            for j in (j for j, last in enumerate(LAST) if step <= last):
                 accuracy = one.accuracy(step, [j])[j, j]
                 rows.append((np.log10(step), accuracy, rank[a][j], *np.eye(len(LAYERS))[j]))
                 found.append(by_target(one, step)[j])
@@ -450,7 +411,6 @@ ACCURATE, MARGIN = 0.8, 0.02
 """Relative accuracy from which two layers count as functionally similar (Csiszárik et al. 2021, section 8), and
 difference of accuracies up to which they count as equally similar."""
 TRAINING, DISTANT, EXCELLENT, MODIFIES, STEPS_TELL, WITHIN, BETWEEN, OUTPERFORMED = study.stated(__file__)
-PAGE = study.text(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -459,8 +419,9 @@ def page(record: dict[str, Any]) -> str:
         f"{kind} networks {study.both(groups['structural']['0'][axis]['score'] for axis in 'ab')}"
         for kind, groups in found.items()
     )
-    return PAGE.format(
-        claims=study.verdicts(claims(record)), pairs=pairs, fitted=FITTED, rate=RATE, batch=BATCH,
+    return study.filled(
+        __file__, claims(record), "--data-dir DATA --published PUBLISHED --cache CACHE --out OUT",
+        pairs=pairs, fitted=FITTED, rate=RATE, batch=BATCH,
         images=record["preset"]["images"], test=record["preset"]["test"], common=record["common"],
         checked=LAYERS[CHECKED], float32=record["float32"], structural=structural, identified=_identified(found),
         layers=_layers(record["found"]),
@@ -471,7 +432,6 @@ def page(record: dict[str, Any]) -> str:
         predicted=study.markdown(
             ["from", "AUROC"], [[name, study.shown(score)] for name, score in _known(record["predicted"]).items()]
         ),
-        footer=footer("task_loss_steps", "--data-dir DATA --published PUBLISHED --cache CACHE --out OUT"),
     )  # fmt: skip
 
 

@@ -12,13 +12,11 @@ import copy
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import study
 import torch
-from how_not_to_stitch.experiment import footer
 from relative_representations import text_encoders, texts
 from relative_representations.training import train
 from torch import Tensor
@@ -39,69 +37,57 @@ IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, LEAST = 0.8, 0.5, 5
 """Shares and the least number of stitches of the rule."""
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment."""
-
-    train: int  # questions on which the encoders are trained
-    test: int
-    known: int  # training questions to which stitches and detectors are fitted
-    far: int  # Spanish sentences
-    layers: int  # of an encoder
-    width: int
-    vocabulary: int
-    epochs: int
-    steps: int  # of task-loss matching
-
-    @property
-    def task_loss(self) -> dict[str, TaskLoss]:
-        """Task-loss matching: hard labels, from least squares, batches of 32. Gentle: fewer and smaller steps."""
-        options: dict[str, Any] = {"labels": "hard", "batch_size": 32, "schedule": "constant"}
-        return {
-            TASK: TaskLoss(**options, max_steps=self.steps, lr=3e-3),
-            GENTLE: TaskLoss(**options, max_steps=max(self.steps // 3, 1), lr=1e-3),
-        }
-
-
-PRESETS = {
-    "small": Preset(5452, 500, 1500, 300, 4, 64, 2000, 8, 300),
-    "paper": Preset(5452, 500, 5452, 2000, 12, 256, 4000, 20, 5000),
+SIZES = {
+    "train": 5452,
+    "test": 500,
+    "known": 1500,
+    "far": 300,
+    "width": 64,
+    "vocabulary": 2000,
+    "epochs": 8,
+    "steps": 300,
 }
+"""Questions on which the encoders are trained, and of the test; training questions to which stitches and detectors are
+fitted; Spanish sentences; width, tokens and epochs of an encoder; steps of task-loss matching."""
+DEPTH = 4
+"""Layers of an encoder."""
+SLOW = max(SIZES["steps"] // 3, 1)
+OPTIONS: dict[str, Any] = {"labels": "hard", "batch_size": 32, "schedule": "constant"}
+TASK_LOSS = {
+    TASK: TaskLoss(**OPTIONS, max_steps=SIZES["steps"], lr=3e-3), GENTLE: TaskLoss(**OPTIONS, max_steps=SLOW, lr=1e-3)
+}  # fmt: skip
+"""From least squares. Gentle: fewer and smaller steps."""
 
 
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", presets=PRESETS).parse_args()
-    preset, start = PRESETS[arguments.preset], time.perf_counter()
-    questions, test = (
-        texts.trec(split, count, arguments.data_dir)
-        for split, count in (("train", preset.train), ("test", preset.test))
-    )
-    far = texts.read(texts.TATOEBA, "test", preset.far, arguments.data_dir, text="es", id="id")
+    arguments, start = study.parser(__doc__, "data-dir").parse_args(), time.perf_counter()
+    questions, test = (texts.trec(split, SIZES[split], arguments.data_dir) for split in ("train", "test"))
+    far = texts.read(texts.TATOEBA, "test", SIZES["far"], arguments.data_dir, text="es", id="id")
     tokenizer = text_encoders.trained_tokenizer(
-        text_encoders.Recipe("roberta", epochs=0, vocabulary=preset.vocabulary), texts.plain(questions)
+        text_encoders.Recipe("roberta", epochs=0, vocabulary=SIZES["vocabulary"]), texts.plain(questions)
     )
-    target, source = (encoder(seed, tokenizer, questions, preset) for seed in (1, 0))
-    twin = encoder(0, tokenizer, questions, preset, trained=False)
-    known = questions.take(preset.known)
+    target, source = (encoder(seed, tokenizer, questions) for seed in (1, 0))
+    twin = encoder(0, tokenizer, questions, trained=False)
+    known = questions.take(SIZES["known"])
     record = {
-        "preset": {"name": arguments.preset, **asdict(preset)},
+        "preset": SIZES,
         "accuracy": accuracies({"source": source, "target": target, "untrained twin": twin}, questions, test),
         "layers": [layer.rpartition(".")[2] for layer in target.layers],
-        "audits": audited({TRAINED: source, UNTRAINED: twin, ITSELF: target}, target, known, test, far, preset),
+        "audits": audited({TRAINED: source, UNTRAINED: twin, ITSELF: target}, target, known, test, far),
         "seconds": round(time.perf_counter() - start),
     }  # fmt: skip
     study.leave("text_audit", record, page, arguments.out)
 
 
 def encoder(
-    seed: int, tokenizer: PreTrainedTokenizerFast, questions: hf_stitch.Samples, preset: Preset, *, trained: bool = True
+    seed: int, tokenizer: PreTrainedTokenizerFast, questions: hf_stitch.Samples, *, trained: bool = True
 ) -> hf_stitch.Adapter:
     """Make a BERT from its config, and train it on the classes of the questions. Without training: its twin."""
     torch.manual_seed(seed)
     names = questions.label_names or ()
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=preset.width, num_hidden_layers=preset.layers, num_attention_heads=4,
-        intermediate_size=2 * preset.width, max_position_embeddings=tokenizer.model_max_length,
+        vocab_size=len(tokenizer), hidden_size=SIZES["width"], num_hidden_layers=DEPTH, num_attention_heads=4,
+        intermediate_size=2 * SIZES["width"], max_position_embeddings=tokenizer.model_max_length,
         pad_token_id=tokenizer.pad_token_id, id2label=dict(enumerate(names)),
         label2id={name: number for number, name in enumerate(names)},
     )  # fmt: skip
@@ -116,7 +102,7 @@ def encoder(
             ).loss
 
         train(
-            model, len(listed), loss, epochs=preset.epochs, batch=32, learning_rate=1e-3, weight_decay=0.01,
+            model, len(listed), loss, epochs=SIZES["epochs"], batch=32, learning_rate=1e-3, weight_decay=0.01,
             schedule=True, clip=1.0, seed=seed, name=f"training, seed {seed}",
         )  # fmt: skip
     return hf_stitch.load(model, processor=copy.deepcopy(tokenizer))
@@ -139,17 +125,16 @@ def accuracies(
 
 def audited(
     sources: Mapping[str, hf_stitch.Adapter], target: hf_stitch.Adapter, known: hf_stitch.Samples,
-    test: hf_stitch.Samples, far: hf_stitch.Samples, preset: Preset,
+    test: hf_stitch.Samples, far: hf_stitch.Samples,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Stitch all layers of the sources into all layers of the target, and audit all stitches in one pass."""
-    trained = preset.task_loss
-    labels = {**{name: name for name in DIRECT}, **{name: matcher.label for name, matcher in trained.items()}}
+    labels = {name: name for name in DIRECT} | {name: matcher.label for name, matcher in TASK_LOSS.items()}
     places, models = [], []
     for name, source in sources.items():
-        matchers = ["lstsq"] if name == ITSELF else [*DIRECT, *trained.values()]
+        matchers = ["lstsq"] if name == ITSELF else [*DIRECT, *TASK_LOSS.values()]
         options: dict[str, Any] = {"test_data": test, "matchers": matchers, "batch_size": 100, "resamples": 2}
         grid = hf_stitch.stitch_grid(source, target, known, **options)
-        for i, j in itertools.product(range(preset.layers), repeat=2):
+        for i, j in itertools.product(range(DEPTH), repeat=2):
             for matcher, label in labels.items():
                 if label in grid.matchers and (name != ITSELF or i == j):
                     places.append({"source": name, "from": i, "to": j, "matcher": matcher})
@@ -174,7 +159,6 @@ def recorded(one: Audit) -> dict[str, Any]:
 
 
 (CARRIES_OVER,) = study.stated(__file__)
-PAGE = study.text(__file__)
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -184,13 +168,13 @@ def page(record: Mapping[str, Any]) -> str:
         _table(record["layers"], _of(audits, source, matcher), f"{source}, {matcher}", detectors)
         for source in (TRAINED, UNTRAINED) for matcher in (*DIRECT, TASK, GENTLE)
     )  # fmt: skip
-    return PAGE.format(
-        **{key: value for key, value in preset.items() if key not in ("name", "layers")}, far_least=FAR,
-        gentle=max(preset["steps"] // 3, 1), layers=len(record["layers"]), claims=study.verdicts(claims(record)),
+    return study.filled(
+        __file__, claims(record), "--data-dir DATA --out OUT", **{key: preset[key] for key in SIZES}, far_least=FAR,
+        gentle=SLOW, layers=len(record["layers"]),
         accuracy=study.markdown(["", "accuracy on test"], [[name, f"{v:.3f}"] for name, v in accuracy.items()]),
         detectors=", ".join(f"`{name}`" for name in detectors), max_dose=MAX_DOSE, caveats=caveats(audits),
         counted=study.markdown(COUNTED, _counted(audits)), controls=_controls(audits, detectors), tables=tables,
-        seconds=record["seconds"], footer=footer("text_audit", "--data-dir DATA --out OUT"),
+        seconds=record["seconds"],
     )  # fmt: skip
 
 

@@ -12,17 +12,7 @@ from typing import Any
 import numpy as np
 import study
 from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import (
-    NAMES,
-    POORLY,
-    WELL,
-    between,
-    claim,
-    folders,
-    footer,
-    pairs_of,
-    parser,
-)
+from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, filled, pairs_of, parser
 
 import hf_stitch
 from hf_stitch.analysis import Score, identify_layers
@@ -32,10 +22,7 @@ ROWS = ("mean", "flat", "positions", "tokens", "resized")
 PAPER = "paper's"
 OF_PAPER = {"flat": ["linear CKA"], "mean": ["Procrustes", "PWCCA"], "positions": ["Procrustes", "PWCCA"]}
 """Kinds of rows of which the paper's consist -> metrics."""
-PRESETS = {
-    "small": 300,
-    "paper": 2000,
-}
+IMAGES = 300
 """Test images."""
 LEAST = 0.3
 """Difference of hit rates from which on a figure is an artefact of its rows."""
@@ -45,10 +32,9 @@ Loaded = dict[str, hf_stitch.Adapter]
 
 
 def main() -> None:
-    arguments = parser(__doc__, PRESETS).parse_args()
-    count = PRESETS[arguments.preset]
-    samples = images.samples("cifar10", "test", count, arguments.data_dir)
-    record: dict[str, Any] = {"preset": {"name": arguments.preset, "images": count}, "families": {}}
+    arguments = parser(__doc__).parse_args()
+    samples = images.samples("cifar10", "test", IMAGES, arguments.data_dir)
+    record: dict[str, Any] = {"preset": {"images": IMAGES}, "families": {}}
     for folder in arguments.networks:
         loaded, layers = networks.read_folder(folder)
         kind = type(next(iter(loaded.values())).model).__name__
@@ -143,31 +129,16 @@ def _pairs(count: int) -> list[tuple[int, int]]:
     return list(itertools.combinations(range(count), 2))
 
 
-RATES = "hit rate {} along both axes, on the paper's rows, by the interval; Tiny-10 decides"
-CLAIMS = {
-    "linear CKA": claim(
-        "table 1, between networks", "CKA performs very well at finding the corresponding layer",
-        between("linear CKA"), RATES.format(f"of at least {WELL}"),
-    ),
-    **{
-        title: claim(
-            "table 1, between networks", f"{title} struggles to find the corresponding layer", between(title),
-            RATES.format(f"below {POORLY}"),
-        )
-        for title in ("PWCCA", "Procrustes")
-    },
-}  # fmt: skip
-WITHIN, ARTEFACT, FEWER = study.stated(__file__)
-PAGE = study.text(__file__)
+*_CLAIMS, WITHIN, ARTEFACT, FEWER = study.stated(__file__)
+CLAIMS = dict(zip(("linear CKA", "PWCCA", "Procrustes"), _CLAIMS, strict=True))
 
 
 def page(record: dict[str, Any]) -> str:
     families = record["families"]
-    return PAGE.format(
-        claims=study.verdicts(claims(record)), images=record["preset"]["images"],
+    return filled(
+        __file__, claims(record), families, images=record["preset"]["images"],
         contrasts="\n".join(_contrasts(kind, one) for kind, one in families.items()),
         families="\n".join(_family(kind, one) for kind, one in families.items()),
-        footer=footer("which_rows", folders(record, families)),
     )  # fmt: skip
 
 

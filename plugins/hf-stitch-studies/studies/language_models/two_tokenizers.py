@@ -7,7 +7,6 @@
 
 import json
 import math
-import platform
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -18,7 +17,7 @@ import study
 import torch
 from language_models.decoders import KINDS, passages
 from numpy.typing import NDArray
-from study import ranged, table
+from study import percentiles, ranged, table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
@@ -35,14 +34,13 @@ from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.tasks.base import resampled
 from hf_stitch.tasks.heads import task_named
 
-NAME = "two_tokenizers"
 ROWS = ("source", "target", "mean only", "own", "prefix", "prefix + own", "untrained + own")
 WITHIN = {"coarse": 0.05, "fine": 0.25}
 """Bits per character within which the stitch must come of the target, by the tokenizer of the target."""
 ORDER = 5
 DIFFERENCES = ("own minus stitch", "untrained minus stitch", "own added", "stitch minus target")
-PAGE = study.text(__file__)
-CHECKED = study.text(__file__, "checked")
+SIZES, DEPTHS = {"train": 1500, "test": 300, "checked": 20}, (0.25, 0.5, 0.75)
+"""Texts, and depths of the stitches."""
 Values = NDArray[np.float64]
 
 
@@ -77,12 +75,12 @@ def padded(layer: StitchingLayer, fitted: Any, columns: slice) -> StitchingLayer
 
 
 def measure(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, train: list[str], test: list[str], depths: tuple[float, ...]
+    source: hf_stitch.Adapter, target: hf_stitch.Adapter, train: list[str], test: list[str]
 ) -> dict[str, dict[str, tuple[Values, Values]]]:
     width = source.spec(layer_at(source, 0)).width
     first, last = slice(0, width), slice(width, None)
-    pairs = [(layer_at(source, depth), layer_at(target, depth)) for depth in depths]
-    found: dict[str, dict[str, tuple[Values, Values]]] = {f"{depth:.2f}": {} for depth in depths}
+    pairs = [(layer_at(source, depth), layer_at(target, depth)) for depth in DEPTHS]
+    found: dict[str, dict[str, tuple[Values, Values]]] = {f"{depth:.2f}": {} for depth in DEPTHS}
     for kind, network in (("trained", source), ("untrained", untrained(source))):
         reader = PrefixAdapter(network, target, own=True)
         collected = CollectedPair(Pair(reader, target).at(pairs), PairedSamples.of(train), Run(32))
@@ -125,9 +123,7 @@ def score(rows: dict[str, tuple[Values, Values]], seed: int = 0) -> dict[str, An
         "stitch minus target": drawn["prefix + own"] - drawn["target"],
         "own added": drawn["prefix"] - drawn["prefix + own"],
     }
-    return {
-        name: [float(v[0]), *map(float, np.quantile(v[1:], [0.025, 0.975]))] for name, v in (drawn | against).items()
-    }
+    return {name: percentiles(values) for name, values in (drawn | against).items()}
 
 
 def causality(model: Any, texts: list[str], seed: int = 0) -> dict[str, int]:
@@ -186,7 +182,7 @@ def ngram_bits(train: list[str], test: list[str], order: int = ORDER) -> float:
     return nats / characters / math.log(2)
 
 
-def run(texts: Path, networks: Path, sizes: dict[str, int], depths: tuple[float, ...]) -> dict[str, Any]:
+def run(texts: Path, networks: Path) -> dict[str, Any]:
     start = time.perf_counter()
     train, test = passages(texts)
     random = np.random.default_rng(0)
@@ -194,7 +190,7 @@ def run(texts: Path, networks: Path, sizes: dict[str, int], depths: tuple[float,
     test = [test[i] for i in random.permutation(len(test))]
     both = {name: load(networks, name) for name in KINDS}
     record: dict[str, Any] = {
-        "sizes": sizes, "order": ORDER, "ngram": ngram_bits(train[:8000], test[: sizes["test"]]), "directions": {},
+        "sizes": SIZES, "order": ORDER, "ngram": ngram_bits(train[:8000], test[: SIZES["test"]]), "directions": {},
         "networks": {
             name: {
                 "parameters": each.model.num_parameters(), "tokens": len(each.processor),
@@ -202,16 +198,16 @@ def run(texts: Path, networks: Path, sizes: dict[str, int], depths: tuple[float,
             }
             for name, each in both.items()
         },
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s), torch {torch.__version__}",
+        "machine": study.machine(),
     }  # fmt: skip
     for source, target in (("fine", "coarse"), ("coarse", "fine")):
-        found = measure(both[source], both[target], train[: sizes["train"]], test[: sizes["test"]], depths)
-        layers = layer_at(both[source], depths[1]), layer_at(both[target], depths[1])
+        found = measure(both[source], both[target], train[: SIZES["train"]], test[: SIZES["test"]])
+        layers = layer_at(both[source], DEPTHS[1]), layer_at(both[target], DEPTHS[1])
         model = hf_stitch.stitch(
             both[source], both[target], train[:200], source_layer=layers[0], target_layer=layers[1],
             matcher="ridge", align="prefix", own=True, batch_size=32,
         )  # fmt: skip
-        checked = test[: sizes["checked"]]
+        checked = test[: SIZES["checked"]]
         nodes, alone, shared, ends = 0, 0, 0, 0
         for text in checked:
             reading = model.source.read(**model.preprocess([text]))
@@ -236,7 +232,7 @@ def page(record: dict[str, Any]) -> str:
         (rows, WITHIN[direction.split()[-1]])
         for direction, found in record["directions"].items() for rows in found["depths"].values()
     ]  # fmt: skip
-    return PAGE.format(
+    return study.text(__file__).format(
         about="; ".join(
             f"`{name}`: {n['tokens']:,} tokens, width {n['width']}, {n['blocks']} blocks, {n['parameters']:,} "
             "parameters" for name, n in record["networks"].items()
@@ -252,19 +248,13 @@ def page(record: dict[str, Any]) -> str:
 def _direction(name: str, found: dict[str, Any]) -> str:
     """Write the table of a direction, and what was checked."""
     depths = {f"depth {depth}": lambda row, rows=rows: ranged(rows[row], 3) for depth, rows in found["depths"].items()}
-    checked = CHECKED.format(
+    checked = study.text(__file__, "checked").format(
         **found["causality"], **found["generation"], nodes=found["nodes per token"],
         boundaries=found["shared boundaries"],
     )  # fmt: skip
     return f"## {name}\n\n{table((*ROWS, *DIFFERENCES), {'bits per character': str, **depths})}\n\n{checked}"
 
 
-PRESETS: dict[str, dict[str, int]] = {
-    "small": {"train": 1500, "test": 300, "checked": 20},
-}
-
-
 def main() -> None:
-    arguments = study.parser(__doc__, "texts", "networks", presets=PRESETS, required={"texts", "out"}).parse_args()
-    record = run(arguments.texts, arguments.networks, PRESETS[arguments.preset], (0.25, 0.5, 0.75))
-    study.leave(NAME, record, page, arguments.out)
+    arguments = study.parser(__doc__, "texts", "networks", required={"texts", "out"}).parse_args()
+    study.leave("two_tokenizers", run(arguments.texts, arguments.networks), page, arguments.out)

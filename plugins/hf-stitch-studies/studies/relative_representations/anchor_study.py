@@ -3,31 +3,23 @@
 Number, selection and similarity are studied with heads for the 20 coarse classes of CIFAR-100 on published Tiny-10
 networks, which replace each other, as in cross_seed.py. Every similarity of the registry is used as the projection. The
 frequency is studied in end-to-end training on Fashion-MNIST, as in end_to_end.py. Cost is measured in processor time.
-
-Without PUBLISHED, three small ResNets are trained, and cut at their last features only.
 """
 
 import argparse
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import study
 import torch
-from relative_representations import (
-    cross_architecture_images,
-    cross_seed,
-    end_to_end,
-    heads,
-    image_encoders,
-    images,
-    swapping,
-)
+from dr_frankenstein import images
+from relative_representations import end_to_end, heads, image_encoders, swapping
+from relative_representations.cross_architecture_images import SIZES
 from relative_representations.image_encoders import FINAL
-from relative_representations.kept import ABSOLUTE, Array, Estimate, Pairs, footer, spread
+from relative_representations.kept import ABSOLUTE, Array, Estimate, Pairs, filled, spread
 from relative_representations.swapping import Encoded
 from torch import Tensor
 
@@ -37,23 +29,13 @@ TASK = "cifar100"
 CUTS = ("bn6", FINAL)
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Settings to compare."""
-
-    networks: int  # published ones, at most
-    numbers: Sequence[int]  # of anchors
-    kinds: int  # anchors for comparing selections
-    similarities: int  # anchors for comparing similarities
-    neighbours: int  # of the geodesic similarity
-    every: Sequence[int]  # steps between embeddings of the anchors
-    seeds: int  # networks for each of them
-
-
-PRESETS = {
-    "small": Preset(3, (10, 50, 200, 800), 100, 300, 30, (1, 25, 10**6), 2),
-    "paper": Preset(10, (10, 30, 100, 300, 768, 3000), 300, 300, 30, (1, 5, 25, 100, 10**6), 10),
-}
+NETWORKS, NUMBERS = 3, (10, 50, 200, 800)
+"""Published networks, and numbers of anchors to compare."""
+SETTINGS = {"kinds": 100, "similarities": 300, "neighbours": 30, "seeds": 2}
+"""Anchors for comparing selections, and similarities; neighbours of the geodesic similarity; networks trained for each
+frequency."""
+EVERY = (1, 25, 10**6, None)
+"""Steps between embeddings of the anchors; ``None``: a network on absolute vectors."""
 KINDS = ("random", "stratified", "farthest_point", "kmeans")
 OUT_OF_DOMAIN = "random, of Fashion-MNIST"
 COSINE = "cosine"
@@ -64,7 +46,7 @@ SIMILARITIES: Mapping[str, dict[str, Any]] = {
     "inner": {},
     "euclidean": {},
     "lp, p = 1": {"name": "lp", "p": 1.0},
-    "geodesic": {},
+    "geodesic": {"neighbours": SETTINGS["neighbours"]},
     "change_of_basis": {},
 }
 """Name -> name in the registry, and options, if they differ from the defaults."""
@@ -78,23 +60,19 @@ AT_START = "before training and after"
 
 def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
-    preset = PRESETS[arguments.preset]
-    names, scores, chance = on_frozen(arguments, preset)
+    names, scores, chance = on_frozen(arguments)
     record = {
-        "preset": arguments.preset, "sizes": cross_architecture_images.PRESETS[arguments.preset], "settings": preset,
-        "networks": names,
-        "cuts": list(dict.fromkeys(row["cut"] for row in scores)), "chance": chance, "scores": scores,
-        "frequency": in_training(arguments, preset),
+        "sizes": SIZES, "settings": SETTINGS, "networks": names, "cuts": CUTS, "chance": chance, "scores": scores,
+        "frequency": in_training(arguments.data_dir),
     }  # fmt: skip
     study.leave("anchor_study", record, page, arguments.out)
 
 
-def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[list[str], list[dict[str, Any]], float]:
+def on_frozen(arguments: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]], float]:
     """Compare numbers, selections and similarities for heads on frozen encoders."""
-    base = cross_architecture_images.PRESETS[arguments.preset]
-    encoders = cross_seed.encoders_of(arguments, base)[0][: preset.networks]
-    train, test = images.parts(TASK, base.train, base.test, arguments.data_dir)
-    clothes = images.read("fashion_mnist", "train", 500, arguments.data_dir)
+    encoders = image_encoders.published(arguments.published, "tiny10", NETWORKS)
+    train, test = SIZES.samples(TASK, arguments.data_dir)
+    clothes = images.raw("fashion_mnist", "train", 500, arguments.data_dir)
     scores = []
     for cut in CUTS:
         at_cut = [image_encoders.at(each, cut) for each in encoders]
@@ -102,26 +80,26 @@ def on_frozen(arguments: argparse.Namespace, preset: Preset) -> tuple[list[str],
         foreign = [
             replace(side, pool=each.vectors(clothes, arguments.cache)) for side, each in zip(sides, at_cut, strict=True)
         ]
-        jobs = [("number", str(n), sides, train, "random", n, {"name": COSINE}) for n in preset.numbers]
-        jobs += [("selection", kind, sides, train, kind, preset.kinds, {"name": COSINE}) for kind in KINDS]
-        jobs += [("selection", OUT_OF_DOMAIN, foreign, clothes, "random", preset.kinds, {"name": COSINE})]
+        kinds, similarities, cosine = SETTINGS["kinds"], SETTINGS["similarities"], {"name": COSINE}
+        jobs = [("number", str(n), sides, train, "random", n, cosine) for n in NUMBERS]
+        jobs += [("selection", kind, sides, train, kind, kinds, cosine) for kind in KINDS]
+        jobs += [("selection", OUT_OF_DOMAIN, foreign, clothes, "random", kinds, cosine)]
         for name, options in SIMILARITIES.items():
-            options = {"name": name, **options, **({"neighbours": preset.neighbours} if name == "geodesic" else {})}
-            jobs.append(("similarity", name, sides, train, "random", preset.similarities, options))
+            jobs.append(("similarity", name, sides, train, "random", similarities, {"name": name, **options}))
         for part, setting, of, pool, kind, count, options in jobs:
             by = of[0].train if kind in ("farthest_point", "kmeans") else None
-            chosen = swapping.choices(pool, of, kind, count, len(of), by)
-            f1, seconds = exchanged(of, chosen, base, options)
+            chosen = swapping.choices(pool, of, kind, count, by)
+            f1, seconds = exchanged(of, chosen, options)
             values = None if f1 is None else f1.round(1).tolist()
             scores.append({"part": part, "cut": cut, "setting": setting, "seconds": round(seconds, 2), "f1": values})
             print(f"{cut}, {part}, {setting}: done", flush=True)
     guesses = swapping.by_frequency(torch.tensor(train.labels), len(test))
-    chance = swapping.scored(torch.tensor(test.labels), guesses)["f1"]
+    chance = swapping.scored(torch.tensor(test.labels), guesses)
     return [each.name for each in encoders], scores, round(chance, 1)
 
 
 def exchanged(
-    sides: Sequence[Encoded], chosen: Sequence[Sequence[int]], base: swapping.Preset, options: Mapping[str, Any]
+    sides: Sequence[Encoded], chosen: Sequence[Sequence[int]], options: Mapping[str, Any]
 ) -> tuple[Array | None, float]:
     """Score every encoder under the relative heads of every other encoder."""
     similarity = {key: value for key, value in options.items() if key != "center"}
@@ -135,11 +113,8 @@ def exchanged(
         except ValueError as error:
             print(f"{similarity['name']} is undefined: {error}", flush=True)
             return None, time.process_time() - started
-        head = heads.trained(
-            features, own.train_labels, int(own.train_labels.max()) + 1, epochs=base.epochs, batch=base.batch,
-            learning_rate=base.learning_rate, seed=0,
-        )  # fmt: skip
-        f1[row] = [swapping.scored(own.test_labels, heads.answers(head, some))["f1"] for some in inputs]
+        head = heads.trained(features, own.train_labels, int(own.train_labels.max()) + 1, SIZES.epochs)
+        f1[row] = [swapping.scored(own.test_labels, heads.answers(head, some)) for some in inputs]
     return f1, (time.process_time() - started) / len(sides)
 
 
@@ -148,17 +123,12 @@ def _projected(projection: RelativeProjection, vectors: Tensor) -> Tensor:
     return torch.cat(list(projection.stream(vectors)))
 
 
-def in_training(arguments: argparse.Namespace, preset: Preset) -> list[dict[str, Any]]:
+def in_training(data_dir: str | None) -> list[dict[str, Any]]:
     """Compare how often anchors are embedded in end-to-end training: for each setting, F1 and seconds per network."""
-    base = end_to_end.PRESETS[arguments.preset]
-    task = end_to_end.of_images("fashion_mnist", base, arguments.data_dir)
-    anchors = end_to_end.anchors_of(task, base.anchors)
-    found = []
-    for every in (*preset.every, None):
+    task, found = end_to_end.Task.read(data_dir), []
+    for every in EVERY:
         started = time.process_time()
-        trained = [
-            end_to_end.fit(task, None if every is None else anchors, seed, every or 1) for seed in range(preset.seeds)
-        ]
+        trained = [end_to_end.fit(task, every, seed) for seed in range(SETTINGS["seeds"])]
         seconds = (time.process_time() - started) / len(trained)
         f1 = np.array(end_to_end.exchanged(trained, task))
         name = ABSOLUTE if every is None else AT_START if every >= 10**6 else f"every {every} steps"
@@ -207,18 +177,12 @@ class Study:
 
 NUMBER, DIVERSITY, OUTSIDE, COSINE_WORKS, GEODESICS, COST, OTHERS = study.stated(__file__)
 
-PAGE = study.text(__file__)
-
-OF_PUBLISHED = """{count} published Tiny-10 networks trained on CIFAR-10 (Csiszárik et al. 2021), up to bn6 or to the
-features before the classifier (*final*), means over positions, 64 features each."""
-
 
 def page(record: dict[str, Any]) -> str:
     found, sizes, settings, count = Study(record), record["sizes"], record["settings"], len(record["networks"])
-    return PAGE.format(
-        footer=footer("anchor_study", "--published PUBLISHED"),
-        setting=OF_PUBLISHED.format(count=count), train=sizes["train"],
-        test=sizes["test"], pairs=count * (count - 1), chance=record["chance"], verdicts=study.verdicts(claims(record)),
+    return filled(
+        __file__, claims(record), "--published PUBLISHED", count=count, train=sizes["train"],
+        test=sizes["test"], pairs=count * (count - 1), chance=record["chance"],
         number=_table(found, "number", "anchors"), selection=_table(found, "selection", "selection"),
         similarity=_table(found, "similarity", "similarity"), frequency=_frequency(record["frequency"]),
         **{name: settings[name] for name in ("kinds", "similarities", "neighbours")},
@@ -290,10 +254,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     gained = [found.more("number", cut, numbers[-1], numbers[0]) for cut in cuts]
     chosen = [{name: found.more("selection", cut, name, KINDS[0]) for name in KINDS[1:]} for cut in cuts]
     agreed = [{each[name].above(0) for each in chosen} in ({True}, {False}) for name in KINDS[1:]]
-    outside, cosine = (
-        [found.out_of_domain(cut) for cut in cuts],
-        [found.kept("similarity", cut, COSINE) for cut in cuts],
-    )
+    outside = [found.out_of_domain(cut) for cut in cuts]
+    cosine = [found.kept("similarity", cut, COSINE) for cut in cuts]
     geodesic, better = [found.more("similarity", cut, "geodesic", "euclidean") for cut in cuts], map(found.better, cuts)
     above, others = [each.above(0) for each in geodesic], list(better)
     slower = seconds["every 1 steps"] >= SLOWER * seconds[AT_START]

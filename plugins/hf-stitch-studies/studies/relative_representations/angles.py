@@ -14,27 +14,18 @@ from typing import Any
 import numpy as np
 import study
 import torch
+from dr_frankenstein import images
 from matplotlib.figure import Figure
-from relative_representations import (
-    cross_seed,
-    graph_stitching,
-    image_encoders,
-    images,
-    text_encoders,
-    texts,
-)
-from relative_representations.kept import ABSOLUTE, Array, Claim, Estimate, Pairs, footer, span
+from relative_representations import cross_seed, graph_stitching, image_encoders, text_encoders, texts
+from relative_representations.kept import ABSOLUTE, Array, Estimate, Pairs, filled, span
 from torch import Tensor
 
 from hf_stitch.metrics import relative_cosine
 from hf_stitch.registry import registries
 
-SAMPLES = {"small": 300, "paper": 2_000}
-TWINS = {"small": 5, "paper": 10}
-"""Number of untrained networks on images."""
-TEXT_SEEDS = {"small": 2, "paper": 10}
-"""Number of language models of each family."""
-CORPUS = {"small": (3_000, 2), "paper": (1_000_000, 100)}
+SAMPLES, TWINS, TEXT_SEEDS = 300, 5, 2
+"""Numbers of samples, of untrained networks on images, and of language models of each family."""
+CORPUS, PRETRAINING = 3_000, 2
 """Number of texts, and of epochs, of language models."""
 CENTRES = ("origin", "mean")
 FIGURES = {"correlation": 3, "difference": 1, "difference, paired at random": 1, "relative cosine": 3}
@@ -59,15 +50,13 @@ class Cell:
 
 def of_images(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Encode test images by networks trained on CIFAR-10, and by untrained ones."""
-    preset, count = cross_seed.PRESETS[arguments.preset], TWINS[arguments.preset]
     trained = {
         name: image_encoders.published(arguments.published, name, number)
         for name, number in zip(image_encoders.PUBLISHED, (10, 2), strict=True)
     }
-    some = images.read("cifar10", "train", min(preset.corpus, 2_000), arguments.data_dir)
-    untrained = [image_encoders.untrained("tiny10", seed, some) for seed in range(count)]
+    untrained = image_encoders.untrained(TWINS, arguments.data_dir)
     for data, title in cross_seed.TASKS.items():
-        test = images.read(data, "test", SAMPLES[arguments.preset], arguments.data_dir)
+        test = images.raw(data, "test", SAMPLES, arguments.data_dir)
         for cut in cross_seed.CUTS:
             found = (
                 {name: [image_encoders.at(each, cut).vectors(test, arguments.cache) for each in group]}
@@ -79,39 +68,38 @@ def of_images(arguments: argparse.Namespace) -> Iterator[Cell]:
 
 def of_text(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Encode test questions by small language models, trained on words and untrained."""
-    data_dir, (count, pretraining) = arguments.data_dir, CORPUS[arguments.preset]
-    corpus, test = texts.english(count, data_dir), texts.trec("test", SAMPLES[arguments.preset], data_dir)
+    corpus = texts.english(CORPUS, arguments.data_dir)
+    test = texts.trec("test", SAMPLES, arguments.data_dir)
 
     def encoded(epochs: int) -> Vectors:
         found: dict[str, list[Tensor]] = {}
         for place, (family, recipe) in enumerate(text_encoders.FAMILIES.items()):
-            for seed in range(TEXT_SEEDS[arguments.preset]):  # others in every family: equal weights would agree
+            for seed in range(TEXT_SEEDS):  # others in every family: equal weights would agree
                 of = replace(recipe, epochs=epochs, seed=10 * place + seed)
                 encoder = text_encoders.local(of, corpus, arguments.cache)
                 found.setdefault(family, []).append(encoder.vectors(test, arguments.cache))
         return found
 
-    yield Cell("text", "TREC", "mean over tokens", encoded(pretraining), encoded(0))
+    yield Cell("text", "TREC", "mean over tokens", encoded(PRETRAINING), encoded(0))
 
 
 @torch.no_grad()
 def of_graphs(arguments: argparse.Namespace) -> Iterator[Cell]:
     """Encode test nodes by the absolute networks of ``graph_stitching.py``, and by untrained ones."""
-    preset = graph_stitching.PRESETS[arguments.preset]
     for name, title in graph_stitching.DATA.items():
-        task = graph_stitching.task_of(name, arguments.data_dir, preset.anchors, preset.nodes)
+        task = graph_stitching.task_of(name, arguments.data_dir)
 
         def embedded(network: Any, task: graph_stitching.Task = task) -> Tensor:
             codes: Tensor = network.eval().embed(task.graph.x, task.graph.edge_index)
-            return codes[task.test[: SAMPLES[arguments.preset]]]
+            return codes[task.test[:SAMPLES]]
 
         trained: dict[str, list[Tensor]] = {}
         untrained: dict[str, list[Tensor]] = {}
-        for architecture, seed in product(graph_stitching.ARCHITECTURES, range(preset.seeds)):
+        for architecture, seed in product(graph_stitching.ARCHITECTURES, range(graph_stitching.SEEDS)):
             with torch.enable_grad():
-                whole = graph_stitching.trained(name, architecture, ABSOLUTE, seed, preset, task, arguments.cache)
+                whole = graph_stitching.trained(name, architecture, ABSOLUTE, seed, task, arguments.cache)
             trained.setdefault(architecture, []).append(embedded(whole.network))
-            fresh = graph_stitching.network_of(architecture, 1_000 + seed, preset, task)
+            fresh = graph_stitching.network_of(architecture, 1_000 + seed, task)
             untrained.setdefault(architecture, []).append(embedded(fresh))
         yield Cell("graphs", title, "last convolution", trained, untrained)
 
@@ -130,10 +118,7 @@ def main() -> None:
             place = {"modality": cell.modality, "data": cell.data, "cut": cell.cut, "networks": kind, "centre": centre}
             scores += [{**place, "measure": name, "values": rows} for name, rows in found.items()]
         print(f"{cell.data}, {cell.cut}: done", flush=True)
-    record = {
-        "preset": arguments.preset, "samples": SAMPLES[arguments.preset],
-        "networks": networks, "scores": scores,
-    }  # fmt: skip
+    record = {"samples": SAMPLES, "networks": networks, "scores": scores}
     study.leave("angles", record, page, arguments.out, pictures(record))
 
 
@@ -189,42 +174,14 @@ class Measured:
     def preserved(self, kind: str, cell: tuple[str, str]) -> bool | None:
         """Return whether angles are preserved by the rule of the page."""
         random, own = (self._values[*cell, "trained", "origin", name] for name in list(FIGURES)[2:0:-1])
-        found = {self.more(kind, cell).above(0), self.trained[kind].mean(random - own).above(0)}
-        return False if False in found else None if None in found else True
+        return study.every([self.more(kind, cell).above(0), self.trained[kind].mean(random - own).above(0)])
 
 
-RULE = (
-    "in each cell (data and cut), their correlation at the origin is above that of untrained networks, by the interval "
-    "of the difference, and they differ less than those of samples paired at random"
-)
-CLAIMS = {("images", kind): Claim("section 3", f"Angles between encodings are preserved ({kind})", "–", RULE)
-          for kind in KINDS}  # fmt: skip
-CLAIMS |= {
-    (modality, kind): Claim(
-        "key findings",
-        f"Angles are preserved across modalities: {modality} ({kind})",
-        "–",
-        RULE,
-        stand_in=modality != "graphs",
-    )
-    for modality, kind in product(MODALITIES[1:], KINDS)
-}
-
-PAGE = study.text(__file__)
+CLAIMS = dict(zip(MODALITIES, study.stated(__file__), strict=True))
 SECTION = study.text(__file__, "section")
-OF_PUBLISHED = study.text(__file__, "of_published")
-SETTINGS = {
-    "text": """Questions of TREC under language models of 2 layers of width 128, trained here on the words of some
-thousand texts, without labels. The vector of a question is the mean over tokens. Untrained ones are of the same
-families and have their tokenizers.""",
-    "graphs": """Test nodes of Cora and CiteSeer under the absolute networks of
-[another experiment](graph_stitching.md), behind their last convolution, and under untrained networks of the same
-architectures.""",
-}
 
 
 def page(record: dict[str, Any]) -> str:
-    settings = {"images": OF_PUBLISHED, **SETTINGS}
     sections = []
     for modality in MODALITIES:
         found = Measured(record, modality)
@@ -232,15 +189,13 @@ def page(record: dict[str, Any]) -> str:
         counts = ", ".join(f"{int(pairs.mask.sum()) // 2} pairs of {kind}" for kind, pairs in found.trained.items())
         sections.append(
             SECTION.format(
-                title=modality.capitalize(), setting=settings[modality],
+                title=modality.capitalize(), setting=study.text(__file__, modality),
                 pairs=f"Networks: {numbers} ({counts}); {found.count} untrained ones", table=_table(found),
                 findings="\n".join(f"- {finding}" for finding in findings(found)),
             )
         )  # fmt: skip
-    return PAGE.format(
-        footer=footer("angles", "--published PUBLISHED"),
-        samples=record["samples"], verdicts=study.verdicts(claims(record)), sections="\n\n".join(sections),
-    )  # fmt: skip
+    sections, options = "\n\n".join(sections), "--published PUBLISHED"
+    return filled(__file__, claims(record), options, samples=record["samples"], sections=sections)
 
 
 def _table(found: Measured) -> str:
@@ -280,7 +235,7 @@ def findings(found: Measured) -> Iterator[str]:
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
-    for (modality, kind), claim in CLAIMS.items():
+    for modality, kind in product(MODALITIES, KINDS):
         found = Measured(record, modality)
         own, less = (
             span(found.of(kind, cell, "correlation", "origin", trained).value for cell in found.cells)
@@ -290,7 +245,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         cells = f"{len(held)} cell{'s' * (len(held) > 1)}"
         n = f"{int(found.trained[kind].mask.sum()) // 2} pairs of networks, {cells}"
         ours = f"correlation {own}, untrained {less}; preserved in {held.count(True)} of {cells}"
-        rows.append(claim.row(ours, n, held, len(found.groups)))
+        rows.append(CLAIMS[modality].of(modality, kind).row(ours, n, held, len(found.groups)))
     return rows
 
 

@@ -3,84 +3,64 @@
 The encoders are published Tiny-10 networks, which differ in their initialisation and in the order of batches, up to one
 of three cuts. Heads are trained on the vectors of one network, on CIFAR-10 and on two tasks that the networks were not
 trained on. Then every other network replaces it. Untrained twins show what architecture and images alone achieve.
-
-Without PUBLISHED, three small ResNets are trained, and cut at their last features only.
 """
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import study
-from relative_representations import image_encoders, images, kept, swapping
+from relative_representations import image_encoders, kept, swapping
 from relative_representations.image_encoders import FINAL, Published
-from relative_representations.kept import ABSOLUTE, RELATIVE, Exchange, Pairs, footer, span
-from relative_representations.swapping import CENTRED, INVERSE, TRUNCATED, Preset
+from relative_representations.kept import ABSOLUTE, RELATIVE, Exchange, Pairs, filled, span
+from relative_representations.swapping import CENTRED, INVERSE, TRANSLATIONS, TRUNCATED, Sizes
 
 import hf_stitch
+from hf_stitch.matchers import Matcher
 
-PRESETS = {
-    "small": Preset(4_000, 2_000, 300, 4, 128, 2e-3, 1, corpus=8_000, pretraining=6),
-    "paper": Preset(50_000, 10_000, 768, 10, 32, 1e-4, 3, corpus=50_000, pretraining=100),
-}
-NETWORKS = {"small": 6, "paper": 10}
-TWINS = {"small": 3, "paper": 10}
-"""Number of untrained networks."""
+SIZES = Sizes(4_000, 2_000, 300, 4)
+NETWORKS, TWINS = 6, 3
+"""Numbers of published and of untrained networks."""
 TASKS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100, 20 coarse classes", "fashion_mnist": "Fashion-MNIST"}
 CUTS = ("bn5", "bn6", FINAL)
-METHODS = (ABSOLUTE, RELATIVE, CENTRED, *swapping.TRANSLATIONS)
+METHODS = (ABSOLUTE, RELATIVE, CENTRED, *TRANSLATIONS)
 ENOUGH, LITTLE = 0.8, 0.2
 """Shares of the score above chance: at least kept by relative heads, at most kept by absolute ones. Fixed before any
 figure was seen."""
 
 
-def encoders_of(arguments: argparse.Namespace, preset: Preset) -> tuple[list[Published], list[Published]]:
-    """Load the published networks, and create untrained twins."""
-    some = images.read("cifar10", "train", min(preset.corpus, 2_000), arguments.data_dir)
-    networks = image_encoders.published(arguments.published, "tiny10", NETWORKS[arguments.preset])
-    return networks, [image_encoders.untrained("tiny10", seed, some) for seed in range(TWINS[arguments.preset])]
-
-
 def swapped(
-    encoders: Sequence[Published], cut: str, train: hf_stitch.Samples, test: hf_stitch.Samples,
-    arguments: argparse.Namespace, preset: Preset, **options: Any,
+    encoders: Sequence[Published], cut: str, train: hf_stitch.Samples, test: hf_stitch.Samples, cache: Path,
+    sizes: Sizes, translations: Mapping[str, Matcher] = TRANSLATIONS,
 ) -> pd.DataFrame:  # fmt: skip
     """Score all encoders under the heads of each other, at one cut.
 
     The heads of every network use anchors of their own, so that intervals over networks include the choice of anchors.
     """
     at_cut = [image_encoders.at(encoder, cut) for encoder in encoders]
-    sides = {each.name: swapping.encoded(each, train, test, arguments.cache) for each in at_cut}
-    draws = iter(swapping.choices(train, sides.values(), "random", preset.anchors, preset.seeds * len(sides)))
-    found = [
-        swapping.exchange(
-            sides, [next(draws) for _ in range(preset.seeds)], preset, int(train.num_classes or 0), decoders=[decoder],
-            **options,
-        )
-        for decoder in sides
-    ]  # fmt: skip
-    return pd.concat(found, ignore_index=True)
+    sides = {each.name: swapping.encoded(each, train, test, cache) for each in at_cut}
+    anchors = swapping.choices(train, sides.values(), "random", sizes.anchors)
+    return swapping.exchange(sides, anchors, sizes.epochs, int(train.num_classes or 0), translations)
 
 
 def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
-    preset = PRESETS[arguments.preset]
-    trained, untrained = encoders_of(arguments, preset)
+    trained = image_encoders.published(arguments.published, "tiny10", NETWORKS)
+    untrained = image_encoders.untrained(TWINS, arguments.data_dir)
     scores = []
     for task in TASKS:
-        train, test = images.parts(task, preset.train, preset.test, arguments.data_dir)
+        train, test = SIZES.samples(task, arguments.data_dir)
         for cut in CUTS:
-            found = swapped(trained, cut, train, test, arguments, preset)
+            found = swapped(trained, cut, train, test, arguments.cache, SIZES)
             scores += kept.scores(found, task=task, cut=cut, encoders="trained")
-            twins = swapped(untrained, cut, train, test, arguments, preset, translations={})
+            twins = swapped(untrained, cut, train, test, arguments.cache, SIZES, translations={})
             scores += kept.scores(twins, task=task, cut=cut, encoders="untrained")
             print(f"{task}, {cut}: done", flush=True)
     record = {
-        "preset": arguments.preset, "sizes": preset, 
-        "networks": [each.name for each in trained], "untrained": [each.name for each in untrained],
+        "sizes": SIZES, "networks": [each.name for each in trained], "untrained": [each.name for each in untrained],
         "cuts": list(CUTS), "scores": scores,
     }  # fmt: skip
     study.leave("cross_seed", record, page, arguments.out)
@@ -117,19 +97,16 @@ def parts(record: dict[str, Any]) -> list[bool | None]:
 
 
 (SWAPPED,) = study.stated(__file__)
-
-PAGE = study.text(__file__)
-
 OF_PUBLISHED = study.text(__file__, "of_published")
 
 
 def page(record: dict[str, Any]) -> str:
     sizes, found, count = record["sizes"], cells(record), len(record["networks"])
-    return PAGE.format(
-        footer=footer("cross_seed", "--published PUBLISHED"),
+    return filled(
+        __file__, claims(record), "--published PUBLISHED",
         setting=OF_PUBLISHED.format(count=count, twins=len(record["untrained"])), train=sizes["train"],
         test=sizes["test"], anchors=sizes["anchors"], pairs=count * (count - 1),
-        verdicts=study.verdicts(claims(record)), held=sum(cell.claim_holds for cell in found.values()),
+        held=sum(cell.claim_holds for cell in found.values()),
         cells=len(found), summary=_summary(found), methods=by_method(found),
         findings="\n".join(f"- {finding}" for finding in findings(found)),
     )  # fmt: skip

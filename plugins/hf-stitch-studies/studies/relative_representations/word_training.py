@@ -52,13 +52,10 @@ def written(lines: Iterator[str], cache: Path) -> tuple[Path, int]:
     return path, count
 
 
-def parts_of(folder: Path, cache: Path, most: int | None) -> dict[str, tuple[Path, int]]:
+def parts_of(folder: Path, cache: Path) -> dict[str, tuple[Path, int]]:
     """Write the words of all lines, of those with even and of those with odd numbers, as :func:`written` does."""
-    places = {"all": slice(0, most), "even": slice(0, most, 2), "odd": slice(1, most, 2)}
-    return {
-        part: written(islice(lines_of(folder), place.start, place.stop, place.step), cache)
-        for part, place in places.items()
-    }
+    places = {"all": (0, 1), "even": (0, 2), "odd": (1, 2)}
+    return {part: written(islice(lines_of(folder), start, None, step), cache) for part, (start, step) in places.items()}
 
 
 def trained(algorithm: str, seed: int, words: Path, cache: Path, **options: Any) -> WordVectors:

