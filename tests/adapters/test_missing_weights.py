@@ -36,6 +36,11 @@ def bert(kind: Any, **settings: Any) -> Any:
     return kind(hf.BertConfig(**SMALL, **settings))
 
 
+def clip() -> Any:
+    sizes = {"projection_dim": 8}
+    return hf.CLIPModel(hf.CLIPConfig(text_config={**SMALL, **sizes}, vision_config={**IMAGES, **sizes}))
+
+
 def change(folder: Path, lacks: Callable[[str], bool], extra: Mapping[str, Tensor] | None = None) -> None:
     """Remove weights from the files of a folder."""
     removed = 0
@@ -124,6 +129,12 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
         hf.MixtralForCausalLM(hf.MixtralConfig(**LLAMA, num_local_experts=2)), "1.block_sparse_moe.experts.0.w1", {},
         "w1|experts.gate_up_proj",
     ),
+    "all of a class whose body has another name than it tells": (
+        hf.Llama4TextModel(
+            hf.Llama4TextConfig(**LLAMA, head_dim=8, intermediate_size_mlp=48, num_local_experts=2, pad_token_id=0)
+        ),
+        "", {"task": "text-generation"}, "lm_head.weight, model.embed_tokens",
+    ),
     "another shape": (
         bert(hf.BertModel), "", {"vocab_size": 120},
         r"word_embeddings.weight \(shape \(100, 32\), not \(120, 32\)\)",
@@ -138,6 +149,15 @@ def test_weights_that_the_saved_class_has_are_required(case: str, tmp_path: Path
     folder = saved(tmp_path, model, *filter(None, [lacking]))
     with pytest.raises(ValueError, match=rf"(?s){tmp_path} lacks weights of \w+.*(?:{named}).*/missing-weigh"):
         loaded(folder, **options)
+
+
+def test_all_of_a_network_is_no_new_head(tmp_path: Path) -> None:
+    """A wrapper has saved the network, so that nothing in the file has a name that is known."""
+    folder = saved(tmp_path, clip())
+    weights = load_file(tmp_path / NAME)
+    change(tmp_path, lambda name: True, {f"module.{name}": value for name, value in weights.items()})
+    with pytest.raises(ValueError, match=r"lacks weights of CLIPForImageClassification.*: classifier.bias"):
+        loaded(folder, task="image-classification", example_inputs=PIXELS)
 
 
 def test_weights_of_another_shape_are_new_if_that_is_asked_for(tmp_path: Path) -> None:
@@ -244,9 +264,7 @@ HEADS: dict[str, tuple[Any, dict[str, Any], set[str]]] = {
         hf.RobertaForSequenceClassification(hf.RobertaConfig(**SMALL)), {"num_labels": 5}, {"classifier.out_proj"},
     ),
     "a head of a network without a base": (
-        hf.CLIPModel(
-            hf.CLIPConfig(text_config={**SMALL, "projection_dim": 8}, vision_config={**IMAGES, "projection_dim": 8})
-        ),
+        clip(),
         {"task": "image-classification", "example_inputs": PIXELS},
         {"classifier"},
     ),

@@ -171,6 +171,19 @@ def test_the_prediction_covers_the_recall_of_the_whole_index() -> None:
     assert abs(guess["value"] - true) < abs(in_pool - true) / 2
 
 
+def test_the_prediction_is_the_mean_of_a_line_and_of_a_line_of_log_odds() -> None:
+    pools, index_size = np.array([1600, 800, 400, 200]), 10_000
+    above, chance, floor = np.array([0.62, 0.7, 0.8, 0.88]), 10 / pools, 10 / index_size
+    recalls = np.repeat((chance + (1 - chance) * above)[:, None], 40, 1)
+    line, odds = (
+        np.polyval(np.polyfit(np.log2(pools), points, 1), np.log2(index_size))
+        for points in (above, np.log(above / (1 - above)))
+    )
+    wanted = floor + (1 - floor) * (line + 1 / (1 + np.exp(-odds))) / 2
+    guess = extrapolate(recalls, pools.tolist(), index_size, query_weights(40, 20, 0))
+    assert guess["value"] == pytest.approx(wanted)
+
+
 def test_no_prediction_from_a_single_pool() -> None:
     values = np.full((1, 9), 0.5)
     assert np.isnan(extrapolate(values, [50], 1000, query_weights(9, 10, 0))["value"])
