@@ -392,7 +392,7 @@ def _written(model: Any, reader: Any, images: Sequence[Pillow.Image], captioner:
 
 
 def downloads(results: Mapping[str, Any], saved: Any, folder: Path, name: str = "stitched") -> list[str]:
-    """Write the report of results, by name, and what has ``save_pretrained`` as a zip; return the paths of the files."""
+    """Write the report of results, by name, and what has ``save_pretrained`` as a zip; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
     hf_stitch.report(list(results.values()), report, title=" · ".join(results))

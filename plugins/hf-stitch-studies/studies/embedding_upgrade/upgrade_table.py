@@ -164,10 +164,7 @@ def agreement(made: EmbeddingMap, part: Part) -> dict[str, float]:
     source, target = (part.old, part.new) if made.direction == "index" else (part.new, part.old)
     found, target = made(normalized(source)), normalized(target)
     squares = np.square(target - target.mean(0)).sum()
-    return {
-        "r2": float(1 - np.square(found - target).sum() / squares),
-        "cosine": float((found * target).sum(1).mean()),
-    }
+    return {"r2": float(1 - np.square(found - target).sum() / squares), "cosine": float((found * target).sum(1).mean())}
 
 
 def baselines(part: Part, queries: Part, documents: Part, seed: int) -> dict[str, npt.NDArray[np.int64]]:

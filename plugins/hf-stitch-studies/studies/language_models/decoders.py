@@ -101,8 +101,7 @@ def train(name: str, texts: list[str], share: float, threads: int) -> tuple[Llam
     steps = len(sequences) // size
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.1, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min(1.0, (step + 1) / 100) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2),
+        optimizer, lambda step: min(1.0, (step + 1) / 100) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
     )
     for step, batch in enumerate(track(batches(sequences, size, kind.seed), f"training {name}", steps)):
         loss = network(input_ids=batch, labels=batch).loss
