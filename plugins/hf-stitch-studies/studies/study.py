@@ -14,7 +14,8 @@ import json
 import math
 import platform
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,6 +28,7 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import norm, t
+from torch import Tensor, nn
 
 from hf_stitch.storage.files import write_whole
 
@@ -206,7 +208,7 @@ class Claim:
             ours: The figure here, with its interval.
             n: What was counted.
             parts: Whether each part of the claim holds by the rule, ``None`` where the figures do not tell.
-            units: See :func:`claim`.
+            units: Independent units that the row rests on, see :func:`claim`.
         """
         found = decided(parts)
         verdict = f"stand-in {found}" if self.stand_in and found != "undecided" else found
@@ -229,19 +231,10 @@ def stated(script: str) -> tuple[Claim, ...]:
 def claim(
     paper: str, place: str, claimed: str, published: str, ours: str, n: str, verdict: str, *, units: int | None = None
 ) -> dict[str, str]:  # fmt: skip
-    """Return a row of the table of all experiments.
+    """Return a row of the table of all experiments: that of a :class:`Claim`, with the figure here and its verdict.
 
-    Args:
-        paper: Number of the paper.
-        place: Section, figure or table of the paper.
-        claimed: The claim, in one sentence.
-        published: The paper's figure.
-        ours: The figure here.
-        n: What was counted.
-        verdict: One of :data:`VERDICTS`; ``stand-in`` before it where networks or data differ in kind.
-        units: Independent units that the row rests on: pairs of networks, of which both directions count once, or
-            networks if it is about one at a time. One decides nothing, whatever the verdict, and the row says so.
-            ``None``: others.
+    ``units`` are independent units that the row rests on: pairs of networks, of which both directions count once, or
+    networks if it is about one at a time. One decides nothing, whatever the verdict, and the row says so.
     """
     if verdict.removeprefix("stand-in ") not in VERDICTS:
         raise ValueError(f"there is no verdict {verdict!r}; there are {', '.join(VERDICTS)}")
@@ -439,6 +432,26 @@ def table(items: Iterable[Any], columns: Mapping[str, str | Callable[..., object
 def ranged(values: Sequence[float], digits: int = 2) -> str:
     """Return a figure with its interval as text, from the list of figure, lower and upper end."""
     return shown(dict(zip(("value", "low", "high"), values, strict=True)), digits)
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip: Iterable[Tensor] = ()) -> None:
+    """Take a step of training; the norm of the gradients of ``clip`` is at most 1."""
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(clip, 1.0)
+    optimizer.step()
+
+
+@contextmanager
+def watched(modules: Mapping[str, nn.Module], read: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Give the outputs of modules, with their names, to a function, inside of ``with``."""
+    hooks = [
+        module.register_forward_hook(lambda _, __, output, name=name: read(name, output))
+        for name, module in modules.items()
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 def machine() -> str:

@@ -25,7 +25,6 @@ from dr_frankenstein import base_training, images, networks
 from hf_stitch_embeddings import ResidualMLP
 from language_models import decoders
 from study import percentiles, ranged, table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
 from hf_stitch.adapters import untrained
@@ -119,13 +118,7 @@ def of_images(name: str, arguments: argparse.Namespace) -> Pair:
 
 def of_texts(arguments: argparse.Namespace) -> Pair:
     """Read the decoders: the fine one is the source, the coarse one the target."""
-    both = [
-        hf_stitch.load(
-            AutoModelForCausalLM.from_pretrained(arguments.decoders / name).eval(),
-            processor=AutoTokenizer.from_pretrained(arguments.decoders / name),
-        )
-        for name in ("fine", "coarse")
-    ]
+    both = [decoders.load(arguments.decoders, name) for name in ("fine", "coarse")]
     train, test = decoders.passages(arguments.texts)
     random = np.random.default_rng(0)
     train, test = (
@@ -313,17 +306,14 @@ def main() -> None:
     options = "data-dir", "published", "networks", "texts"
     parser = study.parser(__doc__, *options, required={"published", "texts", "out"})
     parser.add_argument("--decoders", type=Path, required=True, help="folder of the decoders")
-    parser.add_argument("--only", choices=TITLES, action="append", help="pair to run. Repeatable. [default: all]")
     arguments = parser.parse_args()
 
     def measured(name: str) -> dict[str, Any]:
         return run(of_texts(arguments) if name == "decoders" else of_images(name, arguments))
 
-    chosen = arguments.only or TITLES
-    pairs = {name: study.kept(arguments.out / f"{name}.json", partial(measured, name)) for name in chosen}
-    if len(pairs) == len(TITLES):
-        settings = (
-            f"{TRAIN[0]:,} images and {TRAIN[1]:,} texts, {STEPS[0]} steps of {BATCH[0]} images and {STEPS[1]} of "
-            f"{BATCH[1]} texts (Adam, 0.001, cosine), scored on {TEST[0]:,} and {TEST[1]:,} held-out ones"
-        )
-        study.leave("beyond_affine", {"settings": settings, "pairs": pairs}, page, arguments.out)
+    pairs = {name: study.kept(arguments.out / f"{name}.json", partial(measured, name)) for name in TITLES}
+    settings = (
+        f"{TRAIN[0]:,} images and {TRAIN[1]:,} texts, {STEPS[0]} steps of {BATCH[0]} images and {STEPS[1]} of "
+        f"{BATCH[1]} texts (Adam, 0.001, cosine), scored on {TEST[0]:,} and {TEST[1]:,} held-out ones"
+    )
+    study.leave("beyond_affine", {"settings": settings, "pairs": pairs}, page, arguments.out)

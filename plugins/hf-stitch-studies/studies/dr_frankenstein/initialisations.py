@@ -5,7 +5,6 @@ images. All stitching layers of a pair are trained at once on the same images in
 their starts. Random starts are also trained half as long, to tell slow ones from stuck ones.
 """
 
-import json
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,15 +33,11 @@ its median reaches ``REACHED``."""
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "published", "networks", required={"out"})
-    parser.add_argument("--architectures", nargs="+", choices=tuple(PLACES), default=tuple(PLACES), help="default: all")
-    arguments = parser.parse_args()
-    place = arguments.out / "initialisations.json"
-    record: dict[str, Any] = json.loads(place.read_text()) if place.is_file() else {"architectures": {}, "preset": {}}
-    for architecture in arguments.architectures:
-        layer, sizes, (count, starts) = PLACES[architecture], SIZES[architecture], STARTS[architecture]
+    arguments = study.parser(__doc__, "data-dir", "published", "networks", required={"out"}).parse_args()
+    record: dict[str, Any] = {"preset": SIZES, "networks": experiment.origin(arguments), "architectures": {}}
+    for architecture, layer in PLACES.items():
+        sizes, (count, starts) = SIZES[architecture], STARTS[architecture]
         networks = experiment.loaded(architecture, arguments)
-        record["networks"], record["preset"][architecture] = experiment.origin(arguments), sizes
         found, pairs = dict[str, list[float]](), []
         for a, b in experiment.disjoint(networks, count):
             one = study.kept(

@@ -15,15 +15,9 @@ import hf_stitch
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 TINY10 = (
-    (3, 16, 3, 1),
-    (16, 16, 3, 1),
-    (16, 32, 3, 2),
-    (32, 32, 3, 1),
-    (32, 32, 3, 1),
-    (32, 64, 3, 2),
-    (64, 64, 3, 1),
+    (3, 16, 3, 1), (16, 16, 3, 1), (16, 32, 3, 2), (32, 32, 3, 1), (32, 32, 3, 1), (32, 64, 3, 2), (64, 64, 3, 1),
     (64, 64, 1, 1),
-)
+)  # fmt: skip
 """Input channels, output channels, kernel size and stride of the eight convolutions."""
 
 
@@ -47,13 +41,6 @@ class Tiny10(nn.Module):
         for i in range(1, len(TINY10) + 1):
             x = functional.relu(self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x)))
         return self.fc(x.mean((2, 3)))
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> "Tiny10":
-        """Load trained weights from a safetensors file, in eval mode."""
-        network = cls()
-        network.load_state_dict(load_file(path))
-        return network.eval()
 
 
 class Block(nn.Module):

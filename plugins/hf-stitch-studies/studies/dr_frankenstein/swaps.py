@@ -128,9 +128,7 @@ def deep(features: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
     optimizer = torch.optim.Adam(head.parameters(), 1e-3)
     for _ in range(6):
         for places in torch.randperm(len(features)).split(128):
-            optimizer.zero_grad()
-            head(features=features[places], labels=labels[places]).loss.backward()
-            optimizer.step()
+            study.descend(optimizer, head(features=features[places], labels=labels[places]).loss)
     head.eval()
     return lambda vectors: head(features=vectors).logits
 

@@ -10,8 +10,6 @@ Pairs of spaces that are done are not run again.
 """
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -307,25 +305,17 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> None:
     options = "data-dir", "published", "networks", "texts"
-    parser = study.parser(__doc__, *options, required={"published", "texts", "out"})
-    parser.add_argument(
-        "--only", action="append", default=[], help="beginning of the names of pairs to run. Repeatable."
-    )
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, *options, required={"published", "texts", "out"}).parse_args()
     count = SIZES["held"] + SIZES["pool"] + 2 * max(SIZES["unpaired"], SIZES["alone"])
     vectors = spaces(arguments, count)
-    spaces_of = RELATED | UNRELATED
-    places = {name: arguments.out / "spaces" / f"{number}.json" for number, name in enumerate(spaces_of)}
-    for name, (first, second) in spaces_of.items():
-        if not arguments.only or name.startswith(tuple(arguments.only)):
-            made = partial(run, first, second, vectors, draws_of(name))
-            print(f"{name}: {study.kept(places[name], made)['seconds']:.0f} s", flush=True)
-    if all(place.is_file() for place in places.values()):
-        done = {name: json.loads(place.read_text()) for name, place in places.items()}
-        record = {
-            "preset": SIZES, "related": {name: done[name] for name in RELATED},
-            "unrelated": {name: done[name] for name in UNRELATED},
-            "machine": f"{platform.machine()}, torch {torch.__version__}",
-            "seconds": sum(each["seconds"] for each in done.values()),
-        }  # fmt: skip
-        study.leave("few_pairs", record, page, arguments.out)
+    done = {}
+    for number, (name, (first, second)) in enumerate((RELATED | UNRELATED).items()):
+        made = partial(run, first, second, vectors, draws_of(name))
+        done[name] = study.kept(arguments.out / "spaces" / f"{number}.json", made)
+        print(f"{name}: {done[name]['seconds']:.0f} s", flush=True)
+    record = {
+        "preset": SIZES, "related": {name: done[name] for name in RELATED},
+        "unrelated": {name: done[name] for name in UNRELATED}, "machine": study.machine(),
+        "seconds": sum(each["seconds"] for each in done.values()),
+    }  # fmt: skip
+    study.leave("few_pairs", record, page, arguments.out)

@@ -29,9 +29,7 @@ ENERGY, ENERGY_LAYERS = Energy.preset("small", epochs=6, fine_tune_epochs=6), 3
 
 
 def main() -> None:
-    asked = parser(__doc__, required={"out"})
-    asked.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
-    arguments = asked.parse_args()
+    arguments = parser(__doc__, required={"out"}).parse_args()
     train, test = cifar(arguments, TRAIN, TEST)
     far = images.samples("fashion_mnist", "test", TEST, arguments.data_dir)
     outliers = {
@@ -45,9 +43,7 @@ def main() -> None:
         names, found = list(loaded), dict[str, Any]()
         for number in range(TARGETS):
             a, b = names[number], names[(number + 1) % len(names)]
-            tries: dict[str, tuple[Any, Any, list[str]]] = {
-                name: (name, None, list(layers)) for name in arguments.detectors
-            }
+            tries: dict[str, tuple[Any, Any, list[str]]] = {name: (name, None, list(layers)) for name in DETECTORS}
             if kind == "Tiny10" and not number:  # minutes for each layer
                 places = np.linspace(0, len(layers) - 1, ENERGY_LAYERS + 2).round().astype(int)[1:-1]
                 deep = [layers[place] for place in places]

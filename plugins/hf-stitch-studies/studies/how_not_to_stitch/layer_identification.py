@@ -105,23 +105,15 @@ def mixed(
     trained: NetworkAtlas, loaded: dict[str, hf_stitch.Adapter], grids: dict[str, Any], samples: hf_stitch.Samples
 ) -> dict[str, Any]:
     """Identify layers on the rows of the paper's code: positions if two layers have equal grids, means otherwise."""
-    metrics = [METRICS[title] for title in MIXED]
-    layers = list(grids)
-    values = {
-        metric: {pair: trained.between(*pair)[metric].copy() for pair in itertools.combinations(loaded, 2)}
-        for metric in metrics
-    }
-    for grid in dict.fromkeys(grids.values()):
-        group = [layer for layer in layers if grids[layer] == grid]
-        atlas = hf_stitch.compare_all(loaded, samples, layers=group, metrics=metrics, rows="positions", batch_size=200)
-        places = [layers.index(layer) for layer in group]
-        for metric, by_pair in values.items():
-            for pair, block in by_pair.items():
-                block[np.ix_(places, places)] = atlas.between(*pair)[metric]
-    return {
-        title: summary(identify_layers(values[metric], higher_is_better=title != "Procrustes", layers=layers))
-        for title, metric in zip(MIXED, metrics, strict=True)
-    }
+    metrics, layers, found = [METRICS[title] for title in MIXED], list(grids), {}
+    atlas = hf_stitch.compare_all(loaded, samples, layers=layers, metrics=metrics, rows="positions", batch_size=200)
+    for title, metric in zip(MIXED, metrics, strict=True):
+        values = {}
+        for pair in itertools.combinations(loaded, 2):
+            mean, equal = (of.between(*pair)[metric] for of in (trained, atlas))
+            values[pair] = np.where(np.isnan(equal), mean, equal)
+        found[title] = summary(identify_layers(values, higher_is_better=title != "Procrustes", layers=layers))
+    return found
 
 
 def summary(found: Identification) -> dict[str, Any]:

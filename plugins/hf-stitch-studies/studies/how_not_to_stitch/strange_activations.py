@@ -373,8 +373,6 @@ def _histograms(between: Sequence[Mapping[str, Any]], within: Sequence[Mapping[s
 
 
 def _itself_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not pairs:
-        return [matcher, *["–"] * 6]
     accuracy = np.mean([read_array(one["matchers"][matcher]["relative_accuracy"]) for one in pairs], axis=0)
     return [matcher, *(f"{np.diagonal(accuracy, offset).mean():.2f}" for offset in (-3, -2, -1, 1, 2, 3))]
 

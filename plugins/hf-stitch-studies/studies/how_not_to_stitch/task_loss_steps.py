@@ -45,9 +45,7 @@ CHECKED = 4
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "published", "cache", required=["published"])
-    parser.add_argument("--pairs", type=int, nargs="*", help="numbers of pairs to train on: share work so; no page")
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required=["published"]).parse_args()
     loaded, _ = networks.read_folder(arguments.published / "drfrankenstein_tiny10")
     names = sorted(loaded, key=lambda name: int(name[2:]))
     models: dict[str, Any] = {name: loaded[name].model for name in names}
@@ -56,7 +54,7 @@ def main() -> None:
     )
     cache, pairs = arguments.cache / "task_loss_steps", paired(names, PAIRS)
     found: dict[tuple[str, str], list[Any]] = {}
-    for a, b in pairs if arguments.pairs is None else [pairs[number] for number in arguments.pairs]:
+    for a, b in pairs:
         run = partial(trained, Inside.of(models[a], train.pixels, test.pixels), train=train, test=test)
         for target in (b, a):
             inside = Inside.of(models[target], train.pixels[:FITTED], test.pixels)
@@ -69,8 +67,6 @@ def main() -> None:
             if target == b == names[1]:
                 check = partial(make, CHECKED, dtype=torch.float32)
                 exact = study.kept(cache / f"float32-{LAYERS[CHECKED]}.json", check)
-    if arguments.pairs is not None:
-        return
     rank = {a: ranks(activations(models[a], test.pixels[:500])) for a, b in found}
     record = {
         "preset": {"images": TRAIN, "test": TEST, "last": LAST}, "pairs": [list(pair) for pair in found],
@@ -188,9 +184,7 @@ def descended(
         some = order.pop()
         mapped = resized(functional.conv2d(x[some], weight.to(x.dtype), bias.to(x.dtype)), grid)
         loss = functional.cross_entropy(back(mapped).float(), labels[some])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        study.descend(optimizer, loss)
 
 
 def digits(back: Back, x: Tensor, labels: Tensor) -> str:

@@ -103,7 +103,7 @@ def encoder(
 
         train(
             model, len(listed), loss, epochs=SIZES["epochs"], batch=32, learning_rate=1e-3, weight_decay=0.01,
-            schedule=True, clip=1.0, seed=seed, name=f"training, seed {seed}",
+            schedule=True, clip=True, seed=seed, name=f"training, seed {seed}",
         )  # fmt: skip
     return hf_stitch.load(model, processor=copy.deepcopy(tokenizer))
 
@@ -218,16 +218,10 @@ def caveats(audits: Sequence[Mapping[str, Any]]) -> str:
     twin = [one for one in audits if one["source"] == UNTRAINED]
     best = max(twin, key=lambda one: one["relative_accuracy"][0])
     unknown = sum(one["accurate"] and one["in_distribution"] is None for one in audits)
-    lines = [
-        f"Of {sum(one['accurate'] for one in audits)} accurate stitches, {unknown} are not decided: no detector that "
-        "passes, or an interval that contains the bound.",
-        f"Between distant layers of the two encoders, {accurate(DIRECT[0])} least-squares stitches are accurate, and "
-        f"{accurate(TASK)} by task loss: only where the first are not does task loss show a similarity that direct "
-        "matching does not.",
-        f"From the untrained twin, {sum(one['accurate'] for one in twin)} of {len(twin)} stitches are accurate; the "
-        f"most accurate one ({best['matcher']}) reaches {best['relative_accuracy'][0]:.2f}.",
-    ]
-    return "What limits the verdict:\n\n" + "\n".join(f"- {line}" for line in lines)
+    return study.text(__file__, "caveats").format(
+        fine=sum(one["accurate"] for one in audits), unknown=unknown, direct=accurate(DIRECT[0]), task=accurate(TASK),
+        fine_of_twin=sum(one["accurate"] for one in twin), of_twin=len(twin), best=best,
+    )  # fmt: skip
 
 
 def _sound(one: Mapping[str, Any]) -> bool:
@@ -266,12 +260,10 @@ def _controls(audits: Sequence[Mapping[str, Any]], detectors: Sequence[str]) -> 
     ]
     header = ["detector", *(f"layer {one['to']}" for one in controls)]
     passed = (f"`{name}` at {sum(name in one['doses'] for one in controls)}" for name in detectors)
-    return (
-        f"Controls: the target stitched into itself by least squares is accurate and in distribution at "
-        f"{sum(map(_sound, controls))} of {len(controls)} layers. Of {len(controls)} layers, detectors pass: "
-        f"{', '.join(passed)}. AUROC of two halves of the test questions / test v. training questions / Spanish "
-        f"sentences:\n\n{study.markdown(header, lines)}"
-    )
+    return study.text(__file__, "controls").format(
+        sound=sum(map(_sound, controls)), layers=len(controls), passed=", ".join(passed),
+        table=study.markdown(header, lines),
+    )  # fmt: skip
 
 
 def _table(layers: Sequence[str], audits: Sequence[Mapping[str, Any]], title: str, detectors: Sequence[str]) -> str:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import study
 import torch
-from language_models.decoders import KINDS, passages
+from language_models.decoders import KINDS, load, passages
 from numpy.typing import NDArray
 from study import percentiles, ranged, table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
 from hf_stitch.adapters.prefixes import PrefixAdapter
@@ -42,11 +41,6 @@ DIFFERENCES = ("own minus stitch", "untrained minus stitch", "own added", "stitc
 SIZES, DEPTHS = {"train": 1500, "test": 300, "checked": 20}, (0.25, 0.5, 0.75)
 """Texts, and depths of the stitches."""
 Values = NDArray[np.float64]
-
-
-def load(folder: Path, name: str) -> hf_stitch.Adapter:
-    network = AutoModelForCausalLM.from_pretrained(folder / name).eval()
-    return hf_stitch.load(network, processor=AutoTokenizer.from_pretrained(folder / name))
 
 
 def untrained(adapter: hf_stitch.Adapter) -> hf_stitch.Adapter:

@@ -148,9 +148,7 @@ def best_of(whole: Whole, seed: int, task: Task) -> dict[str, Tensor]:
     for step in range(1, STEPS + 1):
         whole.network.first = fast.train()
         loss = functional.cross_entropy(whole.train()(graph)[task.train], task.labels[task.train])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        study.descend(optimizer, loss)
         with torch.no_grad():
             answers = whole.eval()(graph).argmax(1)
         whole.history.append([task.f1(answers, nodes) for nodes in (task.valid, task.test)])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache as remembered
 from pathlib import Path
 
+import study
 import torch
 from dr_frankenstein import images, networks
 from relative_representations.encoders import Encoder, digest
@@ -56,13 +57,8 @@ class Published(Encoder):
         def keep(cut: str, values: Tensor) -> None:
             found[cut] = (functional.relu(values) if cut == FINAL else values).mean((2, 3))
 
-        hooks = [
-            network.get_submodule(layer).register_forward_hook(lambda _, inputs, output, cut=cut: keep(cut, output))
-            for cut, layer in self.cuts.items()
-        ]
-        network(inputs)
-        for hook in hooks:
-            hook.remove()
+        with study.watched({cut: network.get_submodule(layer) for cut, layer in self.cuts.items()}, keep):
+            network(inputs)
         return found
 
 

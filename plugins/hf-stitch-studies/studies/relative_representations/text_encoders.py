@@ -119,7 +119,7 @@ def _pretrained(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, corpus: Sequ
     loss = _replaced if recipe.family == "electra" else _masked
     train(
         model, len(ids), lambda places: loss(model, _trimmed(ids[places], tokenizer), tokenizer), epochs=recipe.epochs,
-        batch=64, learning_rate=1e-3, weight_decay=0.01, schedule=True, clip=1.0, seed=recipe.seed,
+        batch=64, learning_rate=1e-3, weight_decay=0.01, schedule=True, clip=True, seed=recipe.seed,
         name=f"training {recipe.family}",
     )  # fmt: skip
     return model.base_model

@@ -606,16 +606,10 @@ def _cautions(record: Mapping[str, Any]) -> str:
     maps = {method: _mean(record, SVD, PARALLEL, method) for method in MAPS}
     best = max(maps, key=lambda method: maps[method])
     student, published = (_mean(record, STUDENT, PARALLEL, method) for method in ("procrustes", RELATIVE))
-    return (
-        f"- **The fraction alone is a weak test**: the random projection, which learns nothing, keeps "
-        f"{untrained[0]:.2f} of its own, lower ceiling as published and {untrained[1]:.2f} centred ({SVD}: "
-        f"{learnt[0]:.2f} and {learnt[1]:.2f}). Parallel anchors make use of similar spelling within each language.\n"
-        f"- **A map fitted on the same anchors**: for {SVD}, the best is {best} with {maps[best]:.2f}; as published "
-        f"{learnt[0]:.2f}. With learnt cross-lingual likeness ({STUDENT}): Procrustes {student:.2f}, as published "
-        f"{published:.2f}.\n"
-        f"- **Anchors of news** change {learnt[0]:.2f} to {_mean(record, SVD, NEWS, RELATIVE):.2f} ({SVD}, as "
-        "published)."
-    )
+    return study.text(__file__, "cautions").format(
+        untrained=untrained, learnt=learnt, SVD=SVD, STUDENT=STUDENT, best=best, most=maps[best], student=student,
+        published=published, news=_mean(record, SVD, NEWS, RELATIVE),
+    )  # fmt: skip
 
 
 def _methods_table(record: Mapping[str, Any], task: str) -> str:

@@ -418,16 +418,8 @@ def _bands(record: Mapping[str, Any]) -> str:
 
 def _reading(found: Scores) -> str:
     seeds, main, texts_alone, both = (found.mean(RELATIVE, "mrr 10", pair) for pair in (CEILING, MAIN, TEXTS, APART))
-    return (
-        f"Relative representations find {seeds:.3f} (MRR) if only the seed differs, {main:.3f} if the algorithm does,\n"
-        f"{texts_alone:.3f} if the texts do, and {both:.3f} if both do; other texts are half as long. "
-        + (
-            f"One algorithm falls short\nof {ENOUGH_MRR}, too, once the texts differ: so little text does not decide "
-            "the vectors, whatever the algorithm."
-            if texts_alone < ENOUGH_MRR
-            else f"One algorithm\nreaches {ENOUGH_MRR} on other texts: what is lost is between the algorithms."
-        )
-    )
+    part = "texts_decide" if texts_alone < ENOUGH_MRR else "algorithms_decide"
+    return study.text(__file__, part).format(seeds=seeds, main=main, texts=texts_alone, both=both, least=ENOUGH_MRR)
 
 
 def _languages(found: Mapping[str, Any]) -> str:

@@ -17,12 +17,13 @@ import numpy as np
 import study
 import torch
 from hf_stitch_transfer import SparseAutoencoder, transfer_direction, transfer_probe, transfer_sae
+from language_models import decoders
 from rich.progress import track
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from study import ranged, table
 from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 import hf_stitch
 from hf_stitch import Moments
@@ -41,11 +42,10 @@ COUNT, STEPS = 10_000, 300
 
 
 def load(folder: Path, name: str) -> hf_stitch.Adapter:
-    if name == "MiniLM":
-        place, kind = study.minilm(), AutoModel
-    else:
-        place, kind = folder / name, AutoModelForCausalLM
-    return hf_stitch.load(kind.from_pretrained(place).eval(), processor=AutoTokenizer.from_pretrained(place))
+    if name != "MiniLM":
+        return decoders.load(folder, name)
+    place = study.minilm()
+    return hf_stitch.load(AutoModel.from_pretrained(place).eval(), processor=AutoTokenizer.from_pretrained(place))
 
 
 def fitted(x: Tensor, y: Tensor) -> LinearStitch:
@@ -129,9 +129,7 @@ def trained(autoencoder: SparseAutoencoder, rows: Tensor, held_out: Tensor, seed
         features = autoencoder.encode(batch)
         error = (autoencoder.decode(features) - batch).pow(2).sum(1).mean() / rows.shape[1]
         sparsity = (features * autoencoder.W_dec.norm(dim=1)).sum(1).mean() / rows.shape[1]
-        optimizer.zero_grad()
-        (error + SPARSITY * sparsity).backward()
-        optimizer.step()
+        study.descend(optimizer, error + SPARSITY * sparsity)
         if step % EVERY == 0:
             curve.append(explained(autoencoder, held_out))
     with torch.no_grad():
