@@ -146,9 +146,7 @@ def text(script: str, part: str = "") -> str:
     return Path(script).with_suffix(f"{part and '.'}{part}.md").read_text(encoding="utf-8").removesuffix("\n")
 
 
-def filled(
-    script: str, rows: Iterable[Mapping[str, str]], options: str, /, *, named: str = "", **figures: Any
-) -> str:  # fmt: skip
+def filled(script: str, rows: Iterable[Mapping[str, str]], options: str, /, *, named: str = "", **figures: Any) -> str:
     """Fill the text of a page: with the claims as ``verdicts``, the record and the command as ``footer``, and figures.
 
     Args:

@@ -27,6 +27,7 @@ from language_models import decoders
 from study import percentiles, ranged, table
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.adapters import untrained
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.artefacts.joining import join
@@ -68,10 +69,10 @@ class Pair:
     name: str  # name of the pair
     source: Any  # the source
     blank: Any  # the source with random weights
-    target: hf_stitch.Adapter  # the target
+    target: Adapter  # the target
     cuts: tuple[tuple[str, str], ...]  # layers of the source and of the target, by depth
-    train: hf_stitch.Samples  # samples that maps are fitted to
-    test: hf_stitch.Samples  # held-out samples
+    train: Samples  # samples that maps are fitted to
+    test: Samples  # held-out samples
 
     @property
     def is_language(self) -> bool:
@@ -125,7 +126,7 @@ def of_texts(arguments: argparse.Namespace) -> Pair:
         [part[i] for i in random.permutation(len(part))[:count]] for part, count in ((train, TRAIN[1]), (test, TEST[1]))
     )
     source, blank = (PrefixAdapter(each, both[1], own=True) for each in (both[0], untrained(both[0])))
-    train, test = hf_stitch.Samples.of(train), hf_stitch.Samples.of(test)
+    train, test = Samples.of(train), Samples.of(test)
     return Pair("decoders", source, blank, both[1], CUTS["decoders"], train, test)
 
 

@@ -11,14 +11,13 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor
 
-import hf_stitch
+from hf_stitch import Adapter, Samples, StitchedModel, registries
 from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.analysis.evaluation import Score
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Matcher
 from hf_stitch.pairs import CollectedPair, Pair as Networks
-from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
@@ -94,8 +93,8 @@ def ring(names: Iterable[str]) -> list[Pair]:
 
 @torch.no_grad()
 def answers(
-    networks: Mapping[str, hf_stitch.Adapter], pairs: Sequence[Pair], layers: Sequence[str], train: hf_stitch.Samples,
-    test: hf_stitch.Samples, *, direct: Mapping[str, Matcher], trained: Mapping[str, TaskLoss],
+    networks: Mapping[str, Adapter], pairs: Sequence[Pair], layers: Sequence[str], train: Samples,
+    test: Samples, *, direct: Mapping[str, Matcher], trained: Mapping[str, TaskLoss],
 ) -> Answers:  # fmt: skip
     """Stitch every pair at every layer with every method, and compute logits on the test images.
 
@@ -138,9 +137,7 @@ def answers(
     return Answers(tuple(pairs), torch.tensor(test.labels), torch.stack([whole[b] for _, b in pairs]), stitched)
 
 
-def _logits(
-    model: hf_stitch.StitchedModel, maps: Mapping[str, StitchingLayer], test: hf_stitch.Samples
-) -> dict[str, Tensor]:
+def _logits(model: StitchedModel, maps: Mapping[str, StitchingLayer], test: Samples) -> dict[str, Tensor]:
     """Compute the logits of a stitched model with each of several maps, running the front half once."""
     found: dict[str, list[Tensor]] = {method: [] for method in maps}
     for batch in test.batches(500):

@@ -15,12 +15,9 @@ from dr_frankenstein import experiment, stitching
 from dr_frankenstein.experiment import SHORT, TITLES, Sizes
 from hf_stitch_studies import score_curves
 
-import hf_stitch
-from hf_stitch.registry import registries
+from hf_stitch import Adapter, registries
 
-SIZES = {
-    "tiny10": Sizes(10_000, 2_000, 4, batch=32, **SHORT), "resnet20": Sizes(3_000, 1_000, 1, batch=16, **SHORT)
-}  # fmt: skip
+SIZES = {"tiny10": Sizes(10_000, 2_000, 4, batch=32, **SHORT), "resnet20": Sizes(3_000, 1_000, 1, batch=16, **SHORT)}
 STARTS = {"tiny10": (5, 10), "resnet20": (1, 50)}
 """Number of pairs, and of starts of each kind and pair."""
 PLACES = {"tiny10": "bn3", "resnet20": "layer2.0"}
@@ -54,7 +51,7 @@ def main() -> None:
 
 
 def measured(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, count: int, sizes: Sizes, data_dir: str | None
+    source: Adapter, target: Adapter, layer: str, count: int, sizes: Sizes, data_dir: str | None
 ) -> dict[str, list[float]]:
     """Train from random and least-squares starts; return the relative accuracies of all starts and ends."""
     train, test = sizes.samples(data_dir)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hf_stitch
+from hf_stitch import Adapter
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
@@ -115,7 +116,7 @@ def read(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
     return network.eval(), cuts
 
 
-def read_folder(folder: str | Path) -> tuple[dict[str, hf_stitch.Adapter], tuple[str, ...]]:
+def read_folder(folder: str | Path) -> tuple[dict[str, Adapter], tuple[str, ...]]:
     """Load all trained networks of a folder, which have one architecture."""
     found, cuts = {}, tuple[str, ...]()
     for path in sorted(Path(folder).glob("*.safetensors")):
@@ -131,6 +132,6 @@ def normalised(pixels: Tensor) -> Tensor:
     return (pixels / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
-def adapted(network: nn.Module, processor: Callable[[Image.Image], Tensor] | None = None) -> hf_stitch.Adapter:
+def adapted(network: nn.Module, processor: Callable[[Image.Image], Tensor] | None = None) -> Adapter:
     """Load a trained network as an adapter. Without a processor it takes normalised tensors."""
     return hf_stitch.load(network.eval(), example_inputs=torch.randn(2, 3, 32, 32), processor=processor)

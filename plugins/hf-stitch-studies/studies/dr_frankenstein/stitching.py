@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import torch
 from accelerate import Accelerator
 
-import hf_stitch
+from hf_stitch import Adapter, Samples, StitchedModel, registries
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Matcher
 from hf_stitch.pairs import CollectedPair, Pair
-from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
@@ -20,9 +19,8 @@ BATCH = 500
 
 
 def direct(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, matchers: Sequence[str | Matcher],
-    train: hf_stitch.Samples,
-) -> list[hf_stitch.StitchedModel]:  # fmt: skip
+    source: Adapter, target: Adapter, layer: str, matchers: Sequence[str | Matcher], train: Samples
+) -> list[StitchedModel]:
     """Stitch two networks at a layer with each of several closed-form matchers, in one pass over the images."""
     collected = CollectedPair(Pair(source, target).at([(layer, layer)]), PairedSamples.of(train), Run(BATCH))
     stitches = [registries.matchers.build(matcher).match(collected).only for matcher in matchers]
@@ -30,7 +28,7 @@ def direct(
 
 
 def trained(
-    matcher: TaskLoss, starts: Sequence[hf_stitch.StitchedModel], target: hf_stitch.Adapter, train: hf_stitch.Samples
+    matcher: TaskLoss, starts: Sequence[StitchedModel], target: Adapter, train: Samples
 ) -> list[StitchingLayer]:
     """Train all stitching layers at once from their initial maps, in bfloat16 with float32 weights."""
     precision = "no" if matcher.objective.metrics else "bf16"  # metrics as penalties need full precision

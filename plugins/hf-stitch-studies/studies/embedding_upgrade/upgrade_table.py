@@ -22,10 +22,9 @@ from study import ranged
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch import metrics, registries
+from hf_stitch import Moments, metrics, registries
 from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.base import ClosedFormMatcher, RowsMatcher
-from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
 
 NAME = "embedding_upgrade"
@@ -37,9 +36,7 @@ PAIRS = (
 )  # fmt: skip
 """Old encoder, new encoder."""
 LEAD = ("hidden_3", "final")
-WITH_TRAINED = (
-    LEAD, ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"), ("final", "tuned_40"),
-)  # fmt: skip
+WITH_TRAINED = (LEAD, ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"), ("final", "tuned_40"))
 """Pairs for which maps are trained by gradient descent, too."""
 EPOCHS = 20
 NEIGHBOURS: dict[str, Any] = {"temperature": 0.05, "rate": 0.003, "epochs": 30}

@@ -29,7 +29,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 
 import hf_stitch
-from hf_stitch import Moments
+from hf_stitch import Moments, Samples
 from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
 from hf_stitch.matchers import NoAlignmentError
@@ -71,7 +71,7 @@ def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]
     """
 
     @cache
-    def pictures() -> hf_stitch.Samples:
+    def pictures() -> Samples:
         return images.samples("cifar10", "test", count, arguments.data_dir)
 
     @cache

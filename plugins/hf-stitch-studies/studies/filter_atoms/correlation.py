@@ -92,9 +92,6 @@ def main() -> None:
     leave(NAME, record, page, arguments.out, pictures(record))
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
-
-
 def compared(arm: Arm, number: int, data: Cifar100, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train the networks of one start, and compare all pairs: ``similarities`` -> matrices, and what the page needs."""
     draw = task_networks.overlapping_tasks if arm.overlapping else task_networks.disjoint_tasks
@@ -188,9 +185,6 @@ def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
         axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return {NAME: figure}
-
-
-# -- page --------------------------------------------------------------------------------------------------------------
 
 
 LINEAR_IN_CKA, LINEAR_IN_CCA, LINEAR_IN_GRASSMANN, RIVALRY = study.stated(__file__)

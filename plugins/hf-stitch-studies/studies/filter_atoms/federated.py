@@ -41,8 +41,6 @@ KINDS = {"subtask": "same subtask", "digits": "digits"}
 MEANS = {"subtask": "same subtask", "not subtask": "other subtask", "digits": "two with digits",
          "not digits": "digits and CIFAR-100"}  # fmt: skip
 
-# -- sizes -------------------------------------------------------------------------------------------------------------
-
 
 def local(epochs: int) -> Recipe:
     """Return the paper's local training: SGD with momentum .9 and learning rate .01, here with batches of 10."""
@@ -54,13 +52,11 @@ SIZES: dict[str, Any] = {
     "shown": (1, 4, 8, 16), "public": (8_000, 4), "probes": 500,
 }  # fmt: skip
 """Multiplier of the channels of AlexNet; subtasks of CIFAR-100, of 5 classes each, clients of each, and with coloured
-digits; their images; rounds in which atoms are trained, of one epoch each, with random coefficients and with the others,
+digits; their images; rounds in which atoms are trained, of one epoch each, with random coefficients and with others,
 and after which similarities are read; images of CIFAR-10 for public pretraining, and its epochs; probes."""
 SUBTASKS, DIGIT_CLIENTS, RESAMPLES = SIZES["subtasks"], SIZES["digits"], 300
 PLAN = Plan(10, 0.1, local(4))
 """FedAvg of the global network."""
-
-# -- clients -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +110,6 @@ def coloured(pixels: Tensor, random: torch.Generator) -> Tensor:
     return (share * ink + (1 - share) * ground).to(torch.uint8)
 
 
-# -- networks ----------------------------------------------------------------------------------------------------------
-
-
 def initial() -> nn.Module:
     return networks.seeded(lambda: alexnet(CLASSES + DIGITS, SIZES["width"]), 0)
 
@@ -143,9 +136,6 @@ def start(arm: str, clients: Sequence[Client], arguments: argparse.Namespace) ->
         made.load_state_dict(shared)
     atomize(made)
     return made
-
-
-# -- figures -----------------------------------------------------------------------------------------------------------
 
 
 def auroc(pairs: Pairs) -> float:
@@ -280,8 +270,6 @@ def picture(matrices: Mapping[str, Mapping[int, Array]]) -> Figure:
     return figure
 
 
-# -- claims ------------------------------------------------------------------------------------------------------------
-
 OF_DIGITS, OF_SUBTASK, THROUGH, SOURCES, CHEAP, MILLIONS, MEMORY, MORE = study.stated(__file__)
 
 
@@ -321,9 +309,6 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         ours = f"times S_Atom's {spent}: " + ", ".join(f"{SIMILARITIES[k]} {ratio:.1e}" for k, ratio in ratios.items())
         rows.append(claim.row(ours, n, [ratio > bound if known else None for ratio in ratios.values()], count))
     return [*rows, MEMORY.untested("a GPU"), MORE.untested("the costs of several numbers of networks")]
-
-
-# -- page --------------------------------------------------------------------------------------------------------------
 
 
 def page(record: dict[str, Any]) -> str:

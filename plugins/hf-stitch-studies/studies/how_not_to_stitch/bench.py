@@ -20,7 +20,7 @@ from hf_stitch_studies.benching.correlation import RELIABILITY
 from how_not_to_stitch.experiment import PUBLISHED, cifar, filled, parser
 from rich.console import Console
 
-import hf_stitch
+from hf_stitch import Adapter, Samples
 
 METRICS = (
     "linear_cka:debiased=True", "pwcca:directions=all", "procrustes", "svcca", "cca:ridge=0.01", "rsa", "mutual_knn",
@@ -47,9 +47,7 @@ def main() -> None:
     study.leave("bench", record, page, arguments.out)
 
 
-def measured(
-    loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples
-) -> Bench:
+def measured(loaded: dict[str, Adapter], layers: Sequence[str], train: Samples, test: Samples) -> Bench:
     return bench(
         loaded, train, test_data=test, layers=layers, sensitivity_layers=layers[-int(LAST * len(layers)) :],
         pooling="cls" if tuple(layers) == networks.VIT_CUTS else "mean", metrics=METRICS, matchers=MATCHERS,

@@ -16,6 +16,7 @@ from hf_stitch_studies import Energy
 from how_not_to_stitch.experiment import NAMES, cifar, filled, parser
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis.detection.result import FAR, MIN_AUROC, OWN
 
 DETECTORS = ("mahalanobis", "knn", "likelihood_ratio", "classifier")
@@ -59,16 +60,15 @@ def main() -> None:
     study.leave("detector_gate", record, page, arguments.out)
 
 
-def superposed(data_dir: Any) -> hf_stitch.Samples:
+def superposed(data_dir: Any) -> Samples:
     """Return images with the deviation of another image from the mean image on top, which were not fitted to."""
     pixels = networks.normalised(images.read("cifar10", "train", 2 * TRAIN, data_dir)[0][TRAIN:])
-    return hf_stitch.Samples.of(pixels + pixels.roll(1, 0) - pixels.mean(0))
+    return Samples.of(pixels + pixels.roll(1, 0) - pixels.mean(0))
 
 
 def tried(
-    a: hf_stitch.Adapter, b: hf_stitch.Adapter, data: tuple[hf_stitch.Samples, ...], detector: Any, outliers: Any,
-    source: str, layers: list[str],
-) -> dict[str, dict[str, Any]]:  # fmt: skip
+    a: Adapter, b: Adapter, data: tuple[Samples, ...], detector: Any, outliers: Any, source: str, layers: list[str]
+) -> dict[str, dict[str, Any]]:
     """Return layer -> AUROCs with intervals on noise, far and training images, and why the detector fails."""
     train, test, far = data
     grid = hf_stitch.stitch_grid(

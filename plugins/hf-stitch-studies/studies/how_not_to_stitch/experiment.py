@@ -10,7 +10,7 @@ from typing import Any
 import study
 from dr_frankenstein import images
 
-import hf_stitch
+from hf_stitch import Samples
 
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text())
 """Figures of the paper's tables."""
@@ -28,7 +28,7 @@ def parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
     return made
 
 
-def cifar(arguments: argparse.Namespace, train: int, test: int) -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
+def cifar(arguments: argparse.Namespace, train: int, test: int) -> tuple[Samples, Samples]:
     read = partial(images.samples, "cifar10", data_dir=arguments.data_dir)
     return read("train", count=train), read("test", count=test)
 

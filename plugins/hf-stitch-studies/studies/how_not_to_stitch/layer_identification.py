@@ -17,6 +17,7 @@ from how_not_to_stitch.experiment import NAMES, POORLY, between, pairs_of, parse
 from timm.models.vision_transformer import VisionTransformer
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis import Activations, Identification, NetworkAtlas, Score, identify_layers
 
 METRICS = {
@@ -43,9 +44,7 @@ def main() -> None:
     study.leave("layer_identification", record, page, arguments.out)
 
 
-def measured(
-    loaded: dict[str, hf_stitch.Adapter], layers: tuple[str, ...], samples: hf_stitch.Samples
-) -> dict[str, Any]:
+def measured(loaded: dict[str, Adapter], layers: tuple[str, ...], samples: Samples) -> dict[str, Any]:
     """Identify the layers of all pairs of networks of one architecture."""
     metrics, options = list(METRICS.values()), {"layers": layers, "batch_size": 200}
     trained = hf_stitch.compare_all(loaded, samples, metrics=metrics, resamples=RESAMPLES, **options)
@@ -80,7 +79,7 @@ def measured(
     }  # fmt: skip
 
 
-def untrained(loaded: dict[str, hf_stitch.Adapter]) -> dict[str, hf_stitch.Adapter]:
+def untrained(loaded: dict[str, Adapter]) -> dict[str, Adapter]:
     """Create networks of the same architecture with initial weights, another seed for each."""
     found = {}
     for seed, (name, adapter) in enumerate(loaded.items()):
@@ -90,7 +89,7 @@ def untrained(loaded: dict[str, hf_stitch.Adapter]) -> dict[str, hf_stitch.Adapt
     return found
 
 
-def noise(loaded: dict[str, hf_stitch.Adapter], widths: dict[str, int], count: int) -> dict[str, Activations]:
+def noise(loaded: dict[str, Adapter], widths: dict[str, int], count: int) -> dict[str, Activations]:
     """Draw independent normal activations of the same widths for each network."""
     generator = torch.Generator().manual_seed(0)
     return {
@@ -101,9 +100,7 @@ def noise(loaded: dict[str, hf_stitch.Adapter], widths: dict[str, int], count: i
     }
 
 
-def mixed(
-    trained: NetworkAtlas, loaded: dict[str, hf_stitch.Adapter], grids: dict[str, Any], samples: hf_stitch.Samples
-) -> dict[str, Any]:
+def mixed(trained: NetworkAtlas, loaded: dict[str, Adapter], grids: dict[str, Any], samples: Samples) -> dict[str, Any]:
     """Identify layers on the rows of the paper's code: positions if two layers have equal grids, means otherwise."""
     metrics, layers, found = [METRICS[title] for title in MIXED], list(grids), {}
     atlas = hf_stitch.compare_all(loaded, samples, layers=layers, metrics=metrics, rows="positions", batch_size=200)

@@ -137,9 +137,6 @@ def read_array(values: Sequence[Any]) -> Array:
     return np.array(values, object).astype(float)
 
 
-# -- claims ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Chosen:
     """The stitches that a claim on strangeness is about."""
@@ -271,16 +268,12 @@ def _separated(runs: _Runs) -> dict[str, str]:
     return SEPARATION.row(ours, runs.counted(False, True), parts, len(runs.between))
 
 
-# -- page --------------------------------------------------------------------------------------------------------------
-
 SECTION, HISTOGRAMS = (study.text(__file__, part) + "\n" for part in ("section", "histograms"))
 
 
 def page(record: Mapping[str, Any]) -> str:
     sections = "".join(_section(name, found) for name, found in record.items())
-    return filled(
-        __file__, claims(record), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN, sections=sections
-    )  # fmt: skip
+    return filled(__file__, claims(record), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN, sections=sections)
 
 
 def _section(name: str, found: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis import Audit
 from hf_stitch.analysis.detection.result import FAR
 from hf_stitch.training import TaskLoss
@@ -79,9 +80,7 @@ def main() -> None:
     study.leave("text_audit", record, page, arguments.out)
 
 
-def encoder(
-    seed: int, tokenizer: PreTrainedTokenizerFast, questions: hf_stitch.Samples, *, trained: bool = True
-) -> hf_stitch.Adapter:
+def encoder(seed: int, tokenizer: PreTrainedTokenizerFast, questions: Samples, *, trained: bool = True) -> Adapter:
     """Make a BERT from its config, and train it on the classes of the questions. Without training: its twin."""
     torch.manual_seed(seed)
     names = questions.label_names or ()
@@ -108,9 +107,7 @@ def encoder(
     return hf_stitch.load(model, processor=copy.deepcopy(tokenizer))
 
 
-def accuracies(
-    encoders: Mapping[str, hf_stitch.Adapter], questions: hf_stitch.Samples, test: hf_stitch.Samples
-) -> dict[str, float]:
+def accuracies(encoders: Mapping[str, Adapter], questions: Samples, test: Samples) -> dict[str, float]:
     """Return the accuracy of encoders, of chance, and of the most frequent class of the training questions."""
     labels = np.array(test.labels)
     found = {}
@@ -124,9 +121,8 @@ def accuracies(
 
 
 def audited(
-    sources: Mapping[str, hf_stitch.Adapter], target: hf_stitch.Adapter, known: hf_stitch.Samples,
-    test: hf_stitch.Samples, far: hf_stitch.Samples,
-) -> list[dict[str, Any]]:  # fmt: skip
+    sources: Mapping[str, Adapter], target: Adapter, known: Samples, test: Samples, far: Samples
+) -> list[dict[str, Any]]:
     """Stitch all layers of the sources into all layers of the target, and audit all stitches in one pass."""
     labels = {name: name for name in DIRECT} | {name: matcher.label for name, matcher in TASK_LOSS.items()}
     places, models = [], []

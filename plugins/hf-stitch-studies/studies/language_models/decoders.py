@@ -31,6 +31,7 @@ from transformers import (
 )
 
 import hf_stitch
+from hf_stitch import Adapter
 
 START, PAD = "<s>", "<pad>"
 SOURCES = ("anarchism", "foldoc", "fortunes", "handbook", "jargon", "reference")
@@ -97,7 +98,7 @@ def batches(sequences: torch.Tensor, size: int, seed: int) -> Iterator[torch.Ten
         yield sequences[order[start : start + size]]
 
 
-def load(folder: Path, name: str) -> hf_stitch.Adapter:
+def load(folder: Path, name: str) -> Adapter:
     network = AutoModelForCausalLM.from_pretrained(folder / name).eval()
     return hf_stitch.load(network, processor=AutoTokenizer.from_pretrained(folder / name))
 

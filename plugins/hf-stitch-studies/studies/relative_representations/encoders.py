@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.representation import Pooling
 
 
@@ -24,12 +24,12 @@ class Encoder:
     """A frozen network that encodes a sample as one vector: its output, or what it has at a cut, pooled."""
 
     name: str
-    adapter: hf_stitch.Adapter
+    adapter: Adapter
     layer: str | None
     pooling: Pooling = "mean"
 
     @torch.no_grad()
-    def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
+    def vectors(self, samples: Samples, cache: Path) -> Tensor:
         """Encode samples as ``(n, width)`` float32, or read them from the cache."""
         made_by = self.adapter.pinned.weights_hash, self.layer, self.pooling, samples.fingerprint
         path = cache / "vectors" / f"{digest(*made_by)}.safetensors"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-import hf_stitch
+from hf_stitch import Samples
 
 FINAL = "final"
 """The pooled features before the classifier."""
@@ -36,7 +36,7 @@ class Published(Encoder):
     cut: str = FINAL  # whose vectors are wanted
 
     @torch.no_grad()
-    def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
+    def vectors(self, samples: Samples, cache: Path) -> Tensor:
         """Encode samples as ``(n, width)`` float32, or read them from the cache."""
         assert self.cuts is not None
         weights = self.adapter.pinned.weights_hash
@@ -63,7 +63,7 @@ class Published(Encoder):
 
 
 @remembered
-def _squares(samples: hf_stitch.Samples) -> Tensor:
+def _squares(samples: Samples) -> Tensor:
     return images.squares(samples)
 
 

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import hf_stitch
+from hf_stitch import Adapter
 
 SHAPE = {
     "hidden_size": 128, "embedding_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -77,7 +78,7 @@ def local(recipe: Recipe, corpus: Sequence[str], cache: Path) -> Encoder:
     return _encoder(recipe.family, hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(folder)))
 
 
-def _encoder(name: str, adapter: hf_stitch.Adapter) -> Encoder:
+def _encoder(name: str, adapter: Adapter) -> Encoder:
     return Encoder(name, adapter, adapter.layers[-1], "mean")
 
 

@@ -28,13 +28,12 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn import functional
 
-import hf_stitch
+from hf_stitch import Moments, Samples
 from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.matchers.alignment import InverseRelative, Procrustes
 from hf_stitch.matchers.regression import Ridge
 from hf_stitch.metrics import relative_cosine
 from hf_stitch.relative import nearest
-from hf_stitch.statistics import Moments
 
 POOL, SHARD, TEST = 1_500, 1_946, 2_000
 """Parallel sentences that reach no encoder in fitting, among which the anchors are; sentences that the encoder of a
@@ -393,7 +392,7 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     minilm = text_encoders.installed()
 
     def encoded(sentences: Sequence[str]) -> Tensor:
-        return minilm.vectors(hf_stitch.Samples.of(list(sentences)), cache)
+        return minilm.vectors(Samples.of(list(sentences)), cache)
 
     raw, raw_test = read("train", data_dir), {name: some[:TEST] for name, some in read("test", data_dir).items()}
     train, test = ({name: list(map(plain, some)) for name, some in part.items()} for part in (raw, raw_test))

@@ -23,9 +23,8 @@ from relative_representations.word_training import WORDS, parts_of, trained, wri
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_stitch import metrics, registries
+from hf_stitch import Moments, metrics, registries
 from hf_stitch.relative import RelativeProjection, select_anchors
-from hf_stitch.statistics import Moments
 
 NAME = "word_vectors"
 ABSOLUTE, RELATIVE, CENTRED, SHUFFLED = "absolute", "relative", "relative, centred", "relative, shuffled anchors"
@@ -33,9 +32,7 @@ WITH_CSLS = (RELATIVE, "procrustes")
 """Methods whose words are also ranked by CSLS."""
 PANELS = (ABSOLUTE, RELATIVE, CENTRED)
 """Methods of the figure."""
-MAPS = (
-    "lstsq", "ridge", "lasso", "low_rank", "recoloured", "procrustes", "inverse_relative", "permutation", "random",
-)  # fmt: skip
+MAPS = ("lstsq", "ridge", "lasso", "low_rank", "recoloured", "procrustes", "inverse_relative", "permutation", "random")
 """Closed-form matchers, without the identity, which is the absolute row."""
 LASSO = 0.05
 """Penalty of the lasso, as a share of the least one that makes all weights 0."""
@@ -73,9 +70,6 @@ OF_LANGUAGES: dict[str, Any] = {"vector_size": 50, "epochs": 20, "min_count": 3,
 """Training of word vectors, on many texts and on parallel sentences."""
 WORDS_OF_BOTH, ANCHORS, SEEDS, QUERIES = 20_000, 300, 10, 2_000
 """Words that both sides share, the most frequent ones; anchors; draws of them; words that are searched in each draw."""
-
-
-# -- two spaces --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -197,9 +191,6 @@ def plane(sides: tuple[WordVectors, WordVectors], words: list[str]) -> dict[str,
     return found
 
 
-# -- two languages -----------------------------------------------------------------------------------------------------
-
-
 def derived(pairs: Sequence[tuple[list[str], list[str]]], least: int) -> list[tuple[str, str]]:
     """Derive a dictionary from parallel sentences: words that are each other's best match by the Dice coefficient.
 
@@ -244,9 +235,6 @@ def languages(data_dir: str, cache: Path) -> dict[str, Any]:
         "sentences": len(table), "vocabularies": [len(side) for side in sides], "fitted": len(fitted),
         "held_out": len(held_out), "examples": dictionary[:40:4], "rows": rows,
     }  # fmt: skip
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 class Scores:

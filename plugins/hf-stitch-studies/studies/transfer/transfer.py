@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 import hf_stitch
-from hf_stitch import Moments
+from hf_stitch import Adapter, Moments
 from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
 from hf_stitch.matchers.regression import Ridge
@@ -41,7 +41,7 @@ COUNT, STEPS = 10_000, 300
 """Texts, at most, and steps of training."""
 
 
-def load(folder: Path, name: str) -> hf_stitch.Adapter:
+def load(folder: Path, name: str) -> Adapter:
     if name != "MiniLM":
         return decoders.load(folder, name)
     place = study.minilm()
@@ -136,7 +136,7 @@ def trained(autoencoder: SparseAutoencoder, rows: Tensor, held_out: Tensor, seed
         return curve, float((autoencoder.encode(held_out) > 0).sum(1).double().mean())
 
 
-def autoencoders(adapter: hf_stitch.Adapter, texts: list[str]) -> list[dict[str, Any]]:
+def autoencoders(adapter: Adapter, texts: list[str]) -> list[dict[str, Any]]:
     """Train from scratch, from the carried one, from a random map, and from the same weights."""
     kept = extract_activations(adapter, texts, layers=[FROM, TO], pooling="none")
     assert kept.mask is not None  # texts are padded
