@@ -380,6 +380,12 @@ def percentiles(drawn: Sequence[float] | NDArray[np.float64]) -> list[float]:
     return [float(drawn[0]), *map(float, np.quantile(drawn[1:], [0.025, 0.975]))]
 
 
+def bootstrapped(values: NDArray[np.float64]) -> list[float]:
+    """Return the mean of samples with its 95% bootstrap interval."""
+    draws = np.random.default_rng(0).integers(len(values), size=(1000, len(values)))
+    return percentiles(np.concatenate([[values.mean()], values[draws].mean(1)]))
+
+
 def span(values: Iterable[float], form: str = ".3f") -> str:
     """Return the smallest and the largest value as text; ``none`` without any."""
     found = list(values)

@@ -60,6 +60,7 @@ TRAIN, TEST, STEPS, BATCH, ROWS = (4000, 320), (2000, 100), (200, 40), (64, 16),
 their samples; samples whose rows the MLP is fitted to before it is trained."""
 VIT_IMAGES, VIT_EPOCHS = 50_000, 4
 RANK, HIDDEN = 8, 128
+FIGURES = ("relative_accuracy", "bits_per_character")
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,8 @@ class Pair:
         return self.name == "decoders"
 
     @property
-    def matcher(self) -> TaskLoss:
-        """The training."""
-        steps, batch = STEPS[self.is_language], BATCH[self.is_language]
-        return TaskLoss(max_steps=steps, batch_size=batch, schedule="cosine")
-
-    @property
-    def figure(self) -> str:
-        return "bits_per_character" if self.is_language else "relative_accuracy"
-
-    @property
     def task(self) -> str:
-        return "text-generation" if self.is_language else "image-classification"
+        return ("image-classification", "text-generation")[self.is_language]
 
 
 def of_images(name: str, arguments: argparse.Namespace) -> Pair:
@@ -138,6 +129,8 @@ def starts(pair: Pair) -> dict[str, Matcher]:
 def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[str, Any]:
     """Fit, train, score and audit all stitches at one cut."""
     specs = pair.source.spec(cut[0]), pair.target.spec(cut[1])
+    steps, batch = STEPS[pair.is_language], BATCH[pair.is_language]
+    matcher = TaskLoss(max_steps=steps, batch_size=batch, schedule="cosine")
     found: dict[str, Any] = {"parameters": {}, "seconds": {}}
     drawn: dict[str, Any] = {}
     models = {}
@@ -162,11 +155,11 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
 
         layers[CLOSED] = Ridge().match(CollectedParts(*specs, "none", statistics)).only
         for name, start in starts(pair).items():
-            trained(name, start, pair.matcher)
+            trained(name, start, matcher)
         if front == "trained":
-            half = (pair.matcher.max_steps or 0) // 2
-            first = replace(pair.matcher, max_steps=half, feature_steps=half)
-            fast = replace(pair.matcher, lr=1e-2)  # short training converges from a random start with larger steps only
+            half = STEPS[pair.is_language] // 2
+            first = replace(matcher, max_steps=half, feature_steps=half)
+            fast = replace(matcher, lr=1e-2)  # short training converges from a random start with larger steps only
             trained(FEATURES[0], Ridge(), first)
             trained(FEATURES[1], Random(), fast)
             trained(FEATURES[2], Random(), replace(first, lr=fast.lr))
@@ -175,7 +168,8 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
         scoring = Scoring(pair.target, {"": halves}, list(halves.predictors(layers)), task)
         scored = scoring.run(PairedSamples.of(pair.test), Run(progress=False)).answers[""]
         drawn[front] = {
-            name: rows[pair.figure] for name, rows in task.drawn(scored, resamples=RESAMPLES, seed=0).items()
+            name: rows[FIGURES[pair.is_language]]
+            for name, rows in task.drawn(scored, resamples=RESAMPLES, seed=0).items()
         }
         if front == "trained":
             models = {
@@ -214,7 +208,7 @@ def run(pair: Pair) -> dict[str, Any]:
     trained, blank = (
         CollectedPair(Networks(source, pair.target).at(pair.cuts), samples, how) for source in (pair.source, pair.blank)
     )
-    record: dict[str, Any] = {"figure": pair.figure, "cuts": {}}
+    record: dict[str, Any] = {"figure": FIGURES[pair.is_language], "cuts": {}}
     for cut in pair.cuts:
         print(f"{pair.name} {' → '.join(cut)}", flush=True)
         record["cuts"][" → ".join(dict.fromkeys(cut))] = measure(pair, cut, trained.moments(cut), blank.moments(cut))

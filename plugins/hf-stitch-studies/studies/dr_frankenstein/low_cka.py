@@ -18,10 +18,7 @@ from dr_frankenstein.experiment import CUTS, SHORT, TITLES, Networks, Sizes, sco
 from hf_stitch_studies import TrajectoryRecorder, score_curves
 
 from hf_stitch import Adapter, Samples, StitchedModel, registries
-from hf_stitch.data import PairedSamples
 from hf_stitch.metrics import linear_cka
-from hf_stitch.pairs import CollectedPair, Pair
-from hf_stitch.running import Run
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 
 SIZES = Sizes(3_000, 2_000, 5, batch=64, **SHORT)
@@ -102,9 +99,8 @@ def between_networks(
     """
     found: dict[str, dict[str, list[float]]] = {rows: {layer: [] for layer in layers} for rows in (POSITIONS, IMAGES)}
     for source, target in ((networks[a], networks[b]) for a, b in pairs):
-        places = Pair(source, target).at([(layer, layer) for layer in layers])
-        collected = CollectedPair(places, PairedSamples.of(train), Run(stitching.BATCH))
-        maps = registries.matchers.build("lstsq").match(collected).layers
+        found_of = stitching.collected(source, target, [(layer, layer) for layer in layers], train)
+        maps = registries.matchers.build("lstsq").match(found_of).layers
         sides: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {layer: [] for layer in layers}
         for batch in probe.batches(stitching.BATCH):
             a, b = (side.encode(side.preprocess(batch.samples), list(layers)) for side in (source, target))

@@ -22,9 +22,6 @@ import hf_stitch
 from hf_stitch import Adapter, Samples, registries
 from hf_stitch.analysis.evaluation import Score
 from hf_stitch.artefacts.joining import join
-from hf_stitch.data import PairedSamples
-from hf_stitch.pairs import CollectedPair, Pair
-from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 
 SIZES = Sizes(2_000, 2_500)
@@ -80,29 +77,20 @@ def chains(networks: Sequence[Adapter], train: Samples) -> Iterator[tuple[str, s
 def _fitted(methods: Iterable[str], *pair: Any) -> dict[str, StitchingLayer]:
     """Return the stitches between two networks at two cuts, fitted to images, by method."""
     source, target, cuts, train = pair
-    collected = CollectedPair(
-        Pair(source, target).at([cuts]), PairedSamples.of(train), Run(stitching.BATCH, progress=False)
-    )
-    return {method: registries.matchers.build(MATCHERS[method]).match(collected).only for method in methods}
-
-
-@torch.no_grad()
-def logits(network: Adapter, test: Samples) -> Tensor:
-    """Compute the logits of a network or of a chain on the test images."""
-    found = (network.forward(network.preprocess(batch.samples)) for batch in test.batches(stitching.BATCH))
-    return torch.cat([getattr(each, "logits", each) for each in found])
+    found = stitching.collected(source, target, [cuts], train)
+    return {method: registries.matchers.build(MATCHERS[method]).match(found).only for method in methods}
 
 
 def measured(
     networks: dict[str, Adapter], orders: Sequence[Sequence[str]], train: Samples, test: Samples
 ) -> dict[str, dict[str, Score]]:
     """Return layers of the stitches -> method -> accuracy over that of the last network, as the mean over orders."""
-    whole = {name: logits(network, test) for name, network in networks.items()}
+    whole = {name: stitching.logits(network, test) for name, network in networks.items()}
     found: dict[str, dict[str, list[Tensor]]] = {}
     for number, order in enumerate(orders):
         print(f"order {number + 1} of {len(orders)}: {' → '.join(order)}", flush=True)
         for layers, method, chain in chains([networks[name] for name in order], train):
-            found.setdefault(layers, {}).setdefault(method, []).append(logits(chain.network, test))
+            found.setdefault(layers, {}).setdefault(method, []).append(stitching.logits(chain.network, test))
     scores = {}
     for begin, end in PARTS:
         layers = "+".join(LAYERS[begin:end])

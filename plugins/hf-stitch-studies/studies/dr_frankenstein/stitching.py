@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from hf_stitch import Adapter, Samples, StitchedModel, registries
 from hf_stitch.artefacts.joining import join
@@ -18,12 +19,26 @@ BATCH = 500
 """Images of a forward."""
 
 
+def collected(
+    source: Adapter, target: Adapter, cuts: Sequence[tuple[str, str]], train: Samples
+) -> CollectedPair:  # fmt: skip
+    """Collect what closed forms need of two networks at pairs of cuts, in one pass over the images."""
+    return CollectedPair(Pair(source, target).at(cuts), PairedSamples.of(train), Run(BATCH))
+
+
+@torch.no_grad()
+def logits(network: Adapter, test: Samples) -> Tensor:
+    """Compute the logits of a network on samples."""
+    found = (network.forward(network.preprocess(batch.samples)) for batch in test.batches(BATCH))
+    return torch.cat([getattr(each, "logits", each) for each in found])
+
+
 def direct(
     source: Adapter, target: Adapter, layer: str, matchers: Sequence[str | Matcher], train: Samples
 ) -> list[StitchedModel]:
-    """Stitch two networks at a layer with each of several closed-form matchers, in one pass over the images."""
-    collected = CollectedPair(Pair(source, target).at([(layer, layer)]), PairedSamples.of(train), Run(BATCH))
-    stitches = [registries.matchers.build(matcher).match(collected).only for matcher in matchers]
+    """Stitch two networks at a layer with each of several closed-form matchers."""
+    found = collected(source, target, [(layer, layer)], train)
+    stitches = [registries.matchers.build(matcher).match(found).only for matcher in matchers]
     return [join(source, layer, stitch, target, layer, task=target.task) for stitch in stitches]
 
 

@@ -33,11 +33,6 @@ def _stacked(states: Sequence[State], read: Callable[[State, str], Tensor]) -> d
     return {layer: torch.stack([read(state, layer).flatten() for state in states]) for layer in layers}
 
 
-def moved(stacked: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the difference from the start: layer -> ``(networks, parameters)``."""
-    return {layer: values - start[layer] for layer, values in stacked.items()}
-
-
 def cosines(stacked: Mapping[str, Tensor]) -> Tensor:
     """Return the cosines of all pairs, averaged over layers: ``(networks, networks)``. With atoms, this is S_Atom."""
     units = [functional.normalize(values.double(), dim=1) for values in stacked.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from filter_atoms.pairwise import Pairs, bootstrap, shown, upper
 from hf_stitch_filter_atoms import atomize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from scipy.stats import rankdata
+from sklearn.metrics import roc_auc_score
 from study import table
 from torch import Tensor, nn
 
@@ -30,13 +31,8 @@ CHEAPER, PROBES = 1_000, 10_000
 MAIN = "random"
 ARMS = (MAIN, "public", "global", "evolving")
 """Where shared coefficients come from; the paper's figures have random ones."""
-SIMILARITIES = {
-    "atom": "S_Atom",
-    "atom moved": "S_Atom of the changes since round 0",
-    "weights": "cosine of the weights",
-    "cka": "CKA",
-    "cca": "CCA",
-}
+SIMILARITIES = {"atom": "S_Atom", "atom moved": "S_Atom of the changes since round 0",
+                "weights": "cosine of the weights", "cka": "CKA", "cca": "CCA"}  # fmt: skip
 KINDS = {"subtask": "same subtask", "digits": "digits"}
 MEANS = {"subtask": "same subtask", "not subtask": "other subtask", "digits": "two with digits",
          "not digits": "digits and CIFAR-100"}  # fmt: skip
@@ -142,11 +138,7 @@ def auroc(pairs: Pairs) -> float:
     """Return the AUROC of ``similarity`` for pairs ``inside`` a cluster against others that are ``counted``."""
     counted = pairs("counted") > 0
     inside = pairs("inside")[counted] > 0
-    hits = int(inside.sum())
-    if hits in (0, len(inside)):
-        return float("nan")
-    ranks = rankdata(pairs("similarity")[counted])
-    return float((ranks[inside].sum() - hits * (hits + 1) / 2) / (hits * (len(inside) - hits)))
+    return float(roc_auc_score(inside, pairs("similarity")[counted])) if 0 < inside.sum() < len(inside) else math.nan
 
 
 def clusters(groups: Array, digits: int) -> dict[str, dict[str, Array]]:
@@ -205,7 +197,7 @@ def related(
     """Train the atoms of all clients; return whether those of a cluster are similar, and S_Atom after rounds."""
     groups = np.array([client.group for client in clients], dtype=float)
     kinds = clusters(groups, SUBTASKS)
-    first = [snapshot(network)]
+    first = snapshot(network)
     matrices: dict[int, Array] = {}
 
     def read(number: int, shared: State, own: Sequence[State]) -> None:
@@ -219,7 +211,8 @@ def related(
     states = [{**shared, **each} for each in own]
     found, costs = ensembles.measured(network, states, probes)
     atoms = ensembles.atoms(states)
-    found["atom moved"] = ensembles.cosines(ensembles.moved(atoms, ensembles.atoms(first)))
+    start = ensembles.atoms([first])
+    found["atom moved"] = ensembles.cosines({layer: values - start[layer] for layer, values in atoms.items()})
     found["weights"] = ensembles.cosines(ensembles.filters(states))
     scores = {}
     for name in SIMILARITIES:

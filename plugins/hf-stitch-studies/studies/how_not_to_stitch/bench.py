@@ -144,7 +144,8 @@ def _inconsistent(architectures: Mapping[str, Any], n: str, count: int) -> dict[
 def _baselines(test: str, asked: study.Claim, scores: Mapping[str, Any], n: str, count: int) -> dict[str, str]:
     found = beaten(scores, count)
     winners = [name for name, won in found.items() if won]
-    best = max(found, key=lambda name: _finite(scores[name]["tau"]["value"]))
+    taus = {name: float(scores[name]["tau"]["value"]) for name in found}
+    best = max(found, key=lambda name: -2.0 if math.isnan(taus[name]) else taus[name])
     ours = (
         f"{len(winners)} of {len(found)} measures{''.join(f', {name}' for name in winners)}; best {best}, τ "
         f"{_score(scores[best]['tau'])}; "
@@ -167,10 +168,6 @@ def beaten(scores: Mapping[str, Any], count: int) -> dict[str, bool | None]:
         return False if True in losses or not differences else study.at_least(len(wins), wins)
 
     return {name: won(differences) for name, differences in known.items()}
-
-
-def _finite(value: Any) -> float:
-    return -2.0 if math.isnan(float(value)) else float(value)
 
 
 def _section(name: str, found: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
-from how_not_to_stitch.experiment import NAMES, cifar, filled, parser
+from how_not_to_stitch.experiment import NAMES, cifar, filled, kinds, parser
 
 import hf_stitch
 from hf_stitch import Adapter, Samples
@@ -38,9 +38,7 @@ def main() -> None:
         "superposed images": superposed(arguments.data_dir),
     }
     record: dict[str, Any] = {"preset": {"train": TRAIN, "test": TEST, "energy": ENERGY}, "families": {}}
-    for folder in arguments.networks:
-        loaded, layers = networks.read_folder(folder)
-        kind = type(next(iter(loaded.values())).model).__name__
+    for kind, loaded, layers in kinds(arguments):
         names, found = list(loaded), dict[str, Any]()
         for number in range(TARGETS):
             a, b = names[number], names[(number + 1) % len(names)]

@@ -13,7 +13,7 @@ import numpy as np
 import study
 import torch
 from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import NAMES, POORLY, between, pairs_of, parser
+from how_not_to_stitch.experiment import NAMES, POORLY, between, kinds, pairs_of, parser
 from timm.models.vision_transformer import VisionTransformer
 
 import hf_stitch
@@ -21,13 +21,9 @@ from hf_stitch import Adapter, Samples
 from hf_stitch.analysis import Activations, Identification, NetworkAtlas, Score, identify_layers
 
 METRICS = {
-    "linear CKA": "linear_cka",
-    "linear CKA, debiased": "linear_cka:debiased=True",
-    "Procrustes": "procrustes",
-    "PWCCA": "pwcca",
-    "PWCCA, all directions": "pwcca:directions=all",
-    "CCA": "cca",
-}
+    "linear CKA": "linear_cka", "linear CKA, debiased": "linear_cka:debiased=True", "Procrustes": "procrustes",
+    "PWCCA": "pwcca", "PWCCA, all directions": "pwcca:directions=all", "CCA": "cca",
+}  # fmt: skip
 MIXED = ("linear CKA", "Procrustes", "PWCCA", "PWCCA, all directions", "CCA")
 """Metrics on mixed rows: positions of one image are not independent, which debiased CKA assumes."""
 IMAGES, RESAMPLES = 2000, 20
@@ -38,9 +34,8 @@ def main() -> None:
     arguments = parser(__doc__).parse_args()
     samples = images.samples("cifar10", "test", IMAGES, arguments.data_dir)
     record: dict[str, Any] = {"preset": {"images": IMAGES, "resamples": RESAMPLES}, "families": {}}
-    for folder in arguments.networks:
-        loaded, layers = networks.read_folder(folder)
-        record["families"][type(next(iter(loaded.values())).model).__name__] = measured(loaded, layers, samples)
+    for kind, loaded, layers in kinds(arguments):
+        record["families"][kind] = measured(loaded, layers, samples)
     study.leave("layer_identification", record, page, arguments.out)
 
 

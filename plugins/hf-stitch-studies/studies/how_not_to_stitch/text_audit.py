@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import study
 import torch
+from dr_frankenstein.stitching import logits
 from relative_representations import text_encoders, texts
 from relative_representations.training import train
 from torch import Tensor
@@ -110,11 +111,8 @@ def encoder(seed: int, tokenizer: PreTrainedTokenizerFast, questions: Samples, *
 def accuracies(encoders: Mapping[str, Adapter], questions: Samples, test: Samples) -> dict[str, float]:
     """Return the accuracy of encoders, of chance, and of the most frequent class of the training questions."""
     labels = np.array(test.labels)
-    found = {}
-    for name, network in encoders.items():
-        with torch.no_grad():
-            parts = [network.forward(network.preprocess(batch.samples)).logits for batch in test.batches(100)]
-        found[name] = float((torch.cat(parts).argmax(1).numpy() == labels).mean())
+    answers = {name: logits(network, test).argmax(1).numpy() for name, network in encoders.items()}
+    found = {name: float((each == labels).mean()) for name, each in answers.items()}
     (frequent, _), *_ = collections.Counter(questions.labels or ()).most_common()
     found["most frequent class"] = float((labels == frequent).mean())
     return found | {"chance": 1 / len(questions.label_names or ())}

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import study
-from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, filled, pairs_of, parser
+from dr_frankenstein import images
+from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, filled, kinds, pairs_of, parser
 
 import hf_stitch
 from hf_stitch import Adapter, Samples
@@ -36,9 +36,7 @@ def main() -> None:
     arguments = parser(__doc__).parse_args()
     samples = images.samples("cifar10", "test", IMAGES, arguments.data_dir)
     record: dict[str, Any] = {"preset": {"images": IMAGES}, "families": {}}
-    for folder in arguments.networks:
-        loaded, layers = networks.read_folder(folder)
-        kind = type(next(iter(loaded.values())).model).__name__
+    for kind, loaded, layers in kinds(arguments):
         record["families"][kind] = measured(loaded, layers, samples)
     study.leave("which_rows", record, page, arguments.out)
 

@@ -21,7 +21,7 @@ from language_models import decoders
 from rich.progress import track
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from study import ranged, table
+from study import bootstrapped, ranged, table
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
@@ -61,12 +61,6 @@ def probe(x: Tensor, labels: np.ndarray[Any, Any]) -> LogisticRegression:
         return LogisticRegression(C=10.0 * x.shape[1] / scale, max_iter=300).fit(x.numpy(), labels)
 
 
-def interval(right: np.ndarray[Any, Any]) -> list[float]:
-    """Mean with a 95% interval (bootstrap over samples)."""
-    draws = np.random.default_rng(0).integers(0, len(right), (1000, len(right)))
-    return [float(right.mean()), *map(float, np.quantile(right[draws].mean(1), [0.025, 0.975]))]
-
-
 def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[str, Any]:
     """Accuracy of carried probes, and of probes trained with few labels."""
     found = {}
@@ -78,7 +72,7 @@ def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[s
             "rcond .01": transfer_probe(whole[a], stitch, rcond=0.01),
             "all labels there": whole[b],
         }
-        row: dict[str, Any] = {name: interval(each.predict(t[b].numpy()) == z) for name, each in scores.items()}
+        row: dict[str, Any] = {name: bootstrapped(each.predict(t[b].numpy()) == z) for name, each in scores.items()}
         for count in LABELS:
             drawn = []
             for seed in SEEDS:
@@ -87,7 +81,7 @@ def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[s
                 rest = [i for i in random.permutation(len(y)) if i not in first]
                 chosen = [*first, *rest][:count]
                 drawn.append(probe(x[b][chosen], y[chosen]).predict(t[b].numpy()) == z)
-            row[f"{count} labels"] = interval(np.mean(drawn, 0))
+            row[f"{count} labels"] = bootstrapped(np.mean(drawn, 0))
         row["chance"] = float(np.bincount(z).max() / len(z))
         found[f"{a} → {b}"] = row
     return found
@@ -111,7 +105,7 @@ def directions(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> di
             for name, several in steers.items():
                 after = [whole[b].predict_proba((rows + length * v / v.norm()).numpy())[:, place] for v in several]
                 rises[name].append(np.mean(after, 0) - before)
-        found[f"{a} → {b}"] = {name: interval(np.concatenate(values)) for name, values in rises.items()}
+        found[f"{a} → {b}"] = {name: bootstrapped(np.concatenate(values)) for name, values in rises.items()}
     return found
 
 
