@@ -219,6 +219,11 @@ class Claim:
         return {**row, "rule": self.rule}
 
 
+def listed(script: str) -> dict[str, Any]:
+    """Read what a script lists in the TOML file beside it."""
+    return tomllib.loads(Path(script).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
 def stated(script: str) -> tuple[Claim, ...]:
     """Read the claims of a script from ``rules.toml`` beside it, in their order; its first lines are for all."""
     read = tomllib.loads(Path(script).with_name("rules.toml").read_text(encoding="utf-8"))

@@ -260,16 +260,6 @@ def section(name: str, record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-VERDICT = {
-    (): "It becomes no default: on neither start the gain is above 0 for all pairs.",
-    ("random",): "It helps a random start on all pairs, and an affine start not on all. Training starts from an affine "
-    "map by default, so that the default stays without.",
-    ("affine",): "It helps an affine start on all pairs, and a random one not on all.",
-    ("affine", "random"): "It helps both starts on all pairs.",
-}
-"""Starts that final features first help on all pairs -> what follows."""
-
-
 def page(record: dict[str, Any]) -> str:
     pairs = record["pairs"]
     found = [(TITLES[name], cut, each) for name, pair in pairs.items() for cut, each in pair["cuts"].items()]
@@ -277,6 +267,7 @@ def page(record: dict[str, Any]) -> str:
     total = len(found) * len(KINDS[1:])
     out = {row: sum(each["audits"][row]["in_distribution"] is False for *_, each in found) for row in (CLOSED, *KINDS)}
     starts = {"affine": (AFFINE, FEATURES[0]), "random": FEATURES[1:]}
+    defaults = study.listed(__file__)["default"]
     helped = tuple(k for k in starts if all(pair[f"features of {k}"][1] > 0 for pair in pairs.values()))
 
     def scores(_: str, kind: str, pair: dict[str, Any], first: int) -> str:
@@ -292,7 +283,7 @@ def page(record: dict[str, Any]) -> str:
             "final features first": partial(scores, first=1),
             "difference, mean over depths": lambda _, kind, pair: ranged(pair[f"features of {kind}"], 3),
         }),
-        default=VERDICT[helped], machine=next(iter(pairs.values()))["machine"],
+        default=defaults[" and ".join(helped) or "none"], machine=next(iter(pairs.values()))["machine"],
         minutes=sum(each["seconds"] for each in pairs.values()) / 60,
     )  # fmt: skip
 

@@ -37,24 +37,7 @@ from hf_stitch.matchers.alignment import Procrustes
 
 CUTS = {"resnet20": ("layer3.0", "layer3.2"), "tiny10": ("bn6", "bn8")}
 SHARES = {"disjoint": "none has a partner", "shared": "all have a partner"}
-RELATED = {
-    "ResNet-20 0 → 1, layer3.0": ("resnet20 0 layer3.0", "resnet20 1 layer3.0"),
-    "ResNet-20 0 → 1, layer3.2": ("resnet20 0 layer3.2", "resnet20 1 layer3.2"),
-    "Tiny-10 0 → 1, bn6": ("tiny10 0 bn6", "tiny10 1 bn6"),
-    "Tiny-10 0 → 1, bn8": ("tiny10 0 bn8", "tiny10 1 bn8"),
-    "sentence encoders, narrow → wide": ("narrow", "wide"),
-    "sentence encoders, narrow → MiniLM": ("narrow", "MiniLM 5"),
-    "MiniLM, block 3 → 5": ("MiniLM 3", "MiniLM 5"),
-    "English → Spanish (TF-IDF)": ("en", "es"),
-}
-UNRELATED = {
-    "images and text": ("resnet20 0 layer3.2", "narrow"),
-    "images and MiniLM": ("tiny10 0 bn6", "MiniLM 5"),
-    "features shuffled one by one, images": ("resnet20 0 layer3.2", "shuffled resnet20 1 layer3.2"),
-    "features shuffled one by one, text": ("narrow", "shuffled wide"),
-    "independent Gaussians": ("Gaussian 0", "Gaussian 1"),
-    "ten tight clusters each, independent": ("clusters 0", "clusters 1"),
-}
+RELATED, UNRELATED = study.listed(__file__).values()
 SIZES = {"held": 1000, "pool": 1000, "unpaired": 2000, "starts": 5, "alone": 3000, "unsupervised": 10, "draws": 2}
 """Held-out rows, pairs, and rows without partners; starts; rows for maps without pairs, and how many of these maps are
 fitted: to most spaces, and of the others from shared rows."""

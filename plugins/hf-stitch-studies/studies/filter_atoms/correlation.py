@@ -66,15 +66,7 @@ class Arm:
 
 
 MAIN, SIX = "disjoint", "six"
-ARMS = {
-    MAIN: Arm("disjoint tasks, 9 atoms, statistics of BatchNorm follow the task", 3),
-    "overlapping": Arm("tasks drawn from 25 classes", 2, overlapping=True),
-    "frozen": Arm(
-        "statistics of BatchNorm stay those of the start; learning rate 0.01, as training diverges at the usual one", 1,
-        frozen=True, lr=0.01,
-    ),
-    SIX: Arm("6 atoms, so that S_Gras is defined", 1, atoms=6),
-}  # fmt: skip
+ARMS = {name: Arm(**fields) for name, fields in study.listed(__file__)["arms"].items()}
 RESAMPLES = 1000
 
 

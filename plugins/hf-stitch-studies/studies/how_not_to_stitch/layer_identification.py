@@ -7,7 +7,8 @@ grids, means otherwise.
 """
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import study
@@ -108,10 +109,10 @@ def mixed(trained: NetworkAtlas, loaded: dict[str, Adapter], grids: dict[str, An
     return found
 
 
-def summary(found: Identification) -> dict[str, Any]:
+def summary(found: Identification, along: Sequence[Literal["a", "b"]] = ("a", "b")) -> dict[str, Any]:
     """Return axis -> accuracy, numbers of hits, ties and misses, and the layer that is found most often."""
     axes: dict[str, Any] = {}
-    for axis in ("a", "b"):
+    for axis in along:
         verdicts = found.verdicts(axis)
         layer, share = found.favourite(axis)
         axes[axis] = {

@@ -268,6 +268,7 @@ def _separated(runs: _Runs) -> dict[str, str]:
     return SEPARATION.row(ours, runs.counted(False, True), parts, len(runs.between))
 
 
+OLD_NOISE = " " + study.text(__file__, "old_noise")
 SECTION, HISTOGRAMS = (study.text(__file__, part) + "\n" for part in ("section", "histograms"))
 
 
@@ -307,12 +308,6 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
              for kind in (("functional", "relative_accuracy"), ("structural", "structural_error"))],
         ),
     )  # fmt: skip
-
-
-OLD_NOISE = (
-    " Measured with noise drawn from a normal distribution for each position; noise is now made of the activations of "
-    "other samples, so that doses come out otherwise."
-)
 
 
 def _shares(pairs: Sequence[Mapping[str, Any]], trained: str, detector: str) -> list[str]:

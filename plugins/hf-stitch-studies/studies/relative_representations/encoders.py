@@ -21,11 +21,11 @@ def digest(*parts: Any) -> str:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A frozen network that encodes a sample as one vector: its output, or what it has at a cut, pooled."""
+    """A frozen network that encodes a sample as one vector: what it has at a cut, pooled."""
 
     name: str
     adapter: Adapter
-    layer: str | None
+    layer: str
     pooling: Pooling = "mean"
 
     @torch.no_grad()
@@ -34,13 +34,9 @@ class Encoder:
         made_by = self.adapter.pinned.weights_hash, self.layer, self.pooling, samples.fingerprint
         path = cache / "vectors" / f"{digest(*made_by)}.safetensors"
         if not path.is_file():
-            parts = [self._encoded(batch.samples) for batch in samples.batches(128, progress=f"encoding: {self.name}")]
+            batches = samples.batches(128, progress=f"encoding: {self.name}")
+            inputs = (self.adapter.preprocess(batch.samples) for batch in batches)
+            parts = [self.adapter.encode(each, self.layer)[self.layer].rows(self.pooling) for each in inputs]
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file({"vectors": torch.cat(parts).float().cpu().contiguous()}, path)
         return load_file(path)["vectors"]
-
-    def _encoded(self, samples: list[Any]) -> Tensor:
-        inputs = self.adapter.preprocess(samples)
-        if self.layer is None:
-            return self.adapter.forward(inputs)
-        return self.adapter.encode(inputs, self.layer)[self.layer].rows(self.pooling)

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from dr_frankenstein import images
 from relative_representations import heads
-from relative_representations.encoders import Encoder
+from relative_representations.image_encoders import Published
 from relative_representations.kept import ABSOLUTE, CHANCE, RELATIVE
 from sklearn.metrics import f1_score
 from torch import Tensor
@@ -57,7 +57,7 @@ class Encoded:
     pool: Tensor
 
 
-def encoded(encoder: Encoder, train: Samples, test: Samples, cache: Path) -> Encoded:
+def encoded(encoder: Published, train: Samples, test: Samples, cache: Path) -> Encoded:
     """Encode labelled samples; candidates for anchors are the training samples."""
     vectors, held_out = encoder.vectors(train, cache), encoder.vectors(test, cache)
     return Encoded(vectors, torch.tensor(train.labels), held_out, torch.tensor(test.labels), vectors)

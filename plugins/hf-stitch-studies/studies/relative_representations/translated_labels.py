@@ -8,7 +8,7 @@ other languages by 500 parallel anchors. A ladder of encoders shows how alike en
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -76,34 +76,17 @@ Cells = dict[tuple[str, ...], list[float]]
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
-_NEGATION = re.compile(r"\b(?:not|no|never|none|nothing|nobody|nowhere|neither|nor|cannot|without)\b|n't\b")
-_PERSON = re.compile(r"\b(?:i|me|my|mine|myself|we|us|our|ours|ourselves)\b")
-_IRREGULAR = (
-    "was|were|did|had|went|came|saw|said|told|got|gave|took|made|knew|thought|found|left|felt|kept|held|brought|"
-    "bought|caught|taught|ate|drank|drove|rode|wrote|spoke|broke|chose|stole|froze|woke|wore|tore|threw|grew|flew|"
-    "drew|blew|sang|rang|swam|began|ran|sat|stood|understood|met|lost|won|sold|paid|sent|spent|built|slept|swept|"
-    "wept|meant|heard|led|fell|forgot|forgave|fought|sought|shot|shook|hid|bit|lay|died|lied|became|overcame|stuck|"
-    "struck|swore|dug|hung|fled|fed|bled|sank|shrank|stank|rose|arose"
-)
-_PAST = re.compile(rf"\b(?:{_IRREGULAR}|\w{{2,}}ed)\b|\b(?:was|were|did|had)n't\b")
-_NOT_PAST = re.compile(
-    r"\b(?:need|indeed|speed|seed|feed|bleed|breed|weed|exceed|succeed|proceed|hundred|naked|wicked)\b"
-)
-RULES = {
-    NEGATION: "a negative word (not, n't, no, never, nothing, nobody, none, without, …)",
-    PAST: "a past form (was, were, did, had, some hundred irregular verbs, or a word in -ed, participles too)",
-    PERSON: "a pronoun of the first person (I, me, my, we, us, our, …)",
-}
-"""Task -> what the rule finds in the English sentence."""
+LISTED = study.listed(__file__)
+PATTERNS = {name: re.compile(pattern) for name, pattern in LISTED["patterns"].items()}
 
 
 def by_rules(english: Iterable[str]) -> dict[str, Tensor]:
     """Label English sentences by the rules: task -> 0 or 1 ``(n,)``."""
     lowered = [text.lower().replace("’", "'") for text in english]
     found = {
-        NEGATION: [bool(_NEGATION.search(text)) for text in lowered],
-        PAST: [bool(_PAST.search(_NOT_PAST.sub("", text))) for text in lowered],
-        PERSON: [bool(_PERSON.search(text)) for text in lowered],
+        NEGATION: [bool(PATTERNS[NEGATION].search(text)) for text in lowered],
+        PAST: [bool(PATTERNS[PAST].search(PATTERNS["not past"].sub("", text))) for text in lowered],
+        PERSON: [bool(PATTERNS[PERSON].search(text)) for text in lowered],
     }
     return {task: torch.tensor(labels, dtype=torch.int64) for task, labels in found.items()}
 
@@ -543,7 +526,7 @@ def _nested(values: Cells) -> dict[str, Any]:
 
 
 def page(record: dict[str, Any]) -> str:
-    sizes, rules = record["sizes"], ";\n".join(f"  *{task}*: {rule}" for task, rule in RULES.items())
+    sizes, rules = record["sizes"], ";\n".join(f"  *{task}*: {rule}" for task, rule in LISTED["rules"].items())
     shares = "; ".join(
         f"{task} {', '.join(f'{100 * share:.1f}%' for share in some)}" for task, some in record["classes"].items()
     )
@@ -622,13 +605,14 @@ def _methods_table(record: Mapping[str, Any], task: str) -> str:
     return f"**{task.capitalize()}** (chance {_f1(record['chance'][task])})\n\n{table}"
 
 
+def _by_encoder(bridges: Mapping[str, Bridge], cell: Callable[[str, str, Bridge], str]) -> str:
+    rows = [(*of, *(cell(*of, each) for each in bridges.values())) for of in product(TASKS, LADDER)]
+    return study.markdown(("task", "encoder", *bridges), rows)
+
+
 def _minilm_table(record: Mapping[str, Any]) -> str:
     bridges = {**PARALLELS, f"shuffled, {CENTRED}": (SHUFFLED, CENTRED)}
-    rows = [
-        (*cell, *(_joined(_values(record, *cell, each, MINILM), 2) for each in bridges.values()))
-        for cell in product(TASKS, LADDER)
-    ]
-    return study.markdown(("task", "encoder", *bridges), rows)
+    return _by_encoder(bridges, lambda *cell: _joined(_values(record, *cell, MINILM), 2))
 
 
 def _news_table(record: Mapping[str, Any]) -> str:
@@ -638,11 +622,7 @@ def _news_table(record: Mapping[str, Any]) -> str:
         for method in (*CLAIMED, "ridge", "procrustes")
         for end, anchors in ends.items()
     }
-    rows = [
-        (*cell, *(f"{np.mean(_values(record, *cell, each)):.2f}" for each in bridges.values()))
-        for cell in product(TASKS, LADDER)
-    ]
-    return study.markdown(("task", "encoder", *bridges), rows)
+    return _by_encoder(bridges, lambda *cell: f"{np.mean(_values(record, *cell)):.2f}")
 
 
 def _alike_table(record: Mapping[str, Any]) -> str:
@@ -664,23 +644,18 @@ def _alike_table(record: Mapping[str, Any]) -> str:
     return study.markdown(header, rows) + "\n\nRetrieval: " + " / ".join(OTHERS) + ", percent."
 
 
-Point = tuple[str, str, str, float, float]
-
-
-def points(record: Mapping[str, Any], task: str) -> list[Point]:
-    """Return encoder, English encoder, language, their likeness, and the fraction (centred, parallel anchors)."""
-    return [
-        (encoder, decoder, language, record["likeness"][name_of(encoder, task)][decoder][language][0], fraction)
-        for encoder, decoder in product(LADDER, (SAME, MINILM))
-        for language, fraction in zip(OTHERS, _values(record, task, encoder, (PARALLEL, CENTRED), decoder), strict=True)
-    ]
-
-
 def _curve_sentences(record: Mapping[str, Any]) -> str:
     """Return a sentence on each task: how the fraction follows the likeness, and from which likeness it is enough."""
     lines = []
     for task in TASKS:
-        likeness, fractions = np.array([each[3:] for each in points(record, task)]).T
+        points = [
+            (record["likeness"][name_of(encoder, task)][decoder][language][0], fraction)
+            for encoder, decoder in product(LADDER, (SAME, MINILM))
+            for language, fraction in zip(
+                OTHERS, _values(record, task, encoder, (PARALLEL, CENTRED), decoder), strict=True
+            )
+        ]
+        likeness, fractions = np.array(points).T
         size = len(OTHERS)  # consecutive points with the same encoders are drawn together
         count = len(likeness) // size
         groups = np.random.default_rng(0).integers(count, size=(2_000, count, 1))
@@ -702,8 +677,5 @@ def _curve_sentences(record: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "cache")
-    arguments = parser.parse_args()
-    if arguments.data_dir is None:
-        parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")
+    arguments = study.parser(__doc__, "data-dir", "cache", required={"data-dir"}).parse_args()
     study.leave("translated_labels", measured(arguments.data_dir, arguments.cache), page, arguments.out)

@@ -57,12 +57,6 @@ ENOUGH_MRR, ENOUGH_JACCARD, CHANCE = 0.9, 0.3, 0.01
 """Least values of relative representations, and greatest of absolute vectors, at k = 10."""
 HIGH, LOW = 0.8, 0.1
 """Least cosine of relative representations, and greatest of absolute vectors."""
-CATEGORIES = {
-    "colours": "green blue yellow white black brown purple orange pink grey scarlet crimson",
-    "animals": "horse sheep goat wolf bear lion tiger rabbit eagle snake whale camel",
-    "numbers": "three four five seven eight nine twelve fifteen twenty thirty fifty hundred",
-    "relatives": "mother father sister brother daughter uncle aunt cousin wife husband nephew niece",
-}
 
 
 TRAINED: dict[str, Any] = {"vector_size": 100, "epochs": 4, "min_count": 8}
@@ -172,7 +166,10 @@ def within(sides: tuple[WordVectors, WordVectors], words: list[str]) -> dict[str
 def plane(sides: tuple[WordVectors, WordVectors], words: list[str]) -> dict[str, Any]:
     """Project words of four categories on the two main axes of both sides together, absolute and relative."""
     shared = set(words)
-    chosen = {name: [w for w in listed.split() if w in shared] for name, listed in CATEGORIES.items()}
+    chosen = {
+        name: [w for w in listed.split() if w in shared]
+        for name, listed in study.listed(__file__)["categories"].items()
+    }
     names = [word for listed in chosen.values() for word in listed]
     anchors = [str(word) for word in select_anchors(word_samples(words), ANCHORS, "random", seed=0).ids]
     own = [side.rows(names) for side in sides]
@@ -471,9 +468,6 @@ def measured(folder: Path, data_dir: str, cache: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "cache", "texts", required={"texts"})
-    arguments = parser.parse_args()
-    if arguments.data_dir is None:
-        parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")
+    arguments = study.parser(__doc__, "data-dir", "cache", "texts", required={"data-dir", "texts"}).parse_args()
     record = measured(arguments.texts, arguments.data_dir, arguments.cache)
     study.leave(NAME, record, page, arguments.out, {NAME: picture(record)})
