@@ -21,7 +21,7 @@ INSTALL-next := --upgrade --prerelease allow --overrides requirements/unbounded.
 INSTALL := $(UV) pip install --python $(BIN)/python $(INSTALL-$(VERSIONS))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all test-kernels test-clients test-newest test-next test-oldest requirements quality style space \
+.PHONY: help quickstart test test-rest test-all tiers test-kernels test-clients test-newest test-next test-oldest requirements quality style space \
 	docs dist bench mutants suites verify-hub results clean
 
 help: ## list the targets
@@ -32,14 +32,26 @@ quickstart: $(READY) ## train, stitch, score, save and load small networks
 
 # One thread to a worker: more would fight over the same cores. Neighbours go to one worker, because they share fixtures;
 # and the next run, and every process of a test, finds the bytecode also where the variable forbids to keep it.
-test: $(READY) ## run tests and doctests, of the plugins too (slow ones: make test ARGS="-m slow")
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-		$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
-test-all: $(READY) ## run all tests: also the slow ones, pages in a browser, other programs, and studies
+test: $(READY) ## run the quick tests and doctests; of a plugin: make test PLUGIN=versions; some: make test ARGS="tests/cli"
+	$(PYTEST) $(if $(PLUGIN),plugins/hf-stitch-$(PLUGIN)) $(ARGS)
+
+test-rest: $(READY) ## run the tests that make test leaves out: the slow ones and those of plugins
+	$(PYTEST) --tier rest hf_stitch tests plugins $(ARGS)
+
+test-all: $(READY) ## run all tests, also pages in a browser, other programs and the kernels of other processors
+	@echo "== make test: the quick tests and doctests, as README says"
+	$(MAKE) test
+	@echo "== make test-rest: slow tests, plugins, pages in a browser, other programs"
 	$(INSTALL) --quiet -e ".[browser,clients]"
-	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
+	$(MAKE) test-rest
+	@echo "== make test-kernels: numerical tests with the kernels of other processors"
 	$(MAKE) test-kernels
+
+tiers: $(READY) ## time all tests, and write the list of slow ones
+	$(PYTEST) --tier all --write-tiers hf_stitch tests plugins $(ARGS)
 
 # Processors differ in the kernels that torch and oneDNN choose, and in threads: both change the order of sums. With two
 # threads to a worker, the artefacts take too long on two cores.
@@ -53,19 +65,19 @@ test-kernels: $(READY) ## run the numerical tests with kernels of other processo
 
 test-clients: $(READY) ## run the tests of PEFT, TRL, lm-eval and other programs
 	$(INSTALL) --quiet -e ".[clients]"
-	$(MAKE) test ARGS="-m 'slow or not slow' tests/clients $(ARGS)"
+	$(PYTEST) --tier all tests/clients $(ARGS)
 
 # Each in an environment of its own. What is the newest is looked up at every run.
-test-newest: ## run the tests with the newest versions of all dependencies
+test-newest: ## run all tests with the newest versions of all dependencies
 	rm -f .venv-newest/.ready
-	$(MAKE) test VENV=.venv-newest VERSIONS=newest
+	$(MAKE) test-all VENV=.venv-newest VERSIONS=newest
 
 test-next: ## run the tests with pre-releases, and beyond the upper bounds of pyproject.toml
 	rm -f .venv-next/.ready
-	$(MAKE) test VENV=.venv-next VERSIONS=next
+	$(MAKE) test test-rest VENV=.venv-next VERSIONS=next
 
 test-oldest: ## run the tests with the oldest supported dependencies (on Python 3.11, for which they have wheels)
-	$(MAKE) test VENV=.venv-oldest VERSIONS=oldest
+	$(MAKE) test test-rest VENV=.venv-oldest VERSIONS=oldest
 
 # The versions of the run for its version of Python; for others and other systems, what uv finds to go with them.
 requirements: test-newest ## renew requirements/tested.txt, if the tests pass with the newest versions

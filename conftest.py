@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+pytest_plugins = ["tests.tiers"]
 gc.disable()  # until all libraries and tests are imported, which stay
 
 

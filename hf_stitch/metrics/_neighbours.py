@@ -22,7 +22,7 @@ _QUERIES = 512
 
 # Cosines this close tie, and logs of distances. Copies of a float32 row that differ by rounding have cosines within
 # 1e-13 of 1, and the place of a row in a matrix product moves cosines by 1e-15.
-_TIED = 1e-12
+TIED = 1e-12
 
 
 class NeighboursMetric(FeaturesMetric):
@@ -166,7 +166,7 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     ranks = []
     for rows in chunks(len(x), x.device):
         cosines = queries[rows] @ found.T
-        ranks.append((cosines >= cosines.gather(1, rows[:, None]) - _TIED).sum(1))
+        ranks.append((cosines >= cosines.gather(1, rows[:, None]) - TIED).sum(1))
     rank = torch.cat(ranks).to(x)
     return torch.where(rank <= k, 1 / rank, 0).mean()
 
@@ -242,12 +242,12 @@ def neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Ne
     pairs, shares = [], []
     for some, closeness in _compared(name, side, rows, k, distance):
         best, places = closeness.topk(k + 1)
-        tied = best[:, k - 1] - best[:, k] <= _TIED
+        tied = best[:, k - 1] - best[:, k] <= TIED
         pairs.append((some[~tied, None] * len(rows) + places[~tied, :k]).flatten())
         shares.append(torch.ones_like(pairs[-1], dtype=rows.dtype))
         if tied.any():
             above = closeness[tied] - best[tied, k - 1, None]
-            nearer, even = above > _TIED, above.abs() <= _TIED
+            nearer, even = above > TIED, above.abs() <= TIED
             left = (k - nearer.sum(1, keepdim=True)).to(rows)  # integers would divide in float32
             share = nearer + even * left / even.sum(1, keepdim=True)
             row, place = share.nonzero(as_tuple=True)
@@ -262,7 +262,7 @@ def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near, *, ranke
     found = []
     for some, closeness in _compared(name, side, rows, k, distance):
         best, places = closeness.topk(k + 1)
-        tied = (best[:, :-1] - best[:, 1:] <= _TIED)[:, 0 if ranked else k - 1 :].any(1)
+        tied = (best[:, :-1] - best[:, 1:] <= TIED)[:, 0 if ranked else k - 1 :].any(1)
         if tied.any():
             raise ValueError(
                 f"{name}: several rows of {side} are equally near to row {int(some[tied][0])}, so that its {k} nearest "
@@ -294,7 +294,7 @@ def _compared(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Ite
 def alike(rows: Tensor, distance: Near = "cosine") -> bool:
     """Return whether all rows (for cosines of length 1) are equal up to rounding."""
     mean = rows.mean(0)
-    rounding = _TIED**0.5 if distance == "cosine" else 8 * EPS * mean.norm()
+    rounding = TIED**0.5 if distance == "cosine" else 8 * EPS * mean.norm()
     return bool((rows - mean).norm(dim=1).max() <= rounding)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._neighbours import kept_by
+from hf_stitch.metrics._neighbours import TIED, kept_by
 from hf_stitch.metrics._rows import (
     Distance,
     RowMoments,
@@ -88,9 +88,13 @@ def _compared(side: str, rows: Tensor, distance: Distance, compare: str) -> Tens
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 1; equal values share the mean of their ranks."""
-    _, place, counts = values.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1) / 2).to(values)[place]
+    """Ranks from 1; values that differ by no more than rounding share the mean of their ranks."""
+    ordered, order = values.sort()
+    new = ordered.diff(prepend=ordered[:1]) > TIED * ordered[-1].abs()
+    _, places, counts = new.cumsum(0).unique_consecutive(return_inverse=True, return_counts=True)
+    found = torch.empty_like(values)
+    found[order] = (counts.cumsum(0) - (counts - 1) / 2).to(values)[places]
+    return found
 
 
 # Rows per chunk that is compared with all others.

@@ -54,6 +54,20 @@ class Block(nn.Module):
         return x + torch.tanh(self.inner(x))
 
 
+class Code(nn.Module):
+    """User code: some modules, and a function that receives the network and its input."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.run = run
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
 class FlatNet(nn.Module):
     """User code without a stack of blocks, where an in-place ReLU overwrites the output of each BatchNorm."""
 

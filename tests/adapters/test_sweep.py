@@ -212,21 +212,6 @@ def test_a_bypass_that_disappears_where_it_is_followed_is_found() -> None:
     assert not any("blocks" in layer for layer in hf_stitch.load(fused, example_inputs=example()).layers)
 
 
-def test_parts_are_followed_and_run_with_noise_and_with_what_is_there_later() -> None:
-    """On two of three probes or more in one run each, on the last probe or the only one without Flow, too."""
-    both, followed, plain = (True, True), (True, False), (False, True)
-    texts = hf_stitch.load(Texts(lambda *_: 0), example_inputs=example())
-    images = hf_stitch.load(Row(), example_inputs=torch.randn(2, 8))
-    maskless = hf_stitch.load(nn.Sequential(nn.Embedding(9, 8), Block()), example_inputs=torch.randint(9, (2, 6)))
-    expected = {
-        texts: [(both,), (followed,), (plain,), (plain,)],
-        images: [(both,), (followed, plain)],
-        maskless: [(followed, plain), (plain,)],
-    }
-    for adapter, tries in expected.items():
-        assert [one.tries for one in adapter._survey()._verifier.observe([])] == tries
-
-
 def test_shapes_follow_from_three_sizes() -> None:
     def rule(size: Callable[[int, int], int]) -> list[int] | None:
         return _rule([(b, t, size(b, t)) for b, t in ((2, 6), (3, 6), (2, 7))])

@@ -325,14 +325,3 @@ def test_the_module_beside_a_model_is_verified_and_not_run(copied: Any, tmp_path
         with pytest.raises(ValueError, match=f"{MODULE} was changed since"):
             load(folder)
     assert not ran.exists()
-
-
-# -- sizes of saved files ---------------------------------------------------------------------------------------------
-def test_a_stitcher_of_two_base_sized_networks_is_small(tmp_path: Path) -> None:
-    from hf_stitch.representation import RepresentationSpec
-    from hf_stitch.stitches import LinearStitch, StitchingLayer
-
-    text = RepresentationSpec("bnd", 768)
-    end = ModelReference("alice/bert", "transformers", weights_hash="sha256:" + "0" * 64)
-    Stitcher(StitchingLayer(text, text, "none", LinearStitch(768, 768)), end, "a", end, "b").save_pretrained(tmp_path)
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2.5e6

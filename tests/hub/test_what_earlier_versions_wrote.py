@@ -174,23 +174,6 @@ def test_a_decoder_reads_the_same_tokens(path: Path) -> None:
         assert model.preprocess(SENTENCES[:3])["input_ids"].tolist() == expected["input_ids"].tolist()
 
 
-@written("language_model")
-def test_a_generation_config_is_kept(path: Path) -> None:
-    config = loaded(path).generation_config
-    assert (config.max_new_tokens, config.repetition_penalty) == (5, 1.5)
-
-
-@written("language_model", "language_chain", "text_classifier")
-def test_a_model_is_a_network_with_cuts(path: Path) -> None:
-    adapter, expected = load(str(path)), answer(path)
-    dtype = expected["output"].dtype
-    adapter.model.to(dtype)
-    with torch.no_grad():
-        for layer in (adapter.layers[0], adapter.layers[-1]):
-            encoded = adapter.encode(inputs(expected, dtype), layer)[layer]
-            close(adapter.decode(encoded, layer).logits, expected["output"])
-
-
 @written("relative")
 def test_the_encoder_of_a_relative_model_can_still_be_swapped(path: Path) -> None:
     """Its anchors were saved with it, so that no samples are needed."""
