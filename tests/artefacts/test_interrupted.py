@@ -1,13 +1,8 @@
-"""Artefacts are the old ones or the new ones after a kill, on a full disk, and with several writers."""
+"""Artefacts are the old ones or the new ones after a kill; storage/test_files.py has full disks and several writers."""
 
 from __future__ import annotations
 
-import os
-import random
-import resource
 import shutil
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +15,7 @@ from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.files import ASIDE
 
-from killing import killed_at_every_operation, survives  # isort: skip
+from killing import killed_at_every_operation  # isort: skip
 from tiny_networks import LAYERS, network  # isort: skip
 
 LOAD: dict[str, Callable[..., Any]] = {
@@ -81,76 +76,6 @@ def test_a_kill_at_any_operation_leaves_the_old_artefact_or_the_new_one(
         old.save_pretrained(folder)
         assert not (folder / ASIDE).exists()
     assert {"old", "new"} == set(seen)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "kills"), [("model", 100), ("stitcher", 50)])
-def test_kills_at_random_times_leave_the_old_artefact_or_the_new_one(
-    kind: str, kills: int, versions: Any, tmp_path: Path
-) -> None:
-    old, new = versions[kind]
-    draw = random.Random(0)
-    old.save_pretrained(tmp_path)
-    took = []
-    for _ in range(3):
-        start = time.monotonic()
-        assert survives(lambda: new.save_pretrained(tmp_path))
-        took.append(time.monotonic() - start)
-    killed, current, following = 0, new, old
-    while killed < kills:
-        child = os.fork()
-        if child == 0:
-            try:
-                following.save_pretrained(tmp_path)
-            finally:
-                os._exit(0)
-        time.sleep(draw.uniform(0, min(took)))
-        os.kill(child, signal.SIGKILL)
-        killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        found = content(LOAD[kind](tmp_path))
-        assert found in (content(current), content(following))
-        following.save_pretrained(tmp_path)
-        current, following = following, current
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_leaves_the_old_artefact(kind: str, versions: Any, tmp_path: Path) -> None:
-    old, new = versions[kind]
-    folder = tmp_path / "saved"
-    old.save_pretrained(folder)
-    new.save_pretrained(tmp_path / "whole")
-    sizes = sorted(path.stat().st_size for path in (tmp_path / "whole").iterdir())
-    for size in {0, sizes[0] - 1, sizes[len(sizes) // 2] - 1, sizes[-1] - 1}:
-
-        def attempt(size: int = size) -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-            with pytest.raises(OSError, match=r"saved could not be saved \(.*File too large.*; .* is unchanged"):
-                new.save_pretrained(folder)
-
-        assert survives(attempt)
-        assert content(LOAD[kind](folder)) == content(old)
-        assert not (folder / ASIDE).exists()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_of_two_writers_one_wins_whole(kind: str, versions: Any, tmp_path: Path) -> None:
-    children = []
-    versions[kind][0].save_pretrained(tmp_path)
-    for artefact in versions[kind]:
-        child = os.fork()
-        if child == 0:
-            try:
-                for _ in range(5):
-                    artefact.save_pretrained(tmp_path)
-            finally:
-                os._exit(0)
-        children.append(child)
-    states = [content(artefact) for artefact in versions[kind]]
-    for _ in range(5):
-        assert content(LOAD[kind](tmp_path)) in states
-    for child in children:
-        assert os.waitpid(child, 0)[1] == 0
-    assert content(LOAD[kind](tmp_path)) in states
 
 
 def test_files_of_other_people_stay(images: Any, tmp_path: Path) -> None:

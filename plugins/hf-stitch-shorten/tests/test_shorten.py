@@ -408,7 +408,7 @@ def test_what_the_projection_can_make_up_for_is_made_up_for() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "timm convnext"])
-def test_changes_are_fitted_to_real_rows_over_the_factor_of_their_channels(family: str) -> None:
+def test_changes_are_fitted_to_real_rows_over_their_factor(family: str) -> None:
     net = built(family)
     data = data_of(net, 24)
     with Run.of(shorten, {"progress": False, "batch_size": 24}, takes=WITHOUT_STATE) as run_:
