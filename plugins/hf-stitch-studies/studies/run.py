@@ -55,9 +55,6 @@ STUDIES = tuple(map(Study.of, LISTED["studies"]))
 """In the order of their rows in the table of all."""
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
-
-
 def write_pages() -> None:
     """Write every page that has a record, its figures that need no more, and the table of all studies."""
     for study in STUDIES:

@@ -14,7 +14,8 @@ import json
 import math
 import platform
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,6 +28,7 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import norm, t
+from torch import Tensor, nn
 
 from hf_stitch.storage.files import write_whole
 
@@ -144,9 +146,7 @@ def text(script: str, part: str = "") -> str:
     return Path(script).with_suffix(f"{part and '.'}{part}.md").read_text(encoding="utf-8").removesuffix("\n")
 
 
-def filled(
-    script: str, rows: Iterable[Mapping[str, str]], options: str, /, *, named: str = "", **figures: Any
-) -> str:  # fmt: skip
+def filled(script: str, rows: Iterable[Mapping[str, str]], options: str, /, *, named: str = "", **figures: Any) -> str:
     """Fill the text of a page: with the claims as ``verdicts``, the record and the command as ``footer``, and figures.
 
     Args:
@@ -206,7 +206,7 @@ class Claim:
             ours: The figure here, with its interval.
             n: What was counted.
             parts: Whether each part of the claim holds by the rule, ``None`` where the figures do not tell.
-            units: See :func:`claim`.
+            units: Independent units that the row rests on, see :func:`claim`.
         """
         found = decided(parts)
         verdict = f"stand-in {found}" if self.stand_in and found != "undecided" else found
@@ -219,6 +219,11 @@ class Claim:
         return {**row, "rule": self.rule}
 
 
+def listed(script: str) -> dict[str, Any]:
+    """Read what a script lists in the TOML file beside it."""
+    return tomllib.loads(Path(script).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
 def stated(script: str) -> tuple[Claim, ...]:
     """Read the claims of a script from ``rules.toml`` beside it, in their order; its first lines are for all."""
     read = tomllib.loads(Path(script).with_name("rules.toml").read_text(encoding="utf-8"))
@@ -229,19 +234,10 @@ def stated(script: str) -> tuple[Claim, ...]:
 def claim(
     paper: str, place: str, claimed: str, published: str, ours: str, n: str, verdict: str, *, units: int | None = None
 ) -> dict[str, str]:  # fmt: skip
-    """Return a row of the table of all experiments.
+    """Return a row of the table of all experiments: that of a :class:`Claim`, with the figure here and its verdict.
 
-    Args:
-        paper: Number of the paper.
-        place: Section, figure or table of the paper.
-        claimed: The claim, in one sentence.
-        published: The paper's figure.
-        ours: The figure here.
-        n: What was counted.
-        verdict: One of :data:`VERDICTS`; ``stand-in`` before it where networks or data differ in kind.
-        units: Independent units that the row rests on: pairs of networks, of which both directions count once, or
-            networks if it is about one at a time. One decides nothing, whatever the verdict, and the row says so.
-            ``None``: others.
+    ``units`` are independent units that the row rests on: pairs of networks, of which both directions count once, or
+    networks if it is about one at a time. One decides nothing, whatever the verdict, and the row says so.
     """
     if verdict.removeprefix("stand-in ") not in VERDICTS:
         raise ValueError(f"there is no verdict {verdict!r}; there are {', '.join(VERDICTS)}")
@@ -389,6 +385,12 @@ def percentiles(drawn: Sequence[float] | NDArray[np.float64]) -> list[float]:
     return [float(drawn[0]), *map(float, np.quantile(drawn[1:], [0.025, 0.975]))]
 
 
+def bootstrapped(values: NDArray[np.float64]) -> list[float]:
+    """Return the mean of samples with its 95% bootstrap interval."""
+    draws = np.random.default_rng(0).integers(len(values), size=(1000, len(values)))
+    return percentiles(np.concatenate([[values.mean()], values[draws].mean(1)]))
+
+
 def span(values: Iterable[float], form: str = ".3f") -> str:
     """Return the smallest and the largest value as text; ``none`` without any."""
     found = list(values)
@@ -439,6 +441,26 @@ def table(items: Iterable[Any], columns: Mapping[str, str | Callable[..., object
 def ranged(values: Sequence[float], digits: int = 2) -> str:
     """Return a figure with its interval as text, from the list of figure, lower and upper end."""
     return shown(dict(zip(("value", "low", "high"), values, strict=True)), digits)
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip: Iterable[Tensor] = ()) -> None:
+    """Take a step of training; the norm of the gradients of ``clip`` is at most 1."""
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(clip, 1.0)
+    optimizer.step()
+
+
+@contextmanager
+def watched(modules: Mapping[str, nn.Module], read: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Give the outputs of modules, with their names, to a function, inside of ``with``."""
+    hooks = [
+        module.register_forward_hook(lambda _, __, output, name=name: read(name, output))
+        for name, module in modules.items()
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 def machine() -> str:

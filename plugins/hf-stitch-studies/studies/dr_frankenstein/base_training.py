@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, get_cosine_schedule_with_warmup, set_seed
 
-import hf_stitch
+from hf_stitch import Adapter
 from hf_stitch.storage.files import write_whole
 
 
@@ -68,7 +68,7 @@ def trained(base: Base, folder: Path, data_dir: str | None) -> nn.Module:
     return network.eval()
 
 
-def adapted(bases: Iterable[Base], folder: Path, data_dir: str | None) -> dict[str, hf_stitch.Adapter]:
+def adapted(bases: Iterable[Base], folder: Path, data_dir: str | None) -> dict[str, Adapter]:
     """Load trained networks as adapters: seed -> adapter."""
     return {str(base.seed): networks.adapted(trained(base, folder, data_dir)) for base in bases}
 

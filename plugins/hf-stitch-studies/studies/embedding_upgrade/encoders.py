@@ -202,9 +202,7 @@ class Teacher:
                 state = applied(layer, state, mask)
             left, right = functional.normalize(pooled(state, tokens["attention_mask"]), dim=-1).chunk(2)
             loss = functional.cross_entropy(left @ right.T / 0.05, torch.arange(len(rows)))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            study.descend(optimizer, loss)
         self.heads[name] = layers.requires_grad_(False)
 
 
@@ -241,9 +239,7 @@ def student(width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors
         rows = random.choice(len(texts), min(64, len(texts)), replace=False)
         made, aimed = run([texts[row] for row in rows], 32), torch.from_numpy(targets[rows])
         loss = (made @ made.T - aimed @ aimed.T).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        study.descend(optimizer, loss)
     body.eval()
     return run
 

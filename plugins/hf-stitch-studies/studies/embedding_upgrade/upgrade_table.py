@@ -22,10 +22,9 @@ from study import ranged
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch import metrics, registries
+from hf_stitch import Moments, metrics, registries
 from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.base import ClosedFormMatcher, RowsMatcher
-from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
 
 NAME = "embedding_upgrade"
@@ -37,9 +36,7 @@ PAIRS = (
 )  # fmt: skip
 """Old encoder, new encoder."""
 LEAD = ("hidden_3", "final")
-WITH_TRAINED = (
-    LEAD, ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"), ("final", "tuned_40"),
-)  # fmt: skip
+WITH_TRAINED = (LEAD, ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"), ("final", "tuned_40"))
 """Pairs for which maps are trained by gradient descent, too."""
 EPOCHS = 20
 NEIGHBOURS: dict[str, Any] = {"temperature": 0.05, "rate": 0.003, "epochs": 30}
@@ -164,10 +161,7 @@ def agreement(made: EmbeddingMap, part: Part) -> dict[str, float]:
     source, target = (part.old, part.new) if made.direction == "index" else (part.new, part.old)
     found, target = made(normalized(source)), normalized(target)
     squares = np.square(target - target.mean(0)).sum()
-    return {
-        "r2": float(1 - np.square(found - target).sum() / squares),
-        "cosine": float((found * target).sum(1).mean()),
-    }
+    return {"r2": float(1 - np.square(found - target).sum() / squares), "cosine": float((found * target).sum(1).mean())}
 
 
 def baselines(part: Part, queries: Part, documents: Part, seed: int) -> dict[str, npt.NDArray[np.int64]]:
@@ -502,12 +496,9 @@ def lead_text(found: dict[str, Any]) -> str:
     _, low, high = found["gain"]
     said = "beats it" if low > 0 else "is worse" if high < 0 else "is undecided: the interval includes 0"
     plain = ", ".join(f"{key} {value:.2f}" for key, value in found["plain"].items())
-    return (
-        f"With {found['pairs']:,} pairs: {plain}. The best of these is compared with the map that `auto` chose on "
-        f"held-out pairs ({', '.join(dict.fromkeys(found['auto']))}; {found['seeds']} seeds): recall "
-        f"{ranged(found['recall'])}, gain {ranged(found['gain'])}. Rule: the choice beats it if the interval of the "
-        f"gain, paired by query, is above 0. **Verdict: the choice {said}.**"
-    )
+    auto, recall, gain = ", ".join(dict.fromkeys(found["auto"])), ranged(found["recall"]), ranged(found["gain"])
+    figures = {"plain": plain, "auto": auto, "recall": recall, "gain": gain, "said": said}
+    return study.text(__file__, "lead").format(**{**found, **figures})
 
 
 def recall_tables(rows: Sequence[Any]) -> str:
@@ -565,13 +556,8 @@ def verdicts_text(found: dict[str, Any]) -> str:
     """Write how well the held-out recall predicts ``go``."""
     if found["auc"] is None:
         return f"{found['go']} of {found['cells']} cells are go: no ROC."
-    return (
-        f"{found['go']} of {found['cells']} cells with at least 1,000 pairs of texts ({found['encoder_pairs']} pairs "
-        f"of encoders) are go ({', '.join(found['of'])}): base rate {found['go'] / found['cells']:.2f}. ROC AUC "
-        f"{ranged(found['auc'])} (bootstrap over pairs of encoders). Leaving one pair out: {found['hits']} of "
-        f"{found['go']} go found, {found['false_go']} of {found['cells'] - found['go']} others wrongly called go; "
-        f"balanced accuracy {found['balanced_accuracy']:.2f}."
-    )
+    figures = {"of": ", ".join(found["of"]), "rate": found["go"] / found["cells"], "auc": ranged(found["auc"])}
+    return study.text(__file__, "verdicts").format(**{**found, **figures}, others=found["cells"] - found["go"])
 
 
 def compared(beside: dict[str, Any]) -> tuple[int, int, int]:
@@ -599,9 +585,7 @@ def plan(available: int) -> list[tuple[tuple[str, str], int, int]]:
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--only-kept", action="store_true", help="write the page from the cells that the cache has")
-    given = made.parse_args()
+    given = parser(__doc__).parse_args()
     warnings.filterwarnings("ignore", message=".*IProgress.*")
     texts, vectors = prepared(given)
     folder = given.cache / "cells"
@@ -612,10 +596,9 @@ def main() -> None:
 
     cells: dict[tuple[str, str], dict[tuple[int, int], dict[str, Any]]] = {}
     for pair, count, seed in plan(len(texts.parts["pairs"])):
-        path = folder / f"{'-'.join(pair)}-{count}-{seed}.json"
-        if path.is_file() or not given.only_kept:
-            made = partial(cell, pair, count, seed, parts_of(pair))
-            cells.setdefault(pair, {})[count, seed] = study.kept(path, made)
+        made = partial(cell, pair, count, seed, parts_of(pair))
+        kept = study.kept(folder / f"{'-'.join(pair)}-{count}-{seed}.json", made)
+        cells.setdefault(pair, {})[count, seed] = kept
     record: dict[str, Any] = {"sizes": {"steps": STEPS}, "texts": counts(texts), **summary(cells)}
     record["counts"] = {name: len(part) for name, part in texts.sections.items()}
     extra = {}

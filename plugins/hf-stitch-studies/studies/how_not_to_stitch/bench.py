@@ -20,7 +20,7 @@ from hf_stitch_studies.benching.correlation import RELIABILITY
 from how_not_to_stitch.experiment import PUBLISHED, cifar, filled, parser
 from rich.console import Console
 
-import hf_stitch
+from hf_stitch import Adapter, Samples
 
 METRICS = (
     "linear_cka:debiased=True", "pwcca:directions=all", "procrustes", "svcca", "cca:ridge=0.01", "rsa", "mutual_knn",
@@ -47,9 +47,7 @@ def main() -> None:
     study.leave("bench", record, page, arguments.out)
 
 
-def measured(
-    loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples
-) -> Bench:
+def measured(loaded: dict[str, Adapter], layers: Sequence[str], train: Samples, test: Samples) -> Bench:
     return bench(
         loaded, train, test_data=test, layers=layers, sensitivity_layers=layers[-int(LAST * len(layers)) :],
         pooling="cls" if tuple(layers) == networks.VIT_CUTS else "mean", metrics=METRICS, matchers=MATCHERS,
@@ -146,7 +144,8 @@ def _inconsistent(architectures: Mapping[str, Any], n: str, count: int) -> dict[
 def _baselines(test: str, asked: study.Claim, scores: Mapping[str, Any], n: str, count: int) -> dict[str, str]:
     found = beaten(scores, count)
     winners = [name for name, won in found.items() if won]
-    best = max(found, key=lambda name: _finite(scores[name]["tau"]["value"]))
+    taus = {name: float(scores[name]["tau"]["value"]) for name in found}
+    best = max(found, key=lambda name: -2.0 if math.isnan(taus[name]) else taus[name])
     ours = (
         f"{len(winners)} of {len(found)} measures{''.join(f', {name}' for name in winners)}; best {best}, τ "
         f"{_score(scores[best]['tau'])}; "
@@ -169,10 +168,6 @@ def beaten(scores: Mapping[str, Any], count: int) -> dict[str, bool | None]:
         return False if True in losses or not differences else study.at_least(len(wins), wins)
 
     return {name: won(differences) for name, differences in known.items()}
-
-
-def _finite(value: Any) -> float:
-    return -2.0 if math.isnan(float(value)) else float(value)
 
 
 def _section(name: str, found: dict[str, Any]) -> str:

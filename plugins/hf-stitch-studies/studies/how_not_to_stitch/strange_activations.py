@@ -137,9 +137,6 @@ def read_array(values: Sequence[Any]) -> Array:
     return np.array(values, object).astype(float)
 
 
-# -- claims ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Chosen:
     """The stitches that a claim on strangeness is about."""
@@ -271,16 +268,13 @@ def _separated(runs: _Runs) -> dict[str, str]:
     return SEPARATION.row(ours, runs.counted(False, True), parts, len(runs.between))
 
 
-# -- page --------------------------------------------------------------------------------------------------------------
-
+OLD_NOISE = " " + study.text(__file__, "old_noise")
 SECTION, HISTOGRAMS = (study.text(__file__, part) + "\n" for part in ("section", "histograms"))
 
 
 def page(record: Mapping[str, Any]) -> str:
     sections = "".join(_section(name, found) for name, found in record.items())
-    return filled(
-        __file__, claims(record), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN, sections=sections
-    )  # fmt: skip
+    return filled(__file__, claims(record), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN, sections=sections)
 
 
 def _section(name: str, found: Mapping[str, Any]) -> str:
@@ -314,12 +308,6 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
              for kind in (("functional", "relative_accuracy"), ("structural", "structural_error"))],
         ),
     )  # fmt: skip
-
-
-OLD_NOISE = (
-    " Measured with noise drawn from a normal distribution for each position; noise is now made of the activations of "
-    "other samples, so that doses come out otherwise."
-)
 
 
 def _shares(pairs: Sequence[Mapping[str, Any]], trained: str, detector: str) -> list[str]:
@@ -373,8 +361,6 @@ def _histograms(between: Sequence[Mapping[str, Any]], within: Sequence[Mapping[s
 
 
 def _itself_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not pairs:
-        return [matcher, *["–"] * 6]
     accuracy = np.mean([read_array(one["matchers"][matcher]["relative_accuracy"]) for one in pairs], axis=0)
     return [matcher, *(f"{np.diagonal(accuracy, offset).mean():.2f}" for offset in (-3, -2, -1, 1, 2, 3))]
 

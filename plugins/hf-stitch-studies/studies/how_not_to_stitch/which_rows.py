@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import study
-from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, filled, pairs_of, parser
+from dr_frankenstein import images
+from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, filled, kinds, pairs_of, parser
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis import Score, identify_layers
 
 METRICS = {"linear CKA": "linear_cka", "Procrustes": "procrustes", "PWCCA": "pwcca"}
@@ -28,21 +29,19 @@ LEAST = 0.3
 """Difference of hit rates from which on a figure is an artefact of its rows."""
 
 Values = dict[tuple[str, str], np.ndarray]
-Loaded = dict[str, hf_stitch.Adapter]
+Loaded = dict[str, Adapter]
 
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     samples = images.samples("cifar10", "test", IMAGES, arguments.data_dir)
     record: dict[str, Any] = {"preset": {"images": IMAGES}, "families": {}}
-    for folder in arguments.networks:
-        loaded, layers = networks.read_folder(folder)
-        kind = type(next(iter(loaded.values())).model).__name__
+    for kind, loaded, layers in kinds(arguments):
         record["families"][kind] = measured(loaded, layers, samples)
     study.leave("which_rows", record, page, arguments.out)
 
 
-def measured(loaded: Loaded, layers: tuple[str, ...], samples: hf_stitch.Samples) -> dict[str, Any]:
+def measured(loaded: Loaded, layers: tuple[str, ...], samples: Samples) -> dict[str, Any]:
     """Identify the layers of all pairs of networks, and within each network, by metric and rows."""
     pairs = list(itertools.combinations(loaded, 2))
     # PWCCA takes more samples than features, which flattened images have not.
@@ -64,7 +63,7 @@ def measured(loaded: Loaded, layers: tuple[str, ...], samples: hf_stitch.Samples
 
 
 def compared(
-    loaded: Loaded, pairs: list[tuple[str, str]], layers: tuple[str, ...], samples: hf_stitch.Samples,
+    loaded: Loaded, pairs: list[tuple[str, str]], layers: tuple[str, ...], samples: Samples,
     asked: Mapping[str, Sequence[str]],
 ) -> dict[str, dict[str, Values]]:  # fmt: skip
     """Return metric -> rows -> pair -> values of all pairs of layers.

@@ -20,8 +20,8 @@ from relative_representations import cross_seed, graph_stitching, image_encoders
 from relative_representations.kept import ABSOLUTE, Array, Estimate, Pairs, filled, span
 from torch import Tensor
 
+from hf_stitch import registries
 from hf_stitch.metrics import relative_cosine
-from hf_stitch.registry import registries
 
 SAMPLES, TWINS, TEXT_SEEDS = 300, 5, 2
 """Numbers of samples, of untrained networks on images, and of language models of each family."""

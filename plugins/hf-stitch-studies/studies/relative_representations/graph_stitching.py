@@ -28,7 +28,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 import hf_stitch
-from hf_stitch.statistics import Moments
+from hf_stitch import Moments
 from hf_stitch.storage.files import write_whole
 
 SEEDS, STEPS, ANCHORS, WIDTH, DEEP = 4, 150, 300, 64, 8
@@ -81,9 +81,6 @@ def task_of(name: str, data_dir: str | None) -> Task:
     tenth = round(len(graph) / 10)
     test, valid, train = order.tensor_split([tenth, 2 * tenth])
     return Task(graph, train, valid, test, train[:ANCHORS])
-
-
-# -- networks ----------------------------------------------------------------------------------------------------------
 
 
 def network_of(architecture: str, seed: int, task: Task) -> nn.Module:
@@ -148,9 +145,7 @@ def best_of(whole: Whole, seed: int, task: Task) -> dict[str, Tensor]:
     for step in range(1, STEPS + 1):
         whole.network.first = fast.train()
         loss = functional.cross_entropy(whole.train()(graph)[task.train], task.labels[task.train])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        study.descend(optimizer, loss)
         with torch.no_grad():
             answers = whole.eval()(graph).argmax(1)
         whole.history.append([task.f1(answers, nodes) for nodes in (task.valid, task.test)])
@@ -175,9 +170,6 @@ def trained(name: str, architecture: str, method: str, seed: int, task: Task, ca
     return whole.eval()
 
 
-# -- exchange ----------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def exchanged(networks: Mapping[str, Sequence[Whole]], task: Task) -> dict[str, list[list[float]]]:
     """Combine the encoder of every network with the head of every other one, by every method."""
@@ -196,9 +188,6 @@ def exchanged(networks: Mapping[str, Sequence[Whole]], task: Task) -> dict[str, 
     frequency, random = torch.bincount(task.labels[task.train]).double(), torch.Generator().manual_seed(0)
     draws = [frequency.multinomial(len(task.labels), True, generator=random) for _ in range(count)]
     return {**found, CHANCE: [[task.f1(draw, task.test)] for draw in draws]}
-
-
-# -- cuts --------------------------------------------------------------------------------------------------------------
 
 
 def cut(networks: Mapping[str, Sequence[Whole]], task: Task) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -232,9 +221,6 @@ def cut(networks: Mapping[str, Sequence[Whole]], task: Task) -> tuple[dict[str, 
                     row[matcher] = task.f1(stitched(x=task.graph.x).logits.argmax(1), task.test)
             rows.append(row)
     return cuts, rows
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
 
 
 def results_of(name: str, arguments: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ other languages by 500 parallel anchors. A ladder of encoders shows how alike en
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -28,13 +28,12 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn import functional
 
-import hf_stitch
+from hf_stitch import Moments, Samples
 from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.matchers.alignment import InverseRelative, Procrustes
 from hf_stitch.matchers.regression import Ridge
 from hf_stitch.metrics import relative_cosine
 from hf_stitch.relative import nearest
-from hf_stitch.statistics import Moments
 
 POOL, SHARD, TEST = 1_500, 1_946, 2_000
 """Parallel sentences that reach no encoder in fitting, among which the anchors are; sentences that the encoder of a
@@ -77,34 +76,17 @@ Cells = dict[tuple[str, ...], list[float]]
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
-_NEGATION = re.compile(r"\b(?:not|no|never|none|nothing|nobody|nowhere|neither|nor|cannot|without)\b|n't\b")
-_PERSON = re.compile(r"\b(?:i|me|my|mine|myself|we|us|our|ours|ourselves)\b")
-_IRREGULAR = (
-    "was|were|did|had|went|came|saw|said|told|got|gave|took|made|knew|thought|found|left|felt|kept|held|brought|"
-    "bought|caught|taught|ate|drank|drove|rode|wrote|spoke|broke|chose|stole|froze|woke|wore|tore|threw|grew|flew|"
-    "drew|blew|sang|rang|swam|began|ran|sat|stood|understood|met|lost|won|sold|paid|sent|spent|built|slept|swept|"
-    "wept|meant|heard|led|fell|forgot|forgave|fought|sought|shot|shook|hid|bit|lay|died|lied|became|overcame|stuck|"
-    "struck|swore|dug|hung|fled|fed|bled|sank|shrank|stank|rose|arose"
-)
-_PAST = re.compile(rf"\b(?:{_IRREGULAR}|\w{{2,}}ed)\b|\b(?:was|were|did|had)n't\b")
-_NOT_PAST = re.compile(
-    r"\b(?:need|indeed|speed|seed|feed|bleed|breed|weed|exceed|succeed|proceed|hundred|naked|wicked)\b"
-)
-RULES = {
-    NEGATION: "a negative word (not, n't, no, never, nothing, nobody, none, without, …)",
-    PAST: "a past form (was, were, did, had, some hundred irregular verbs, or a word in -ed, participles too)",
-    PERSON: "a pronoun of the first person (I, me, my, we, us, our, …)",
-}
-"""Task -> what the rule finds in the English sentence."""
+LISTED = study.listed(__file__)
+PATTERNS = {name: re.compile(pattern) for name, pattern in LISTED["patterns"].items()}
 
 
 def by_rules(english: Iterable[str]) -> dict[str, Tensor]:
     """Label English sentences by the rules: task -> 0 or 1 ``(n,)``."""
     lowered = [text.lower().replace("’", "'") for text in english]
     found = {
-        NEGATION: [bool(_NEGATION.search(text)) for text in lowered],
-        PAST: [bool(_PAST.search(_NOT_PAST.sub("", text))) for text in lowered],
-        PERSON: [bool(_PERSON.search(text)) for text in lowered],
+        NEGATION: [bool(PATTERNS[NEGATION].search(text)) for text in lowered],
+        PAST: [bool(PATTERNS[PAST].search(PATTERNS["not past"].sub("", text))) for text in lowered],
+        PERSON: [bool(PATTERNS[PERSON].search(text)) for text in lowered],
     }
     return {task: torch.tensor(labels, dtype=torch.int64) for task, labels in found.items()}
 
@@ -393,7 +375,7 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     minilm = text_encoders.installed()
 
     def encoded(sentences: Sequence[str]) -> Tensor:
-        return minilm.vectors(hf_stitch.Samples.of(list(sentences)), cache)
+        return minilm.vectors(Samples.of(list(sentences)), cache)
 
     raw, raw_test = read("train", data_dir), {name: some[:TEST] for name, some in read("test", data_dir).items()}
     train, test = ({name: list(map(plain, some)) for name, some in part.items()} for part in (raw, raw_test))
@@ -544,7 +526,7 @@ def _nested(values: Cells) -> dict[str, Any]:
 
 
 def page(record: dict[str, Any]) -> str:
-    sizes, rules = record["sizes"], ";\n".join(f"  *{task}*: {rule}" for task, rule in RULES.items())
+    sizes, rules = record["sizes"], ";\n".join(f"  *{task}*: {rule}" for task, rule in LISTED["rules"].items())
     shares = "; ".join(
         f"{task} {', '.join(f'{100 * share:.1f}%' for share in some)}" for task, some in record["classes"].items()
     )
@@ -606,16 +588,10 @@ def _cautions(record: Mapping[str, Any]) -> str:
     maps = {method: _mean(record, SVD, PARALLEL, method) for method in MAPS}
     best = max(maps, key=lambda method: maps[method])
     student, published = (_mean(record, STUDENT, PARALLEL, method) for method in ("procrustes", RELATIVE))
-    return (
-        f"- **The fraction alone is a weak test**: the random projection, which learns nothing, keeps "
-        f"{untrained[0]:.2f} of its own, lower ceiling as published and {untrained[1]:.2f} centred ({SVD}: "
-        f"{learnt[0]:.2f} and {learnt[1]:.2f}). Parallel anchors make use of similar spelling within each language.\n"
-        f"- **A map fitted on the same anchors**: for {SVD}, the best is {best} with {maps[best]:.2f}; as published "
-        f"{learnt[0]:.2f}. With learnt cross-lingual likeness ({STUDENT}): Procrustes {student:.2f}, as published "
-        f"{published:.2f}.\n"
-        f"- **Anchors of news** change {learnt[0]:.2f} to {_mean(record, SVD, NEWS, RELATIVE):.2f} ({SVD}, as "
-        "published)."
-    )
+    return study.text(__file__, "cautions").format(
+        untrained=untrained, learnt=learnt, SVD=SVD, STUDENT=STUDENT, best=best, most=maps[best], student=student,
+        published=published, news=_mean(record, SVD, NEWS, RELATIVE),
+    )  # fmt: skip
 
 
 def _methods_table(record: Mapping[str, Any], task: str) -> str:
@@ -629,13 +605,14 @@ def _methods_table(record: Mapping[str, Any], task: str) -> str:
     return f"**{task.capitalize()}** (chance {_f1(record['chance'][task])})\n\n{table}"
 
 
+def _by_encoder(bridges: Mapping[str, Bridge], cell: Callable[[str, str, Bridge], str]) -> str:
+    rows = [(*of, *(cell(*of, each) for each in bridges.values())) for of in product(TASKS, LADDER)]
+    return study.markdown(("task", "encoder", *bridges), rows)
+
+
 def _minilm_table(record: Mapping[str, Any]) -> str:
     bridges = {**PARALLELS, f"shuffled, {CENTRED}": (SHUFFLED, CENTRED)}
-    rows = [
-        (*cell, *(_joined(_values(record, *cell, each, MINILM), 2) for each in bridges.values()))
-        for cell in product(TASKS, LADDER)
-    ]
-    return study.markdown(("task", "encoder", *bridges), rows)
+    return _by_encoder(bridges, lambda *cell: _joined(_values(record, *cell, MINILM), 2))
 
 
 def _news_table(record: Mapping[str, Any]) -> str:
@@ -645,11 +622,7 @@ def _news_table(record: Mapping[str, Any]) -> str:
         for method in (*CLAIMED, "ridge", "procrustes")
         for end, anchors in ends.items()
     }
-    rows = [
-        (*cell, *(f"{np.mean(_values(record, *cell, each)):.2f}" for each in bridges.values()))
-        for cell in product(TASKS, LADDER)
-    ]
-    return study.markdown(("task", "encoder", *bridges), rows)
+    return _by_encoder(bridges, lambda *cell: f"{np.mean(_values(record, *cell)):.2f}")
 
 
 def _alike_table(record: Mapping[str, Any]) -> str:
@@ -671,23 +644,18 @@ def _alike_table(record: Mapping[str, Any]) -> str:
     return study.markdown(header, rows) + "\n\nRetrieval: " + " / ".join(OTHERS) + ", percent."
 
 
-Point = tuple[str, str, str, float, float]
-
-
-def points(record: Mapping[str, Any], task: str) -> list[Point]:
-    """Return encoder, English encoder, language, their likeness, and the fraction (centred, parallel anchors)."""
-    return [
-        (encoder, decoder, language, record["likeness"][name_of(encoder, task)][decoder][language][0], fraction)
-        for encoder, decoder in product(LADDER, (SAME, MINILM))
-        for language, fraction in zip(OTHERS, _values(record, task, encoder, (PARALLEL, CENTRED), decoder), strict=True)
-    ]
-
-
 def _curve_sentences(record: Mapping[str, Any]) -> str:
     """Return a sentence on each task: how the fraction follows the likeness, and from which likeness it is enough."""
     lines = []
     for task in TASKS:
-        likeness, fractions = np.array([each[3:] for each in points(record, task)]).T
+        points = [
+            (record["likeness"][name_of(encoder, task)][decoder][language][0], fraction)
+            for encoder, decoder in product(LADDER, (SAME, MINILM))
+            for language, fraction in zip(
+                OTHERS, _values(record, task, encoder, (PARALLEL, CENTRED), decoder), strict=True
+            )
+        ]
+        likeness, fractions = np.array(points).T
         size = len(OTHERS)  # consecutive points with the same encoders are drawn together
         count = len(likeness) // size
         groups = np.random.default_rng(0).integers(count, size=(2_000, count, 1))
@@ -709,8 +677,5 @@ def _curve_sentences(record: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "cache")
-    arguments = parser.parse_args()
-    if arguments.data_dir is None:
-        parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")
+    arguments = study.parser(__doc__, "data-dir", "cache", required={"data-dir"}).parse_args()
     study.leave("translated_labels", measured(arguments.data_dir, arguments.cache), page, arguments.out)
