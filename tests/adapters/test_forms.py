@@ -13,20 +13,7 @@ import hf_stitch_versions as versions
 import pytest
 import torch
 import transformers
-from forms import (
-    EXACT,
-    FORMS,
-    OWN,
-    REFUSED,
-    ROUNDED,
-    Wrapper,
-    adapter_of,
-    form_of,
-    layer_in,
-    load_form,
-    loaded,
-    twin,
-)  # fmt: skip
+from forms import EXACT, FORMS, OWN, REFUSED, ROUNDED, Wrapper, adapter_of, form_of, layer_in, load_form, loaded, twin
 from tiny_networks import LANGUAGE, LAYERS, SIZE, WORDS, build, plain_tokenizer
 from torch import Tensor, nn
 
