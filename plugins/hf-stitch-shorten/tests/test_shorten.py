@@ -179,7 +179,7 @@ def test_what_cannot_be_predicted_changes_nothing() -> None:
     fitted.add(torch.randn(40, 30), {"b": torch.randn(40, 3)})
     held.add(torch.randn(4000, 30), {"b": torch.randn(4000, 3)})
     found = Fits(nn.Linear(30, 3), torch.ones(3), fitted, held).refit("b")
-    assert found.weight.norm() < 0.2
+    assert found.weight.norm() < 0.2 and found.penalty in (None, 10.0)  # no change, or the greatest penalty
 
 
 def test_sums_of_moments_are_moments_of_all_rows() -> None:
