@@ -82,6 +82,43 @@ def test_hooks_and_modules_are_restored_when_the_model_raises() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+class Padded(nn.Module):
+    """User code that looks for padding among its token ids, as ESM-2 of fair-esm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8, padding_idx=1)
+        self.blocks, self.head = nn.ModuleList([Block(), Block()]), nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padding = tokens.eq(self.embedding.padding_idx)
+        x, real = self.embedding(tokens), None if not padding.any() else ~padding[..., None]
+        for block in self.blocks:
+            x = block(x) if real is None else block(x) * real
+        return self.head(x)
+
+
+def test_user_code_that_looks_for_padding_is_cut() -> None:
+    network, tokens = Padded().eval(), torch.tensor([[3, 4, 5, 1, 1], [3, 4, 5, 6, 7]])
+    adapter = hf_stitch.load(network, example_inputs=torch.randint(2, 20, (2, 6)))
+    assert adapter.layers == ("blocks.0", "blocks.1")
+    for layer in adapter.layers:
+        encoded = adapter.encode(tokens, layer)[layer]
+        assert set(encoded.context["tokens"].unique().tolist()) == {adapter.interface.filler_id, 1}
+        assert torch.equal(adapter.decode(encoded, layer), network(tokens))
+
+
+def test_an_attention_without_gradients_is_named() -> None:
+    """That of flex_attention has none on CPUs, and the trace needs them."""
+    model: Any = hf.LlamaModel(hf.LlamaConfig(**BERT, attn_implementation="flex_attention")).eval()
+    wrapper = Code(lambda self, x: self.inner(inputs_embeds=x, use_cache=False)[0], inner=model)
+    for adapter in (hf_stitch.load(model), hf_stitch.load(wrapper, example_inputs=torch.randn(2, 5, 32))):
+        with pytest.raises(ValueError, match=r'attention is flex_attention: load it with attn_implementation="sdpa"'):
+            adapter.layers  # noqa: B018
+    model.set_attn_implementation("sdpa")
+    assert hf_stitch.load(model).layers == ("layers.0", "layers.1", "layers.2")
+
+
 def test_halves_keep_the_attention_implementation() -> None:
     """Halves with another attention implementation than the network would differ from it on padded batches."""
     model = hf.BertModel(hf.BertConfig(**BERT, attn_implementation="eager")).eval()

@@ -86,6 +86,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a file": (lambda: hf_stitch.load(ROOT / "LICENSE"), ValueError, "is a file, and a network is loaded from a fold"),
     "a path of a file": (lambda: hf_stitch.load(Path("model.ckpt")), ValueError, r"model\.ckpt is a file"),
+    "an export": (
+        lambda: hf_stitch.load("model.onnx"), ValueError, r"model\.onnx is a file.*hf_stitch\.same\(network, file\)",
+    ),
+    "what a plugin takes": (
+        lambda: hf_stitch.load(type("KeyedVectors", (), {"__module__": "gensim.models"})()), TypeError,
+        "got KeyedVectors.*for networks of gensim: pip install hf-stitch-word-vectors",
+    ),
     "no folder": (lambda: hf_stitch.load(ROOT / "nothing"), FileNotFoundError, "no folder"),
     "a list": (
         lambda: hf_stitch.load([1]), TypeError,
