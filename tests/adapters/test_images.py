@@ -104,8 +104,7 @@ def test_processors_of_both_libraries_refuse_them(processor: Any) -> None:
         pixels(processor, INTEGERS)
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
-@pytest.mark.parametrize("architecture", ["resnet10t", "test_vit"])
+@pytest.mark.parametrize(("architecture", "mode"), [("resnet10t", "L"), ("test_vit", "RGB"), ("test_vit", "RGBA")])
 def test_a_timm_network_of_one_channel_gets_grey_images(architecture: str, mode: str) -> None:
     """Its mean and deviation are those over the channels of the pretrained weights."""
     model = timm.create_model(architecture, in_chans=1, num_classes=3).eval()
@@ -128,8 +127,8 @@ def test_images_do_not_fill_four_channels() -> None:
 @pytest.mark.parametrize("wraps", [False, True], ids=["network", "features"])
 def test_the_size_of_a_timm_network_is_that_of_its_construction(wraps: bool) -> None:
     """ResMLP keeps no size in its patch embedding."""
-    sizes: dict[str, Any] = {"img_size": 32, "embed_dim": 24, "num_blocks": 2, "in_chans": 1}
-    adapter = hf_stitch.load(timm.create_model("resmlp_12_224", **sizes, features_only=wraps).eval())
+    model = timm.create_model("resmlp_12_224", img_size=32, in_chans=1, features_only=wraps)
+    adapter = hf_stitch.load(model.eval())
     assert adapter.example["x"].shape == (2, 1, 32, 32)
     adapter.forward(adapter.preprocess([Image.fromarray(COLOURS)]))
 

@@ -118,7 +118,7 @@ def test_a_name_that_does_not_exist_is_answered_without_a_verification() -> None
     with pytest.raises(hf_stitch.NotACutError, match=r"Candidates, not verified yet: blocks\.0, blocks\.1, "):
         adapter.spec("blocks.5")
     assert adapter.layers == ("blocks.0", "blocks.3", "blocks.4")
-    with pytest.raises(hf_stitch.NotACutError, match=r"Cuts: blocks\.0, blocks\.3, blocks\.4$"):
+    with pytest.raises(hf_stitch.NotACutError, match=r"(?m)Cuts: blocks\.0, blocks\.3, blocks\.4$"):
         adapter.spec("blocks.6")
 
 
