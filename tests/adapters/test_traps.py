@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,13 +111,19 @@ def test_user_code_that_looks_for_padding_is_cut() -> None:
 
 def test_an_attention_without_gradients_is_named() -> None:
     """That of flex_attention has none on CPUs, and the trace needs them."""
-    model: Any = hf.LlamaModel(hf.LlamaConfig(**BERT, attn_implementation="flex_attention")).eval()
-    wrapper = Code(lambda self, x: self.inner(inputs_embeds=x, use_cache=False)[0], inner=model)
-    for adapter in (hf_stitch.load(model), hf_stitch.load(wrapper, example_inputs=torch.randn(2, 5, 32))):
-        with pytest.raises(ValueError, match=r'attention is flex_attention: load it with attn_implementation="sdpa"'):
-            adapter.layers  # noqa: B018
-    model.set_attn_implementation("sdpa")
-    assert hf_stitch.load(model).layers == ("layers.0", "layers.1", "layers.2")
+
+    def attend(self: Any, x: Tensor) -> Tensor:
+        if x.requires_grad and self.config._attn_implementation == "flex_attention":
+            raise NotImplementedError("no backward on CPU.")
+        return self.second(self.first(x))
+
+    network = Code(attend, first=nn.Linear(4, 4), second=nn.Linear(4, 2))
+    network.config = SimpleNamespace(_attn_implementation="flex_attention")  # type: ignore[assignment]
+    adapter = hf_stitch.load(nn.Sequential(network), example_inputs=torch.randn(2, 4))
+    with pytest.raises(ValueError, match=r'on CPU\. Its attention is flex_.*load it with attn_implementation="sdpa"'):
+        adapter.layers  # noqa: B018
+    network.config._attn_implementation = "sdpa"  # type: ignore[union-attr]
+    assert adapter.layers == ("0",)
 
 
 def test_halves_keep_the_attention_implementation() -> None:

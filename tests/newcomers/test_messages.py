@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "what a plugin takes": (
         lambda: hf_stitch.load(type("KeyedVectors", (), {"__module__": "gensim.models"})()), TypeError,
-        "got KeyedVectors.*for networks of gensim: pip install hf-stitch-word-vectors",
+        r"got gensim\.KeyedVectors: for networks of gensim: pip install hf-stitch-word-vectors",
     ),
     "no folder": (lambda: hf_stitch.load(ROOT / "nothing"), FileNotFoundError, "no folder"),
     "a list": (

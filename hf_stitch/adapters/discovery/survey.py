@@ -143,7 +143,8 @@ class Survey:
             return trace(self.model, self.run, inputs, content, self._reads, noted if noted and ids else {})
         except NotImplementedError as error:
             raise ValueError(
-                f"{type(self.model).__name__} runs, but not with gradients, by which its cuts are found: {error}"
+                f"{type(self.model).__name__} runs, but not with gradients, by which its cuts are found: "
+                + str(error).rstrip(".")
                 + _attention(self.model)
             ) from error
 
@@ -172,8 +173,8 @@ class Survey:
         if self._outside:
             what = (
                 f"{type(self.model).__name__} runs modules that are none of its submodules (in "
-                f"{', '.join(sorted(self._outside))}), so that they cannot be cut, saved or hashed: keep them as "
-                "attributes or in an nn.ModuleList"
+                f"{', '.join(sorted(self._outside))}), where no cut and no hash finds them: keep them as attributes "
+                "or in an nn.ModuleList"
             )
             if not chosen:
                 raise ValueError(what)

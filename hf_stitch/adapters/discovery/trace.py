@@ -335,7 +335,7 @@ class _Watch:
         given = {id(leaf): path for path, leaf in arguments.items()}
         call.arguments.append({path: _place(leaf, {}) for path, leaf in arguments.items()})
         # A class with a call of its own (Front) may give its caller something else, which nothing stands in for.
-        opaque = not str(type(module).__call__.__module__).startswith(("torch.", "transformers."))
+        opaque = not str(type(module).__call__.__module__).startswith(("torch.", "transformers.", "keras."))
         call.outputs.append(None if opaque else tree.transform(replaced, lambda leaf: _place(leaf, given)))
         return replaced
 
