@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,15 +113,6 @@ def test_a_sample_without_a_real_token_is_refused(pooling: str) -> None:
     assert len(r.rows("none")) == LENGTHS[0] + LENGTHS[2]
 
 
-def test_policies_that_do_not_exist_here_are_refused() -> None:
-    with pytest.raises(ValueError, match="one of 'none', 'flatten', 'mean', 'cls', 'last', got 'tokens'"):
-        ragged("right").rows("tokens")
-    with pytest.raises(ValueError, match="'flatten' needs samples of equal length"):
-        ragged("right").rows("flatten")
-    with pytest.raises(ValueError, match="'cls' needs a prefix token"):
-        Representation(torch.zeros(2, 4, 3), "bnd", grid=(2, 2)).rows("cls")
-
-
 @given(
     st.sampled_from(["bchw", "bhwc", "bnd"]),
     st.sampled_from(["bchw", "bhwc", "bnd"]),
@@ -160,43 +153,37 @@ def test_resize_to_its_own_size_changes_no_bit_and_keeps_prefix_tokens() -> None
     assert torch.equal(larger.rows(), Representation(r.rows().view(2, 4, 3), "bnd", grid=(2, 2)).resize((3, 3)).rows())
 
 
-def test_positions_without_a_grid_take_no_other_shape() -> None:
-    for change in (lambda r: r.resize((2, 2)), lambda r: r.to_layout("bchw")):
-        with pytest.raises(ValueError, match="have no grid"):
-            change(ragged("right"))
-    with pytest.raises(ValueError, match="vectors have no positions"):
-        Representation(torch.zeros(2, 3), "bd").to_layout("bnd")
-    with pytest.raises(ValueError, match="vectors have no positions"):
-        ragged("right").to_layout("bd")
+def zeros(*shape: int, layout: str = "bnd", **parts: Any) -> Representation:
+    return Representation(torch.zeros(shape), layout, **parts)
 
 
-@pytest.mark.parametrize(
-    ("message", "arguments"),
-    [
-        ("layout must be one of 'bd', 'bnd', 'bchw', 'bhwc', got 'nchw'", {"shape": (2, 3, 4, 4), "layout": "nchw"}),
-        ("layout bnd needs 3 axes, got shape", {"shape": (2, 3), "layout": "bnd"}),
-        ("need the layout bnd, got bd", {"shape": (2, 3), "layout": "bd", "prefix_tokens": 1}),
-        (
-            "need the layout bnd, got bchw",
-            {"shape": (1, 2, 2, 2), "layout": "bchw", "mask": torch.ones(1, 2).bool()},
-        ),
-        ("mask must be bool of the shape", {"shape": (2, 3, 4), "layout": "bnd", "mask": torch.ones(2, 2).bool()}),
-        ("mask must be bool", {"shape": (2, 3, 4), "layout": "bnd", "mask": torch.ones(2, 3).long()}),
-        (
-            "5 tokens do not match 1 prefix tokens and a grid of 2x3",
-            {"shape": (2, 5, 4), "layout": "bnd", "prefix_tokens": 1, "grid": (2, 3)},
-        ),
-        ("2 tokens do not match 3 prefix tokens", {"shape": (2, 2, 4), "layout": "bnd", "prefix_tokens": 3}),
-        (
-            "tokens with a grid cannot have a mask",
-            {"shape": (2, 4, 4), "layout": "bnd", "mask": torch.ones(2, 4).bool(), "grid": (2, 2)},
-        ),
-    ],
-)
-def test_parts_that_do_not_fit_together_are_refused(message: str, arguments: dict[str, object]) -> None:
-    values = torch.zeros(arguments.pop("shape"))
+REAL = torch.ones(2, 4).bool()
+REFUSALS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: ragged("right").rows("tokens"), "one of 'none', 'flatten', 'mean', 'cls', 'last', got 'tokens'"),
+    (lambda: ragged("right").rows("flatten"), "'flatten' needs samples of equal length"),
+    (lambda: zeros(2, 4, 3, grid=(2, 2)).rows("cls"), "'cls' needs a prefix token"),
+    (lambda: ragged("right").resize((2, 2)), "have no grid"),
+    (lambda: ragged("right").to_layout("bchw"), "have no grid"),
+    (lambda: zeros(2, 3, layout="bd").to_layout("bnd"), "vectors have no positions"),
+    (lambda: ragged("right").to_layout("bd"), "vectors have no positions"),
+    (lambda: zeros(2, 3, 4, 4, layout="nchw"), "layout must be one of 'bd', 'bnd', 'bchw', 'bhwc', got 'nchw'"),
+    (lambda: zeros(2, 3), "layout bnd needs 3 axes, got shape"),
+    (lambda: zeros(2, 3, layout="bd", prefix_tokens=1), "need the layout bnd, got bd"),
+    (lambda: zeros(1, 2, 2, 2, layout="bchw", mask=torch.ones(1, 2).bool()), "need the layout bnd, got bchw"),
+    (lambda: zeros(2, 3, 4, mask=REAL), "mask must be bool of the shape"),
+    (lambda: zeros(2, 4, 4, mask=REAL.long()), "mask must be bool"),
+    (lambda: zeros(2, 5, 4, prefix_tokens=1, grid=(2, 3)), "5 tokens do not match 1 prefix tokens and a grid of 2x3"),
+    (lambda: zeros(2, 2, 4, prefix_tokens=3), "2 tokens do not match 3 prefix tokens"),
+    (lambda: zeros(2, 4, 4, mask=REAL, grid=(2, 2)), "tokens with a grid cannot have a mask"),
+    (lambda: RepresentationSpec("bchw", 3, (4, 4), prefix_tokens=1), "prefix tokens need the layout bnd"),
+    (lambda: RepresentationSpec("hwc", 3), "layout must be one of"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_what_does_not_fit_together_is_refused(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Representation(values, **arguments)
+        call()
 
 
 def test_forms_go_through_json_and_read_well() -> None:
@@ -207,10 +194,6 @@ def test_forms_go_through_json_and_read_well() -> None:
         "bd 8",
         "bchw 3 4x2",
     ]
-    with pytest.raises(ValueError, match="prefix tokens need the layout bnd"):
-        RepresentationSpec("bchw", 3, (4, 4), prefix_tokens=1)
-    with pytest.raises(ValueError, match="layout must be one of"):
-        RepresentationSpec("hwc", 3)
 
 
 @given(st.integers(1, 6), st.integers(1, 7), st.randoms(use_true_random=False))

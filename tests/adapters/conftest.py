@@ -6,9 +6,6 @@ import pytest
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-collect_ignore = ["third_library"]
-"""A distribution that tests put on the path themselves; collecting it would leave it there."""
-
 
 @pytest.fixture
 def tokenizer() -> hf.PreTrainedTokenizerFast:

@@ -21,40 +21,29 @@ from transformers import (
 import hf_stitch
 from benchmarks import padding, zoo
 from hf_stitch.adapters.cutting.interface import positions_of
-from hf_stitch.analysis import extract_activations
 from hf_stitch.artefacts.joining import joined_to_itself
 
 from tiny_networks import CLASSES, LAYERS, build, plain_tokenizer  # isort: skip
 
+NONE, EITHER, COUNTED = "none: texts of one length run together", "right or left", "right or left, with position_ids"
 FAMILIES = {
-    ("causal", "gpt2"): "right or left, with position_ids",
-    ("causal", "openai-gpt"): "right or left, with position_ids",
-    ("causal", "ctrl"): "right or left, with position_ids",
-    ("causal", "gpt_neo"): "right or left, with position_ids",
-    ("causal", "biogpt"): "right or left, with position_ids",
-    ("causal", "llama"): "right or left, with position_ids",
-    ("causal", "opt"): "right or left, with position_ids",
-    ("causal", "mixtral"): "right or left, with position_ids",
-    ("causal", "roberta"): "right or left",
-    ("causal", "bloom"): "right or left",
-    ("causal", "mamba"): "right or left",
-    ("causal", "xlnet"): "right or left",
-    ("causal", "rwkv"): "right",
-    ("causal", "recurrent_gemma"): "right",
+    **dict.fromkeys(
+        [("causal", name) for name in ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "biogpt", "llama", "opt", "mixtral")],
+        COUNTED,
+    ),
+    **dict.fromkeys([("causal", name) for name in ("roberta", "bloom", "mamba", "xlnet")], EITHER),
+    **dict.fromkeys([("causal", name) for name in ("rwkv", "recurrent_gemma")], "right"),
     ("causal", "cpmant"): "left",
-    ("causal", "xlstm"): "none: texts of one length run together",
-    ("masked", "bert"): "right or left, with position_ids",
-    ("masked", "distilbert"): "right or left, with position_ids",
+    ("causal", "xlstm"): NONE,
+    **dict.fromkeys([("masked", "bert"), ("masked", "distilbert")], COUNTED),
     ("masked", "mpnet"): "right",
-    ("masked", "ibert"): "right or left",
-    ("masked", "fnet"): "none: texts of one length run together",
-    ("masked", "convbert"): "none: texts of one length run together",
+    ("masked", "ibert"): EITHER,
+    **dict.fromkeys([("masked", "fnet"), ("masked", "convbert")], NONE),
     ("text", "bert"): "right",  # the head reads the first token
-    ("text", "gpt2"): "right or left, with position_ids",
-    ("text", "t5"): "right",  # the decoder begins before the padding
-    ("text", "bart"): "right",
+    ("text", "gpt2"): COUNTED,
+    **dict.fromkeys([("text", "t5"), ("text", "bart")], "right"),  # the decoder of T5 begins before the padding
     ("text", "xlnet"): "left",  # the head reads the last token
-}
+}  # fmt: skip
 """Suite and family -> where texts are padded."""
 
 STATED = {"causal:gpt_neo"}
@@ -66,8 +55,17 @@ def family(suite: str, name: str, side: str) -> hf_stitch.Adapter:
     return padding.tokenizing(zoo.adapter_of(suite, name), side)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("which", FAMILIES, ids=":".join)
+BOTH = (("causal", "gpt2"), ("causal", "mamba"), ("masked", "bert"), ("text", "bert"), ("text", "xlnet"))
+CASES = [
+    pytest.param(which, side, id=f"{':'.join(which)}-{side}")
+    for number, which in enumerate(FAMILIES)
+    for side in ("right", "left")
+    if which in BOTH or number % 2 == (side == "left")
+]
+"""Some families with texts padded on either side; the others on one."""
+
+
+@pytest.mark.parametrize(("which", "side"), CASES)
 def test_activations_of_a_family_do_not_depend_on_the_batch(which: tuple[str, str], side: str) -> None:
     network = family(*which, side)
     assert network._padded().padding == FAMILIES[which]
@@ -134,14 +132,6 @@ def test_the_call_of_the_tokenizer_leaves_its_side() -> None:
     assert network.processor.padding_side == "left" == network.processor.backend_tokenizer.padding["direction"]
 
 
-@pytest.mark.parametrize("layer", ["transformer.h.0", "transformer.h.2"])
-def test_the_cut_contract_holds_beside_padding_on_the_left(layer: str) -> None:
-    network = decoder()
-    inputs = network.preprocess(texts(4))
-    found = network.decode(network.encode(inputs, layer)[layer], layer).logits
-    assert torch.equal(found, network.model(**inputs).logits)
-
-
 def without_positions(network: hf_stitch.Adapter) -> dict[str, Tensor]:
     inputs = network.preprocess(texts(5))
     return {name: value for name, value in inputs.items() if name != "position_ids"}
@@ -161,18 +151,6 @@ def test_a_stitched_model_counts_positions_from_the_mask(name: str, side: str) -
         assert torch.equal(found, network.model(**inputs).logits)
 
 
-def test_a_stitched_model_generates_the_same_with_padding_on_the_left() -> None:
-    network = decoder()
-    model = joined_to_itself(network, LAYERS["gpt2"], network.task)
-    inputs = model.preprocess(texts(4))
-    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
-    for use_cache in (True, False):
-        found = model.generate(**inputs, **options, use_cache=use_cache)
-        for row, text in enumerate(texts(4)):
-            alone = model.generate(**model.preprocess([text]), **options)
-            assert found[row, -5:].tolist() == alone[0, -5:].tolist()
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_texts_that_are_packed_into_one_row_do_not_attend_to_another(name: str) -> None:
     network = decoder(name)
@@ -182,18 +160,6 @@ def test_texts_that_are_packed_into_one_row_do_not_attend_to_another(name: str) 
     found = model(**packed).logits
     assert torch.equal(found, network.model(**packed).logits)
     torch.testing.assert_close(found[:, 4:], model(input_ids=ids[:, 4:]).logits)
-
-
-def test_a_step_with_a_cache_counts_positions_from_the_mask() -> None:
-    network = decoder()
-    model, inputs = joined_to_itself(network, LAYERS["gpt2"], network.task), without_positions(network)
-    whole = model(**inputs, use_cache=False).logits
-    first = model(
-        input_ids=inputs["input_ids"][:, :-1], attention_mask=inputs["attention_mask"][:, :-1], use_cache=True
-    )
-    step = model(input_ids=inputs["input_ids"][:, -1:], attention_mask=inputs["attention_mask"], **{
-        name: value for name, value in first.items() if "cache" in name or "past" in name})  # fmt: skip
-    torch.testing.assert_close(step.logits[:, -1], whole[:, -1])
 
 
 # -- texts by length ---------------------------------------------------------------------------------------------
@@ -242,16 +208,6 @@ def test_one_row_of_positions_is_that_of_all_texts_of_any_length() -> None:
     assert torch.equal(network.forward({**inputs, "position_ids": positions}).logits, network.forward(inputs).logits)
 
 
-def test_a_mask_of_zeros_changes_no_text_of_another_length() -> None:
-    network, layer = by_length(), "convbert.encoder.layer.1"
-    inputs = network.preprocess(texts(4))
-    inputs["attention_mask"][0] = 0
-    found = network.encode(inputs, layer)[layer]
-    assert not bool(found.mask[0].any())
-    alone = network.encode(network.preprocess(texts(4)[1:2]), layer)[layer]
-    torch.testing.assert_close(found.values[1][found.mask[1]], alone.values[0])
-
-
 def test_positions_of_a_processor_reach_the_network() -> None:
     def read(text: str) -> dict[str, Tensor]:
         ids = torch.tensor([0, 0, *(int(word[1:]) + 4 for word in text.split())])
@@ -266,8 +222,11 @@ PAIRS = [(("causal", "gpt2"),) * 2, (("causal", "gpt2"), ("masked", "bert")), ((
          (("masked", "fnet"), ("masked", "convbert"))]  # fmt: skip
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(name for _, name in pair))
-@pytest.mark.parametrize("rows", ["mean", "tokens"])
+@pytest.mark.parametrize(
+    ("pair", "rows"),
+    zip(PAIRS, ("mean", "tokens") * 2, strict=True),
+    ids=["gpt2", "gpt2-bert", "rwkv-gpt2", "fnet-convbert"],
+)
 def test_similarities_depend_neither_on_the_batch_nor_on_the_order(pair: Any, rows: str) -> None:
     a, b = (family(*each, "left") for each in pair)
     data = padding.texts(a, 20)
@@ -282,27 +241,11 @@ def test_similarities_depend_neither_on_the_batch_nor_on_the_order(pair: Any, ro
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_activations_stitches_and_scores_do_not_depend_on_the_batch(name: str) -> None:
-    a, b, data, layer = decoder(name), decoder(name, 1), texts(), LAYERS[name]
-    found = [extract_activations(a, data, layers=[layer], pooling="mean", batch_size=size, progress=False)
-             for size in (1, 24)]  # fmt: skip
-    np.testing.assert_allclose(found[0].values[layer], found[1].values[layer], atol=1e-6)
-    made = [
-        hf_stitch.stitch(a, b, data, source_layer=layer, target_layer=layer, batch_size=size, ridge=0.1,
-                         matcher="ridge", progress=False)
-        for size in (1, 24)
-    ]  # fmt: skip
-    weights = [model.stitch.body.weight for model in made]
-    torch.testing.assert_close(weights[0], weights[1], atol=1e-5, rtol=1e-5)
-    scores = [hf_stitch.evaluate(made[0], data, batch_size=size, progress=False)["cross_entropy"] for size in (1, 24)]
-    assert abs(scores[0].value - scores[1].value) < 1e-6
-
-
 @pytest.mark.parametrize(
-    "names", [("gpt2", "bert"), ("bert", "gpt2"), ("convbert", "bert"), ("gpt2", "convbert")], ids="-".join
-)
-def test_networks_that_pad_on_other_sides_are_stitched_token_by_token(names: tuple[str, str]) -> None:
+    "names",
+    [("gpt2", "bert"), ("bert", "gpt2"), ("convbert", "bert"), ("gpt2", "convbert"), ("llama", "gpt2")], ids="-".join,
+)  # fmt: skip
+def test_networks_that_pad_on_any_sides_are_stitched_token_by_token(names: tuple[str, str]) -> None:
     layers = {**LAYERS, "convbert": "convbert.encoder.layer.1"}
     a, b = (by_length(side="left") if name == "convbert" else decoder(name) for name in names)
     sides = a._padded().sides, b._padded().sides
@@ -312,8 +255,12 @@ def test_networks_that_pad_on_other_sides_are_stitched_token_by_token(names: tup
         for size in (1, 24)
     ]  # fmt: skip
     torch.testing.assert_close(made[0].stitch.body.weight, made[1].stitch.body.weight, atol=1e-5, rtol=1e-5)
+    if names[1] == "gpt2":
+        scores = [hf_stitch.evaluate(made[0], texts(), batch_size=n, progress=False)["cross_entropy"] for n in (1, 24)]
+        assert abs(scores[0].value - scores[1].value) < 1e-6
     inputs = made[0].preprocess(texts(5))
-    assert bool(inputs["attention_mask"][:, 0].all()) and (a.interface.sides, b.interface.sides) == sides
+    on_the_left = bool((inputs["attention_mask"][:, 0] == 0).any())
+    assert on_the_left == ({*names} == {"llama", "gpt2"}) and (a.interface.sides, b.interface.sides) == sides
     every = made[0](**inputs).logits
     for row, text in enumerate(texts(5)):
         alone = made[0](**made[0].preprocess([text])).logits[0]
@@ -342,14 +289,16 @@ def test_swapped_encoders_depend_neither_on_the_batch_nor_on_the_side(names: tup
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------
-def test_a_mask_of_zeros_changes_no_other_text() -> None:
-    network = decoder()
+@pytest.mark.parametrize("how", ["padded", "by length"])
+def test_a_mask_of_zeros_changes_no_other_text(how: str) -> None:
+    network, layer = (decoder(), LAYERS["gpt2"]) if how == "padded" else (by_length(), "convbert.encoder.layer.1")
     inputs = network.preprocess(texts(4))
     inputs["attention_mask"][0] = 0
-    found = network.encode(inputs, "transformer.h.1")["transformer.h.1"]
+    found = network.encode(inputs, layer)[layer]
+    assert not bool(found.mask[0].any())
     with pytest.raises(ValueError, match="sample 0 of the batch is completely masked"):
         found.rows("mean")
-    alone = network.encode(network.preprocess(texts(4)[1:2]), "transformer.h.1")["transformer.h.1"]
+    alone = network.encode(network.preprocess(texts(4)[1:2]), layer)[layer]
     torch.testing.assert_close(found.values[1][found.mask[1]], alone.values[0])
 
 

@@ -14,7 +14,7 @@ from hf_stitch.adapters import untrained
 from tiny_networks import LAYERS, network  # isort: skip
 
 
-@pytest.mark.parametrize("family", ["cnn", "vit", "bert", "gpt2", "t5", "deit"])
+@pytest.mark.parametrize("family", ["cnn", "deit", "bert", "gpt2"])
 def test_only_the_weights_differ(family: str, inputs: Any) -> None:
     adapter = network(family)
     state = torch.get_rng_state()

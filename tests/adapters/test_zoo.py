@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import transformers
+from families import Code
 from timm.models import regnet, vgg
 from torch import nn
 
@@ -78,15 +79,8 @@ def test_the_check_detects_an_inexact_decode(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_model_with_constant_output_fails_the_check() -> None:
-    class Constant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.blocks(x) * 0
-
-    adapter = hf_stitch.load(Constant(), example_inputs=torch.randn(2, 4))
+    constant = Code(lambda net, x: net.blocks(x) * 0, blocks=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    adapter = hf_stitch.load(constant, example_inputs=torch.randn(2, 4))
     with pytest.raises(ValueError, match="the same output for different inputs"):
         exactness.check(adapter, ("blocks.0",))
 

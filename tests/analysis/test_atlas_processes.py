@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +16,11 @@ import pytest
 import timm
 import timm.models
 import torch
-from processes import MPIRUN, TORCHRUN, exit_codes, run_ranks, start
+from processes import MPIRUN, exit_codes, free_port, run_ranks, start
 from torch import nn
 
 import hf_stitch
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.atlas import SimilarityAtlas
 from hf_stitch.registry import registries
 from hf_stitch.workflows._compare import compare
 
@@ -97,8 +95,18 @@ def whole() -> Any:
 def test_a_killed_and_resumed_comparison_is_bit_identical(whole: Any, tmp_path: Path) -> None:
     assert exit_codes(start(die, tmp_path, 5)) == [-signal.SIGKILL]
     assert (tmp_path / "state-0.safetensors").is_file()
-    resumed = compared(True, checkpoint_dir=tmp_path)
+    a, b, points = sides()
+    calls, real = [], a.run_with_callback
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(a, "run_with_callback", lambda *args, **options: calls.append(1) or real(*args, **options))
+        resumed = compared(True, lambda: (a, b, points), checkpoint_dir=tmp_path)
     assert all(np.array_equal(resumed[name], whole[name]) for name in whole.values)
+    assert len(calls) < 2 + 8  # of 61 samples in batches of 8
+    other = Activations({name: rows + 1 for name, rows in b.values.items()}, range(N))
+    with pytest.raises(ValueError, match=r"another job, which differs in batch_size \(8, now 9\)"):
+        compare(a, b, points, metrics=metrics(True), batch_size=9, checkpoint_dir=tmp_path, progress=False)
+    with pytest.raises(ValueError, match=r"differs in b.activations \("):
+        compared(True, lambda: (a, other, points), checkpoint_dir=tmp_path)
 
 
 @pytest.mark.slow
@@ -114,73 +122,40 @@ def test_a_comparison_killed_at_any_operation_resumes_bit_identical(whole: Any, 
     assert kills >= 20
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@pytest.mark.parametrize(("count", "names"), [(2, TORCHRUN), (3, MPIRUN)], ids=["torchrun", "mpirun"])
-def test_several_processes_return_the_atlas_of_one_process(count: int, names: Any, tmp_path: Path) -> None:
-    """61 samples, a prime, cannot be split evenly."""
-    run_ranks(count, share, tmp_path, names=names)
+def test_several_processes_return_the_atlas_of_one_process(tmp_path: Path) -> None:
+    """61 samples, a prime, cannot be split evenly; ``tests/distributed`` has other launchers and jobs."""
+    run_ranks(2, share, tmp_path, names=MPIRUN)
     for made, rounding in ((sides, 1e-9), (alone, 1e-10)):
         whole = permuted(made)
-        each = [np.load(tmp_path / f"{made.__name__}-{rank}.npz") for rank in range(count)]
-        for name in each[0]:
-            assert all(np.array_equal(each[0][name], other[name]) for other in each)
-            np.testing.assert_allclose(each[0][name], whole[name], rtol=rounding, atol=rounding)
-
-
-SCRIPT = """
-import sys
-import torch
-import hf_stitch
-
-torch.manual_seed(0)
-points = torch.randn(61, 4, dtype=torch.float64)
-nets = [torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double() for _ in range(2)]
-a, b = (hf_stitch.load(net, example_inputs=points[:2]) for net in nets)
-atlas = hf_stitch.compare(a, b, points, metrics=["linear_cka", "procrustes", "rsa"], batch_size=8)
-atlas.save(sys.argv[1])
-"""
-
-
-def run(*arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with this interpreter and this package."""
-    path = os.pathsep.join([str(Path(hf_stitch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=900)
-
-
-def launch(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    """Run under ``accelerate launch`` with two processes; ``--cpu`` would need mpirun for several processes."""
-    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", free_port()]
-    more = ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    return run("-m", "accelerate.commands.launch", *options, *more, *arguments, ACCELERATE_USE_CPU="true")
+        first, second = (np.load(tmp_path / f"{made.__name__}-{rank}.npz") for rank in range(2))
+        for name in first:
+            assert np.array_equal(first[name], second[name])
+            np.testing.assert_allclose(first[name], whole[name], rtol=rounding, atol=rounding)
 
 
 @pytest.mark.slow
-def test_a_script_runs_unchanged_under_accelerate_launch(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    run(script, tmp_path / "one.json")
-    launch(script, tmp_path / "two.json")
-    one, two = (SimilarityAtlas.load(tmp_path / name) for name in ("one.json", "two.json"))
-    assert (one.recipe["processes"], two.recipe["processes"]) == (1, 2)
-    for name in one.values:
-        np.testing.assert_allclose(two[name], one[name], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_only_the_first_process_prints(tmp_path: Path) -> None:
+def test_only_the_first_process_prints_under_accelerate_launch(tmp_path: Path) -> None:
     arguments = {"num_classes": 10, "channels": (8, 12, 16, 16)}
     torch.manual_seed(0)
     model = timm.create_model("resnet10t", **arguments, pretrained_cfg_overlay={"input_size": (3, 32, 32)})
     timm.models.save_for_hf(model, str(tmp_path / "net"), model_args=arguments, safe_serialization=True)
-    command = ["-m", "hf_stitch", "compare", tmp_path / "net", tmp_path / "net", "--data", "sklearn:digits"]
-    command += ["--split", "test", "--max-samples", "41", "--json"]
-    record = json.loads(launch(*command, "--out", tmp_path / "run").stdout)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    command += ["--num_machines", "1", "--main_process_port", free_port(), "--mixed_precision", "no"]
+    command += ["--dynamo_backend", "no", "-m", "hf_stitch", "compare", tmp_path / "net", tmp_path / "net"]
+    command += [
+        "--data",
+        "sklearn:digits",
+        "--split",
+        "test",
+        "--max-samples",
+        "41",
+        "--json",
+        "--out",
+        tmp_path / "run",
+    ]
+    path = os.pathsep.join([str(Path(hf_stitch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}  # --cpu needs mpirun
+    ran = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, check=True, timeout=900)
+    record = json.loads(ran.stdout)
     assert record["recipe"]["processes"] == 2
     assert all(Path(path).is_file() for path in record["saved"].values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,11 @@ from hf_stitch.analysis.detection.recording import recorded
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.detection.watching import crossfitted
 from hf_stitch.analysis.grid import StitchGrid
-from hf_stitch.detectors.distribution_free import Classifier, NearestNeighbours
-from hf_stitch.detectors.gaussian import LikelihoodRatio, Mahalanobis
+from hf_stitch.detectors.distribution_free import NearestNeighbours
 from hf_stitch.registry import registries
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.tasks.heads import task_named
-
-import tiny_networks as networks  # isort: skip
 
 DOSES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
@@ -83,22 +79,38 @@ def test_scores_that_are_not_finite_are_no_evidence(broken: float) -> None:
         auroc(good, good[:0], paired=False)
 
 
+def detected(
+    own: np.ndarray, known: np.ndarray, far: np.ndarray, doses: Any, least: float, **stitched: Any
+) -> Detection:
+    """What a detector tells of models, from its scores."""
+    activations = Representation(torch.randn(40, 3), "bd")
+    layer = watching.Layer(Noise.of([activations], range(40), 0), {}, {"knn": known}, {"knn": far})
+    ids: dict[str, Any] = {"known_ids": range(len(known)), "far_ids": range(40, 40 + len(far))}
+    watch = watching.Watch({"knn": NearestNeighbours()}, 0, {"bn1": layer}, kinds=("coloured",), **ids)
+    noisy = {f"coloured.{number}.knn": scores for number, scores in enumerate(doses)}
+    models = {(name, "a", "bn1"): {"knn": scores} for name, scores in stitched.items()}
+    evidence = Evidence(watch, "knn", False, range(len(own)), {"bn1": {"knn": own}}, {"bn1": noisy}, models)
+    return evidence.detect(["a"], least)
+
+
 def test_scores_that_are_not_finite_are_recorded_as_undefined() -> None:
-    scores = {"far": np.arange(20.0), "own": np.arange(20.0) / 2, "known": np.full(9, np.nan)}
-    own = Representation(torch.randn(9, 3), "bd")
-    layer = watching.Layer(Noise.of([own], range(9), 0), {}, {"knn": scores["known"]}, {"knn": scores["far"] + 9})
-    watch = watching.Watch(
-        {"knn": NearestNeighbours()}, 0, {"bn1": layer}, kinds=("coloured",), known_ids=range(9),
-        far_ids=range(20, 40),
-    )  # fmt: skip
-    doses = {f"coloured.{number}.knn": scores["own"] + 10 * number for number in range(5)}
-    stitched = {("m", "a", "bn1"): {"knn": scores["own"] * np.nan}, ("n", "a", "bn1"): {"knn": scores["far"]}}
-    own_scores = {"bn1": {"knn": scores["own"]}}
-    found = Evidence(watch, "knn", False, range(20), own_scores, {"bn1": doses}, stitched).detect(["a"], 0)
+    far = np.arange(20.0)
+    doses = [far / 2 + 10 * number for number in range(5)]
+    found = detected(far / 2, np.full(9, np.nan), far + 9, doses, 0, m=far * np.nan, n=far)
     assert set(found.undefined) == {"m: a -> bn1", "bn1, control train"}
     assert "20 of 20 scores are NaN" in found.undefined["m: a -> bn1"]
     assert all(np.isnan(values).all() for values in found.figures["m"].values())
     assert np.isfinite(found.figures["n"]["auroc"]).all() and np.isnan(found.controls["train"]).all()
+
+
+@pytest.mark.parametrize(("last", "least", "blind"), [(0.0, 0.8, True), (0.0, 0.0, False), (30.0, 0.8, False)])
+def test_where_a_detector_fails_its_figures_are_nan(last: float, least: float, blind: bool) -> None:
+    scores = np.arange(40.0)
+    doses = [scores + last * (number == 4) for number in range(5)]
+    found = detected(scores, scores + 0.5, scores + 99.5, doses, least, m=scores + 5)
+    assert list(found.blind) == ["bn1"] * blind
+    assert np.isnan(found.figures["m"]["auroc"]).all() == blind
+    assert np.isfinite(found.controls["far"]).all() and np.isfinite(found.doses["coloured"]).all()
 
 
 def test_paired_scores_are_drawn_together() -> None:
@@ -192,39 +204,6 @@ def test_the_same_distribution_is_not_told_apart_and_a_far_one_is(name: str) -> 
     same, far = np.mean(values["same"], 0), np.array(values["far"])
     assert same[0] == pytest.approx(0.5, abs=0.04) and same[1] < 0.5 < same[2]
     assert (far[:, 1] > 0.9).all()
-
-
-def test_the_likelihood_ratio_of_halves_has_the_area_of_two_normal_distributions() -> None:
-    g = np.random.default_rng(0)
-    own, strange = g.standard_normal((4000, 1, 3)), g.standard_normal((4000, 1, 3)) + np.array([0.9, 0, 0])
-    folds = (g.permutation(4000) < 2000,) * 2
-    scores = crossfitted(LikelihoodRatio(), own, strange, folds)
-    expected = NormalDist().cdf(0.9 / 2**0.5)
-    value, low, high = auroc(*scores, paired=True)
-    assert low < expected < high and value == pytest.approx(expected, abs=0.02)
-
-
-def test_a_classifier_that_knows_the_scored_samples_would_tell_anything_apart() -> None:
-    """Why samples are halved: fitted to the scored rows, it finds a difference where there is none."""
-    g = np.random.default_rng(0)
-    own, strange = (g.standard_normal((60, 8, 20)).astype(np.float32) for _ in range(2))
-    rows = [Representation(torch.from_numpy(x), "bnd") for x in (own, strange)]
-    scorer = Classifier(epochs=60).fit([rows[0]], auxiliary=[rows[1]])
-    cheating = auroc(scorer.score(rows[1]).numpy(), scorer.score(rows[0]).numpy(), paired=True)
-    honest = auroc(
-        *crossfitted(Classifier(epochs=60), own, strange, (halves(range(60), 0, "control"),) * 2), paired=True
-    )
-    assert cheating[1] > 0.9 and honest[1] < 0.5 < honest[2]
-
-
-def test_shrinkage_is_seen_by_two_sided_detectors() -> None:
-    g = np.random.default_rng(0)
-    known, own = (torch.from_numpy(g.standard_normal((600, 3, 4))) for _ in range(2))
-    for detector in (Mahalanobis(), NearestNeighbours()):
-        scorer = detector.fit([Representation(known, "bnd")])
-        strange, plain = (scorer.score(Representation(x, "bnd")).numpy() for x in (own * 0.3, own))
-        found = discrimination(strange, plain, two_sided=True, paired=True)
-        assert found["one_sided"][2] < 0.2 and found["auroc"][1] > 0.75
 
 
 def test_halves_and_positions_depend_on_ids_alone() -> None:
@@ -338,17 +317,6 @@ def test_no_donor_of_noise_is_in_both_folds(kind: str) -> None:
     assert not first & other and min(len(first), len(other)) > 8
 
 
-def test_a_detector_does_not_recognise_noise_by_its_donors() -> None:
-    """A dose so large that donors are recognised, of a kind that the detector cannot tell otherwise."""
-    g = torch.Generator().manual_seed(0)
-    known, own = (Representation(torch.randn(400, 1, 30, generator=g), "bnd") for _ in range(2))
-    ids = range(1000, 1400)
-    noise = Noise.of([known], range(400), 0).draw("coloured", own, ids, 0)
-    rows = [(x * scale).numpy() for x, scale in ((own.values, 1.0), (own.values + 3 * noise, 10**-0.5))]
-    found = auroc(*crossfitted(Classifier(epochs=60), *rows, (folds(ids, 0),) * 2), paired=True)
-    assert found[0] < 0.6
-
-
 def test_drawing_halves_again_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [f"image {i}" for i in range(2000)]
     first = halves(ids, 3, "control"), folds(ids, 3)
@@ -396,15 +364,6 @@ def test_samples_of_another_size_are_refused() -> None:
         list(recorded(network, ["0"], data, "none", Run(4), task_named(None)))
 
 
-def test_sizes_are_those_of_the_longest_text_of_the_first_batch() -> None:
-    network = networks.network("bert", 0, "float32")
-    layers = ["bert.encoder.layer.0", "bert.encoder.layer.1"]
-    texts = hf_stitch.Samples.of([{"text": " ".join(["w1"] * n), "label": 0} for n in (1, 20, 20, 20)])
-    sizes, _ = recording._sizes(network, layers, [texts], "none", 4, task_named(None))
-    kept = dict(recorded(network, layers, [texts], "none", Run(4), task_named(None)))
-    assert sizes == {layer: sum(batch.values.nbytes for batch in kept[layer][0]) for layer in layers}
-
-
 def test_histograms_count_all_scores_in_the_same_bins() -> None:
     g = np.random.default_rng(0)
     own, strange = g.standard_cauchy(400), g.standard_cauchy(300) + 5  # one bin of the whole range has nearly all
@@ -447,24 +406,6 @@ def test_a_detector_that_cannot_be_tried_on_noise_is_blind_unless_all_count(
 ) -> None:
     doses, why = {"coloured": np.full((1, 5, 3), np.nan)}, {"bn1 with coloured noise 1": "too few positions"}
     assert Detection("knn", ("bn1",), True, {}, doses, {}, why, min_auroc=min_auroc).blind == blind
-
-
-def test_where_a_detector_fails_its_figures_are_nan() -> None:
-    own = Representation(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), "bd")
-    known = np.arange(40.0) + 0.5
-    layer = watching.Layer(Noise.of([own], range(40), 0), {}, {"knn": known}, {"knn": known + 99})
-    watch = watching.Watch(
-        {"knn": NearestNeighbours()}, 0, {"bn1": layer}, kinds=("coloured",), known_ids=range(40), far_ids=range(40, 80)
-    )
-    scores = {"knn": np.arange(40.0)}
-    stitched = {("m", "a", "bn1"): {"knn": scores["knn"] + 5}}
-    for last, least, blind in ((0.0, 0.8, True), (0.0, 0.0, False), (30.0, 0.8, False)):
-        doses = {f"coloured.{number}.knn": scores["knn"] + last * (number == 4) for number in range(5)}
-        evidence = Evidence(watch, "knn", False, range(40), {"bn1": scores}, {"bn1": doses}, stitched)
-        found = evidence.detect(["a"], least)
-        assert list(found.blind) == ["bn1"] * blind
-        assert np.isnan(found.figures["m"]["auroc"]).all() == blind
-        assert np.isfinite(found.controls["far"]).all() and np.isfinite(found.doses["coloured"]).all()
 
 
 def test_layers_where_a_detector_is_blind_are_marked() -> None:

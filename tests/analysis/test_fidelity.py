@@ -17,6 +17,7 @@ from hf_stitch.analysis import bootstrap
 from hf_stitch.tasks.vectors import Vectors
 
 N = 90
+CUT = {"source_layer": "1", "target_layer": "1", "progress": False}
 
 
 def drawn_cka(own: Tensor, target: Tensor, resamples: int) -> np.ndarray:
@@ -38,9 +39,7 @@ def rows() -> Tensor:
 
 @pytest.fixture(scope="module")
 def stitched(rows: Tensor) -> StitchedModel:
-    return hf_stitch.stitch(
-        net(0), net(1), rows[N:], source_layer="1", target_layer="1", test_data=rows[:N], progress=False
-    )
+    return hf_stitch.stitch(net(0), net(1), rows[N:], test_data=rows[:N], **CUT)
 
 
 def test_figures_match_numpy_and_scikit_learn(stitched: StitchedModel, rows: Tensor) -> None:
@@ -81,15 +80,6 @@ def test_baselines_are_at_their_levels(stitched: StitchedModel) -> None:
         assert scores["stitched"][figure].low > chance[figure].high
 
 
-def test_the_target_itself_scores_one(rows: Tensor) -> None:
-    itself = hf_stitch.stitch(
-        net(0), net(0), rows, source_layer="1", target_layer="1", matcher="identity", progress=False
-    )
-    assert itself.evaluation is not None
-    for score in itself.evaluation.scores["stitched"].values():
-        np.testing.assert_allclose([score.value, score.low, score.high], 1, rtol=1e-9)
-
-
 def test_intervals_of_cka_are_as_wide_as_those_of_the_half_sample_bootstrap() -> None:
     x = torch.randn(300, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = x + 1.5 * torch.randn(300, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -101,16 +91,14 @@ def test_intervals_of_cka_are_as_wide_as_those_of_the_half_sample_bootstrap() ->
 
 def test_both_ways_to_compute_cka_agree() -> None:
     wide = torch.randn(20, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    narrow = torch.linalg.qr(wide.T).R.T  # the same rows up to a rotation, in 20 features
     other = torch.randn(20, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     of_narrow = torch.linalg.qr(torch.cat([wide, other]).T).R.T
     found, padded = drawn_cka(wide, other, 5), drawn_cka(of_narrow[:20], of_narrow[20:], 5)
     np.testing.assert_allclose(padded, found, rtol=1e-9)
-    assert narrow.shape == (20, 20)
 
 
 def test_an_identity_between_unequal_widths_is_left_out_with_a_reason(rows: Tensor) -> None:
-    unequal = hf_stitch.stitch(net(0), net(1, 12), rows, source_layer="1", target_layer="1", progress=False)
+    unequal = hf_stitch.stitch(net(0), net(1, 12), rows, **CUT)
     assert unequal.evaluation.left_out == {"identity": "the widths of both layers differ"}
     assert "identity" not in unequal.evaluation.scores
     assert "no identity: the widths of both layers differ" in str(unequal.evaluation)
@@ -136,9 +124,7 @@ class _Columns(nn.Module):
 
 @pytest.mark.parametrize("last", [_Named(), _Paired()])
 def test_outputs_of_other_types_become_vectors(stitched: StitchedModel, rows: Tensor, last: nn.Module) -> None:
-    other = hf_stitch.stitch(
-        net(0), net(1, last=last), rows[N:], source_layer="1", target_layer="1", test_data=rows[:N], progress=False
-    )
+    other = hf_stitch.stitch(net(0), net(1, last=last), rows[N:], test_data=rows[:N], **CUT)
     assert other.evaluation is not None
     for figure, score in stitched.evaluation.scores["stitched"].items():
         assert other.evaluation.scores["stitched"][figure].value == pytest.approx(score.value)
@@ -146,9 +132,7 @@ def test_outputs_of_other_types_become_vectors(stitched: StitchedModel, rows: Te
 
 def test_a_model_whose_output_has_no_vectors_is_told_not_scored(rows: Tensor) -> None:
     with pytest.warns(UserWarning, match="no scores: an output of type Tensor has no .* wrap the target"):
-        model = hf_stitch.stitch(
-            net(0), net(1, last=_Columns()), rows, source_layer="1", target_layer="1", progress=False
-        )
+        model = hf_stitch.stitch(net(0), net(1, last=_Columns()), rows, **CUT)
     assert model.evaluation is None
     with pytest.raises(ValueError, match="no floating-point tensor with a row for each of 64 samples"):
         evaluate(model, rows, progress=False)
@@ -165,12 +149,3 @@ def test_few_samples_leave_figures_undefined(stitched: StitchedModel, rows: Tens
     scores = evaluate(stitched, rows[:n], progress=False, resamples=5).scores["stitched"]
     assert np.isnan(scores["knn_overlap"].value) == (n < 3)
     assert np.isnan(scores["r2"].value) == (n == 1)
-
-
-def test_batches_do_not_change_the_scores(stitched: StitchedModel, rows: Tensor) -> None:
-    one, other = (
-        evaluate(stitched, rows[:N], batch_size=size, progress=False, resamples=10).scores for size in (1, 64)
-    )
-    for name, row in one.items():
-        for figure, score in row.items():
-            np.testing.assert_allclose(score.value, other[name][figure].value, rtol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from hf_stitch.analysis import PermutationTestResult, permutation_test
+from hf_stitch.analysis import permutation_test
 from hf_stitch.analysis.permutation import maximum_test
 from hf_stitch.metrics import _rows
 from hf_stitch.registry import registries
@@ -60,14 +60,9 @@ def check(name: str, x: Array, y: Array, count: int = 40) -> None:
 
 @pytest.mark.parametrize("name", [*METRICS, *NARROW])
 def test_null_values_equal_those_of_a_computation_anew(name: str) -> None:
-    for of_x, of_y in [(12, 12), (9, 14)]:
-        check(name, rows(60, of_x, 0), rows(60, of_y, 1))
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_they_do_so_where_a_layer_has_more_features_than_there_are_samples(name: str) -> None:
-    for of_x, of_y in [(100, 70), (40, 20), (8, 90)]:
-        check(name, rows(30, of_x, 0), rows(30, of_y, 1))
+    wide = [(30, 100, 70), (30, 40, 20), (30, 8, 90)]  # more features than samples
+    for n, of_x, of_y in [(60, 12, 12), (60, 9, 14), *(wide if name in METRICS else [])]:
+        check(name, rows(n, of_x, 0), rows(n, of_y, 1))
 
 
 @pytest.mark.parametrize("name", ["procrustes", "shape_distance", "procrustes:unit_norm=False"])
@@ -104,14 +99,17 @@ def test_p_values_count_orders_that_give_the_same_rows(name: str) -> None:
     assert found.p_value == (1 + (sign * (values - found.observed) >= -1e-12).sum()) / 121
 
 
-@pytest.mark.parametrize("name", ["procrustes", "cca", "pwcca", "mutual_knn", "svcca"])
+@pytest.mark.parametrize(
+    "name",
+    ["procrustes", "cca", "pwcca", "mutual_knn", "svcca", "linear_cka:debiased=True", "rbf_cka", "rsa:compare=pearson"],
+)
 def test_the_test_of_the_best_pair_equals_a_computation_anew(name: str) -> None:
     metric, orders = registries.metrics.build(name), [np.arange(40), *permutations(40, 19, 3)]
     x, y = [rows(40, width, width) for width in (5, 8, 6)], [rows(40, width, width) for width in (7, 9)]
     values = np.moveaxis(np.array([[anew(name, a, b, orders) for b in y] for a in x]), 2, 0)
     scores = (values - values.mean(0)) / values.std(0) * (1 if metric.higher_is_better else -1)
     sides = [[torch.from_numpy(layer) for layer in side] for side in (x, y)]
-    for memory in (2**30, 1):  # all layers of x at once; one at a time
+    for memory in (2**30, 8 * 40**2 * 12):  # all layers of x at once; one at a time
         found = maximum_test(metric, *sides, permutations=19, seed=3, memory=memory)
         np.testing.assert_allclose(found.chance, values.mean(0), rtol=1e-10)
         np.testing.assert_allclose(found.scores, scores[0], rtol=1e-7, atol=1e-8)
@@ -164,18 +162,14 @@ def test_a_sequential_test_stops_at_its_tenth_value_as_similar_as_observed() -> 
     assert len(hits) > 10 and len(short.values) == hits[9] + 1 < 500
     np.testing.assert_array_equal(short.values, whole.values[: hits[9] + 1])
     assert short.p_value == 10 / len(short.values) and short.enough == 10 and whole.enough is None
-    again = PermutationTestResult.from_dict(short.to_dict())
-    assert again.p_value == short.p_value and again.to_dict() == short.to_dict()
     related = permutation_test("procrustes", x, x + 0.1, permutations=99, sequential=True)
     assert len(related.values) == 99 and related.p_value == 0.01
-    with pytest.raises(ValueError, match="sequential must be True or False, got 3"):
-        permutation_test("procrustes", x, y, sequential=3)
 
 
 def test_sequential_p_values_are_valid_without_similarity() -> None:
     """Besag and Clifford 1991: of all p, at most a share of p is as low, and each that can occur exactly so often."""
     found, sizes = [], []
-    for seed in range(800):
+    for seed in range(400):
         x, y = np.random.default_rng(seed).standard_normal((2, 10, 2))
         null = permutation_test("procrustes", x, y, permutations=39, seed=seed, sequential=True)
         found.append(null.p_value)
@@ -185,19 +179,6 @@ def test_sequential_p_values_are_valid_without_similarity() -> None:
         below = int((p_values <= level + 1e-12).sum())
         assert stats.binomtest(below, len(p_values), level).pvalue > 1e-3
     assert np.mean(sizes) < 25  # of 39
-
-
-def test_the_error_of_a_sequential_p_value_is_as_stated() -> None:
-    """The standard deviation of the p-value is about p √((1 - p) / 10)."""
-    x, y = np.random.default_rng(11).standard_normal((2, 12, 2))
-    exact = permutation_test("procrustes", x, y, permutations=2000, seed=0).p_value
-    assert 0.35 < exact < 0.5
-    found = [
-        permutation_test("procrustes", x, y, permutations=1000, seed=seed, sequential=True).p_value
-        for seed in range(1, 120)
-    ]
-    assert np.std(found) == pytest.approx(exact * np.sqrt((1 - exact) / 10), rel=0.25)
-    assert np.mean(found) == pytest.approx(exact, rel=0.15)
 
 
 @pytest.mark.parametrize("name", ["mutual_knn", "mutual_knn:distance=euclidean", "jaccard"])

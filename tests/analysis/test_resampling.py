@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,14 @@ from sklearn.metrics import cohen_kappa_score
 from torch import nn
 
 from hf_stitch import metrics
-from hf_stitch.analysis import ConfidenceInterval, PermutationTestResult, bootstrap, permutation_test
+from hf_stitch.analysis import bootstrap, permutation_test
 from hf_stitch.registry import registries
 
 ROUTES = [
-    ("linear_cka", {}, 3),
-    ("linear_cka", {}, 15),
-    ("linear_cka", {"debiased": True}, 3),
-    ("linear_cka", {"debiased": True}, 15),
-    ("minibatch_cka", {"batch_size": 7}, 3),
-    ("procrustes", {"unit_norm": False}, 3),
-    ("procrustes", {}, 15),
-    ("pwcca", {}, 3),
-    ("linear_regression", {}, 4),
-    ("mutual_knn", {"k": 3}, 3),
-    ("paired_cosine", {}, 3),
-    ("disagreement", {}, 3),
-]
+    ("linear_cka", 3), ("linear_cka", 15), ("linear_cka:debiased=True", 3), ("linear_cka:debiased=True", 15),
+    ("minibatch_cka:batch_size=7", 3), ("procrustes:unit_norm=False", 3), ("procrustes", 15), ("pwcca", 3),
+    ("linear_regression", 4), ("mutual_knn:k=3", 3), ("paired_cosine", 3), ("disagreement", 3),
+]  # fmt: skip
 """Metrics with different routes (moments, debiased moments, rows), for narrow and wide layers."""
 
 
@@ -99,17 +89,18 @@ def test_p_values_are_uniform_without_similarity_unless_rows_are_permuted() -> N
     assert np.mean(np.array(by_row) == 1) > 0.4
 
 
-@pytest.mark.parametrize(("name", "options", "width"), ROUTES)
-def test_null_values_match_rearranged_samples(name: str, options: dict[str, Any], width: int) -> None:
+@pytest.mark.parametrize(("name", "width"), ROUTES)
+def test_null_values_match_rearranged_samples(name: str, width: int) -> None:
     x, y, samples = related(5, 4, width)
-    function = getattr(metrics, name)
-    exact = [function(x, rearranged(y, samples, order), **options) for order in itertools.permutations(range(5))]
-    null = permutation_test(name, x, y, samples=samples, permutations=300, **options)
+    metric = registries.metrics.build(name)
+    orders = itertools.permutations(range(5))
+    exact = [metric.function(x, rearranged(y, samples, order), **metric.options) for order in orders]
+    null = permutation_test(metric, x, torch.from_numpy(y), samples=samples, permutations=300)
     distances = np.abs(null.values[:, None] - np.array(exact))
     assert null.observed == pytest.approx(exact[0], rel=1e-10, abs=1e-12)
     assert distances.min(1).max() < 1e-10
     assert null.chance == pytest.approx(np.mean(exact), abs=4 * np.std(exact) / np.sqrt(300))
-    sign = 1 if registries.metrics.get(name).higher_is_better else -1
+    sign = 1 if metric.higher_is_better else -1
     share = np.mean(sign * (np.array(exact) - exact[0]) >= -1e-10)
     assert null.p_value == pytest.approx(share, abs=4 * np.sqrt(share / 300) + 1 / 301)
 
@@ -150,19 +141,6 @@ def test_a_copy_has_the_best_value_for_similarities_and_distances(name: str) -> 
     assert null.calibrated == pytest.approx(1, abs=1e-6)
     assert null.p_value == 0.02
     assert null.z > 3
-
-
-def test_a_metric_may_be_a_name_a_class_or_an_instance() -> None:
-    x, y, _ = related(20, 1, 3)
-    ways = (
-        ("linear_cka", {"debiased": True}),
-        (registries.metrics.get("linear_cka"), {"debiased": True}),
-        (registries.metrics.build("linear_cka", debiased=True), {}),
-    )
-    nulls = [permutation_test(metric, x, torch.from_numpy(y), permutations=5, **options) for metric, options in ways]
-    for null in nulls:
-        np.testing.assert_array_equal(null.values, nulls[0].values)
-    assert {null.metric for null in nulls} == {"LinearCKA(debiased=True)"}
 
 
 @pytest.mark.parametrize("name", ["linear_cka", "mutual_knn"])
@@ -243,21 +221,15 @@ def test_samples_may_have_unequal_rows() -> None:
 # -- results and errors ------------------------------------------------------------------------------------------------
 
 
-def test_results_convert_to_records_tables_and_figures(tmp_path) -> None:
+def test_results_convert_to_text_tables_and_figures() -> None:
     x, y, _ = related(20, 1, 3)
     null, interval = permutation_test("procrustes", x, y), bootstrap("procrustes", x, y)
     for result, key in ((null, "observed"), (interval, "value")):
-        record = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-        again = type(result).from_dict(record)
-        assert again.to_dict() == record and repr(again) == repr(result)
-        assert np.array_equal(again.values, result.values)
         row = result.to_pandas().iloc[0]
-        assert len(result.to_pandas()) == 1
-        assert record[key] == row[key] == pytest.approx(metrics.procrustes(x, y))
-        assert record["metric"] == row["metric"] == "Procrustes(squared=False, unit_norm=True)"
-        assert len(record["values"]) == 200
+        assert len(result.to_pandas()) == 1 and len(result.values) == 200
+        assert getattr(result, key) == row[key] == pytest.approx(metrics.procrustes(x, y))
+        assert result.metric == row["metric"] == "Procrustes(squared=False, unit_norm=True)"
         assert (row["samples"], row["seed"]) == (20, 0)
-        result.plot().savefig(tmp_path / "figure.png", dpi=50)
     assert f"p = {null.p_value:.3g}" in str(null)
     assert f"[{interval.low:.3f}, {interval.high:.3f}]" in str(interval)
     np.testing.assert_allclose(null.plot().axes[0].lines[0].get_xdata(), [null.observed, null.chance])
@@ -267,50 +239,32 @@ def test_results_convert_to_records_tables_and_figures(tmp_path) -> None:
     assert (first[0], last[0]) == (interval.low, interval.high)
 
 
-def test_undefined_values_are_nan_or_infinite() -> None:
+def test_a_null_without_variance_has_no_z_and_is_recorded() -> None:
     x, y = np.eye(4)[[0, 1] * 5], np.eye(4)[[2, 3] * 5]  # disagreement in any order
     null = permutation_test("disagreement", x, y, permutations=9)
-    assert null.p_value == 1
-    assert null.calibrated == 0
-    assert np.isnan(null.z)
-    record = json.loads(json.dumps(null.to_dict(), allow_nan=False))
-    assert record["z"] == "nan"
-    unbounded = replace(null, best=np.inf, values=np.array([np.nan, -np.inf, 0.5]))
-    assert np.isinf(PermutationTestResult.from_dict(json.loads(json.dumps(unbounded.to_dict(), allow_nan=False))).best)
-    odd = ConfidenceInterval("m", 0.5, -np.inf, np.nan, 0.95, np.array([0.1, np.nan]), 4, 4, 0)
-    again = ConfidenceInterval.from_dict(json.loads(json.dumps(odd.to_dict(), allow_nan=False)))
-    assert again.low == -np.inf and np.isnan(again.high) and np.isnan(again.values[1])
+    assert null.p_value == 1 and null.calibrated == 0 and np.isnan(null.z)
+    assert json.loads(json.dumps(null.to_dict(), allow_nan=False))["z"] == "nan"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": np.arange(11)}, r"one sample id per row, got the shape \(11,\)"),
-        (
-            {"samples": np.repeat(range(4), [2, 2, 3, 5])},
-            r"2 of 4 samples are the only ones with their number of rows \(3, 5\)",
-        ),
-        ({"samples": np.zeros(12)}, "1 of 1 samples are the only ones"),
-        ({"permutations": 1}, "permutations must be an integer >= 2, got 1"),
-        ({"debaised": True}, "did you mean 'debiased'"),
-    ],
-)
-def test_permutation_test_rejects_bad_input(options: dict[str, Any], message: str) -> None:
+REFUSALS: list[tuple[Any, str, dict[str, Any], str]] = [
+    (permutation_test, "linear_cka", {"samples": np.arange(11)}, r"one sample id per row, got the shape \(11,\)"),
+    (
+        permutation_test, "linear_cka", {"samples": np.repeat(range(4), [2, 2, 3, 5])},
+        r"2 of 4 samples are the only ones with their number of rows \(3, 5\)",
+    ),
+    (permutation_test, "linear_cka", {"samples": np.zeros(12)}, "1 of 1 samples are the only ones"),
+    (permutation_test, "linear_cka", {"permutations": 1}, "permutations must be an integer >= 2, got 1"),
+    (permutation_test, "linear_cka", {"sequential": 3}, "sequential must be True or False, got 3"),
+    (permutation_test, "linear_cka", {"debaised": True}, "did you mean 'debiased'"),
+    (bootstrap, "linear_cka", {"samples": np.repeat(range(3), 4)}, "at least 4 samples, got 3"),
+    (bootstrap, "linear_cka", {"resamples": 0}, "resamples must be an integer >= 2, got 0"),
+    (bootstrap, "linear_cka", {"confidence": 95}, "confidence must be a number > 0 and < 1, got 95"),
+    (bootstrap, "mutual_knn", {"k": 8}, "a resample of half of the samples does not determine mutual_knn: .*k"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("estimate", "name", "options", "message"), REFUSALS)
+def test_what_cannot_be_drawn_is_refused(estimate: Any, name: str, options: dict[str, Any], message: str) -> None:
     x, y, _ = related(12, 1, 2)
     with pytest.raises((ValueError, TypeError), match=message):
-        permutation_test("linear_cka", x, y, **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("linear_cka", {"samples": np.repeat(range(3), 4)}, "at least 4 samples, got 3"),
-        ("linear_cka", {"resamples": 0}, "resamples must be an integer >= 2, got 0"),
-        ("linear_cka", {"confidence": 95}, "confidence must be a number > 0 and < 1, got 95"),
-        ("mutual_knn", {"k": 8}, "a resample of half of the samples does not determine mutual_knn: .*k"),
-    ],
-)
-def test_bootstrap_rejects_bad_input(name: str, options: dict[str, Any], message: str) -> None:
-    x, y, _ = related(12, 1, 2)
-    with pytest.raises(ValueError, match=message):
-        bootstrap(name, x, y, **options)
+        estimate(name, x, y, **options)

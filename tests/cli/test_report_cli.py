@@ -28,10 +28,3 @@ def test_a_page_is_written(
     names = " ".join(folder.name for folder in folders.values())
     assert type(read).__name__ == result and f"Again: <code>hf-stitch {command} {names} --data" in place.read_text()
     assert str(tmp_path.parent) not in place.read_text()
-
-
-def test_a_folder_that_does_not_exist_is_refused_before_any_work(tmp_path: Path) -> None:
-    call = ["compare", "nowhere/a", "nowhere/b", "--data", "sklearn:digits", "--report"]
-    found = CliRunner().invoke(app, [*call, str(tmp_path / "no" / "page.html")])
-    said = " ".join(found.output.replace("│", " ").split())
-    assert found.exit_code == 2 and "does not exist or cannot be written" in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -12,13 +11,6 @@ import hf_stitch
 from hf_stitch.cli import app
 
 from two_tokenizers import LAYER, SENTENCES, decoder  # isort: skip
-
-
-@pytest.mark.parametrize("command", ["stitch", "grid"])
-def test_alignments_are_choices(command: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, [command, "a", "b", "--data", "c", "--out", str(tmp_path), "--align", "words"])
-    assert result.exit_code == 2
-    assert "'words' is not one of 'tokens', 'prefix'" in " ".join(result.output.replace("│", "").split())
 
 
 def test_two_decoders_from_folders(tmp_path: Path) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
 from statistics import NormalDist
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hf_stitch_testing import check_detector
 from scipy.spatial.distance import mahalanobis
 from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
@@ -91,20 +90,6 @@ def test_dead_features_are_strange_only_where_they_change() -> None:
     assert own.isfinite().all() and (other > 10 * own).all()
 
 
-def test_too_few_samples_are_refused() -> None:
-    few = [Representation(torch.randn(3, 4), "bd")]
-    with pytest.raises(ValueError, match="at least 5 positions, got 3"):
-        Mahalanobis().fit(few)
-    with pytest.raises(ValueError, match="at least 10 samples, got 3"):
-        NearestNeighbours().fit(few)
-    with pytest.raises(ValueError, match="all 9 positions are equal"):
-        Mahalanobis().fit([Representation(torch.ones(9, 4), "bd")])
-    with pytest.raises(ValueError, match="k must be an integer >= 1"):
-        NearestNeighbours(k=0)
-    with pytest.raises(ValueError, match="tolerance must be a number >= 0"):
-        Mahalanobis(tolerance=-1)
-
-
 def test_the_likelihood_ratio_is_scipys() -> None:
     own, stitched, new = vectors(400, 0), vectors(300, 1) * 0.5 + 1, vectors(9, 2)
     scorer = LikelihoodRatio(tolerance=0).fit(
@@ -171,43 +156,38 @@ def test_strangeness_of_positions_that_leaves_means_alone_is_seen_only_by_what_r
     assert abs(area(NearestNeighbours().fit(known), moved, new) - 0.5) < 0.06
 
 
-def test_needs_that_are_not_met_are_named() -> None:
-    known = [Representation(vectors(50, 0), "bd")]
-    with pytest.raises(
-        ValueError, match=r"detector likelihood_ratio needs auxiliary activations .*a stitch hands over"
-    ):
-        LikelihoodRatio().fit(known)
-    with pytest.raises(ValueError, match="at least 5 stitched positions, got 3"):
-        LikelihoodRatio().fit(known, auxiliary=[Representation(vectors(3, 1), "bd")])
+def known(values: torch.Tensor) -> list[Representation]:
+    return [Representation(values, "bd")]
+
+
+REFUSALS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Mahalanobis().fit(known(torch.randn(3, 4))), "at least 5 positions, got 3"),
+    (lambda: NearestNeighbours().fit(known(torch.randn(3, 4))), "at least 10 samples, got 3"),
+    (lambda: Mahalanobis().fit(known(torch.ones(9, 4))), "all 9 positions are equal"),
+    (lambda: NearestNeighbours(k=0), "k must be an integer >= 1"),
+    (lambda: Mahalanobis(tolerance=-1), "tolerance must be a number >= 0"),
+    (lambda: Classifier(epochs=0), "epochs must be an integer >= 1"),
+    (lambda: LikelihoodRatio().fit(known(vectors(50, 0))), "needs auxiliary activations .*a stitch hands over"),
+    (
+        lambda: LikelihoodRatio().fit(known(vectors(50, 0)), auxiliary=known(vectors(3, 1))),
+        "at least 5 stitched positions, got 3",
+    ),
+    (
+        lambda: LikelihoodRatio(tolerance=0).fit(known(vectors(50, 0)), auxiliary=known(torch.ones(50, 4))),
+        "singular.*larger tolerance",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_what_cannot_be_fitted_is_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_outputs_of_a_norm_lie_in_a_hyperplane_up_to_rounding(dtype: torch.dtype) -> None:
+    normed = Representation(torch.nn.functional.layer_norm(vectors(50, 0), (4,)).to(dtype), "bd")
     with pytest.raises(ValueError, match=r"singular.*larger tolerance"):
-        LikelihoodRatio(tolerance=0).fit(known, auxiliary=[Representation(torch.ones(50, 4), "bd")])
-    for dtype in (torch.float32, torch.bfloat16):  # outputs of a norm lie in a hyperplane, up to rounding
-        normed = torch.nn.functional.layer_norm(vectors(50, 0), (4,)).to(dtype)
-        with pytest.raises(ValueError, match=r"singular.*larger tolerance"):
-            Mahalanobis(tolerance=0).fit([Representation(normed, "bd")])
-        scores = Mahalanobis().fit([Representation(normed, "bd")]).score(Representation(normed, "bd"))
-        assert 0.7 < scores.mean() < 1
-    with pytest.raises(ValueError, match="epochs must be an integer >= 1"):
-        Classifier(epochs=0)
-
-
-def test_detectors_that_break_their_promises_do_not_conform() -> None:
-    class Secretive(Mahalanobis):
-        """Needs auxiliary activations that it does not declare."""
-
-        name: ClassVar[str] = "mahalanobis"
-
-        def _fit(self, activations: Iterable[Representation], *args: Any, **given: Any) -> Scorer:
-            return super()._fit(given["auxiliary"])
-
-    class Careless(Mahalanobis):
-        """Seeds all of torch."""
-
-        def _fit(self, activations: Iterable[Representation]) -> Scorer:
-            torch.manual_seed(0)
-            return super()._fit(activations)
-
-    with pytest.raises((AssertionError, KeyError)):
-        check_detector(Secretive())
-    with pytest.raises(AssertionError):
-        check_detector(Careless())
+        Mahalanobis(tolerance=0).fit([normed])
+    assert 0.7 < Mahalanobis().fit([normed]).score(normed).mean() < 1

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from hf_stitch_testing import check_matcher
 from torch import Tensor, nn
 
 import hf_stitch
@@ -103,10 +102,6 @@ def test_a_new_kind_works_in_every_job(descent: None, tmp_path: Path) -> None:
         assert plan.seconds > 0 and plan.fits
 
 
-def test_a_new_kind_has_the_contract_of_matchers(descent: None) -> None:
-    check_matcher("descent")
-
-
 @pytest.mark.parametrize("matcher", ["ridge", "piecewise", {"name": "task_loss", "max_steps": 1}], ids=str)
 def test_each_kind_keeps_the_mean_of_the_target_for_the_mean_baseline(matcher: Any) -> None:
     a, b = networks()
@@ -146,22 +141,12 @@ def test_a_swap_does_not_train() -> None:
         hf_stitch.swap(a, b, data(40), encoder_layer="3", target_layer="3", matcher="task_loss", **CUT)
 
 
-@pytest.mark.parametrize("room", ["workflows", "analysis"])
-def test_no_job_knows_the_kinds(room: str) -> None:
-    for path in sorted((Path(hf_stitch.__file__).parent / room).rglob("*.py")):
-        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-        names = {
-            each.id if isinstance(each, ast.Name) else each.name
-            for each in nodes
-            if isinstance(each, ast.Name | ast.alias)
-        }
-        assert not names & KINDS, f"{path} names {names & KINDS}"
-
-
-@pytest.mark.parametrize("room", ["workflows", "analysis"])
-def test_no_job_compares_a_task_with_a_string(room: str) -> None:
-    for path in sorted((Path(hf_stitch.__file__).parent / room).rglob("*.py")):
+def test_no_job_knows_the_kinds_nor_compares_a_task_with_a_string() -> None:
+    package = Path(hf_stitch.__file__).parent
+    for path in (*package.glob("workflows/**/*.py"), *package.glob("analysis/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = {getattr(node, "id", None), getattr(node, "name", None)} & KINDS
+            assert not names, f"{path} names {names}"
             if isinstance(node, ast.Compare):
                 compared = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
                 compared |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

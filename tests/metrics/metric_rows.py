@@ -12,16 +12,9 @@ ORACLES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("oracle
 
 
 def case(
-    seed: int,
-    n: int,
-    p: int,
-    q: int,
-    shared: int,
-    noise: float,
-    mean: float = 0.0,
-    decay: float = 0.0,
+    seed: int, n: int, p: int, q: int, shared: int, noise: float, mean: float = 0.0, decay: float = 0.0,
     scale: float = 1.0,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """The rows that the values in ``oracles.json`` belong to, from their recipe."""
     g = np.random.default_rng(seed)
     z = g.standard_normal((n, shared)) * np.exp(-decay * np.arange(shared))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from metric_rows import related
@@ -45,17 +48,18 @@ def test_a_limit_keeps_a_uniform_part() -> None:
     assert abs(counts[70:].sum() - 1200) < 120
 
 
-def test_wrong_features_are_refused() -> None:
-    kept = Features(limit=5).update(X, Y)
-    with pytest.raises(ValueError, match="x rows must have width 5 like earlier rows, got 3"):
-        kept.update(Y, Y)
-    with pytest.raises(ValueError, match="must pair up"):
-        kept.update(X, Y[:-1])
-    with pytest.raises(ValueError, match="equal limits to merge, got 5 and None"):
-        kept.merge(Features())
-    with pytest.raises(ValueError, match="limit >= 2"):
-        Features(limit=1)
-    with pytest.raises(ValueError, match="no rows have been added yet"):
-        _ = Features().x
-    with pytest.raises(ValueError, match="lacks 'most'; it has x_parts"):
-        Features.from_state_dict({"x_parts": X})
+KEPT = Features(limit=5).update(X, Y)
+REFUSALS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: KEPT.update(Y, Y), "x rows must have width 5 like earlier rows, got 3"),
+    (lambda: KEPT.update(X, Y[:-1]), "must pair up"),
+    (lambda: KEPT.merge(Features()), "equal limits to merge, got 5 and None"),
+    (lambda: Features(limit=1), "limit >= 2"),
+    (lambda: Features().x, "no rows have been added yet"),
+    (lambda: Features.from_state_dict({"x_parts": X}), "lacks 'most'; it has x_parts"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_wrong_features_are_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -51,6 +53,21 @@ def test_rows_from_far_to_near_and_equal_rows() -> None:
     assert all(len(set(row)) == 6 for row in places.tolist())
 
 
-def test_rows_of_another_width_are_named() -> None:
-    with pytest.raises(ValueError, match="rows and queries must be equally wide, got widths 3 and 4"):
-        nearest(torch.ones(2, 4), torch.ones(5, 3), k=1)
+def with_nan(row: int) -> torch.Tensor:
+    return torch.ones(9, 4).index_fill(0, torch.tensor(row), torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("queries", "rows", "options", "message"),
+    [
+        (torch.ones(2, 4), torch.ones(5, 3), {}, "rows and queries must be equally wide, got widths 3 and 4"),
+        (torch.ones(2, 4), torch.ones(53, 4).split(10), {"k": 54}, "got k=54 and 53 rows"),
+        (torch.ones(2, 4), torch.ones(53, 4), {"k": 0}, "k >= 1"),
+        (torch.ones(2, 4), torch.ones(5, 4), {"distance": "l1"}, "must be one of 'cosine', 'euclidean', got 'l1'"),
+        (torch.ones(2, 4), with_nan(7).split(4), {}, "row 7 contains NaN or infinity"),
+        (with_nan(2), torch.ones(5, 4), {}, "query 2 contains NaN or infinity"),
+    ],
+)
+def test_a_wrong_search_is_refused(queries: Any, rows: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        nearest(queries, rows, **{"k": 1, **options})

@@ -9,7 +9,6 @@ import json
 import pkgutil
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,20 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 import hf_stitch
-from hf_stitch.analysis import (
-    Audit,
-    Detection,
-    Evaluation,
-    PermutationTestResult,
-    Plan,
-    Score,
-    SimilarityAtlas,
-    StitchGrid,
-)
+from hf_stitch.analysis import Audit, Detection, Evaluation, PermutationTestResult, Plan, Score, SimilarityAtlas
 from hf_stitch.analysis.comparison.atlas import LayerSize
 from hf_stitch.analysis.comparison.networks import NetworkAtlas
 from hf_stitch.analysis.detection.noise import DOSES
 from hf_stitch.analysis.evaluation import Example, StitchedParts
+from hf_stitch.analysis.grid import StitchGrid
 from hf_stitch.analysis.permutation import MaximumTest
 from hf_stitch.built_ins import BUILT_INS
 from hf_stitch.reports.page import DATA, page, section as general_section
@@ -76,18 +67,13 @@ def grid_of(name: str = "b", hashes: tuple[str, str] = ("x", "y")) -> StitchGrid
     )  # fmt: skip
 
 
-def parts() -> StitchedParts:
-    return StitchedParts("net a", "a0", 100, 250, "x", "net b", "b0", 300, 400, "y", "linear, 8 → 8", 72, {"seed": 0})
-
-
 def evaluation(examples: tuple[Example, ...] = ()) -> Evaluation:
     rows = {"stitched": {"accuracy": Score(0.8, 0.7, 0.9)}, "chance": {"accuracy": Score(0.1, 0.05, 0.15)}}
     left_out = {"source": "it has no head"}
     confusion = {"cat": {"cat": 60, "dog": 5}, "dog": {"dog": 34, "cat": 1}}
-    return Evaluation(
-        "image-classification", 100, "sha256:0", rows, left_out=left_out, parts=parts(), confusion=confusion,
-        examples=examples,
-    )  # fmt: skip
+    parts = StitchedParts("a", "a0", 100, 250, "x", "b", "b0", 300, 400, "y", "linear, 8 → 8", 72, {"seed": 0})
+    more: dict[str, Any] = {"left_out": left_out, "parts": parts, "confusion": confusion, "examples": examples}
+    return Evaluation("image-classification", 100, "sha256:0", rows, **more)
 
 
 def audit_of() -> Audit:
@@ -154,7 +140,9 @@ def test_results_have_a_page_and_come_back(name: str, tmp_path: Path) -> None:
 
 def test_findings_are_sentences() -> None:
     text = page([atlas_of(), grid_of(), evaluation(), audit_of(), dynamics_of(), HISTORY])
-    assert "The most similar layers are layer2 of a and layer2 of b (1.000)" in text
+    namesakes = "1 of 3 layers of a match their namesake in b by linear_cka; closest runner-up: layer1 for layer2"
+    assert namesakes in text and "The most similar layers are layer2 of a and layer2 of b (1.000)" in text
+    assert '<th scope="col">namesake</th>' in text and '<th scope="col">runner-up</th>' in text
     assert "no permutation test was run" in text
     assert "4 of 4 stitches reach 0.8" in text and "4 accurate stitches are out of distribution" in text
     assert "Accuracy 0.800 [0.700, 0.900] for the stitched model, 0.100 for chance." in text
@@ -162,9 +150,7 @@ def test_findings_are_sentences() -> None:
     assert "472 parameters (21% source up to a0, 15% stitch, linear, 8 → 8, 64% target after b0)" in text
     assert "Both predict the same class for 94 of 100 samples; most often, cat becomes dog (5 samples)." in text
     assert "Accurate, and no detector finds it out of distribution." in text
-    assert (
-        "All layers settle at once: their linear_cka with the end of training stays at 0.9 or better from epoch" in text
-    )
+    assert "All layers settle at once: their linear_cka with the end of training stays at 0.9 or better" in text
     assert "a 0.000 at step 0, 0.200 at step 2." in text
 
 
@@ -234,7 +220,7 @@ def data_of(text: str) -> dict[str, Any]:
     return loaded
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(name=st.text(min_size=1, max_size=20))
 def test_names_stay_text(name: str) -> None:
     plain = Structure(page([atlas_of(recipe={"data": "x"})]))
@@ -258,24 +244,6 @@ def test_many_layers_are_thinned_and_empty_cells_stay_empty() -> None:
     assert len(heat["z"]) == 200 and heat["z"][0][0] is None
 
 
-def test_wrong_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="a report shows results, got str"):
-        hf_stitch.report(["x"], tmp_path / "page.html")  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="at least one result"):
-        hf_stitch.report([], tmp_path / "page.html")
-    (tmp_path / "other.html").write_text("<html></html>")
-    with pytest.raises(ValueError, match="is not a report of hf-stitch"):
-        hf_stitch.load_report(tmp_path / "other.html")
-    atlas_of().to_html(tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    (tmp_path / "later.html").write_text(text.replace('"format_version":1', '"format_version":9'))
-    with pytest.raises(ValueError, match="has format 9, but this version of hf-stitch reads up to 1: update"):
-        hf_stitch.load_report(tmp_path / "later.html")
-    (tmp_path / "foreign.html").write_text(text.replace('"result":"SimilarityAtlas"', '"result":"Popen"'))
-    with pytest.raises(ValueError, match=r"a Popen of hf_stitch\.analysis\.comparison\.atlas, which is not known"):
-        hf_stitch.load_report(tmp_path / "foreign.html")
-
-
 def test_figures_and_controls_that_only_some_rows_have_are_a_dash() -> None:
     whole = evaluation()
     rows = {**whole.scores, "chance": {}}
@@ -295,23 +263,15 @@ def test_results_of_other_samples_are_told() -> None:
     assert "different samples" in page([recorded("x"), recorded("y")])
 
 
-def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """Write the page of an atlas with other data."""
-    record: dict[str, Any] = data_of(page([atlas_of()]))
-    change(record)
-    place = folder / "page.html"
-    place.write_text(f'<script id="{DATA}">{json.dumps(record)}</script>')
-    return place
-
-
 def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     monkeypatch.setattr("hf_stitch.cli.main", lambda: ran.append("main"))
     for module in ("hf_stitch.__main__", "hf_stitch.reports.page", "os", "hf_stitch"):
         monkeypatch.delitem(sys.modules, "hf_stitch.__main__", raising=False)
-        place = rewritten(
-            tmp_path, lambda record, module=module: record["results"][0].update(module=module, result="Evil")
-        )
+        record = data_of(page([atlas_of()]))
+        record["results"][0].update(module=module, result="Evil")
+        place = tmp_path / "page.html"
+        place.write_text(f'<script id="{DATA}">{json.dumps(record)}</script>')
         with pytest.raises(ValueError, match=r"page\.html .*an? Evil of .*, which is not known"):
             hf_stitch.load_report(place)
         place.write_text(place.read_text().replace('"Evil"', '"Curves"'))  # a registered name
@@ -347,7 +307,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", sorted(RESULTS.keys() - {"detection"}))  # which is a part of others
 def test_every_wrong_value_in_a_page_is_a_value_error_that_names_the_page(name: str, tmp_path: Path) -> None:
     record = data_of(page([RESULTS[name]]))
     place = tmp_path / "page.html"
@@ -365,31 +325,37 @@ def test_every_wrong_value_in_a_page_is_a_value_error_that_names_the_page(name: 
                 assert str(error).startswith(str(place)), error
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["[" * 100_000, '{"format_version": 1, "results": ' + "[" * 5000 + "]" * 5000 + "}", "{}", "null", "[]", '"x"',
-     '{"format_version": 1}', '{"format_version": "1", "results": []}', '{"format_version": 1, "results": {}}',
-     '{"format_version": 1, "results": [1]}', '{"format_version": 1, "results": [{}]}', ""],
-)  # fmt: skip
-def test_data_that_are_no_results_are_refused_by_name(text: str, tmp_path: Path) -> None:
+WRONG_DATA = [
+    "[" * 100_000, '{"format_version": 1, "results": ' + "[" * 5000 + "]" * 5000 + "}", "{}", "null", "[]", '"x"',
+    '{"format_version": 1}', '{"format_version": "1", "results": []}', '{"format_version": 1, "results": {}}',
+    '{"format_version": 1, "results": [1]}', '{"format_version": 1, "results": [{}]}', "",
+]  # fmt: skip
+PAGE = page([atlas_of()])
+WRONG_PAGES: list[tuple[bytes, str]] = [
+    *((content, "") for content in (b"<![x[ y", b"\xff\xfe", b"<!x[<![", b"")),
+    *((f'<script id="{DATA}">{text}</script>'.encode(), "") for text in WRONG_DATA),
+    (b"<html></html>", "is not a report of hf-stitch"),
+    (PAGE.replace('"format_version":1', '"format_version":9').encode(), "has format 9, .* reads up to 1: update"),
+    (
+        PAGE.replace(':"SimilarityAtlas"', ':"Popen"').encode(),
+        r"a Popen of hf_stitch\..*, which is not known",
+    ),
+    (PAGE.replace('"layers_a":["layer0",', '"layers_a":[1,').encode(), r"damaged: layers_a\.0 must be a text, got 1"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), WRONG_PAGES, ids=range(len(WRONG_PAGES)))
+def test_a_file_that_is_no_page_of_results_is_refused_by_name(content: bytes, message: str, tmp_path: Path) -> None:
     place = tmp_path / "page.html"
-    place.write_text(f'<script id="{DATA}">{text}</script>')
-    with pytest.raises(ValueError, match=re.escape(str(place))):
+    place.write_bytes(content)
+    with pytest.raises(ValueError, match=f"(?s){re.escape(str(place))}.*{message}"):
         hf_stitch.load_report(place)
 
 
-def test_a_file_that_is_no_html_is_refused_by_name(tmp_path: Path) -> None:
-    for content in (b"<![x[ y", b"\xff\xfe", b"<!x[<![", b""):
-        place = tmp_path / "page.html"
-        place.write_bytes(content)
-        with pytest.raises(ValueError, match=re.escape(str(place))):
-            hf_stitch.load_report(place)
-
-
-def test_a_field_of_the_wrong_type_is_named(tmp_path: Path) -> None:
-    place = rewritten(tmp_path, lambda record: record["results"][0].update(layers_a=["a", 1, "c"]))
-    with pytest.raises(ValueError, match=r"page\.html .*SimilarityAtlas is damaged: layers_a\.1 must be a text, got 1"):
-        hf_stitch.load_report(place)
+@pytest.mark.parametrize(("results", "error"), [(["x"], "shows results, got str"), ([], "at least one result")])
+def test_what_is_no_result_has_no_page(results: Any, error: str, tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        hf_stitch.report(results, tmp_path / "page.html")
 
 
 def network_atlas(metric: str = "linear_cka(debiased=True)") -> NetworkAtlas:
@@ -409,12 +375,7 @@ def test_the_page_of_several_networks_has_its_own_headline_and_no_layer_matches_
     networks, layers = figures_of(text)[0]["figures"]
     assert networks["views"][0]["traces"][0]["z"] == [[1.0, 0.85], [0.85, 1.0]]
     _, best = layers["views"][0]["traces"]
-    assert list(zip(best["y"], best["x"], strict=True)) == [
-        ("a/0", "b/0"),
-        ("a/1", "b/1"),
-        ("b/0", "a/0"),
-        ("b/1", "a/1"),
-    ]
+    assert (best["y"], best["x"]) == (["a/0", "a/1", "b/0", "b/1"], ["b/0", "b/1", "a/0", "a/1"])
     assert best["name"] == "best match in another network"
 
 
@@ -436,15 +397,6 @@ def test_a_headline_from_a_table_is_its_whole_title() -> None:
             return pandas.DataFrame()
 
     assert general_section(Narrow()).verdict == title
-
-
-def test_the_page_of_a_comparison_begins_with_the_namesakes() -> None:
-    text = page([atlas_of()])
-    assert (
-        "1 of 3 layers of a match their namesake in b by linear_cka; closest runner-up: "
-        "layer1 for layer2, 0.875 after 1.000" in text
-    )
-    assert '<th scope="col">namesake</th>' in text and '<th scope="col">runner-up</th>' in text
 
 
 def regression_grid() -> StitchGrid:

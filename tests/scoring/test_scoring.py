@@ -165,15 +165,6 @@ def test_a_state_with_the_names_of_an_earlier_version_is_refused(place: Any, tmp
         of_model(place).run(PairedSamples.of(place.test), RUN, State(checkpoint, 0, {}))
 
 
-def test_networks_are_left_in_their_modes(place: Any) -> None:
-    place.stitched.train()
-    try:
-        of_model(place).run(PairedSamples.of(place.test.take(5)), RUN)
-        assert place.stitched.training and place.stitched.stitch.training
-    finally:
-        place.stitched.eval()
-
-
 def test_several_models_are_told_from_one(place: Any) -> None:
     assert models_of(place.stitched) == ([place.stitched], False)
     assert models_of(each for each in [place.stitched]) == ([place.stitched], True)

@@ -63,7 +63,8 @@ def complete(
     if labelled := options.keys() & {*LABELS}:
         changed = {name: {now for old, now in zip(*pair, strict=False) if old != now} for name, pair in shapes.items()}
         new |= {name for name, sizes in changed.items() if sizes == {model.config.num_labels}}  # also within the base
-    if labelled or (kind not in classes and task_of_head(kind, model.config)):
+    asked = labelled or (kind not in classes and task_of_head(kind, model.config))
+    if asked and not weights.keys() <= lacking.keys():  # no head is all of a network
         outside, pooler = model.base_model is not model, f"{prefix}pooler"
         new |= {name for name in lacking if not name.startswith(prefix) and (outside or is_gone(name.split(".")[0]))}
         new |= {name for name in lacking if name.startswith(f"{pooler}.") and is_gone(pooler)}

@@ -11,6 +11,7 @@ from made_graphs import CLASSES, FEATURES, graph
 from torch_geometric.nn import GCN
 
 import hf_stitch
+from hf_stitch.registry import PluginError
 
 NODES = graph(60)
 SIZES = {"in_channels": FEATURES, "num_layers": 2, "out_channels": CLASSES}
@@ -24,7 +25,7 @@ def networks() -> list[NodeNetwork]:
 
 @pytest.mark.filterwarnings("ignore:the stitching layer was fitted to 100:UserWarning")
 @pytest.mark.filterwarnings("ignore:target= is not the target of the stitched model:UserWarning")
-def test_a_stitched_model_is_saved_loaded_and_scored(tmp_path: Path) -> None:
+def test_a_stitched_model_is_saved_loaded_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = networks()
     everything = NODES.samples()
     stitched = hf_stitch.stitch(
@@ -44,6 +45,9 @@ def test_a_stitched_model_is_saved_loaded_and_scored(tmp_path: Path) -> None:
     assert hf_stitch.evaluate(moved, some.samples(), target=on_graph(b, some), batch_size=40, progress=False).n == 40
     again = hf_stitch.load(tmp_path / "model")
     assert {"source.net.convs.0", "target.net.convs.2"} <= set(again.layers)
+    monkeypatch.setitem(vars(hf_stitch.registries.adapters), "_plugins", {})
+    with pytest.raises(PluginError, match=r"pyg.*hf-stitch-graphs.*pip install hf-stitch-graphs"):
+        hf_stitch.StitchedModel.from_pretrained(tmp_path / "model")
 
 
 def test_classifiers_of_graphs_are_stitched_and_saved(tmp_path: Path) -> None:
