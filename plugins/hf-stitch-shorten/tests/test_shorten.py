@@ -227,8 +227,14 @@ def test_a_norm_behind_the_projection_is_no_joint(family: str) -> None:
     assert shorten(net, texts(60), remove=1, matcher="drop", **QUIET).model is not None
 
 
-@pytest.mark.parametrize("family", [each for each in JOINTS if each != "swin"])
-@pytest.mark.parametrize("matcher", ["refit", "drop"])
+ALIKE = {"swin": "windows alternate", "roberta": "bert", "masked": "bert", "qwen": "llama"}
+"""Family -> why it is left out: another family with the same blocks."""
+
+
+@pytest.mark.parametrize(
+    ("family", "matcher"),
+    [*((family, "refit") for family in JOINTS if family not in ALIKE), ("llama", "drop"), ("timm resnet", "drop")],
+)
 def test_the_plain_network_computes_what_the_mapped_one_does(
     family: str, matcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -729,9 +735,9 @@ def test_options_are_checked(options: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("form", "way"),
     [
-        ("peft", "merge_and_unload"), ("int8", "quantised"), ("tensor subclass", "quantised"),
-        ("layer of integers", "quantised"), ("pruned", "prune.remove"), ("weight norm", "remove_parametrizations"),
-        ("old weight norm", "remove_weight_norm"), ("offloaded", "without device_map"),
+        ("peft", "merge_and_unload"), ("int8", "quantised"), ("pruned", "prune.remove"),
+        ("weight norm", "remove_parametrizations"), ("old weight norm", "remove_weight_norm"),
+        ("offloaded", "without device_map"),
     ],
 )  # fmt: skip
 def test_forms_are_refused_with_the_way(form: str, way: str) -> None:
