@@ -12,6 +12,7 @@
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+export TMPDIR="$work"  # so that nothing is left behind
 python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet "transformers==5.24.0" "torch==2.15.0" "numpy==2.4.6"
 cat > "$work/check.py" <<'PYTHON'

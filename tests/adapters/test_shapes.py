@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import timm
 import torch
 import transformers as hf
-from families import BERT, Block, Code
+from families import Block, Code
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional
@@ -139,7 +140,7 @@ def test_layers_that_keep_the_shape_keep_the_axes() -> None:
     ],
 )  # fmt: skip
 def test_adjacent_layers_determine_the_axis_of_the_channels(channels: int, size: tuple[int, int], middle: str) -> None:
-    between = {
+    between: Callable[[], nn.Module] = {
         "relu": nn.ReLU, "norm2d": partial(LayerNorm2d, channels), "group norm": partial(nn.GroupNorm, 2, channels)
     }[middle]  # fmt: skip
     net = nn.Sequential(
@@ -220,17 +221,6 @@ def test_padding_that_a_network_adds_is_no_row(window: int, masked: bool) -> Non
 
 def test_learned_tokens_behind_a_text_are_no_rows() -> None:
     assert read(Reader(before=1, behind=2), 3, 9).rows().shape == (12, 16)
-
-
-def test_longformer_counts_real_tokens_only() -> None:
-    config = hf.LongformerConfig(**BERT, attention_window=32, max_position_embeddings=140)
-    adapter = hf_stitch.load(hf.LongformerModel(config).eval())
-    mask = torch.ones(2, 9, dtype=torch.long)
-    mask[0, 4:] = 0
-    inputs = {"input_ids": torch.randint(3, 99, (2, 9)), "attention_mask": mask}
-    representation = adapter.encode(inputs, adapter.layers[0])[adapter.layers[0]]
-    assert representation.values.shape[1] == 32
-    assert representation.rows().shape == (13, 32)
 
 
 def test_rows_are_refused_if_the_positions_of_padding_are_unknown() -> None:

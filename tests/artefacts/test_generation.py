@@ -26,13 +26,7 @@ from records import rewrite  # isort: skip
 import tiny_networks  # isort: skip
 from tiny_networks import LAYERS, TEXT, adapted, build  # isort: skip
 
-PAIRS = [
-    pytest.param(("gpt2", "gpt2"), marks=pytest.mark.slow),
-    pytest.param(("llama", "llama"), marks=pytest.mark.slow),
-    ("gpt2", "llama"),
-    ("llama", "gpt2"),
-]
-"""A network on both sides takes the same ways as in the mixed pairs."""
+PAIRS = [("gpt2", "llama"), ("llama", "gpt2")]
 stitched = partial(tiny_networks.stitched, task="text-generation")
 IDS = torch.tensor([[7, 12, 30, 9]])
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -76,7 +70,7 @@ def model(made: StitchedModelForCausalLM) -> StitchedModelForCausalLM:
     return copy.deepcopy(made)
 
 
-@pytest.mark.parametrize("layer", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
+@pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_identity_stitch_generates_the_same_as_the_network(family: str, layer: int, net: Any, texts: Any) -> None:
     """Bitwise equal; after the last block the target has no attention layers and no cache."""
@@ -91,9 +85,7 @@ def test_the_identity_stitch_generates_the_same_as_the_network(family: str, laye
 WAYS: dict[str, dict[str, Any]] = {
     "beams": {"num_beams": 3, "num_return_sequences": 2},
     "sampling": {"do_sample": True, "top_p": 0.9},
-    "sampled beams": {"num_beams": 2, "do_sample": True},
     "static cache": {"cache_implementation": "static"},
-    "processors": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
     "prompt lookup": {"prompt_lookup_num_tokens": 2},
     "assistant": {"assistant_model": "llama"},
 }
@@ -219,23 +211,22 @@ def test_of_two_different_windows_the_whole_past_is_kept(texts: Any) -> None:
     assert torch.equal(generated(model).sequences, generated(model, use_cache=False).sequences)
 
 
-WHOLE = ["t5", pytest.param("bert", marks=pytest.mark.slow), "roberta"]
-"""Families of encoders."""
+def continues_as_each_text_alone(model: Any, **options: Any) -> None:
+    both = ["w1 w2 w3 w4 w5 w6", "w7 w8 w9"]
+    found = generated(model, **prompts(model, both), **options)
+    for index, text in enumerate(both):
+        alone = generated(model, **prompts(model, [text]), **options)
+        assert torch.equal(found.sequences[index, -8:], alone.sequences[0, -8:])
+        for x, y in zip(found.logits, alone.logits, strict=True):
+            torch.testing.assert_close(x[index], y[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(params=WHOLE)
-def encoder(request: Any, net: Any) -> hf_stitch.Adapter:
-    """Each has the tokenizer of the decoders, RoBERTa too."""
-    if request.param != "roberta":
-        return net(request.param)
-    torch.manual_seed(0)
+@pytest.mark.parametrize("family", ["t5", "roberta"])
+def test_a_source_that_attends_to_the_whole_text_generates_without_a_cache(family: str, net: Any, texts: Any) -> None:
+    """Both have the tokenizer of the decoder."""
     config = transformers.RobertaConfig(**TEXT, pad_token_id=0, max_position_embeddings=64)
-    return adapted("bert", transformers.RobertaModel(config).eval())
-
-
-def test_a_source_that_attends_to_the_whole_text_generates_without_a_cache(
-    encoder: hf_stitch.Adapter, net: Any, texts: Any
-) -> None:
+    torch.manual_seed(0)
+    encoder = net("t5") if family == "t5" else adapted("bert", transformers.RobertaModel(config).eval())
     model = stitched(encoder, net("llama", 1), texts, (encoder.layers[1], LAYERS["llama"]))
     why = "takes no cache|a network attends to later tokens"
     with pytest.warns(UserWarning, match=rf"each token takes a run over the whole text, because .*({why})"):
@@ -247,31 +238,12 @@ def test_a_source_that_attends_to_the_whole_text_generates_without_a_cache(
     for run in (model, model.generate):
         with pytest.raises(ValueError, match=r"this model has no cache, because .*: pass use_cache=False"):
             run(input_ids=torch.tensor([[5, 6]]), use_cache=True)
-
-
-def continues_as_each_text_alone(model: Any, **options: Any) -> None:
-    both = ["w1 w2 w3 w4 w5 w6", "w7 w8 w9"]
-    found = generated(model, **prompts(model, both), **options)
-    for index, text in enumerate(both):
-        alone = generated(model, **prompts(model, [text]), **options)
-        assert torch.equal(found.sequences[index, -8:], alone.sequences[0, -8:])
-        for x, y in zip(found.logits, alone.logits, strict=True):
-            torch.testing.assert_close(x[index], y[0], rtol=1e-4, atol=1e-5)
+    continues_as_each_text_alone(model, use_cache=False)  # RoBERTa numbers positions from its padding itself
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_a_left_padded_batch_continues_as_each_text_alone(model: StitchedModelForCausalLM, use_cache: bool) -> None:
     continues_as_each_text_alone(model, use_cache=use_cache)
-
-
-@pytest.mark.filterwarnings("ignore:each token takes a run")
-@pytest.mark.parametrize("target", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
-def test_a_left_padded_batch_continues_as_each_text_alone_after_an_encoder(
-    encoder: hf_stitch.Adapter, target: str, net: Any, texts: Any
-) -> None:
-    """RoBERTa numbers positions from its padding itself, for the others they come from the mask."""
-    model = stitched(encoder, net(target, 1), texts, (encoder.layers[1], LAYERS[target]))
-    continues_as_each_text_alone(model, use_cache=False)
 
 
 def test_no_setting_and_no_file_contains_that_there_was_no_cache(between: Any, tmp_path: Path) -> None:
@@ -367,38 +339,24 @@ def test_a_network_with_the_older_name_of_the_cache_gets_it_by_this_name(texts: 
 
 STATES = {
     "mamba": lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**TEXT)),
-    "jamba": lambda: transformers.JambaForCausalLM(
-        transformers.JambaConfig(
-            **{**TEXT, "num_hidden_layers": 4},
-            num_key_value_heads=2,
-            attn_layer_period=2,
-            attn_layer_offset=1,
-            num_experts=2,
-            mamba_d_state=4,
-        )
-    ),
-}
+    "jamba": lambda: transformers.JambaForCausalLM(transformers.JambaConfig(
+        **{**TEXT, "num_hidden_layers": 4}, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1,
+        num_experts=2, mamba_d_state=4,
+    )),
+}  # fmt: skip
 """Networks whose layers keep a state instead of tokens: all layers, or some."""
 
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [
-        ("mamba", "mamba"),
-        pytest.param("jamba", "jamba", marks=pytest.mark.slow),
-        ("mamba", "llama"),
-        pytest.param("llama", "mamba", marks=pytest.mark.slow),
-        pytest.param("jamba", "gpt2", marks=pytest.mark.slow),
-        ("llama", "jamba"),
-    ],
+    [("mamba", "mamba"), ("mamba", "llama"), ("llama", "jamba")],
 )
 def test_state_space_models_have_a_cache(source: str, target: str, net: Any, texts: Any) -> None:
     torch.manual_seed(0)
     a, b = (adapted("llama", STATES[name]().eval()) if name in STATES else net(name) for name in (source, target))
     cuts = [LAYERS.get(name) or adapter.layers[1] for name, adapter in ((source, a), (target, b))]
-    same = source == target
-    model = stitched(a, a if same else b, texts, (cuts[0], cuts[0] if same else cuts[1]),
-                     matcher="identity" if same else "ridge")  # fmt: skip
+    itself = source == target
+    model = same(a, texts, cuts[0]) if itself else stitched(a, b, texts, (cuts[0], cuts[1]))
     if NAME != "cache" and (source, target) == ("mamba", "mamba"):
         assert "before 5.24" in str(model.uncached)
         return
@@ -408,7 +366,7 @@ def test_state_space_models_have_a_cache(source: str, target: str, net: Any, tex
         assert torch.equal(found.sequences, plain.sequences)
         for x, y in zip(found.logits, plain.logits, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-        if same:
+        if itself:
             assert torch.equal(found.sequences, generated(a.model, **batch).sequences)
     assert model.uncached is None and found[NAME] is not None
 

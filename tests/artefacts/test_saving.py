@@ -434,7 +434,6 @@ def test_weights_that_were_saved_apart_stay_apart(sharing: Any, tmp_path: Path) 
     [
         (lambda names: {**names, "x": next(iter(names.values()))}, "disagree about 'x': expected no such weight"),
         (lambda names: dict.fromkeys(names, "nowhere"), "lacks . weights"),
-        (lambda names: {}, "lacks . weights"),
         (lambda names: dict.fromkeys(names, "stitch.x"), "lacks . weights"),
         (
             lambda names: {**names, "stitch.forward": "target.forward"},

@@ -24,11 +24,11 @@ from hf_stitch.cli import app
 from server import turned_to_a_hub  # isort: skip
 from tiny_networks import LAYERS, TEXT, network, plain_tokenizer  # isort: skip
 
-LIKE = {"cnn": "images", "bert": "texts", "gpt2": "texts"}
+LIKE = {"cnn": "images", "bert": "texts"}
 """Family of both networks -> the fixture with their samples."""
 
 
-@pytest.mark.parametrize("family", ["cnn", "gpt2", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["cnn", pytest.param("bert", marks=pytest.mark.slow)])
 def test_a_stitched_model_is_loaded_examined_compared_and_stitched_like_any_network(
     family: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

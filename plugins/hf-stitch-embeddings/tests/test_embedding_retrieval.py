@@ -171,7 +171,7 @@ def test_the_prediction_covers_the_recall_of_the_whole_index() -> None:
     assert abs(guess["value"] - true) < abs(in_pool - true) / 2
 
 
-def test_the_prediction_is_the_mean_of_a_line_and_of_a_line_of_log_odds() -> None:
+def test_a_prediction_is_the_mean_of_two_lines() -> None:
     pools, index_size = np.array([1600, 800, 400, 200]), 10_000
     above, chance, floor = np.array([0.62, 0.7, 0.8, 0.88]), 10 / pools, 10 / index_size
     recalls = np.repeat((chance + (1 - chance) * above)[:, None], 40, 1)
@@ -197,9 +197,7 @@ def test_no_prediction_from_a_single_pool() -> None:
     widths=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     metric=st.sampled_from(["cosine", "dot", "l2"]),
 )
-def test_recall_is_bounded_and_that_of_re_embedding_is_one(
-    seed: int, n: int, widths: tuple[int, int], metric: str
-) -> None:
+def test_recall_is_bounded_and_1_for_re_embedding(seed: int, n: int, widths: tuple[int, int], metric: str) -> None:
     old, new = rows(n, widths[0], seed), rows(n, widths[1], seed + 1)
     index = EmbeddingMap.of(LinearStitch.of(weight=torch.from_numpy(rows(widths[1], widths[0], seed))), metric=metric)  # type: ignore[arg-type]
     result = evaluate_retrieval(

@@ -179,7 +179,7 @@ def test_what_cannot_be_predicted_changes_nothing() -> None:
     fitted.add(torch.randn(40, 30), {"b": torch.randn(40, 3)})
     held.add(torch.randn(4000, 30), {"b": torch.randn(4000, 3)})
     found = Fits(nn.Linear(30, 3), torch.ones(3), fitted, held).refit("b")
-    assert found.weight.norm() < 0.2
+    assert found.weight.norm() < 0.2 and found.penalty in (None, 10.0)  # no change, or the greatest penalty
 
 
 def test_sums_of_moments_are_moments_of_all_rows() -> None:
@@ -414,7 +414,7 @@ def test_what_the_projection_can_make_up_for_is_made_up_for() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "timm convnext"])
-def test_changes_are_fitted_to_real_rows_over_the_factor_of_their_channels(family: str) -> None:
+def test_changes_are_fitted_to_real_rows_over_their_factor(family: str) -> None:
     net = built(family)
     data = data_of(net, 24)
     with Run.of(shorten, {"progress": False, "batch_size": 24}, takes=WITHOUT_STATE) as run_:

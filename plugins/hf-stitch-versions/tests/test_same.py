@@ -357,7 +357,7 @@ RAGGED = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(2 + i // 2)) for i
 
 
 @pytest.mark.parametrize(("bug", "same_as_first"), [("eps", True), ("no bias", False)])
-def test_neither_the_batch_size_nor_the_order_of_texts_padded_on_the_left_counts(bug: str, same_as_first: bool) -> None:
+def test_neither_batches_nor_the_order_of_padded_texts_count(bug: str, same_as_first: bool) -> None:
     pair = [hf_stitch.load(each.model, processor=left_padded()) for each in (first("gpt2"), with_bugs("gpt2", bug))]
     assert not pair[0].preprocess(RAGGED[:8])["attention_mask"][:, 0].all()
     shuffled = random.Random(0).sample(RAGGED, len(RAGGED))
