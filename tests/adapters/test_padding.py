@@ -78,7 +78,6 @@ def test_activations_of_a_family_do_not_depend_on_the_batch(which: tuple[str, st
             network.model.float()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["text", "causal", "masked"])
 def test_activations_of_no_family_depend_on_the_batch(suite: str) -> None:
     moved = {row.family: row.moved for row in zoo.read().values() if row.suite == suite and row.moved is not None}
