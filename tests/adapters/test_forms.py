@@ -293,14 +293,14 @@ def test_a_subclass_that_passes_on_its_arguments_takes_those_of_its_class(
 class OwnMask(Wrapper):
     """User code that finds padding itself."""
 
-    def forward(self, input_ids: Tensor) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: Tensor) -> Any:
         return self.inner(input_ids, (input_ids != 0).long())
 
 
 class WithoutMask(Wrapper):
     """User code that loses the mask."""
 
-    def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:
         return self.inner(input_ids)
 
 

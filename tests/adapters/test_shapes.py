@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_layers_that_keep_the_shape_keep_the_axes() -> None:
     ],
 )  # fmt: skip
 def test_adjacent_layers_determine_the_axis_of_the_channels(channels: int, size: tuple[int, int], middle: str) -> None:
-    between = {
+    between: Callable[[], nn.Module] = {
         "relu": nn.ReLU, "norm2d": partial(LayerNorm2d, channels), "group norm": partial(nn.GroupNorm, 2, channels)
     }[middle]  # fmt: skip
     net = nn.Sequential(

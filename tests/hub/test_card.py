@@ -63,6 +63,12 @@ def test_the_text_contains_the_recipe(stitcher: Stitcher) -> None:
         assert word in text, word
 
 
+def changed(stitcher: Stitcher, **options: Any) -> str:
+    """Return the card of a stitcher with another recipe, or other scores."""
+    made = Stitcher(stitcher.stitch, stitcher.source, "a", stitcher.target, "b", **options)
+    return card(made.describe())
+
+
 TASK_OF = {"accuracy": "image-classification", "perplexity": "text-generation"}
 
 
@@ -80,27 +86,21 @@ def test_the_card_warns_if_a_baseline_is_not_exceeded(
 ) -> None:
     rows = {"stitched": {figure: {"value": (low + high) / 2, "low": low, "high": high}}}
     rows["identity"] = rows["target"] = {figure: {"value": identity, "low": identity, "high": identity}}
-    made = Stitcher(
-        stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe=stitcher.recipe,
-        scores={**stitcher.scores, "scores": rows, "task": TASK_OF[figure]},
-    )  # fmt: skip
-    assert ("**It is not shown to be better than: no map.**" in card(made.describe())) is warned
+    scores = {**stitcher.scores, "scores": rows, "task": TASK_OF[figure]}
+    text = changed(stitcher, recipe=stitcher.recipe, scores=scores)
+    assert ("**It is not shown to be better than: no map.**" in text) is warned
 
 
 def test_the_card_contains_the_audit(stitcher: Stitcher) -> None:
     assert "Audit" not in card(stitcher.describe())
     for audit in ("Nothing found.", {"verdict": "Nothing found.", "seed": 0}):
-        made = Stitcher(
-            stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe={**stitcher.recipe, "audit": audit}
-        )
-        assert "**Audit**: Nothing found." in card(made.describe())
+        assert "**Audit**: Nothing found." in changed(stitcher, recipe={**stitcher.recipe, "audit": audit})
 
 
 def test_undefined_figures_are_a_dash(stitcher: Stitcher) -> None:
     scores = json.loads(json.dumps(stitcher.scores))
     scores["scores"]["identity"]["relative_accuracy"] = {"value": "nan", "low": "nan", "high": "nan"}
-    made = Stitcher(stitcher.stitch, stitcher.source, "a", stitcher.target, "b", task=stitcher.task, scores=scores)
-    text = card(made.describe())
+    text = changed(stitcher, task=stitcher.task, scores=scores)
     assert "nan" not in text
     assert " – |" in text
 

@@ -162,7 +162,13 @@ def as_another_user(folder: Path, attempt: Callable[[], object]) -> bool:
     for part in (folder, *folder.parents):
         if part.stat().st_uid == os.getuid() and part != Path("/"):
             part.chmod(part.stat().st_mode | 0o055)
-    return survives(attempt, before=lambda: os.setuid(65534) if os.getuid() == 0 else None)
+
+    def run() -> None:
+        if os.getuid() == 0:
+            os.setuid(65534)
+        attempt()
+
+    return survives(run)
 
 
 def test_a_read_only_folder_is_named(folder: Path) -> None:

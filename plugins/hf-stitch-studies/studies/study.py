@@ -54,13 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def parser(description: str | None, *options: str, required: Collection[str] = ()) -> argparse.ArgumentParser:
-    """Create the parser of a study.
-
-    Args:
-        description: What the study does, usually the docstring of the script.
-        options: Names in :data:`OPTIONS` that it takes besides ``--out``.
-        required: Options that it cannot do without, besides those that always are.
-    """
+    """Create the parser of a study with some :data:`OPTIONS`, of which some more are required than always are."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in (*options, "out"):
         made.add_argument(f"--{name}", **OPTIONS[name] | ({"required": True} if name in required else {}))
@@ -88,13 +82,7 @@ def leave(
 ) -> None:  # fmt: skip
     """Print the page of a record, and write record, page and figures if an output folder is given.
 
-    Args:
-        name: Name of the files.
-        record: Everything that the page needs.
-        page: Function from the record, as it is read from JSON, to the page.
-        out: Output folder, or ``None``.
-        pictures: Name -> figure.
-        null: Whether the page expects ``None`` where a number is NaN or infinite.
+    The page is that of the record as it is read from JSON, with ``None`` where a number is not finite if ``null``.
     """
     lines = ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in plain(record, null).items())
     stored = f"{{\n{lines}\n}}\n"
@@ -147,14 +135,9 @@ def text(script: str, part: str = "") -> str:
 
 
 def filled(script: str, rows: Iterable[Mapping[str, str]], options: str, /, *, named: str = "", **figures: Any) -> str:
-    """Fill the text of a page: with the claims as ``verdicts``, the record and the command as ``footer``, and figures.
+    """Fill the text of a page with figures, the rows of its claims as ``verdicts``, and its ``footer``.
 
-    Args:
-        script: Its ``__file__``.
-        rows: What its ``claims`` returns.
-        options: Options of the command that writes the page.
-        named: Name of the record, if it is not that of the script.
-        figures: What the other names in braces stand for.
+    The footer has the record, which may be ``named`` otherwise than the script, and the command with its options.
     """
     name, folder = Path(script).stem, Path(script).parent.name
     footer = (
@@ -173,23 +156,14 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and the rule that decides it, which are written before its figures are known.
+    """A claim and the rule that decides it, which are written before its figures are known."""
 
-    Attributes:
-        paper: Number of the paper, or :data:`OWN`.
-        place: Section, figure or table of the paper.
-        text: The claim, in one sentence.
-        published: The paper's figure.
-        rule: When the claim holds, and when it does not.
-        stand_in: Whether networks or data differ in kind from the paper's.
-    """
-
-    paper: str
-    place: str
-    text: str
-    published: str
-    rule: str
-    stand_in: bool = True
+    paper: str  # its number, or OWN
+    place: str  # section, figure or table of the paper
+    text: str  # the claim, in one sentence
+    published: str  # the paper's figure
+    rule: str  # when the claim holds, and when it does not
+    stand_in: bool = True  # whether networks or data differ in kind from the paper's
 
     def __post_init__(self) -> None:
         if not self.rule:
@@ -202,11 +176,8 @@ class Claim:
     def row(self, ours: str, n: str, parts: Iterable[bool | None], units: int) -> dict[str, str]:
         """Return the row of the claim, with the verdict that follows from its parts.
 
-        Args:
-            ours: The figure here, with its interval.
-            n: What was counted.
-            parts: Whether each part of the claim holds by the rule, ``None`` where the figures do not tell.
-            units: Independent units that the row rests on, see :func:`claim`.
+        A part is whether the claim holds by the rule, ``None`` where the figures do not tell. ``ours`` is the figure
+        here with its interval, ``n`` what was counted, and ``units`` those of :func:`claim`.
         """
         found = decided(parts)
         verdict = f"stand-in {found}" if self.stand_in and found != "undecided" else found

@@ -7,7 +7,6 @@ networks on both sides of it alone, or to the activations of the chain before it
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, hypot, log, prod
 from typing import Any
 
@@ -40,20 +39,7 @@ MATCHERS: dict[str, Any] = {
 IN_CHAIN = ", fitted in the chain"
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A chain of networks, which is a network alone before the first stitch."""
-
-    network: Adapter
-    last: str  # name in the chain of the layer of the last network at which the next stitch begins
-
-    def extended(self, stitch: StitchingLayer, target: Adapter, place: int) -> "Chain":
-        """Return the chain with one more stitch and one more network."""
-        joined = join(self.network, self.last, stitch, target, LAYERS[place], task=target.task)
-        return Chain(hf_stitch.load(joined), f"target.{LAYERS[place + 1]}" if place + 1 < len(LAYERS) else "")
-
-
-def chains(networks: Sequence[Adapter], train: Samples) -> Iterator[tuple[str, str, Chain]]:
+def chains(networks: Sequence[Adapter], train: Samples) -> Iterator[tuple[str, str, Adapter]]:
     """Build all chains of four networks in a given order: layers of the stitches, method, and chain."""
     alone = {
         (method, place): stitch
@@ -64,13 +50,13 @@ def chains(networks: Sequence[Adapter], train: Samples) -> Iterator[tuple[str, s
         name = "+".join(LAYERS[begin:end])
         for method in MATCHERS:
             for in_chain in (False, True) if end - begin > 1 and method != "identity" else (False,):
-                chain = Chain(networks[begin], LAYERS[begin])
+                chain = networks[begin]
                 for place in range(begin, end):
-                    stitch = alone[method, place]
+                    stitch, target, cut = alone[method, place], networks[place + 1], LAYERS[place]
+                    last = cut if place == begin else f"target.{cut}"  # where the chain is cut, by its name there
                     if in_chain and place > begin:
-                        cuts = chain.last, LAYERS[place]
-                        stitch = _fitted([method], chain.network, networks[place + 1], cuts, train)[method]
-                    chain = chain.extended(stitch, networks[place + 1], place)
+                        stitch = _fitted([method], chain, target, (last, cut), train)[method]
+                    chain = hf_stitch.load(join(chain, last, stitch, target, cut, task=target.task))
                 yield name, method + IN_CHAIN * in_chain, chain
 
 
@@ -90,7 +76,7 @@ def measured(
     for number, order in enumerate(orders):
         print(f"order {number + 1} of {len(orders)}: {' → '.join(order)}", flush=True)
         for layers, method, chain in chains([networks[name] for name in order], train):
-            found.setdefault(layers, {}).setdefault(method, []).append(stitching.logits(chain.network, test))
+            found.setdefault(layers, {}).setdefault(method, []).append(stitching.logits(chain, test))
     scores = {}
     for begin, end in PARTS:
         layers = "+".join(LAYERS[begin:end])
@@ -164,10 +150,10 @@ def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
         where = "within the interval" if own.low <= product <= own.high else "outside of the interval"
         than = "above" if own.value > product else "below"
         gain = "raises" if chained.value > own.value else "lowers"
-        yield (
-            f"- **{method}**: one stitch keeps {alone} (at {', '.join(LAYERS)}), three keep {own}. That is {than} the "
-            f"product, {product:.3f}, which is {where}. Fitting in the chain {gain} it to {chained}."
-        )
+        yield study.text(__file__, "method").format(
+            method=method, alone=alone, at=", ".join(LAYERS), own=own, than=than, product=product, where=where,
+            gain=gain, chained=chained,
+        )  # fmt: skip
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:

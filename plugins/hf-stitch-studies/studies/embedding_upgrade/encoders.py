@@ -1,7 +1,6 @@
 """Real texts and encoders for the upgrade of an index: all-MiniLM-L6-v2, its relatives, and TF-IDF.
 
-All vectors are kept in a folder, so that a run that is interrupted goes on where it stopped:
-
+All vectors are kept in a folder, so that a run that is interrupted goes on where it stopped.
 ``TEXTS`` holds plain text, a passage a line (``relative_representations/debian_texts.py`` writes such files).
 """
 

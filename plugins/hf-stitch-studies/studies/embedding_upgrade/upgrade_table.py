@@ -62,9 +62,6 @@ class Part:
         return Part(self.old[chosen], self.new[chosen])
 
 
-# -- retrieval ---------------------------------------------------------------------------------------------------------
-
-
 def ranked(queries: Vectors, documents: Vectors, depth: int, without_self: bool = False) -> npt.NDArray[np.int64]:
     """Return the numbers of the nearest documents by cosine, best first, ``(n, depth)``."""
     return best(normalized(queries) @ normalized(documents).T, depth, without_self)
@@ -106,9 +103,6 @@ class Neighbours(Retrieval):
         own = torch.eye(len(y), dtype=torch.bool)
         wanted, got = ((y @ rows.T / self.temperature).masked_fill(own, -1e4).log_softmax(1) for rows in (y, mapped))
         return functional.kl_div(got, wanted, reduction="batchmean", log_target=True)
-
-
-# -- maps --------------------------------------------------------------------------------------------------------------
 
 
 def stitch_of(matcher: Matcher, source: Vectors, target: Vectors) -> Stitch:
@@ -196,9 +190,6 @@ def whitened(rows: Vectors, reference: Vectors) -> Vectors:
     values, vectors = np.linalg.eigh(np.cov((reference - mean).T))
     scale = 1 / np.sqrt(np.maximum(values, values.max() * 1e-3))
     return ((rows - mean) @ (vectors * scale) @ vectors.T).astype(np.float32)
-
-
-# -- a cell ------------------------------------------------------------------------------------------------------------
 
 
 def cell(pair: tuple[str, str], count: int, seed: int, parts: dict[str, Part]) -> dict[str, Any]:
@@ -294,9 +285,6 @@ def graded(found: npt.NDArray[np.int64], relevant: Sequence[Sequence[int]]) -> d
         gains.append(sum(1 / math.log2(place + 2) for place in places if place < K) / ideal)
         ranks.append(1 / (places[0] + 1) if places else 0.0)
     return {"ndcg": float(np.mean(gains)), "mrr": float(np.mean(ranks))}
-
-
-# -- figures from cells ------------------------------------------------------------------------------------------------
 
 
 def interval(values: Hits, seed: int = 0) -> list[float]:
@@ -431,8 +419,6 @@ def predicted(chosen: Sequence[dict[str, Any]], similarity: dict[str, dict[str, 
             "spearman_far": apart, "recall": recall,
             "similarity": {key: similarity[key] for key in names}}  # fmt: skip
 
-
-# -- the page ----------------------------------------------------------------------------------------------------------
 
 DIFFERS = 0.005  # systems differ if their nDCG@10 does by more than this
 
@@ -571,9 +557,6 @@ def compared(beside: dict[str, Any]) -> tuple[int, int, int]:
             helped += max(systems.values()) > old + DIFFERS
             hurt += max(systems.values()) < old - DIFFERS
     return above, helped, hurt
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
 
 
 def plan(available: int) -> list[tuple[tuple[str, str], int, int]]:

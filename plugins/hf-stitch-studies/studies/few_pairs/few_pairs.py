@@ -218,12 +218,8 @@ def findings(related: dict[str, dict[str, Any]], counts: list[str]) -> list[str]
     found = []
     for share, text in SHARES.items():
         cells = [each for row in related.values() for each in row["pairs"].values() if each[share]]
-        won = sum(
-            all(
-                cell["go"] and cell["top1"] > score for cell, score in zip(each[share], each["procrustes"], strict=True)
-            )
-            for each in cells
-        )
+        both = (zip(each[share], each["procrustes"], strict=True) for each in cells)
+        won = sum(all(cell["go"] and cell["top1"] > score for cell, score in pairs) for pairs in both)
         found.append(f"Refinement pays in {won} of {len(cells)} cells with {share} rows ({text}).")
     thirty = [
         ", ".join(f"{mean(reached(row['pairs']['30'][share]))} with {share} {rows}"

@@ -180,10 +180,7 @@ def _section(name: str, found: dict[str, Any]) -> str:
         head = ["measure", "paper, τ / ρ", "τ", "ρ", "references", "τ − rank only", "τ − depth only"]
         text += f"\n### {test.capitalize()}\n\n{study.markdown(head, lines)}\n"
     if found["networks"] < FEW:
-        text += (
-            f"\nWith {found['networks']} networks, the jackknife rests on as many values: an interval without width is "
-            "chance, and a difference that it sets apart from 0 is a hint, no proof.\n"
-        )
+        text += "\n" + study.text(__file__, "few").format(count=found["networks"]) + "\n"
     if found["undefined"]:
         reasons = "; ".join(f"{method}, {count} ({why})" for method, (count, why) in found["undefined"].items())
         text += f"\nUndefined pairs, of all references, with the most frequent reason: {reasons}. They are left out.\n"

@@ -179,13 +179,6 @@ class _Runs:
             max(names, key=lambda name: int(name.split()[2])), len(found["layers"]),
         )  # fmt: skip
 
-    @property
-    def distant(self) -> NDArray[np.bool_]:
-        return np.abs(np.subtract.outer(*[np.arange(self.layers)] * 2)) >= 2
-
-    def chosen(self, within: bool, between: bool) -> dict[str, Mapping[str, Any]]:
-        return {**(self.within if within else {}), **(self.between if between else {})}
-
     def unit(self, key: str) -> str:
         """Return the pair of networks to which a run belongs; one within a network belongs to that of the network."""
         return next((pair for pair in self.between if set(key.split(" -> ")) <= set(pair.split(" -> "))), key)
@@ -234,7 +227,7 @@ def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
 
 def _strangeness(asked: study.Claim, chosen: Chosen, runs: _Runs) -> dict[str, str]:
     """Return the row of a claim: the mean over pairs of their shares of strange stitches, which are not independent."""
-    found = runs.chosen(chosen.within, chosen.between)
+    found = {**(runs.within if chosen.within else {}), **(runs.between if chosen.between else {})}
     matcher = runs.trained if chosen.matcher == TASK else chosen.matcher
     strange: dict[str, list[NDArray[np.bool_]]] = {}
     passed = total = 0
@@ -280,6 +273,7 @@ def page(record: Mapping[str, Any]) -> str:
 def _section(name: str, found: Mapping[str, Any]) -> str:
     preset, runs = found["preset"], _Runs.of(found)
     within, between = list(runs.within.values()), list(runs.between.values())
+    distant = np.abs(np.subtract.outer(*[np.arange(runs.layers)] * 2)) >= 2
     detectors, matchers = list(between[0]["controls"]), list(between[0]["matchers"])
     head = ["detector", "two halves", "training v. test images", "images of noise", "noise .01", ".1", "1", "passes"]
     return SECTION.format(
@@ -294,7 +288,7 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
         matchers=study.markdown(
             ["matcher", "accurate (≥ .8)", "accurate, distant", "relative accuracy, corresponding",
              "structural error, accurate cells"],
-            [_matcher_line(each, between, runs.distant) for each in matchers],
+            [_matcher_line(each, between, distant) for each in matchers],
         ),
         histograms=_histograms(between, within),
         itself=study.markdown(

@@ -194,22 +194,15 @@ def digits(back: Back, x: Tensor, labels: Tensor) -> str:
     return np.packbits((found == labels).numpy()).tobytes().hex()
 
 
-# -- what the accuracies tell ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Cells:
-    """All stitches of a pair of networks.
+    """All stitches of a pair of networks."""
 
-    Attributes:
-        right: Steps -> (layers of the source, layers of the target, test images) bool, classified right.
-        error: Steps -> structural errors, (layers, layers); NaN where training is over.
-        target: (test images,) bool, classified right by the target.
-    """
-
-    right: Mapping[int, NDArray[np.bool_]]
-    error: Mapping[int, Array]
-    target: NDArray[np.bool_]
+    right: Mapping[
+        int, NDArray[np.bool_]
+    ]  # steps -> (layers of source, layers of target, test images), classified right
+    error: Mapping[int, Array]  # steps -> structural errors (layers, layers); NaN where training is over
+    target: NDArray[np.bool_]  # (test images,), classified right by the target
 
     @classmethod
     def read(cls, parts: Sequence[Mapping[str, Any]]) -> "Cells":
@@ -389,8 +382,6 @@ def scores(table: Array, hit: NDArray[np.bool_], folds: NDArray[np.str_]) -> lis
         found.append(float(roc_auc_score(hit[inside], model.decision_function(table[inside]))))
     return found
 
-
-# -- page --------------------------------------------------------------------------------------------------------------
 
 ACCURATE, MARGIN = 0.8, 0.02
 """Relative accuracy from which two layers count as functionally similar (Csiszárik et al. 2021, section 8), and

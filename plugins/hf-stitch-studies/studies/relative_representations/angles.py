@@ -105,7 +105,7 @@ def of_graphs(arguments: argparse.Namespace) -> Iterator[Cell]:
 
 
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"data-dir", "published"}).parse_args()
     networks: dict[str, Any] = {}
     scores: list[dict[str, Any]] = []
     for cell in (cell for of in (of_images, of_text, of_graphs) for cell in of(arguments)):

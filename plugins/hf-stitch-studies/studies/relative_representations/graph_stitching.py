@@ -70,10 +70,8 @@ class Task:
         return round(swapping.scored(self.labels[nodes], answers[nodes]), 1)
 
 
-def task_of(name: str, data_dir: str | None) -> Task:
+def task_of(name: str, data_dir: str) -> Task:
     """Read a graph; a random tenth of the nodes with labels are test nodes, and another tenth validation nodes."""
-    if data_dir is None:
-        raise SystemExit(f"{name} is not on the Hub: pass --data-dir, a folder with planetoid/{name}.npz")
     graph = read_planetoid(Path(data_dir, "planetoid"), name).normalized()
     assert graph.y is not None
     graph = graph.induced(graph.y >= 0)
@@ -245,7 +243,7 @@ def results_of(name: str, arguments: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
+    arguments = study.parser(__doc__, "data-dir", "cache", required={"data-dir"}).parse_args()
     results = [
         study.kept(
             arguments.cache / "graph_stitching" / f"{digest(name, SIZES)}.json", partial(results_of, name, arguments)

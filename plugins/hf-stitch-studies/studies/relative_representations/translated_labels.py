@@ -35,13 +35,11 @@ from hf_stitch.matchers.regression import Ridge
 from hf_stitch.metrics import relative_cosine
 from hf_stitch.relative import nearest
 
-POOL, SHARD, TEST = 1_500, 1_946, 2_000
+SIZES = {"pool": 1_500, "shard": 1_946, "test": 2_000, "anchors": 500, "width": 128, "few": 200, "seeds": 5}
 """Parallel sentences that reach no encoder in fitting, among which the anchors are; sentences that the encoder of a
-language is fitted to, and its head; test sentences."""
-ANCHORS, WIDTH, TRANSLATIONS = 500, 128, 200
-"""Number of anchors; width of the encoders, except for students; translations that the weak student learns from."""
-SEEDS, RESAMPLES = 5, 2_000
-"""Draws of shards, encoders and anchors; resamples of the bootstrap."""
+language is fitted to, and its head; test sentences; anchors; width of the encoders, except for students; translations
+that the weak student learns from; draws of shards, encoders and anchors."""
+RESAMPLES = 2_000
 LANGUAGES = ("en", "es", "fr", "ja")
 OTHERS = LANGUAGES[1:]
 TOPICS = 8
@@ -74,7 +72,6 @@ Bridge = tuple[str, str]
 Cells = dict[tuple[str, ...], list[float]]
 """Keys -> a figure and the limits of its interval."""
 
-# ---- labels ----------------------------------------------------------------------------------------------------------
 
 LISTED = study.listed(__file__)
 PATTERNS = {name: re.compile(pattern) for name, pattern in LISTED["patterns"].items()}
@@ -102,9 +99,6 @@ def labelled(
     ]
 
 
-# ---- sentences -------------------------------------------------------------------------------------------------------
-
-
 def read(split: str, data_dir: str) -> dict[str, list[str]]:
     """Read the everyday sentences of a split in all languages, with punctuation."""
     return {
@@ -128,12 +122,12 @@ def apart(sentences: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[
 def shards(rows: Sequence[int], seed: int) -> tuple[list[int], dict[str, list[int]]]:
     """Divide rows at random into the pool of anchors and one shard for each language, all disjoint."""
     order = np.random.default_rng(seed).permutation(np.asarray(rows)).tolist()
-    needed = POOL + len(LANGUAGES) * SHARD
+    needed = SIZES["pool"] + len(LANGUAGES) * SIZES["shard"]
     if len(order) < needed:
         raise ValueError(f"{needed} sentences are needed, there are {len(order)}")
-    begins = range(POOL, needed, SHARD)
-    found = {language: order[begin : begin + SHARD] for language, begin in zip(LANGUAGES, begins, strict=True)}
-    return order[:POOL], found
+    begins = range(SIZES["pool"], needed, SIZES["shard"])
+    found = {language: order[begin : begin + SIZES["shard"]] for language, begin in zip(LANGUAGES, begins, strict=True)}
+    return order[: SIZES["pool"]], found
 
 
 def distinct(pools: Iterable[Tensor], count: int) -> Tensor:
@@ -144,9 +138,6 @@ def distinct(pools: Iterable[Tensor], count: int) -> Tensor:
         kept = set(firsts.tolist()) if kept is None else kept & set(firsts.tolist())
     assert kept is not None
     return torch.tensor(sorted(kept)[:count])
-
-
-# ---- encoders, heads and maps ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -179,11 +170,11 @@ def ladder(
     for number, language in enumerate(LANGUAGES):
         own = 1_000 * seed + 100 * number
         features = ngram_encoders.tfidf(sentences[language])
-        vectors = ngram_encoders.reduced(features, WIDTH, own)
+        vectors = ngram_encoders.reduced(features, SIZES["width"], own)
         made = {
-            (RANDOM, TASKS): ngram_encoders.projected(sentences[language], WIDTH, own),
+            (RANDOM, TASKS): ngram_encoders.projected(sentences[language], SIZES["width"], own),
             (SVD, TASKS): vectors,
-            (FEW, TASKS): ngram_encoders.student(features, teacher[language][:TRANSLATIONS], own),
+            (FEW, TASKS): ngram_encoders.student(features, teacher[language][: SIZES["few"]], own),
             (STUDENT, TASKS): ngram_encoders.student(features, teacher[language], own + 1),
         }
         for place, task in enumerate(TASKS):
@@ -267,9 +258,6 @@ def _normalised(vectors: Tensor) -> NDArray[np.float32]:
     return functional.layer_norm(vectors.float(), vectors.shape[1:]).numpy()
 
 
-# ---- statistics ------------------------------------------------------------------------------------------------------
-
-
 class Bootstrap:
     """Resamples of the test sentences and of the seeds, the same for all figures, which are thereby paired."""
 
@@ -305,8 +293,6 @@ def interval(values: Array, digits: int, error: float = 0.05) -> list[float]:
     low, high = np.quantile(values[1:], [error / 2, 1 - error / 2])
     return [round(float(value), digits) for value in (values[0], low, high)]
 
-
-# ---- claims ----------------------------------------------------------------------------------------------------------
 
 ACCEPTED, FAILS, OUTSIDE, CENTRES = study.stated(__file__)
 
@@ -367,9 +353,6 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-# ---- experiment ------------------------------------------------------------------------------------------------------
-
-
 def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     """Run the experiment and return the record."""
     minilm = text_encoders.installed()
@@ -377,7 +360,10 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     def encoded(sentences: Sequence[str]) -> Tensor:
         return minilm.vectors(Samples.of(list(sentences)), cache)
 
-    raw, raw_test = read("train", data_dir), {name: some[:TEST] for name, some in read("test", data_dir).items()}
+    raw, raw_test = (
+        read("train", data_dir),
+        {name: some[: SIZES["test"]] for name, some in read("test", data_dir).items()},
+    )
     train, test = ({name: list(map(plain, some)) for name, some in part.items()} for part in (raw, raw_test))
     everything = {language: list(map(plain, read("test", data_dir)[language])) for language in LANGUAGES}
     rows = apart(train, everything)
@@ -390,10 +376,10 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     label_of = {task: dict(zip(rows, classes.tolist(), strict=True)) for task, classes in labels.items()}
 
     results = Results()
-    for seed in range(SEEDS):
-        print(f"seed {seed + 1} of {SEEDS}", flush=True)
+    for seed in range(SIZES["seeds"]):
+        print(f"seed {seed + 1}", flush=True)
         pool, parts = shards(rows, seed)
-        chosen = np.random.default_rng(seed).permutation(news_rows)[:ANCHORS].tolist()
+        chosen = np.random.default_rng(seed).permutation(news_rows)[: SIZES["anchors"]].tolist()
         own_labels = {
             language: {task: torch.tensor([classes[row] for row in part]) for task, classes in label_of.items()}
             for language, part in parts.items()
@@ -412,13 +398,10 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
             "train": english[parts["en"]], "pool": english[pool], "news": english_news[chosen], "test": english_test,
         }  # fmt: skip
         results.add(rungs, pretrained, own_labels, seed)
-    bootstrap = Bootstrap(len(test["en"]), SEEDS, RESAMPLES)
+    bootstrap = Bootstrap(len(test["en"]), SIZES["seeds"], RESAMPLES)
     f1 = {key: bootstrap.f1(truth[key[0]].numpy(), each) for key, each in results.answers.items()}
     return {
-        "sizes": {
-            "pool": POOL, "shard": SHARD, "test": TEST, "anchors": ANCHORS, "width": WIDTH, "few": TRANSLATIONS,
-            "seeds": SEEDS, "resamples": RESAMPLES,
-        },
+        "sizes": {**SIZES, "resamples": RESAMPLES},
         "sentences": {"kept": len(rows), "of": len(train["en"]), "news_kept": len(news_rows)},
         "classes": {
             task: [round(float(share), 3) for share in torch.bincount(classes).double() / len(classes)]
@@ -452,7 +435,7 @@ class Results:
         self, rungs: Sequence[Rung], pretrained: Vectors, labels: Mapping[str, Mapping[str, Tensor]], seed: int
     ) -> None:
         """Add the results of a seed, with MiniLM's vectors of the English sentences."""
-        places = distinct((side["pool"] for rung in rungs for side in rung.sides.values()), ANCHORS)
+        places = distinct((side["pool"] for rung in rungs for side in rung.sides.values()), SIZES["anchors"])
         minilm = English(pretrained, labels["en"], places)
         for rung in rungs:
             own = English(rung.sides["en"], {task: labels["en"][task] for task in rung.tasks}, places)
@@ -520,9 +503,6 @@ def _nested(values: Cells) -> dict[str, Any]:
             inner = inner.setdefault(part, {})
         inner[key[-1]] = value
     return found
-
-
-# ---- page ------------------------------------------------------------------------------------------------------------
 
 
 def page(record: dict[str, Any]) -> str:
