@@ -185,7 +185,7 @@ def share(rank: int, folder: Path, cases: Any) -> None:
     torch.save([[weights(layer) for layer in case(folder)] for case in cases], folder / f"{rank}.pt")
 
 
-@pytest.mark.parametrize("cases", [OF_IMAGES, pytest.param(OF_TEXTS, marks=pytest.mark.slow)], ids=["images", "texts"])
+@pytest.mark.parametrize("cases", [OF_IMAGES, OF_TEXTS], ids=["images", "texts"])
 def test_two_processes_agree_with_one(cases: Any, tmp_path: Path) -> None:
     run_ranks(2, share, tmp_path, cases)
     both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
@@ -196,7 +196,6 @@ def test_two_processes_agree_with_one(cases: Any, tmp_path: Path) -> None:
                 assert difference < 1e-6, (case.__name__, rank, difference)
 
 
-@pytest.mark.slow
 def test_training_killed_at_any_operation_resumes_bit_identical(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder, kills = tmp_path / "job", 0

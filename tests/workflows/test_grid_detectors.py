@@ -94,7 +94,6 @@ def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
             assert watched(tmp_path / name, images).to_dict() == expected
 
 
-@pytest.mark.slow
 def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     whole = watched(tmp_path / "whole", images)

@@ -373,7 +373,7 @@ def idle(net: Adapter, place: int) -> None:
     block.mlp.down_proj.weight.zero_()
 
 
-@pytest.mark.parametrize("matcher", ["refit", pytest.param("replaceme", marks=pytest.mark.slow), "drop"])
+@pytest.mark.parametrize("matcher", ["refit", "replaceme", "drop"])
 def test_idle_blocks_are_removed_without_loss(matcher: Any) -> None:
     net = deep()
     idle(net, 1)
@@ -540,11 +540,11 @@ torch.save((output.logits, *made), sys.argv[2])
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("llama", "AutoModelForCausalLM"), *(pytest.param(family, kind, marks=pytest.mark.slow) for family, kind in (
-        ("gpt2", "AutoModelForCausalLM"), ("opt", "AutoModelForCausalLM"), ("qwen", "AutoModelForCausalLM"),
+    [
+        *((family, "AutoModelForCausalLM") for family in ("llama", "gpt2", "opt", "qwen")),
         ("bert", "AutoModelForSequenceClassification"),
-    ))],
-)  # fmt: skip
+    ],
+)
 def test_a_folder_needs_no_hf_stitch(family: str, kind: str, tmp_path: Path) -> None:
     net = built(family)
     found = shorten(net, texts(60), remove=1, **QUIET)
@@ -600,7 +600,6 @@ save_network(net, Path(sys.argv[2]), "card")
 """
 
 
-@pytest.mark.slow
 def test_a_killed_save_leaves_the_old_folder_whole(tmp_path: Path) -> None:
     one, two = (shorten(deep(), texts(60), remove=count, **QUIET) for count in (1, 2))
     one.save_pretrained(tmp_path / "short")

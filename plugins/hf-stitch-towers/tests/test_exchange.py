@@ -413,7 +413,6 @@ def saved(kind: str) -> Any:
                     matcher="ridge")  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folded", "stitched"])
 def test_a_killed_save_leaves_the_old_folder_whole(kind: str, tmp_path: Path) -> None:
     folder, path = tmp_path / "new", [str(Path(__file__).parent), *sys.path]
