@@ -6,15 +6,9 @@ import hf_stitch
 
 source, target = cnn(), vit()
 stitched = hf_stitch.stitch(
-    source,
-    target,
-    digits(),
-    source_layer="layer3.0",
-    target_layer="vit.layers.2",
-    matcher="ridge",  # hf-stitch list matchers
-    ridge="gcv",
-    test_data=digits("test"),
-)
+    source, target, digits(), source_layer="layer3.0", target_layer="vit.layers.2", test_data=digits("test"),
+    matcher="ridge", ridge="gcv",  # hf-stitch list matchers
+)  # fmt: skip
 print(stitched.evaluation)  # beside no map, the mean activations, both networks alone, and chance
 
 inputs = stitched.preprocess(images(4))

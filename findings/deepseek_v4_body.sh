@@ -14,6 +14,7 @@
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+export TMPDIR="$folder"  # so that nothing is left behind
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet transformers==5.24.0 torch==2.15.0
 cat > "$folder/body.py" <<'PYTHON'

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# transformers 5.24.0: with eager attention in float64, real tokens beside padding on the left are NaN (BLOOM, MPT, Gemma 2); in
-# float32 they are finite.
+# transformers 5.24.0: with eager attention in float64, real tokens beside padding on the left are NaN (BLOOM, MPT,
+# Gemma 2); in float32 they are finite.
 #
 # Output seen: logits of real tokens are finite: float32 True, float64 False
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+export TMPDIR="$folder"  # so that nothing is left behind
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet torch==2.15.0 transformers==5.24.0
 "$folder/venv/bin/python" - <<'PYTHON'

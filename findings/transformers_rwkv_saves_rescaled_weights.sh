@@ -7,6 +7,7 @@
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+export TMPDIR="$folder"  # so that nothing is left behind
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet torch==2.15.0 transformers==5.24.0
 "$folder/venv/bin/python" - <<'PYTHON'

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# transformers 5.24.0: a text that T5GemmaForSequenceClassification classifies has other logits beside padding. The head reads
-# the token after the last one (+ 1 for the shift to the right), which is padding if there is some, and is clamped to the
-# last token if there is none.
+# transformers 5.24.0: a text that T5GemmaForSequenceClassification classifies has other logits beside padding. The head
+# reads the token after the last one (+ 1 for the shift to the right), which is padding if there is some, and is clamped
+# to the last token if there is none.
 #
 # Output seen: the logits of a text differ by 2.3 of the largest beside one token of padding
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+export TMPDIR="$folder"  # so that nothing is left behind
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet torch==2.15.0 transformers==5.24.0
 "$folder/venv/bin/python" - <<'PYTHON'

@@ -24,7 +24,8 @@ import rich
 from rich.table import Table
 
 ROOT, SECONDS = Path(__file__).parents[1], 240
-PYTEST = ["-m", "pytest", "-x", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider"]
+PYTEST = ["-m", "pytest", "-x", "-q", "-n", "0", "-o", "cache_dir=cache"]
+FAILED = Path("cache/v/cache/lastfailed")  # where pytest keeps the tests that have failed
 OUTCOMES = {0: "missed", 1: "caught", -signal.SIGKILL: "timed out"}  # exit status -> what it shows of a mutation
 
 
@@ -38,12 +39,12 @@ def mutations() -> list[dict[str, Any]]:
     return found
 
 
-def outcome(copy: Path, tests: Iterable[str], seconds: float | None = None) -> str:
+def outcome(copy: Path, arguments: Iterable[str], seconds: float | None = None) -> str:
     """Run tests in a copy, until one fails."""
     path = os.pathsep.join(map(str, [copy, *(copy / "plugins").iterdir()]))
     with (copy / "output.txt").open("w", encoding="utf-8") as output:
         running = subprocess.Popen(
-            [sys.executable, *PYTEST, *tests], cwd=copy, stdout=output, stderr=output,
+            [sys.executable, *PYTEST, *arguments], cwd=copy, stdout=output, stderr=output,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, start_new_session=True,
         )  # fmt: skip
         try:
@@ -53,12 +54,12 @@ def outcome(copy: Path, tests: Iterable[str], seconds: float | None = None) -> s
         return OUTCOMES.get(running.wait(), "not run")
 
 
-def tried(mutation: dict[str, Any], copies: queue.Queue[Path], seconds: float) -> str:
+def tried(mutation: dict[str, Any], copies: queue.Queue[Path], tier: str, seconds: float) -> str:
     """Make a mutation in a copy that is free, and run its tests."""
     copy = copies.get()
     source = (path := copy / mutation["file"]).read_text("utf-8")
     path.write_text(source.replace(mutation["old"], mutation["new"]), "utf-8")
-    found = outcome(copy, mutation["tests"], seconds)
+    found = outcome(copy, ["--tier", tier, *mutation["tests"]], seconds)
     path.write_text(source, "utf-8")
     copies.put(copy)
     print(f"{mutation['number']:3} {found}: {mutation['class']}, {mutation['file']}", flush=True)
@@ -70,15 +71,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of mutations; by default all")
     parser.add_argument("--jobs", type=int, default=1, help="number of mutations at a time")
+    parser.add_argument("--tier", choices=["first", "all"], default="first", help="which of their tests run")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of each mutation (default: %(default)s)")
     options, copies = parser.parse_args(), queue.Queue[Path]()
     chosen = [each for each in mutations() if not options.only or each["number"] in options.only]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         for job in range(options.jobs):
             copies.put(shutil.copytree(ROOT, Path(folder, str(job)), ignore=shutil.ignore_patterns(".*", "build")))
-        if outcome(copy := copies.queue[0], {test for each in chosen for test in each["tests"]}) != "missed":
-            sys.exit(f"{(copy / 'output.txt').read_text('utf-8')}\nThe tests fail without a mutation.")
-        outcomes = list(pool.map(lambda each: tried(each, copies, options.seconds), chosen))
+        outcomes = list(pool.map(lambda each: tried(each, copies, options.tier, options.seconds), chosen))
+        tests = {test for each in chosen for test in each["tests"]}
+        for copy in copies.queue:
+            if (copy / FAILED).exists() and outcome(copy, ["--tier", "all", "--last-failed", *tests]) != "missed":
+                sys.exit(f"{(copy / 'output.txt').read_text('utf-8')}\nThis fails without a mutation, too.")
     counts = Counter((each["class"], found) for each, found in zip(chosen, outcomes, strict=True))
     table = Table("class", *(columns := sorted({*outcomes})))
     for kind in dict.fromkeys(each["class"] for each in chosen):

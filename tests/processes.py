@@ -43,18 +43,24 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def run_ranks(count: int, target: Callable[..., None], *arguments: Any, names: tuple[str, str, str] = TORCHRUN) -> None:
+def run_ranks(
+    count: int,
+    target: Callable[..., None],
+    *arguments: Any,
+    names: tuple[str, str, str] = TORCHRUN,
+    codes: list[int] | None = None,
+) -> None:
     """Call ``target(rank, *arguments)`` in several processes, with the environment variables that a launcher sets.
 
     Raises:
-        AssertionError: a process failed.
+        AssertionError: a process ended with another exit code than that of ``codes``, by default 0.
 
     """
     port = free_port()
     places = [dict(zip(names, map(str, (rank, rank, count)), strict=True)) for rank in range(count)]
     started = [start(run_rank, place, port, target, rank, *arguments) for rank, place in enumerate(places)]
-    codes = exit_codes(*started)
-    assert codes == [0] * count
+    found = exit_codes(*started)
+    assert found == (codes or [0] * count)
 
 
 def run_rank(place: dict[str, str], port: int, target: Callable[..., None], *arguments: Any) -> None:

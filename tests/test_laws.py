@@ -59,6 +59,7 @@ MATCHERS: dict[str, list[Options]] = {
     "residual_mlp": [{"width": 16, "epochs": 8}],
     "retrieval": [{"epochs": 8}],
     "seeded_refinement": [{"iterations": 10}],
+    "task_loss": [{"initial": {"name": "random", "rank": 3}, "labels": {"hard": 1.0}, "penalties": {"l1": 0.1}}],
     "unsupervised": [{"clusters": (12,), "starts": 4, "restarts": 100, "iterations": 10}],
 }
 DETECTORS: dict[str, list[Options]] = {

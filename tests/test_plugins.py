@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,12 @@ def file(tmp_path: Path) -> Iterator[Path]:
     yield place
     if "file_lstsq" in registries.matchers:
         load_plugin(place).unload()
+
+
+def two_networks() -> tuple[hf_stitch.Adapter, hf_stitch.Adapter]:
+    nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval() for _ in "ab"]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    return a, b
 
 
 # -- plugins of this project -------------------------------------------------------------------------------------------
@@ -84,8 +91,7 @@ def test_a_name_of_a_plugin_that_is_not_installed_tells_which(
 def test_a_stitcher_of_a_matcher_that_is_not_installed_loads_and_has_a_card(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)) for _ in "ab"]
-    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    a, b = two_networks()
     x, place = torch.randn(60, 4), {"source_layer": "1", "target_layer": "1", "progress": False}
     fitted = hf_stitch.stitch(a, b, x, matcher="residual_mlp:epochs=1,width=4", task="image-classification", **place)
     fitted.stitcher.save_pretrained(tmp_path / "before")
@@ -207,11 +213,8 @@ def test_what_is_no_python_file_is_refused(tmp_path: Path) -> None:
 
 def test_results_and_artefacts_record_it(file: Path) -> None:
     plugin = load_plugin(file)
-    nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval() for _ in "ab"]
-    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
-    x = torch.randn(64, 4)
-    options = {"source_layer": "0", "target_layer": "0", "progress": False}
-    stitched = hf_stitch.stitch(a, b, x, matcher="file_lstsq", **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"source_layer": "0", "target_layer": "0", "progress": False}
+    stitched = hf_stitch.stitch(*two_networks(), torch.randn(64, 4), matcher="file_lstsq", **options)
     assert stitched.config.recipe["versions"]["own.py"] == f"sha256:{plugin.sha256}"
     needed = requirements([("matchers", "file_lstsq")])  # as of a class of stitches, which an artefact needs to load
     assert needed[0]["file"] == "own.py" and needed[0]["version"] == f"sha256:{plugin.sha256}"

@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import accelerate
-import datasets
 import numpy as np
 import pytest
-import safetensors.torch
 import timm
 import timm.layers
 import timm.models
@@ -28,8 +24,6 @@ import torch
 import transformers as hf
 from torch import nn
 from transformers.models.auto import modeling_auto
-
-from hf_stitch.adapters.cutting.forwards import plain
 
 PAGE = Path(__file__).parent.parent / "docs" / "upstream.md"
 
@@ -156,9 +150,6 @@ GENERATION = [
          "hf_stitch/artefacts/cache.py, keep"),
     fact("Cache(layers=...) shares layers", layers_share_a_cache, "hf_stitch/artefacts/cache.py, shown"),
     fact("a StaticCache is compileable", static_cache, "hf_stitch/artefacts/language.py, _joint_cache"),
-    fact("attention of decoders has layer_idx",
-         lambda: {m.layer_idx for m in gpt2().modules() if hasattr(m, "layer_idx")} == {0, 1},
-         "hf_stitch/artefacts/cache.py, decoder_layers"),
     fact("a layer with a window has is_sliding and sliding_window", window_of_a_layer,
          "hf_stitch/artefacts/cache.py, layer_types"),
     fact("a layer with a state has has_previous_state and no length", layer_with_a_state,
@@ -195,18 +186,6 @@ def remembers_its_place() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         gpt2().save_pretrained(folder)
         return bool(hf.GPT2LMHeadModel.from_pretrained(folder).config._name_or_path == folder)
-
-
-def saves_its_class() -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        gpt2().save_pretrained(folder)
-        return bool(json.loads(Path(folder, "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"])
-
-
-def attention_can_be_set() -> bool:
-    config = gpt2().config
-    before, config._attn_implementation = config._attn_implementation, "eager"
-    return before == "sdpa" and hf.GPT2Model(config).config._attn_implementation == "eager"
 
 
 def implementations() -> set[str]:
@@ -251,13 +230,6 @@ CONFIGS = [
     fact("configs have a text config", lambda: hf.LlavaConfig().get_text_config().model_type == "llama"
          and hf.BertConfig().get_text_config().model_type == "bert",
          "hf_stitch/adapters/libraries/configs.py, text_config"),
-    fact("configs have use_cache, or the forward",
-         lambda: hf.GPT2Config().use_cache is True and takes(hf.GPT2LMHeadModel, "use_cache")
-         and takes(hf.XLNetModel, "use_mems"), "hf_stitch/adapters/libraries/transformers.py, _interface"),
-    fact("configs have flags of further outputs",
-         lambda: has(hf.BertConfig(), "output_hidden_states", "output_attentions")
-         and has(hf.MixtralConfig(), "output_router_logits"),
-         "hf_stitch/adapters/libraries/transformers.py, EXTRA_OUTPUTS"),
     fact("configs have the ids of special tokens",
          lambda: (hf.BartConfig().decoder_start_token_id, hf.BartConfig().pad_token_id) == (2, 1)
          and has(hf.LlamaConfig(), "bos_token_id", "eos_token_id", "pad_token_id"),
@@ -270,23 +242,11 @@ CONFIGS = [
          lambda: hf.RobertaModel(hf.RobertaConfig(vocab_size=20, max_position_embeddings=20, **SMALL))
          .embeddings.position_embeddings.padding_idx == 1,
          "hf_stitch/adapters/libraries/configs.py, positions_from_padding"),
-    fact("encoder-decoders have is_encoder_decoder",
-         lambda: hf.T5Config().is_encoder_decoder and not hf.BertConfig().is_encoder_decoder,
-         "hf_stitch/adapters/libraries/transformers.py, _interface"),
     fact("configs have id2label, by default LABEL_0",
          lambda: hf.BertConfig().id2label == {0: "LABEL_0", 1: "LABEL_1"},
          "hf_stitch/data/classes.py, _names_of, and scoring/halves.py, _classes"),
-    fact("configs have problem_type, by these names",
-         lambda: hf.BertConfig().problem_type is None
-         and all(f'"{name}"' in source(hf.BertForSequenceClassification)
-                 for name in ("regression", "multi_label_classification")),
-         "hf_stitch/tasks/heads.py, task_of_problem"),
     fact("configs contain the place they were loaded from", remembers_its_place,
          "hf_stitch/adapters/libraries/transformers.py, origin"),
-    fact("configs name the class of the network", saves_its_class,
-         "hf_stitch/adapters/libraries/transformers.py, load"),
-    fact("configs have _attn_implementation", attention_can_be_set,
-         "hf_stitch/adapters/libraries/transformers.py, blueprint and build"),
     fact("configs name implementations by these keys",
          lambda: implementations() <= {f"{before}{what}_implementation{after}" for what in ("attn", "experts")
                                        for before in ("", "_") for after in ("", "_internal")},
@@ -316,13 +276,6 @@ def decoders() -> float:
     return sum("ForCausalLM" in name or "LMHeadModel" in name for name in names) / len(names)
 
 
-def pad_id_is_read_in_the_forward() -> bool:
-    network, ids = gpt2(hf.GPT2ForSequenceClassification), torch.ones(2, 3, dtype=torch.long)
-    refused = refuses(ValueError, network, ids)
-    network.config.pad_token_id = -1
-    return refused and network(ids).logits.shape == (2, 2)
-
-
 def construction_calls_initialize_weights() -> bool:
     calls: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -331,79 +284,13 @@ def construction_calls_initialize_weights() -> bool:
     return bool(calls)
 
 
-def lacking_weights_are_reported() -> bool:
-    reports: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        network = bert()
-        weights = {name: value for name, value in network.state_dict().items() if "pooler" not in name}
-        network.save_pretrained(folder, state_dict={**weights, "other": torch.ones(1)})
-        name = "_adjust_missing_and_unexpected_keys"
-        patch.setattr(hf.PreTrainedModel, name, lambda model, report: reports.append(report))
-        hf.BertModel.from_pretrained(folder, vocab_size=21, ignore_mismatched_sizes=True)
-    (report,) = reports
-    reshaped = {(name, tuple(before), tuple(after)) for name, before, after in report.mismatched_keys}
-    return (
-        report.missing_keys == {"pooler.dense.weight", "pooler.dense.bias"}
-        and report.unexpected_keys == {"other"}
-        and reshaped == {("embeddings.word_embeddings.weight", (20, 8), (21, 8))}
-        and report.conversion_errors == {}
-        and has(hf.PreTrainedModel, "load_adapter")
-    )
-
-
-def timm_loads_by_load_state_dict() -> bool:
-    loaded: list[Any] = []
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        timm.models.save_for_hf(timm.create_model("test_vit", num_classes=2), folder, safe_serialization=True)
-        load = nn.Module.load_state_dict
-        patch.setattr(
-            nn.Module, "load_state_dict", lambda *args, **how: loaded.append(load(*args, **how)) or loaded[-1]
-        )
-        network = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=3)
-    classifier = network.pretrained_cfg["classifier"]
-    return {*loaded[-1].missing_keys} == {f"{classifier}.weight", f"{classifier}.bias"}
-
-
-def marked_modules_stay() -> bool:
-    network = gpt2()
-    for module in network.modules():
-        module._is_hf_initialized = True
-    before = network.transformer.h[0].attn.c_attn.weight.clone()
-    network.initialize_weights()
-    return torch.equal(before, network.transformer.h[0].attn.c_attn.weight)
-
-
-def marked_when_hooks_are_installed() -> bool:
-    network = vit()
-    network(torch.zeros(1, 3, 8, 8), output_hidden_states=True)
-    return vars(network)["_output_capturing_hooks_installed"] is True
-
-
 def modules_of_hooks() -> set[str]:
     network = vit()
     network(torch.zeros(1, 3, 8, 8), output_hidden_states=True)
     return {hook.__module__.partition(".")[0] for m in network.modules() for hook in m._forward_hooks.values()}
 
 
-def checkpointed() -> bool:
-    network = vit()
-    network.gradient_checkpointing_enable()
-    flagged = [m for m in network.modules() if vars(m).get("gradient_checkpointing") is True]
-    return bool(flagged) and network.supports_gradient_checkpointing
-
-
-def missing_overrides() -> list[str]:
-    from hf_stitch.built_ins import BUILT_INS
-
-    names = [name.partition(".")[2] for name in BUILT_INS["overrides"] if name.startswith("transformers.")]
-    return [name for name in names if not isinstance(getattr(hf, name, None), type)]
-
-
 NETWORKS = [
-    fact("texts come with masks of these names",
-         lambda: takes(hf.BertModel, "input_ids", "attention_mask", "token_type_ids")
-         and takes(hf.T5Model, "decoder_input_ids", "decoder_attention_mask"),
-         "hf_stitch/adapters/libraries/transformers.py, _interface, and adapters/cutting/interface.py, mask_of"),
     fact("networks have main_input_name",
          lambda: (hf.BertModel.main_input_name, hf.ViTModel.main_input_name) == ("input_ids", "pixel_values"),
          "hf_stitch/adapters/libraries/transformers.py, of, and adapters/preprocess.py, load_processor"),
@@ -413,34 +300,16 @@ NETWORKS = [
          "hf_stitch/adapters/libraries/configs.py, task_of_head and lacks_padding"),
     fact("most names of decoders contain their task", lambda: decoders() > 0.85,
          "hf_stitch/adapters/libraries/configs.py, task_of_head"),
-    fact("classifiers of texts read pad_token_id in the forward", pad_id_is_read_in_the_forward,
-         "hf_stitch/adapters/libraries/configs.py, as_if_padded"),
     fact("construction calls initialize_weights", construction_calls_initialize_weights,
          "hf_stitch/adapters/libraries/transformers.py, build"),
-    fact("transformers reports the weights that a checkpoint lacks", lacking_weights_are_reported,
-         "hf_stitch/adapters/libraries/completeness.py, complete"),
-    fact("timm loads a whole network by load_state_dict, and names its classifier", timm_loads_by_load_state_dict,
-         "hf_stitch/adapters/libraries/timm.py, load"),
-    fact("initialize_weights leaves marked modules alone", marked_modules_stay,
-         "hf_stitch/artefacts/network.py, StitchedNetwork.__init__ (_is_hf_initialized)"),
     fact("networks have _no_split_modules", lambda: gpt2()._no_split_modules == {"GPT2Block"}
          or gpt2()._no_split_modules == ["GPT2Block"],
          "hf_stitch/artefacts/weights.py, whole_blocks, and training/sharding.py, blocks_of"),
-    fact("networks have a plan of dtypes", lambda: "wo" in hf.T5Model(
-        hf.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))._get_dtype_plan(torch.float16),
-         "hf_stitch/artefacts/saving.py, _stays"),
-    fact("a flag tells that hooks for hidden states are installed", marked_when_hooks_are_installed,
-         "hf_stitch/adapters/discovery/survey.py, _records, and adapters/cutting/halves.py, copy_without"),
     fact("hooks for hidden states belong to transformers", lambda: modules_of_hooks() == {"transformers"},
          "hf_stitch/adapters/cutting/surgery.py, is_bookkeeping"),
-    fact("a flag of modules turns gradient checkpointing on", checkpointed,
-         "hf_stitch/adapters/cutting/halves.py, CHECKPOINTS, and artefacts/network.py"),
-    fact("classes with an override exist", lambda: not missing_overrides(), "hf_stitch/built_ins.py, overrides"),
     fact("CLIP finds the end of a text by the largest id where eos_token_id is 2",
          lambda: "eos_token_id == 2" in source(import_module("transformers.models.clip.modeling_clip")),
          "hf_stitch/adapters/families.py"),
-    fact("outputs are mappings with logits", lambda: "logits" in gpt2()(torch.tensor([[1]])),
-         "hf_stitch/tasks/base.py, logits_of"),
 ]  # fmt: skip
 
 
@@ -452,20 +321,12 @@ def word_level() -> Any:
     return hf.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?")
 
 
-def serialised() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(word_level().backend_tokenizer.to_str())
-    return found
-
-
 EVENTS = (
     *("on_init_end", "on_train_begin", "on_train_end", "on_step_begin", "on_step_end", "on_epoch_end"),
     *("on_evaluate", "on_save"),
 )
 
 PROCESSORS = [
-    fact("tokenizers have these options",
-         lambda: has(word_level(), "model_input_names", "padding_side", "split_special_tokens", "truncation_side"),
-         "hf_stitch/adapters/pinning.py, OF_TOKENIZERS"),
     fact("tokenizers have a limit, a vocabulary and a backend",
          lambda: word_level().model_max_length > 10**9 and word_level().get_vocab() and word_level().is_fast
          and word_level().pad_token_id is None and type(word_level().backend_tokenizer).__module__ == "tokenizers",
@@ -474,35 +335,15 @@ PROCESSORS = [
          lambda: "self.bpe_ranks" in source(hf.CTRLTokenizer) and "self.sp_model" in source(
              import_module("transformers.tokenization_utils_sentencepiece")),
          "hf_stitch/adapters/pinning.py, _of_tokenizer"),
-    fact("serialised tokenizers have these parts",
-         lambda: {"version", "padding", "truncation", "added_tokens", "model"} <= serialised().keys()
-         and serialised()["model"]["type"] == "WordLevel",
-         "hf_stitch/adapters/pinning.py, _of_tokenizer and _types_of"),
-    fact("image processors have to_dict with image_processor_type",
-         lambda: hf.ViTImageProcessor().to_dict()["image_processor_type"].startswith("ViTImageProcessor"),
-         "hf_stitch/adapters/pinning.py, settings_of_processor"),
     fact("the image processor of timm networks is TimmWrapperImageProcessor",
          lambda: "data_config" in source(hf.TimmWrapperImageProcessor),
          "hf_stitch/adapters/libraries/transformers.py, of"),
-    fact("callbacks of the Trainer have these events", lambda: has(hf.TrainerCallback, *EVENTS),
-         "hf_stitch/training/callback.py and anchors.py"),
-    fact("control of the Trainer has these flags",
-         lambda: has(hf.TrainerControl(), "should_log", "should_evaluate", "should_save"),
-         "hf_stitch/training/callback.py and anchors.py"),
-    fact("the Trainer names checkpoints checkpoint-N", lambda: hf.trainer_utils.PREFIX_CHECKPOINT_DIR == "checkpoint",
-         "hf_stitch/training/callback.py, _folder"),
     fact("the Trainer reads accepts_loss_kwargs", lambda: '"accepts_loss_kwargs"' in source(hf.Trainer),
          "hf_stitch/artefacts/network.py, StitchedNetwork.accepts_loss_kwargs"),
 ]  # fmt: skip
 
 
 # -- timm -------------------------------------------------------------------------------------------------------------
-def checkpointed_by_timm(name: str) -> bool:
-    network = timm.create_model(name)
-    network.set_grad_checkpointing()
-    return any(vars(module).get("grad_checkpointing") is True for module in network.modules())
-
-
 def kinds_of(base: type) -> list[type]:
     return [k for k in vars(timm.layers).values() if isinstance(k, type) and issubclass(k, base) and k is not base]
 
@@ -511,17 +352,11 @@ TIMM = [
     fact("networks have a pretrained_cfg with an architecture",
          lambda: timm.create_model("resnet10t").pretrained_cfg["architecture"] == "resnet10t",
          "hf_stitch/adapters/libraries/timm.py, serves and blueprint"),
-    fact("networks have _model_args",
-         lambda: timm.create_model("resnet10t", num_classes=3, in_chans=1)._model_args
-         == {"num_classes": 3, "in_chans": 1}, "hf_stitch/adapters/libraries/timm.py, blueprint"),
     fact("networks have num_classes", lambda: timm.create_model("resnet10t", num_classes=0).num_classes == 0,
          "hf_stitch/adapters/libraries/timm.py, task"),
     fact("patch embeddings have img_size",
          lambda: timm.create_model("test_vit", img_size=32).patch_embed.img_size == (32, 32),
          "hf_stitch/adapters/libraries/timm.py, _native_size"),
-    fact("a flag grad_checkpointing turns it on",
-         lambda: checkpointed_by_timm("test_vit") and checkpointed_by_timm("resnet10t"),
-         "hf_stitch/adapters/cutting/forwards.py, evaluating, and halves.py, CHECKPOINTS"),
     fact("create_model takes the source of weights by these names",
          lambda: inspect.signature(timm.create_model).parameters.keys()
          <= {"model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir",
@@ -544,17 +379,6 @@ def of_sentences(name: str) -> Any:
     from sentence_transformers.util import import_from_string
 
     return import_from_string(f"sentence_transformers.models.{name}")
-
-
-def pooled() -> bool:
-    features = {"token_embeddings": torch.ones(1, 2, 8), "attention_mask": torch.ones(1, 2)}
-    return "sentence_embedding" in of_sentences("Pooling")(8).forward(features)
-
-
-def routed() -> bool:
-    query, document = of_sentences("Pooling")(8), of_sentences("Pooling")(8)
-    router = of_sentences("Router").for_query_document([query], [document])
-    return router.sub_modules[router._resolve_route(modality="text")][0] is document
 
 
 def classed() -> bool:
@@ -584,77 +408,14 @@ SENTENCES = [
              sentences().SentenceTransformer(modules=[of_sentences("Pooling")(8)]), "prompts", "default_prompt_name",
              "truncate_dim", "module_kwargs"),
          "hf_stitch/adapters/libraries/sentence_transformers.py, describe, SentenceEncoder"),
-    fact("preprocess counts the tokens of a prompt, which a pooling may leave out", lambda: "prompt_length" in source(
-        of_sentences("Transformer").preprocess) and has(of_sentences("Pooling")(8), "include_prompt"),
-         "hf_stitch/adapters/libraries/sentence_transformers.py, describe, SentenceEncoder.forward"),
-    fact("a router has sub_modules and finds the route of encode", routed,
-         "hf_stitch/adapters/libraries/sentence_transformers.py, SentenceEncoder.transformer"),
     fact("a folder has modules.json, and the class of its model under model_type", classed,
          "hf_stitch/adapters/libraries/sentence_transformers.py, load"),
     fact("code of others is refused in folders, too", refuses_others,
          "hf_stitch/adapters/libraries/sentence_transformers.py, load"),
-    fact("modules pass embeddings on as sentence_embedding", pooled,
-         "hf_stitch/adapters/libraries/sentence_transformers.py, EMBEDDING"),
-    fact("modules have get_config_dict", lambda: any(
-        "pooling_mode" in key for key in of_sentences("Pooling")(8).get_config_dict()),
-         "hf_stitch/adapters/libraries/sentence_transformers.py, settings"),
-    fact("modules state their width by these keys",
-         lambda: of_sentences("Dense")(8, 4).get_config_dict()["out_features"] == 4 and of_sentences("Pooling")(8)
-         .get_config_dict().keys() & {"embedding_dimension", "word_embedding_dimension"},
-         "plugins/hf-stitch-embeddings, export/sentence_transformers.py, _check_width"),
-]  # fmt: skip
-
-
-# -- huggingface_hub, datasets ----------------------------------------------------------------------------------------
-def files_of_images() -> Any:
-    from datasets.table import embed_table_storage
-    from PIL import Image
-
-    features = datasets.Features(image=datasets.Image())
-    made = datasets.Dataset.from_dict({"image": [Image.new("L", (2, 2))]}, features=features)
-    return embed_table_storage(made.with_format("arrow")[[0]])["image"].to_pylist()[0]["bytes"]
-
-
-def lines() -> Any:
-    return datasets.Dataset.from_dict({"text": ["a"], "label": [0], "flag": [True]})
-
-
-DATA = [
-    fact("a data set with a transform has the format custom",
-         lambda: lines().with_transform(dict).format["type"] == "custom", "hf_stitch/data/tables.py, Stored"),
-    fact("dtypes of columns have these names",
-         lambda: [lines().features[name].dtype for name in ("text", "label", "flag")] == ["string", "int64", "bool"],
-         "hf_stitch/data/columns.py, feature_kind"),
-    fact("embedded images have their bytes under bytes", files_of_images, "hf_stitch/data/tables.py, Stored.contents"),
 ]  # fmt: skip
 
 
 # -- accelerate -------------------------------------------------------------------------------------------------------
-def hooked() -> Any:
-    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    return accelerate.dispatch_model(network, {"0": "cpu", "1": "cpu"}, force_hooks=True)
-
-
-def offloaded() -> Any:
-    return accelerate.cpu_offload(nn.Sequential(nn.Linear(2, 2)), "cpu")
-
-
-def several_hooks() -> Any:
-    network = nn.Linear(2, 2)
-    for _ in range(2):
-        accelerate.hooks.add_hook_to_module(network, accelerate.hooks.ModelHook(), append=True)
-    return network._hf_hook.hooks
-
-
-def divided() -> bool:
-    """The gradient of ``backward`` is that of the loss over the number of steps."""
-    weight = torch.ones((), requires_grad=True)
-    kind = accelerate.utils.DistributedType.NO
-    state = SimpleNamespace(distributed_type=kind, gradient_accumulation_steps=4, scaler=None, has_lomo_optimizer=False)
-    accelerate.Accelerator.backward(state, weight * 2)
-    return weight.grad == 0.5
-
-
 def launchers() -> set[str]:
     from accelerate import state
     from accelerate.utils import environment
@@ -664,67 +425,11 @@ def launchers() -> set[str]:
 
 
 ACCELERATE = [
-    fact("modules with a hook have _hf_hook and _old_forward",
-         lambda: {"_hf_hook", "_old_forward", "forward"} <= vars(hooked()[0]).keys() | vars(hooked()).keys(),
-         "hf_stitch/offloading.py, hooks_of; adapters/cutting/halves.py, hollow; adapters/attributes.py, REPLACED"),
-    fact("hooks have the place and the source of weights",
-         lambda: offloaded()[0].weight.is_meta and "weight" in offloaded()[0]._hf_hook.weights_map
-         and str(offloaded()[0]._hf_hook.execution_device) == "cpu" and has(offloaded()[0]._hf_hook, "tied_params_map"),
-         "hf_stitch/offloading.py and adapters/preprocess.py, place_of"),
-    fact("several hooks of a module are in hooks", lambda: len(several_hooks()) == 2,
-         "hf_stitch/offloading.py, hooks_of"),
-    fact("backward divides by gradient_accumulation_steps", divided, "hf_stitch/training/loop.py, _gradients"),
     fact("launchers are recognised by these variables", lambda: not launchers(), "hf_stitch/running.py, LAUNCHED"),
 ]  # fmt: skip
 
 
 # -- torch and others -------------------------------------------------------------------------------------------------
-def compiled_in_place() -> bool:
-    network = nn.Linear(2, 2)
-    before = network._compiled_call_impl
-    network.compile()
-    return before is None and network._compiled_call_impl is not None
-
-
-def kernels_of_attention() -> set[str]:
-    """Operations of torch that attention dispatches without gradients, on its present path."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen: set[str] = set()
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.add(str(func.overloadpacket))
-            return func(*args, **(kwargs or {}))
-
-    attention, values = nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.ones(1, 2, 4)
-    with torch.no_grad(), Watch():
-        attention(values, values, values)
-    return seen
-
-
-def switched_path() -> bool:
-    fused = "aten._native_multi_head_attention"
-    before = fused in kernels_of_attention()
-    with plain():
-        return before and fused not in kernels_of_attention()
-
-
-def counted_changes() -> bool:
-    weight = nn.Parameter(torch.ones(2))
-    before = weight._version
-    with torch.no_grad():
-        weight.div_(2)
-    return bool(weight._version > before)
-
-
-def unsaved_buffers() -> bool:
-    network = nn.Module()
-    network.register_buffer("table", torch.ones(1), persistent=False)
-    network._non_persistent_buffers_set.clear()
-    return list(network.state_dict()) == ["table"]
-
-
 def passing_the_mode() -> set[str]:
     """Functions that take values out of tensors without an operation, as far as a mode sees them."""
     from torch.overrides import TorchFunctionMode
@@ -742,35 +447,6 @@ def passing_the_mode() -> set[str]:
         _ = [values.map_(values, lambda a, b: a), values.apply_(lambda a: a), values.tensor_split(values.long()[:1])]
     wanted = ("tolist", "numpy", "__array__", "__dlpack__", "map_", "apply_", "tensor_split")
     return {name for name in wanted if getattr(torch.Tensor, name) not in seen}
-
-
-def arranging() -> list[str]:
-    """Operations of torch that views, unfolding, joins and padding dispatch."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen: list[str] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func.overloadpacket))
-            return func(*args, **(kwargs or {}))
-
-    values = torch.zeros(1, 2, 4, 4)
-    with Watch():
-        _ = [values.flatten(2), nn.functional.unfold(values, 2), torch.cat([values, values])]
-        nn.functional.pad(values, (1, 1))
-    return seen
-
-
-def reset_by() -> list[bool]:
-    kinds = (nn.Linear, nn.Conv2d, nn.BatchNorm2d, nn.LayerNorm, nn.Embedding)
-    return [*(has(kind, "reset_parameters") for kind in kinds), has(nn.MultiheadAttention, "_reset_parameters")]
-
-
-def codes() -> set[str]:
-    values = {str(t): torch.zeros(1, dtype=t) for t in (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8)}
-    header = json.loads(safetensors.torch.save(values)[8:].partition(b"}}")[0] + b"}}")
-    return {code["dtype"] for name, code in header.items() if "int" not in name and name != "__metadata__"}
 
 
 def classes_of_folders() -> Any:
@@ -809,13 +485,6 @@ def sealed_events() -> Iterator[str]:
         yield name
 
 
-def linear_bases() -> bool:
-    from sklearn.linear_model import LinearRegression, LogisticRegression
-
-    names = [{base.__name__ for base in kind.__mro__} for kind in (LinearRegression, LogisticRegression)]
-    return "LinearModel" in names[0] and "LinearClassifierMixin" in names[1]
-
-
 def arrow() -> bool:
     pa = pytest.importorskip("pyarrow")
     rows = pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))
@@ -823,37 +492,16 @@ def arrow() -> bool:
 
 
 TORCH = [
-    fact("unsaved buffers are those in _non_persistent_buffers_set", unsaved_buffers,
-         "hf_stitch/adapters/cutting/halves.py, _persist_buffers, and adapters/attributes.py"),
-    fact("a module that is compiled in place has _compiled_call_impl", compiled_in_place,
-         "hf_stitch/adapters/cutting/forwards.py, is_compiled"),
-    fact("torch.compile wraps a module as _orig_mod",
-         lambda: list(torch.compile(nn.Linear(1, 1))._modules) == ["_orig_mod"],
-         "hf_stitch/adapters/loading.py, unwrap"),
-    fact("a switch of torch keeps attention from its fused path", switched_path,
-         "hf_stitch/adapters/cutting/forwards.py, plain"),
-    fact("a weight counts its changes in _version", counted_changes,
-         "hf_stitch/adapters/discovery/verify.py, unchanged"),
     fact("operations are counted by their packet",
          lambda: torch.ops.aten.mm in torch.utils.flop_counter.flop_registry
          and torch.ops.aten.convolution in torch.utils.flop_counter.flop_registry,
          "hf_stitch/adapters/discovery/trace.py, Operations"),
-    fact("views, unfolding, joins and padding dispatch these operations",
-         lambda: {"aten.view", "aten.im2col", "aten.cat", "aten.constant_pad_nd"} <= set(arranging()),
-         "hf_stitch/adapters/discovery/trace.py, _ARRANGING"),
     fact("what takes values out of tensors passes through modes", lambda: not passing_the_mode(),
          "hf_stitch/adapters/cutting/flow.py, OUTSIDE"),
-    fact("layers initialise themselves by these methods", lambda: all(reset_by()),
-         "hf_stitch/adapters/untraining.py, RESETS"),
-    fact("dtypes of floats in safetensors begin with F or BF",
-         lambda: len(codes()) == 3 and all(code.startswith(("F", "BF")) for code in codes()),
-         "hf_stitch/artefacts/weights.py, _check_header"),
     fact("data sets of torchvision have classes", lambda: classes_of_folders() == ["cat"],
          "hf_stitch/data/tables.py, Mapped.classes"),
     fact("Python reports connections and programs to audit hooks", lambda: not list(sealed_events()),
          "hf_stitch/adapters/untrusted.py, SEALED"),
-    fact("linear models of scikit-learn have these bases", linear_bases,
-         "plugins/hf-stitch-transfer, carrying.py, LINEAR"),
     fact("Arrow arrays have list_size, null_count and combine_chunks", arrow,
          "plugins/hf-stitch-embeddings, vectors.py, _from_column, and stores/lancedb.py"),
 ]  # fmt: skip
@@ -862,7 +510,6 @@ LIBRARIES = {
     "transformers": [*GENERATION, *CONFIGS, *NETWORKS, *PROCESSORS],
     "timm": TIMM,
     "sentence-transformers": SENTENCES,
-    "the Hub and data": DATA,
     "accelerate": ACCELERATE,
     "torch and others": TORCH,
 }

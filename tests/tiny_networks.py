@@ -46,25 +46,14 @@ def tokenizer(words: int, seed: int, *specials: str, **names: str) -> Any:
 
 def plain_tokenizer() -> Any:
     """The tokenizer of BERT, GPT-2, Llama and T5."""
-    return tokenizer(
-        60,
-        0,
-        "[PAD]",
-        "[CLS]",
-        "[SEP]",
-        "[UNK]",
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-    )
+    names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    return tokenizer(60, 0, *names.values(), **names)
 
 
 def other_tokenizer() -> Any:
     """The tokenizer of RoBERTa: fewer words in another order, and padding with id 1."""
-    return tokenizer(
-        40, 1, "<s>", "<pad>", "</s>", "<unk>", pad_token="<pad>", unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    )
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return tokenizer(40, 1, *names.values(), **names)
 
 
 def build(family: str, seed: int) -> nn.Module:
@@ -76,18 +65,14 @@ def build(family: str, seed: int) -> nn.Module:
             case "cnn":
                 model = timm.create_model("resnet10t", num_classes=CLASSES, channels=(16, 24, 32, 48))
             case "convnext":
-                model = timm.create_model(
-                    "convnext_atto", num_classes=CLASSES, depths=(1, 1, 1, 1), dims=(16, 24, 32, 32)
-                )
+                sizes: Any = {"depths": (1, 1, 1, 1), "dims": (16, 24, 32, 32)}
+                model = timm.create_model("convnext_atto", num_classes=CLASSES, **sizes)
             case "deit":
-                model = timm.create_model(
-                    "deit_tiny_distilled_patch16_224", num_classes=CLASSES, img_size=SIZE, depth=3, embed_dim=36
-                )
+                sizes = {"img_size": SIZE, "depth": 3, "embed_dim": 36}
+                model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=CLASSES, **sizes)
             case "swin":
-                model = timm.create_model(
-                    "swin_tiny_patch4_window7_224", num_classes=CLASSES, img_size=SIZE, window_size=4, embed_dim=24,
-                    depths=(2, 2), num_heads=(2, 4),
-                )  # fmt: skip
+                sizes = {"img_size": SIZE, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4)}
+                model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=CLASSES, **sizes)
             case "vit":
                 config = transformers.ViTConfig(**BODY, image_size=SIZE, patch_size=8, num_labels=CLASSES)
                 model = transformers.ViTForImageClassification(config)
@@ -116,10 +101,8 @@ def adapted(family: str, model: nn.Module) -> Adapter:
     """Load a network into an adapter, with its tokenizer."""
     if family in LANGUAGE:
         return load(model, processor=other_tokenizer() if family == "roberta" else plain_tokenizer())
-    dtype = next(model.parameters()).dtype
-    return load(
-        model, example_inputs=torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0)).to(dtype)
-    )
+    example = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    return load(model, example_inputs=example.to(next(model.parameters()).dtype))
 
 
 @cache

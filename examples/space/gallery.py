@@ -104,11 +104,7 @@ def pictures() -> hf_stitch.Samples:
 
 @lru_cache
 def trained(name: str) -> hf_stitch.Adapter:
-    """Train a network of the gallery.
-
-    Args:
-        name: One of :data:`SHIPPED`.
-    """
+    """Train one of :data:`SHIPPED`."""
     architecture, seed = SHIPPED[name]
     found = networks.build(architecture, seed, pictures())
     epochs = EPOCHS * (LONGER if architecture == "vit" else 1)
@@ -119,11 +115,7 @@ def trained(name: str) -> hf_stitch.Adapter:
 
 @lru_cache(4)
 def loaded(name: str) -> hf_stitch.Adapter:
-    """Load a network of the Hub, which runs no code of its repository.
-
-    Args:
-        name: Its id.
-    """
+    """Load a network of the Hub by its id, which runs no code of its repository."""
     return hf_stitch.load(name)
 
 
@@ -188,12 +180,7 @@ def samples(files: Sequence[str] | None, lines: str, limits: Limits = LIMITS) ->
 
 
 def cuts(name: str, limits: Limits = LIMITS) -> list[str]:
-    """Return the layers of a network at which it can be cut, evenly spaced if there are many.
-
-    Args:
-        name: Name of the network.
-        limits: What the gallery takes.
-    """
+    """Return the layers of a network at which it can be cut, evenly spaced if there are many."""
     layers = list(network(name, limits).layers)
     if len(layers) <= limits.layers:
         return layers
@@ -201,24 +188,13 @@ def cuts(name: str, limits: Limits = LIMITS) -> list[str]:
 
 
 def layer(name: str, chosen: str | None) -> str:
-    """Return the chosen layer of a network, or the one in the middle if it has no such layer.
-
-    Args:
-        name: Name of the network.
-        chosen: Layer of a list, which may be of another network.
-    """
+    """Return the chosen layer of a network, or the one in the middle if the choice is a layer of another network."""
     found = cuts(name)
     return chosen if chosen in found else found[len(found) // 2]
 
 
 def compare(a: str, b: str, data: hf_stitch.Samples, limits: Limits = LIMITS) -> hf_stitch.SimilarityAtlas:
-    """Compare two networks.
-
-    Args:
-        a: Name of the first network.
-        b: Name of the second one.
-        data: The samples.
-        limits: What the gallery takes.
+    """Compare two networks by their names.
 
     Raises:
         Refused: If it would take too long, or the networks do not take such samples.
@@ -231,15 +207,7 @@ def compare(a: str, b: str, data: hf_stitch.Samples, limits: Limits = LIMITS) ->
 def stitch(
     a: str, b: str, source_layer: str, target_layer: str, data: hf_stitch.Samples, limits: Limits = LIMITS
 ) -> hf_stitch.StitchedModel:
-    """Stitch two networks by least squares, and score the result on held-out samples.
-
-    Args:
-        a: Name of the source.
-        b: Name of the target.
-        source_layer: Layer of the source.
-        target_layer: Layer of the target.
-        data: The samples.
-        limits: What the gallery takes.
+    """Stitch two networks, by their names, by least squares, and score the result on held-out samples.
 
     Raises:
         Refused: If it would take too long, or the networks do not fit together.
@@ -250,11 +218,7 @@ def stitch(
 
 
 def verdict(evaluation: hf_stitch.analysis.Evaluation) -> str:
-    """Say how good a stitched model is: its first figure beside those of target and baselines, and whether it tells.
-
-    Args:
-        evaluation: Scores of the stitched model.
-    """
+    """Say how good a stitched model is: its first figure beside those of target and baselines, and whether it tells."""
     figure = next(iter(evaluation.scores["stitched"]))
     name = figure.replace("_", " ").capitalize()
     rivals = {who.replace("_", " "): scores[figure].value for who, scores in evaluation.scores.items()
@@ -345,21 +309,13 @@ class Described:
 
 
 def caption_of(name: str) -> str:
-    """Return the caption of a picture of a class.
-
-    Args:
-        name: Name of the class, of any number of words.
-    """
+    """Return the caption of a picture of a class, whose name has any number of words."""
     return " ".join(["a picture of a", *name.split()])
 
 
 @lru_cache
 def captioner(name: str) -> hf_stitch.Adapter:
-    """Train a small GPT-2 to write captions of what a vision transformer of the gallery sees.
-
-    Args:
-        name: Name of the vision transformer.
-    """
+    """Train a small GPT-2 to write captions of what a vision transformer of the gallery sees."""
     body, seen = trained(name), pictures().split(UNSEEN, seed=0)[0]
     texts = [caption_of(each).split() for each in seen.label_names or ()]
     # A word of a class has no space, so that none is taken for one of these.
@@ -436,17 +392,7 @@ def _written(model: Any, reader: Any, images: Sequence[Pillow.Image], captioner:
 
 
 def downloads(results: Mapping[str, Any], saved: Any, folder: Path, name: str = "stitched") -> list[str]:
-    """Write the report, and the network as a zip.
-
-    Args:
-        results: Name -> result for the report.
-        saved: What has ``save_pretrained``: a stitched model, or a captioner with another encoder.
-        folder: Folder for the files.
-        name: Name of the zip and of the folder in it.
-
-    Returns:
-        Paths of the files.
-    """
+    """Write the report of results, by name, and what has ``save_pretrained`` as a zip; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
     hf_stitch.report(list(results.values()), report, title=" · ".join(results))

@@ -11,31 +11,14 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional
 
-BERT: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 100,
-}
-GPT2: dict[str, Any] = {
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "vocab_size": 100,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+BODY: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64,
+}  # fmt: skip
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+BERT: dict[str, Any] = {**BODY, "vocab_size": 100}
+GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 100, **ENDS}
 T5: dict[str, Any] = {"d_model": 32, "num_layers": 3, "num_heads": 4, "d_ff": 64, "d_kv": 8, "vocab_size": 100}
-VIT: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-}
+VIT: dict[str, Any] = {**BODY, "image_size": 32, "patch_size": 8}
 SPEECH: dict[str, Any] = {
     **BERT,
     **{"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2},
@@ -52,6 +35,20 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.tanh(self.inner(x))
+
+
+class Code(nn.Module):
+    """User code: some modules, and a function that receives the network and its input."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.run = run
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
 
 
 class FlatNet(nn.Module):
@@ -115,14 +112,9 @@ LAYERS = {
 """The expected layers of some families."""
 
 SPECS = {
-    "bert": "bnd 32",
-    "hf-vit": "bnd 32 4x4 +1",
-    "timm-deit-distilled": "bnd 48 4x4 +2",
-    "timm-swin": "bhwc 24 8x8",
-    "timm-convnext": "bchw 8 8x8",
-    "hf-resnet": "bchw 8 8x8",
-    "user-code": "bchw 8 30x30",
-}
+    "bert": "bnd 32", "hf-vit": "bnd 32 4x4 +1", "timm-deit-distilled": "bnd 48 4x4 +2", "timm-swin": "bhwc 24 8x8",
+    "timm-convnext": "bchw 8 8x8", "hf-resnet": "bchw 8 8x8", "user-code": "bchw 8 30x30",
+}  # fmt: skip
 """The expected spec of the first layer of some families."""
 
 

@@ -66,6 +66,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "features tinynet": lambda: timm.create_model("tinynet_e", features_only=True),
     "headless resnet": lambda: timm.create_model("resnet10t", num_classes=0, **TIMM_RESNET),
     "headless vit": lambda: timm.create_model("vit_tiny_patch16_224", num_classes=0, global_pool="", **TIMM_VIT),
+    "dropping resnet": lambda: timm.create_model("resnet10t", drop_path_rate=0.5, **TIMM_RESNET),
+    "dropping vit": lambda: timm.create_model("vit_tiny_patch16_224", drop_path_rate=0.5, **TIMM_VIT),
     "headless swin": lambda: timm.create_model("swin_tiny_patch4_window7_224", num_classes=0, **TIMM_SWIN),
     "speech wav2vec2": lambda: base(hf.Wav2Vec2Config(**SPEECH)),
     "speech wav2vec2, letters": lambda: hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**SPEECH)),
@@ -74,10 +76,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "speech whisper": lambda: base(hf.WhisperConfig(**WHISPER, decoder_start_token_id=1)),
     "decoder of whisper": lambda: causal(hf.WhisperConfig(**WHISPER, decoder_start_token_id=1)),
 }
-SWEPT_ELSEWHERE = ("vit", "causal gpt2", "causal llama")
+SWEPT_ELSEWHERE = ("vit", "causal gpt2", "causal llama", "dropping resnet", "dropping vit")
 """Networks whose cuts ``test_exact_cuts.py`` checks."""
 
-SIZELESS = ("resnet", "backbone resnet", "backbone convnext", "features resnet", "features tinynet", "headless resnet")
+SIZELESS = [name for name in MODELS if name.endswith(("resnet", "convnext", "tinynet"))]
 """Networks that accept images of any size, and receive small ones here."""
 
 
@@ -161,37 +163,27 @@ def check_gradients(adapter: Adapter, model: Any, training: bool) -> None:
 
 
 @pytest.mark.parametrize(("reentrant", "training"), [(False, True), (True, False)])
-@pytest.mark.parametrize("name", ["causal llama", "swin"])
+@pytest.mark.parametrize("name", ["causal llama", "swin", "dropping vit", "dropping resnet"])
 def test_cuts_are_exact_under_gradient_checkpointing(name: str, reentrant: bool, training: bool) -> None:
-    model: Any = make(name)
-    checkpointed(model, use_reentrant=reentrant)
-    adapter = load(model.train(training), name)
-    assert len(adapter.layers) > 2
-    check_gradients(adapter, model, training)
-    model.eval()
-    exactness.check(adapter, adapter.layers)
-
-
-@pytest.mark.parametrize(("reentrant", "training"), [(False, True), (True, False)])
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet10t"])
-def test_cuts_are_exact_under_checkpointing_of_timm(name: str, reentrant: bool, training: bool) -> None:
     """Recomputation in a backward pass would use dropout, and update statistics of BatchNorm in training mode."""
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = TIMM_VIT if "vit" in name else TIMM_RESNET
-    model: Any = tiny.shaken(timm.create_model(name, drop_path_rate=0.5, **sizes))
-    before = timm.layers.use_reentrant_ckpt()
-    timm.layers.set_reentrant_ckpt(reentrant)
+    model: Any = make(name)
+    plain, before = copy.deepcopy(model), timm.layers.use_reentrant_ckpt()
+    if of_timm := name.startswith("dropping"):
+        timm.layers.set_reentrant_ckpt(reentrant)
+        model.set_grad_checkpointing(True)
+    else:
+        checkpointed(model, use_reentrant=reentrant)
     try:
-        model.set_grad_checkpointing(True)
-        adapter = hf_stitch.load(model.train(training), example_inputs=images(2))
+        adapter = load(model.train(training), name)
         assert len(adapter.layers) > 2
-        model.set_grad_checkpointing(False)
+        inputs = next(exactness.fresh(adapter))
         with torch.no_grad():
-            expected = copy.deepcopy(model).eval()(images(3))
-        model.set_grad_checkpointing(True)
-        assert torch.equal(adapter.forward(images(3)), expected)
+            expected = plain.eval()(**{**adapter.interface.options, **inputs})
+            assert exactness.agree(exactness.bits(adapter.forward(inputs)), exactness.bits(expected))
         check_gradients(adapter, model, training)
-        assert model.grad_checkpointing
+        assert not of_timm or model.grad_checkpointing
+        model.eval()
+        exactness.check(adapter, adapter.layers)
     finally:
         timm.layers.set_reentrant_ckpt(before)
 
@@ -255,6 +247,20 @@ def check_halves(adapter: Adapter) -> nn.Module:
         assert torch.equal(found.values, adapter.encode(inputs, layer)[layer].values)
         assert exactness.agree(exactness.bits(back(found)), exactness.bits(adapter.forward(inputs)))
     return back
+
+
+@pytest.mark.filterwarnings("ignore:.*pass processor= to hf_stitch.load to use raw samples")
+@pytest.mark.parametrize(
+    ("name", "places"), [("causal llama", ("cpu",)), ("causal llama", ("cpu", "disk")), ("vit", ("disk", "cpu"))]
+)
+def test_models_loaded_with_device_map(name: str, places: tuple[str, ...], tmp_path: Path) -> None:
+    plain: Any = make(name)
+    plain.save_pretrained(tmp_path / "model")
+    options = {"device_map": spread(plain, places), "offload_folder": str(tmp_path / "offload")}
+    adapter = hf_stitch.load(str(tmp_path / "model"), **options)
+    check_as(adapter, plain)
+    check_halves(adapter)
+    assert any(p.is_meta for p in adapter.model.parameters()) == ("disk" in places)
 
 
 OFFLOADED: dict[str, tuple[str, Callable[[nn.Module, Path], nn.Module]]] = {

@@ -13,20 +13,7 @@ import hf_stitch_versions as versions
 import pytest
 import torch
 import transformers
-from forms import (
-    EXACT,
-    FORMS,
-    OWN,
-    REFUSED,
-    ROUNDED,
-    Wrapper,
-    adapter_of,
-    form_of,
-    layer_in,
-    load_form,
-    loaded,
-    twin,
-)  # fmt: skip
+from forms import EXACT, FORMS, OWN, REFUSED, ROUNDED, Wrapper, adapter_of, form_of, layer_in, load_form, loaded, twin
 from tiny_networks import LANGUAGE, LAYERS, SIZE, WORDS, build, plain_tokenizer
 from torch import Tensor, nn
 
@@ -198,6 +185,7 @@ def hashed(family: str, form: str, folder: Path, inputs: Any) -> None:
 
 
 def compare(family: str, form: str, folder: Path, inputs: Any) -> None:
+    """Networks are compared; where all bits are those of the twin, :func:`cut` shows it, and one form suffices."""
     a, b = loaded_twin(family, form), loaded(family, form)
     found = hf_stitch.compare(a, b, data_of(family), metrics=["direct_matching"], progress=False)
     diagonal = torch.as_tensor(found["direct_matching"]).diagonal()
@@ -254,8 +242,16 @@ VERBS = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("family", "form"), CASES)
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+@pytest.mark.parametrize(
+    ("verb", "family", "form"),
+    [
+        (verb, family, form)
+        for verb in VERBS
+        for family, form in CASES
+        if verb is not compare or form not in EXACT or form == "offloaded"
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_every_verb_works_on_every_form_or_names_the_way_out_of_the_page(
     verb: Callable[..., None], family: str, form: str, inputs: Any, tmp_path: Path
 ) -> None:
@@ -297,14 +293,14 @@ def test_a_subclass_that_passes_on_its_arguments_takes_those_of_its_class(
 class OwnMask(Wrapper):
     """User code that finds padding itself."""
 
-    def forward(self, input_ids: Tensor) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: Tensor) -> Any:
         return self.inner(input_ids, (input_ids != 0).long())
 
 
 class WithoutMask(Wrapper):
     """User code that loses the mask."""
 
-    def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:
         return self.inner(input_ids)
 
 

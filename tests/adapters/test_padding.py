@@ -25,35 +25,25 @@ from hf_stitch.artefacts.joining import joined_to_itself
 
 from tiny_networks import CLASSES, LAYERS, build, plain_tokenizer  # isort: skip
 
+NONE, EITHER, COUNTED = "none: texts of one length run together", "right or left", "right or left, with position_ids"
 FAMILIES = {
-    ("causal", "gpt2"): "right or left, with position_ids",
-    ("causal", "openai-gpt"): "right or left, with position_ids",
-    ("causal", "ctrl"): "right or left, with position_ids",
-    ("causal", "gpt_neo"): "right or left, with position_ids",
-    ("causal", "biogpt"): "right or left, with position_ids",
-    ("causal", "llama"): "right or left, with position_ids",
-    ("causal", "opt"): "right or left, with position_ids",
-    ("causal", "mixtral"): "right or left, with position_ids",
-    ("causal", "roberta"): "right or left",
-    ("causal", "bloom"): "right or left",
-    ("causal", "mamba"): "right or left",
-    ("causal", "xlnet"): "right or left",
-    ("causal", "rwkv"): "right",
-    ("causal", "recurrent_gemma"): "right",
+    **dict.fromkeys(
+        [("causal", name) for name in ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "biogpt", "llama", "opt", "mixtral")],
+        COUNTED,
+    ),
+    **dict.fromkeys([("causal", name) for name in ("roberta", "bloom", "mamba", "xlnet")], EITHER),
+    **dict.fromkeys([("causal", name) for name in ("rwkv", "recurrent_gemma")], "right"),
     ("causal", "cpmant"): "left",
-    ("causal", "xlstm"): "none: texts of one length run together",
-    ("masked", "bert"): "right or left, with position_ids",
-    ("masked", "distilbert"): "right or left, with position_ids",
+    ("causal", "xlstm"): NONE,
+    **dict.fromkeys([("masked", "bert"), ("masked", "distilbert")], COUNTED),
     ("masked", "mpnet"): "right",
-    ("masked", "ibert"): "right or left",
-    ("masked", "fnet"): "none: texts of one length run together",
-    ("masked", "convbert"): "none: texts of one length run together",
+    ("masked", "ibert"): EITHER,
+    **dict.fromkeys([("masked", "fnet"), ("masked", "convbert")], NONE),
     ("text", "bert"): "right",  # the head reads the first token
-    ("text", "gpt2"): "right or left, with position_ids",
-    ("text", "t5"): "right",  # the decoder begins before the padding
-    ("text", "bart"): "right",
+    ("text", "gpt2"): COUNTED,
+    **dict.fromkeys([("text", "t5"), ("text", "bart")], "right"),  # the decoder of T5 begins before the padding
     ("text", "xlnet"): "left",  # the head reads the last token
-}
+}  # fmt: skip
 """Suite and family -> where texts are padded."""
 
 STATED = {"causal:gpt_neo"}
@@ -88,7 +78,6 @@ def test_activations_of_a_family_do_not_depend_on_the_batch(which: tuple[str, st
             network.model.float()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["text", "causal", "masked"])
 def test_activations_of_no_family_depend_on_the_batch(suite: str) -> None:
     moved = {row.family: row.moved for row in zoo.read().values() if row.suite == suite and row.moved is not None}
@@ -234,7 +223,7 @@ PAIRS = [(("causal", "gpt2"),) * 2, (("causal", "gpt2"), ("masked", "bert")), ((
 
 @pytest.mark.parametrize(
     ("pair", "rows"),
-    zip(PAIRS, ("mean", "tokens") * 2, strict=True),
+    [*zip(PAIRS, ("mean", "tokens") * 2, strict=True)],
     ids=["gpt2", "gpt2-bert", "rwkv-gpt2", "fnet-convbert"],
 )
 def test_similarities_depend_neither_on_the_batch_nor_on_the_order(pair: Any, rows: str) -> None:

@@ -117,6 +117,7 @@ EMPTY: dict[str, tuple[Callable[[], Any], Any]] = {
 def test_empty_inputs_are_refused(what: str) -> None:
     make, inputs = EMPTY[what]
     adapter = make()
-    for run in (adapter.forward, lambda given: adapter.encode(given, adapter.candidates[0])):
+    runs: tuple[Callable[[Any], Any], ...] = adapter.forward, lambda x: adapter.encode(x, adapter.candidates[0])
+    for run in runs:
         with pytest.raises(ValueError, match=r"must contain samples.*, got the shape \(.*0.*\): leave out empty"):
             run(inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import timm
 import torch
 import transformers as hf
-from families import BERT, Block
+from families import Block, Code
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional
@@ -47,17 +48,15 @@ class Patches(nn.Module):
         return self.blocks(x).mean(1)
 
 
-class Latents(nn.Module):
-    """Latents with cross-attention to 4 × 4 patches."""
+def with_latents(count: int) -> Code:
+    """Create a network of latents with cross-attention to 4 × 4 patches."""
+    latents = torch.randn(count, 16)
 
-    def __init__(self, latents: int) -> None:
-        super().__init__()
-        self.patch, self.latents = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(latents, 16))
-        self.blocks = blocks()
+    def run(net: Any, x: Tensor) -> Tensor:
+        x = net.patch(x).flatten(2).transpose(1, 2)
+        return net.blocks((latents @ x.transpose(1, 2)).softmax(-1) @ x).mean(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        return self.blocks((self.latents @ x.transpose(1, 2)).softmax(-1) @ x).mean(1)
+    return Code(run, patch=nn.Conv2d(3, 16, 8, 8), blocks=blocks())
 
 
 def specs(model: nn.Module, *size: int, layer: str | None = None) -> dict[str, str]:
@@ -102,7 +101,7 @@ def test_a_width_equal_to_the_number_of_patches_is_not_confused_with_it() -> Non
 
 @pytest.mark.parametrize("latents", [20, 25])
 def test_latents_are_no_grid_even_if_their_number_is_a_square(latents: int) -> None:
-    assert specs(Latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
+    assert specs(with_latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
 def test_patches_that_are_not_in_row_major_order_are_no_grid() -> None:
@@ -141,7 +140,7 @@ def test_layers_that_keep_the_shape_keep_the_axes() -> None:
     ],
 )  # fmt: skip
 def test_adjacent_layers_determine_the_axis_of_the_channels(channels: int, size: tuple[int, int], middle: str) -> None:
-    between = {
+    between: Callable[[], nn.Module] = {
         "relu": nn.ReLU, "norm2d": partial(LayerNorm2d, channels), "group norm": partial(nn.GroupNorm, 2, channels)
     }[middle]  # fmt: skip
     net = nn.Sequential(
@@ -153,26 +152,16 @@ def test_adjacent_layers_determine_the_axis_of_the_channels(channels: int, size:
 
 
 def test_the_next_layer_determines_channels_last_of_a_cube() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Conv2d(3, 16, 3, padding=1)
-            self.blocks = nn.Sequential(Block(16), nn.GELU(), Block(16), nn.GELU())
-            self.norm = nn.LayerNorm(16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.norm(self.blocks(self.stem(x).permute(0, 2, 3, 1)))
-
-    got = {layer: specs(Last(), 3, 16, 16, layer=layer)[layer] for layer in ("stem", "blocks.0", "blocks.3")}
+    last = Code(
+        lambda net, x: net.norm(net.blocks(net.stem(x).permute(0, 2, 3, 1))), stem=nn.Conv2d(3, 16, 3, padding=1),
+        blocks=nn.Sequential(Block(16), nn.GELU(), Block(16), nn.GELU()), norm=nn.LayerNorm(16),
+    )  # fmt: skip
+    got = {layer: specs(last, 3, 16, 16, layer=layer)[layer] for layer in ("stem", "blocks.0", "blocks.3")}
     assert got == {"stem": "bchw 16 16x16", "blocks.0": "bhwc 16 16x16", "blocks.3": "bhwc 16 16x16"}
 
 
 def test_without_layers_the_aspect_ratio_determines_the_channels_or_the_layer_is_refused() -> None:
-    class Weighted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * 2 + x.mean(1, keepdim=True)
-
-    net = nn.Sequential(Weighted(), Weighted(), Weighted())
+    net = nn.Sequential(*(Code(lambda net, x: x * 2 + x.mean(1, keepdim=True)) for _ in range(3)))
     assert specs(net, 3, 16, 20)["1"] == "bchw 3 16x20"
     adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 16, 16, 16))
     assert "the axis of its channels is unknown" in adapter.verify_cut("1").reason
@@ -234,17 +223,6 @@ def test_learned_tokens_behind_a_text_are_no_rows() -> None:
     assert read(Reader(before=1, behind=2), 3, 9).rows().shape == (12, 16)
 
 
-def test_longformer_counts_real_tokens_only() -> None:
-    config = hf.LongformerConfig(**BERT, attention_window=32, max_position_embeddings=140)
-    adapter = hf_stitch.load(hf.LongformerModel(config).eval())
-    mask = torch.ones(2, 9, dtype=torch.long)
-    mask[0, 4:] = 0
-    inputs = {"input_ids": torch.randint(3, 99, (2, 9)), "attention_mask": mask}
-    representation = adapter.encode(inputs, adapter.layers[0])[adapter.layers[0]]
-    assert representation.values.shape[1] == 32
-    assert representation.rows().shape == (13, 32)
-
-
 def test_rows_are_refused_if_the_positions_of_padding_are_unknown() -> None:
     representation = read(Reader(merge=2), 3, 9)
     for policy in POOLINGS:
@@ -296,15 +274,10 @@ def test_the_mask_of_a_sequence_of_vectors_counts() -> None:
 
 
 def test_a_number_for_each_token_is_no_representation() -> None:
-    class Scores(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.score = nn.Embedding(50, 8), nn.Linear(8, 1)
-            self.blocks = nn.Sequential(nn.Tanh(), nn.Sigmoid())
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.blocks(self.score(self.embedding(ids)).squeeze(-1)).sum(1)
-
-    adapter = hf_stitch.load(Scores(), example_inputs={"ids": torch.randint(1, 50, (2, 6))})
+    net = Code(
+        lambda net, ids: net.blocks(net.score(net.embedding(ids)).squeeze(-1)).sum(1), embedding=nn.Embedding(50, 8),
+        score=nn.Linear(8, 1), blocks=nn.Sequential(nn.Tanh(), nn.Sigmoid()),
+    )  # fmt: skip
+    adapter = hf_stitch.load(net, example_inputs=torch.randint(1, 50, (2, 6)))
     assert set(adapter.layers) == {"embedding", "score"}
     assert "a number for each token and no vectors" in adapter.verify_cut("blocks.0").reason

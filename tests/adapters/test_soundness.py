@@ -14,7 +14,7 @@ import numpy
 import pytest
 import torch
 import transformers as hf
-from families import BERT, Block, images, make, texts
+from families import BERT, Block, Code, images, make, texts
 from torch import Tensor, nn
 
 import hf_stitch
@@ -208,18 +208,14 @@ def test_integers_and_booleans_in_addition_to_numbers_are_context() -> None:
 
 
 def test_packed_sequences_are_supported() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.lstm, self.head = nn.Linear(8, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 2)
+    def run(net: Any, x: Tensor) -> Tensor:
+        lengths = torch.full((len(x),), x.shape[1])
+        packed = nn.utils.rnn.pack_padded_sequence(net.stem(x), lengths, batch_first=True)
+        _, (hidden, _) = net.lstm(packed)
+        return net.head(hidden[0])
 
-        def forward(self, x: Tensor) -> Tensor:
-            lengths = torch.full((len(x),), x.shape[1])
-            packed = nn.utils.rnn.pack_padded_sequence(self.stem(x), lengths, batch_first=True)
-            _, (hidden, _) = self.lstm(packed)
-            return self.head(hidden[0])
-
-    adapter = hf_stitch.load(Packed().eval(), example_inputs=torch.randn(2, 5, 8))
+    net = Code(run, stem=nn.Linear(8, 8), lstm=nn.LSTM(8, 8, batch_first=True), head=nn.Linear(8, 2))
+    adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 5, 8))
     assert exact(adapter, torch.randn(3, 5, 8), ("stem",))
 
 
@@ -284,16 +280,10 @@ def test_only_special_ids_are_visible_after_the_cut(after: Callable[..., Any], k
 
 
 # -- inputs that are not those of the example ------------------------------------------------------------------------
-class Positive(nn.Module):
-    """Takes no negative numbers, as noise has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.block, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        stem = self.stem(x.log())
-        return self.head(self.block(stem) + stem)
+def of_positive_numbers() -> Code:
+    """Create a network that takes no negative numbers, as noise has them."""
+    parts = {"stem": nn.Conv2d(1, 4, 3), "block": nn.Conv2d(4, 4, 1), "head": nn.Conv2d(4, 2, 1)}
+    return Code(lambda net, x: net.head(net.block(stem := net.stem(x.log())) + stem), **parts)
 
 
 IDS = torch.randint(50, (3, 9))
@@ -310,7 +300,7 @@ LATER: dict[str, tuple[Callable[[], nn.Module], Any, str, Any, Any]] = {
         lambda: hf.BertModel(hf.BertConfig(**BERT)).eval(), None, "encoder.layer.1",
         texts(3, 6), {**texts(3, 6), "output_hidden_states": True},
     ),
-    "another size": (Positive, torch.rand(2, 1, 8, 8), "block", None, torch.rand(3, 1, 12, 12)),
+    "another size": (of_positive_numbers, torch.rand(2, 1, 8, 8), "block", None, torch.rand(3, 1, 12, 12)),
 }  # fmt: skip
 """What is new -> network, example, layer, inputs for which it is a cut, and such for which it is bypassed."""
 
@@ -325,19 +315,16 @@ def test_what_the_example_lacks_is_verified_again(what: str) -> None:
 
 
 def test_a_module_that_runs_again_after_the_cut_in_longer_texts_raises_an_error() -> None:
-    class Longer(nn.Module):
-        def __init__(self, limit: int) -> None:
-            super().__init__()
-            self.limit = limit
-            self.words, self.norm, self.blocks = nn.Embedding(50, 8), nn.LayerNorm(8), nn.Sequential(Block(), Block())
+    def longer(limit: int) -> hf_stitch.Adapter:
+        def run(net: Any, ids: Tensor) -> Tensor:
+            y = net.blocks(net.norm(net.words(ids)))
+            return y + net.norm(y) if ids.shape[1] > limit else y
 
-        def forward(self, ids: Tensor) -> Tensor:
-            y = self.blocks(self.norm(self.words(ids)))
-            return y + self.norm(y) if ids.shape[1] > self.limit else y
+        net = Code(run, words=nn.Embedding(50, 8), norm=nn.LayerNorm(8), blocks=nn.Sequential(Block(), Block()))
+        return hf_stitch.load(net, example_inputs=torch.randint(50, (2, 6)))
 
-    adapter = hf_stitch.load(Longer(16), example_inputs=torch.randint(50, (2, 6)))
-    assert exact(adapter, torch.randint(50, (3, 20)))
-    adapter = hf_stitch.load(Longer(30), example_inputs=torch.randint(50, (2, 6)))
+    assert exact(longer(16), torch.randint(50, (3, 20)))
+    adapter = longer(30)
     long = adapter.encode(torch.randint(50, (3, 40)), "blocks.0")["blocks.0"]
     with pytest.raises(RuntimeError, match="'norm' runs after the cut for these inputs"):
         adapter.decode(long, "blocks.0")
@@ -366,18 +353,12 @@ def test_state_that_a_module_keeps_of_one_text_is_not_used_for_another() -> None
 
 
 def test_halves_refuse_images_of_another_size() -> None:
-    class Resized(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Conv2d(3, 4, 3)
-            self.blocks = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    def run(net: Any, x: Tensor) -> Tensor:
+        stem = net.stem(x)
+        return nn.functional.interpolate(net.blocks(stem), size=stem.shape[-2:])
 
-        def forward(self, x: Tensor) -> Tensor:
-            stem = self.stem(x)
-            return nn.functional.interpolate(self.blocks(stem), size=stem.shape[-2:])
-
-    adapter = hf_stitch.load(Resized(), example_inputs=torch.randn(2, 3, 16, 16))
-    larger = torch.randn(2, 3, 24, 24)
+    net = Code(run, stem=nn.Conv2d(3, 4, 3), blocks=nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)))
+    adapter, larger = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 16, 16)), torch.randn(2, 3, 24, 24)
     assert exact(adapter, larger)
     with pytest.raises(ValueError, match=r"cut at 'blocks.0' for x of the shape \(3, 16, 16\), got \(3, 24, 24\)"):
         adapter.front("blocks.0")(x=larger)

@@ -30,6 +30,8 @@ class Block(nn.Module):
 class Row(nn.Module):
     """A stem, five blocks and a head; ``glue`` changes what passes from one block to the next."""
 
+    kept: list[Tensor]
+
     def __init__(self, glue: Callable[[Row, int, list[Tensor]], Tensor] | None = None, depth: int = 5) -> None:
         super().__init__()
         self.stem, self.head, self.glue = nn.Linear(8, 8), nn.Linear(8, 2), glue

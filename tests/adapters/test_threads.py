@@ -20,7 +20,7 @@ from hf_stitch.adapters.cutting.surgery import _LOCKS, alone, swapped
 
 from tiny_networks import LAYERS, SIZE, adapted, build  # isort: skip
 
-THREADS, ROUNDS = 8, 2
+THREADS, ROUNDS = 4, 2
 BATCHES = [torch.randn(1 + n % 3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(n)) for n in range(THREADS)]
 FAMILIES = ("cnn", "vit")
 

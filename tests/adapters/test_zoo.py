@@ -1,4 +1,4 @@
-"""Exact cuts in unusual families; with ``-m slow`` in all families."""
+"""Exact cuts in unusual families, and in all families."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import transformers
+from families import Code
 from timm.models import regnet, vgg
 from torch import nn
 
@@ -78,15 +79,8 @@ def test_the_check_detects_an_inexact_decode(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_model_with_constant_output_fails_the_check() -> None:
-    class Constant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.blocks(x) * 0
-
-    adapter = hf_stitch.load(Constant(), example_inputs=torch.randn(2, 4))
+    constant = Code(lambda net, x: net.blocks(x) * 0, blocks=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    adapter = hf_stitch.load(constant, example_inputs=torch.randn(2, 4))
     with pytest.raises(ValueError, match="the same output for different inputs"):
         exactness.check(adapter, ("blocks.0",))
 
@@ -116,7 +110,6 @@ def test_the_committed_records_are_a_row_per_family_and_keep_their_promises(tmp_
     assert all(f"\n| {record.family} | {record.model} |" in page for record in found.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suite", zoo.SUITES)
 def test_no_family_has_an_inexact_cut_and_enough_families_have_two(suite: str) -> None:
     found = [zoo.examined(suite, family) for family in zoo.families(suite)]

@@ -28,7 +28,8 @@ def saved_and_loaded(model: StitchedModel, folder: Path, **options: Any) -> Stit
 def assert_same(model: StitchedModel, again: StitchedModel, batch: dict[str, torch.Tensor]) -> None:
     assert type(again) is type(model)
     assert same_state(model, again)
-    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    for found, expected in zip(again(**batch).to_tuple(), model(**batch).to_tuple(), strict=True):
+        assert torch.equal(found, expected)
     assert not any(module.training for module in again.modules())
     assert [n for n, p in again.named_parameters() if p.requires_grad] == [
         n for n, p in model.named_parameters() if p.requires_grad

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from torch.nn import functional
 import hf_stitch
 import hf_stitch.auto
 from hf_stitch import StitchedModel
-from hf_stitch.artefacts.head import Head, HeadConfig
 from hf_stitch.artefacts.joining import join
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 
@@ -60,79 +58,68 @@ def test_the_loss_is_that_of_the_network(whole: Any, items: Any, shifted: str) -
     torch.testing.assert_close(model(**given, **chosen, num_items_in_batch=items).loss, expected, rtol=0, atol=1e-6)
 
 
-def test_shifted_labels_are_used_and_not_shifted_again(whole: Any) -> None:
-    model, plain, given = whole
-    given["shift_labels"] = given["labels"]
-    assert torch.equal(model(**given).loss, plain(**given).loss)
+@pytest.fixture(scope="module")
+def refusing(equal: Any, of_images: Any, images: Any, texts: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Stitched models that use few arguments, and what they do use."""
+    model, _, given = equal
+    pixels = torch.stack([sample["image"] for sample in images[:3]])
+    found = {"llama": (model, given), "images": (of_images, {"pixel_values": pixels, "labels": torch.arange(3)})}
+    config = transformers.BloomConfig(
+        hidden_size=24, n_layer=3, n_head=4, vocab_size=80, bos_token_id=1, eos_token_id=2
+    )
+    a = adapted("gpt2", transformers.BloomForCausalLM(config).eval())
+    ids = {"input_ids": torch.tensor([[7, 12, 30, 9]])}
+    unnumbered = stitched(a, a, texts, (a.layers[1],) * 2, matcher="identity")
+    layers = ("target.transformer.h.2", "transformer.h.1")
+    chain = stitched(unnumbered, a, texts, layers, matcher="identity", task="text-generation")
+    wrapped, layer = load_form("bert", "wrapped"), "inner.bert.encoder.layer.1"
+    inside = stitched(wrapped, wrapped, texts, (layer, layer), matcher="identity")
+    return found | {"bloom": (unnumbered, ids), "chain": (chain, ids), "wrapped": (inside, ids)}
 
 
-UNUSED: dict[str, Any] = {
-    "output_router_logits": True,
-    "token_type_ids": torch.ones(4, 8, dtype=torch.int64),
-    "pixel_values": torch.zeros(4, 3, 8, 8),
-    "cu_seq_lens_q": torch.tensor([0, 4]),
-    "ignore_index": 3,
-    "poetry": 1,
-}
+POSITIONS = {"position_ids": torch.full((1, 4), 3)}
+UNUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"output_router_logits": True}, "output_router_logits"),
+    ("llama", {"token_type_ids": torch.ones(4, 8, dtype=torch.int64)}, "token_type_ids"),
+    ("llama", {"pixel_values": torch.zeros(4, 3, 8, 8)}, "pixel_values"),
+    ("llama", {"cu_seq_lens_q": torch.tensor([0, 4])}, "cu_seq_lens_q"),
+    ("llama", {"source_kept": torch.zeros(4, 2, dtype=torch.int64)}, "source_kept"),
+    ("llama", {"poetry": 1}, "poetry"),
+    ("images", {"output_hidden_states": torch.ones(3)}, "output_hidden_states"),
+    ("images", {"num_items_in_batch": torch.ones(3)}, "num_items_in_batch"),
+    ("images", {"attention_mask": torch.ones(3)}, "attention_mask"),
+    ("bloom", POSITIONS, r"neither network .* uses position_ids"),
+    ("chain", POSITIONS, "uses position_ids"),
+    ("wrapped", {"poetry": 1}, "poetry"),
+]
 
 
-@pytest.mark.parametrize("name", UNUSED)
-def test_an_argument_that_nothing_uses_is_refused_by_name(whole: Any, name: str) -> None:
-    model, _, given = whole
-    with pytest.raises(ValueError, match=name):
-        model(**given, **{name: UNUSED[name]})
-    assert model(**given, **{name: None}).loss is not None
+@pytest.mark.parametrize(("which", "unused", "message"), UNUSED)
+def test_an_argument_that_nothing_uses_is_refused_by_name(
+    which: str, unused: dict[str, Any], message: str, refusing: Any
+) -> None:
+    model, given = refusing[which]
+    with pytest.raises(ValueError, match=message):
+        model(**given, **unused)
+    assert model(**given, **dict.fromkeys(unused)).logits is not None
+    if which in ("bloom", "chain"):
+        with pytest.raises(ValueError, match=message):
+            model.generate(**given, **unused)
+        assert model.generate(**given, max_new_tokens=2).shape == (1, 6)
 
 
-@pytest.mark.parametrize(
-    "name", ["output_hidden_states", "num_items_in_batch", "shift_labels", "attention_mask", "poetry"]
-)
-def test_a_model_of_images_refuses_what_it_does_not_use(of_images: Any, images: Any, name: str) -> None:
-    given = {"pixel_values": torch.stack([sample["image"] for sample in images[:3]])}
-    assert "attention_mask" not in inspect.signature(of_images.forward).parameters
-    with pytest.raises(ValueError, match=name):
-        of_images(**given, labels=torch.zeros(3, dtype=torch.int64), **{name: torch.ones(3)})
-    assert torch.equal(of_images(**given, use_cache=False).logits, of_images(**given).logits)
-
-
-def test_token_types_of_a_single_text_are_left_out_for_networks_without_them(whole: Any) -> None:
-    model, _, given = whole
+def test_arguments_that_change_nothing_are_left_out(refusing: Any) -> None:
+    model, given = refusing["llama"]
     zeros = torch.zeros_like(given["input_ids"])
     assert torch.equal(model(**given, token_type_ids=zeros).logits, model(**given).logits)
+    model, given = refusing["images"]
+    assert "attention_mask" not in inspect.signature(model.forward).parameters
+    assert torch.equal(model(**given, use_cache=False).logits, model(**given).logits)
 
 
-@pytest.fixture(scope="module")
-def unnumbered(texts: Any) -> Any:
-    """A stitched model of networks that number no tokens."""
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.BloomConfig(hidden_size=24, n_layer=3, n_head=4, vocab_size=80, **ends)
-    a = adapted("gpt2", transformers.BloomForCausalLM(config).eval())
-    return stitched(a, a, texts, (a.layers[1], a.layers[1]), matcher="identity")
-
-
-def test_positions_that_neither_network_takes_are_refused(unnumbered: Any, images: Any) -> None:
-    ids = torch.tensor([[7, 12, 30, 9]])
-    for run in (unnumbered, unnumbered.generate):
-        with pytest.raises(ValueError, match=r"neither network .* uses position_ids"):
-            run(input_ids=ids, position_ids=torch.full_like(ids, 3))
-    assert unnumbered.generate(ids, max_new_tokens=2).shape == (1, 6)
-    chain = stitched(
-        unnumbered,
-        unnumbered.parents[1],
-        [{"text": "w1 w2 w3"}] * 10,
-        ("target.transformer.h.2", "transformer.h.1"),
-        matcher="identity",
-        task="text-generation",
-    )
-    with pytest.raises(ValueError, match="uses position_ids"):
-        chain(input_ids=ids, position_ids=torch.full_like(ids, 3))
-    assert chain.generate(ids, max_new_tokens=2).shape == (1, 6)
-
-
-def test_what_only_a_source_with_another_tokenizer_takes_is_refused(whole: Any) -> None:
-    model, _, given = whole
-    with pytest.raises(ValueError, match="source_kept"):
-        model(**given, source_kept=torch.zeros(4, 2, dtype=torch.int64))
+def test_a_wrapper_takes_what_the_network_inside_names(refusing: Any) -> None:
+    model, given = refusing["wrapped"]
+    assert torch.equal(model(**given, **POSITIONS).logits, build("bert", 0)(**given, **POSITIONS).logits)
 
 
 class Swallowing(nn.Module):
@@ -155,22 +142,6 @@ def test_user_code_that_takes_anything_uses_what_its_example_contains() -> None:
     assert torch.equal(model(**given), b.model[1](a.model.body(given["input"])))
     with pytest.raises(ValueError, match=r"the source, Swallowing, .* uses poetry: .*name it in its forward"):
         model(**given, poetry=1)
-
-
-def test_a_wrapper_takes_what_the_network_inside_names(texts: Any) -> None:
-    a = load_form("bert", "wrapped")
-    model = stitched(a, a, texts, ("inner.bert.encoder.layer.1", "inner.bert.encoder.layer.1"), matcher="identity")
-    ids = torch.tensor([[7, 12, 30, 9]])
-    moved = {"input_ids": ids, "position_ids": torch.full_like(ids, 3)}
-    assert torch.equal(model(**moved).logits, build("bert", 0)(**moved).logits)
-    with pytest.raises(ValueError, match="poetry"):
-        model(**moved, poetry=1)
-
-
-def test_a_head_refuses_what_it_does_not_use() -> None:
-    head = Head(HeadConfig(in_features=4, num_labels=2))
-    with pytest.raises(TypeError, match="num_items_in_batch"):
-        head(features=torch.randn(2, 4), labels=torch.tensor([0, 1]), num_items_in_batch=2)
 
 
 CHANGED: dict[str, Any] = {
@@ -198,19 +169,13 @@ def test_a_key_of_the_config_that_nothing_uses_is_refused_by_name(whole: Any, na
         model(**given)
 
 
-def test_an_argument_takes_precedence_over_the_config(whole: Any) -> None:
+def test_the_config_decides_what_is_returned_unless_an_argument_does(whole: Any) -> None:
     model, _, given = whole
-    model.config.output_hidden_states = True
-    assert model(**given, output_hidden_states=False).loss is not None
-
-
-def test_the_config_decides_whether_there_is_a_cache_and_a_tuple(whole: Any) -> None:
-    model, _, given = whole
-    model.config.use_cache = True
-    assert isinstance(model(**given)[-1], transformers.Cache)
-    assert not isinstance(model(**given, use_cache=False)[-1], transformers.Cache)
+    model.config.output_hidden_states = model.config.use_cache = True
+    assert isinstance(model(**given, output_hidden_states=False)[-1], transformers.Cache)
+    assert not isinstance(model(**given, use_cache=False, output_hidden_states=False)[-1], transformers.Cache)
     model.config.use_cache, model.config.return_dict = None, False
-    assert isinstance(model(**given), tuple)
+    assert isinstance(model(**given, output_hidden_states=False), tuple)
 
 
 def test_a_config_decides_how_labels_are_read_and_how_many_outputs_a_new_model_has(of_images: Any, images: Any) -> None:
@@ -236,7 +201,13 @@ REFUSED: Mapping[str, Any] = {
     "adapter_kwargs": {"_adapter_model_path": "folder"}, "state_dict": {}, "quantization_config": {"bits": 4},
     "tp_plan": "auto", "key_mapping": {"a": "b"}, "ignore_mismatched_sizes": True,
     "gguf_file": "x.gguf", "generation_config": object(), "attn": "eager", "proxies": {"https": "x"},
+    "revison": "old", "dtype": "bf16", "torch_dtype": torch.int8,
 }  # fmt: skip
+TOLD = {
+    "adapter_kwargs": "adapter of PEFT", "revison": "has no option 'revison'; did you mean 'revision'",
+    "quantization_config": "quantization_config: quantise both", "torch_dtype": "dtype must be a floating-point",
+}  # fmt: skip
+"""What an error contains beside the name, or in its place."""
 
 
 def test_each_option_of_from_pretrained_has_an_effect_or_is_refused_by_name(
@@ -246,7 +217,7 @@ def test_each_option_of_from_pretrained_has_an_effect_or_is_refused_by_name(
     with torch.device("meta"), pytest.raises(RuntimeError, match="meta device"):
         StitchedModel.from_pretrained(folder)
     for name, value in REFUSED.items():
-        with pytest.raises((TypeError, ValueError), match="adapter of PEFT" if name == "adapter_kwargs" else name):
+        with pytest.raises((TypeError, ValueError), match=TOLD.get(name, name)):
             StitchedModel.from_pretrained(folder, **{name: value})
     found = StitchedModel.from_pretrained(folder, **WITHOUT_EFFECT)
     assert torch.equal(found(**given).logits, of_images(**given).logits)
@@ -258,10 +229,7 @@ def test_each_option_of_from_pretrained_has_an_effect_or_is_refused_by_name(
             StitchedModel.from_pretrained(folder, **{name: object()})
 
 
-@pytest.fixture
-def saved(equal: Any, tmp_path: Path) -> Path:
-    equal[0].save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+# -- adapters of PEFT --------------------------------------------------------------------------------------------------
 
 
 def _adapter_beside(folder: Path, base: Path) -> None:
@@ -270,42 +238,21 @@ def _adapter_beside(folder: Path, base: Path) -> None:
     (folder / "adapter_model.safetensors").write_bytes(b"")
 
 
-def test_a_folder_with_an_adapter_of_peft_is_refused(saved: Path, tmp_path: Path) -> None:
-    _adapter_beside(tmp_path / "adapter", saved)
-    with pytest.raises((ValueError, FileNotFoundError), match=r"adapter of PEFT.*PeftModel.from_pretrained"):
-        StitchedModel.from_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"adapter of PEFT.*PeftModel.from_pretrained"):
-        hf_stitch.load(str(tmp_path / "adapter"))
-    _adapter_beside(saved, saved)
-    for load in (StitchedModel.from_pretrained, hf_stitch.load, transformers.AutoModelForCausalLM.from_pretrained):
-        with pytest.raises(ValueError, match="adapter of PEFT"):
-            load(str(saved))
-
-
-def test_weights_with_an_adapter_beside_them_are_not_loaded_without_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_folder_with_an_adapter_of_peft_is_refused(
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build("llama", 0).save_pretrained(tmp_path)
-    plain_tokenizer().save_pretrained(tmp_path)
-    _adapter_beside(tmp_path, tmp_path)
+    saved, alone, network = (tmp_path / name for name in ("model", "adapter", "network"))
+    whole[0].save_pretrained(saved)
+    _adapter_beside(alone, saved)
+    _adapter_beside(saved, saved)
+    auto = transformers.AutoModelForCausalLM.from_pretrained
+    for load in (StitchedModel.from_pretrained, hf_stitch.load, auto):
+        for folder in (alone, saved):
+            with pytest.raises((ValueError, FileNotFoundError), match=r"adapter of PEFT.*PeftModel.from_pretrained"):
+                load(str(folder))
+    build("llama", 0).save_pretrained(network)
+    plain_tokenizer().save_pretrained(network)
+    _adapter_beside(network, network)
     monkeypatch.setattr("transformers.utils.is_peft_available", lambda: False)
     with pytest.raises(ImportError, match="adapter of PEFT"):
-        hf_stitch.load(str(tmp_path))
-
-
-def test_auto_classes_do_not_lose_the_adapter_of_a_stitched_model(saved: Path, tmp_path: Path, whole: Any) -> None:
-    peft = pytest.importorskip("peft")
-    _, _, given = whole
-    base = StitchedModel.from_pretrained(saved)
-    config = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft reads what transformers 5.24 renamed
-        changed = peft.get_peft_model(base, config).eval()
-    changed.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"adapter of PEFT.*PeftModel.from_pretrained"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        again = peft.PeftModel.from_pretrained(StitchedModel.from_pretrained(saved), tmp_path / "adapter")
-    torch.testing.assert_close(again(**given).logits, changed(**given).logits)
-    assert not torch.equal(again(**given).logits, whole[0](**given).logits)
+        hf_stitch.load(str(network))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import hf_stitch
 from hf_stitch import StitchedModel, Stitcher
 
 from records import reweigh, rewrite, truncate  # isort: skip
@@ -45,6 +46,9 @@ ALL: dict[str, Damage] = {
     "other width": (*record(lambda c: c["stitch"]["body"].update(in_features=7)), "must map 24 -> 32, got 7 -> 32"),
     "truncated": (WEIGHTS, partial(truncate, size=500), "cannot be read .* damaged or incomplete"),
     "empty": (WEIGHTS, partial(truncate, size=0), "cannot be read .* damaged or incomplete"),
+    "no safetensors": (WEIGHTS, lambda path: path.write_bytes(b"x" * 100), r"\.safetensors cannot be read"),
+    "a huge header": (WEIGHTS, lambda path: path.write_bytes((2**60).to_bytes(8, "little")), "cannot be read"),
+    "no weight at all": (*weights(lambda w: w.clear()), r"lacks \d+ weights"),
     "a weight missing": (*weights(lambda w: w.pop(bias(w))), r"lacks 1 weights .*body\.bias"),
     "a weight too many": (
         *weights(lambda w: w.update(more=torch.zeros(1))),
@@ -84,3 +88,15 @@ def test_a_damaged_folder_is_refused(kind: str, damage: str, saved: Path, saved_
     harm(folder / files[kind])
     with pytest.raises((ValueError, FileNotFoundError), match=f"(?s){message}"):
         LOAD[kind](folder)
+
+
+def test_a_missing_shard_is_refused(cnn_vit: StitchedModel, tmp_path: Path) -> None:
+    cnn_vit.save_pretrained(tmp_path, max_shard_size="100KB")
+    sorted(tmp_path.glob("model-*.safetensors"))[1].unlink()
+    with pytest.raises(ValueError, match=r"lacks \d+ weights"):
+        StitchedModel.from_pretrained(tmp_path)
+
+
+def test_an_empty_config_is_refused() -> None:
+    with pytest.raises(ValueError, match="this config describes no stitched model"):
+        StitchedModel(hf_stitch.StitchConfig())

@@ -91,13 +91,6 @@ def test_both_halves_show_what_ran(source: str, target: str, net: Any, images: A
     assert len(hidden) == count + 1
 
 
-def test_attentions_are_those_of_the_half_that_has_them(net: Any, images: Any) -> None:
-    layers = {"source_layer": LAYERS["cnn"], "target_layer": LAYERS["vit"]}
-    model = hf_stitch.stitch(net("cnn"), net("vit"), images, progress=False, **layers)
-    with pytest.raises(ValueError, match=r"cut at .* gives no hidden_states .*encode"):
-        model(**inputs_of(model, images), output_hidden_states=True)
-
-
 def test_the_base_of_a_language_model_gives_what_its_last_layer_reads(net: Any, texts: Any) -> None:
     model = model_of(net, texts, "gpt2", "llama")
     inputs = inputs_of(model, texts)
@@ -118,36 +111,29 @@ def test_the_base_of_a_language_model_gives_what_its_last_layer_reads(net: Any, 
         model.base_model(**inputs)
 
 
-def test_embeddings_in_place_of_tokens(net: Any, texts: Any) -> None:
-    for source, target in (("bert", "bert"), ("gpt2", "llama")):
-        model = model_of(net, texts, source, target)
-        inputs = inputs_of(model, texts)
-        ids = inputs.pop("input_ids")
-        with torch.no_grad():
-            expected = model(input_ids=ids, **inputs).logits
-            found = model(inputs_embeds=model.get_input_embeddings()(ids), **inputs).logits
-        assert torch.equal(found, expected)
+def test_a_half_without_hidden_states_is_named(of_images: StitchedModel, images: Any) -> None:
+    with pytest.raises(ValueError, match=r"cut at .* gives no hidden_states .*encode"):
+        of_images(**inputs_of(of_images, images), output_hidden_states=True)
 
 
-def test_a_resized_model_is_saved(net: Any, texts: Any, tmp_path: Path) -> None:
-    for source, target in (("bert", "bert"), ("gpt2", "llama")):
-        model = model_of(net, texts, source, target)
-        inputs = inputs_of(model, texts)
-        with torch.no_grad():
-            before = model(**inputs).logits
-            words = model.config.vocab_size
-            resized = model.resize_token_embeddings(words + 7, mean_resizing=False)
-            found = model(**inputs).logits
-        assert (
-            resized is model.get_input_embeddings() and resized.num_embeddings == model.config.vocab_size == words + 7
-        )
-        assert torch.equal(found[..., : before.shape[-1]], before)
-        assert found.shape[-1] == before.shape[-1] + (7 if target == "llama" else 0)
-        folder = tmp_path / source
-        model.save_pretrained(folder)
-        again, told = StitchedModel.from_pretrained(folder, output_loading_info=True)
-        assert not any(told.values()) and again.config.vocab_size == words + 7
-        other = StitchedModel.from_pretrained(None, config=again.config, state_dict=again.state_dict())
-        with torch.no_grad():
-            torch.testing.assert_close(again(**inputs).logits, found)  # another attention
-            assert torch.equal(other(**inputs).logits, again(**inputs).logits)
+@pytest.mark.parametrize(("source", "target"), [("bert", "bert"), ("gpt2", "llama")])
+def test_embeddings_take_the_place_of_tokens_and_are_resized_and_saved(
+    source: str, target: str, net: Any, texts: Any, tmp_path: Path
+) -> None:
+    model = model_of(net, texts, source, target)
+    inputs = inputs_of(model, texts)
+    ids, words = inputs["input_ids"], model.config.vocab_size
+    with torch.no_grad():
+        before = model(**inputs).logits
+        embedded = {**inputs, "input_ids": None, "inputs_embeds": model.get_input_embeddings()(ids)}
+        assert torch.equal(model(**embedded).logits, before)
+        resized = model.resize_token_embeddings(words + 7, mean_resizing=False)
+        found = model(**inputs).logits
+    assert resized is model.get_input_embeddings() and resized.num_embeddings == model.config.vocab_size == words + 7
+    assert torch.equal(found[..., : before.shape[-1]], before)
+    assert found.shape[-1] == before.shape[-1] + (7 if target == "llama" else 0)
+    model.save_pretrained(tmp_path)
+    again, told = StitchedModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(told.values()) and again.config.vocab_size == words + 7
+    with torch.no_grad():
+        torch.testing.assert_close(again(**inputs).logits, found)  # another attention

@@ -1,13 +1,7 @@
-"""Artefacts are the old ones or the new ones after a kill, on a full disk, and with several writers."""
+"""Artefacts are the old ones or the new ones after a kill; storage/test_files.py has full disks and several writers."""
 
 from __future__ import annotations
 
-import os
-import random
-import resource
-import shutil
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,37 +14,28 @@ from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.files import ASIDE
 
-from killing import killed_at_every_operation, survives  # isort: skip
-from tiny_networks import LAYERS, network  # isort: skip
+from killing import killed_at_every_operation  # isort: skip
+from tiny_networks import LAYERS, network, stitched  # isort: skip
 
 LOAD: dict[str, Callable[..., Any]] = {
     "model": StitchedModel.from_pretrained,
     "stitcher": Stitcher.from_pretrained,
     "anchors": AnchorSet.from_pretrained,
 }
-
-
-KINDS = [pytest.param("model", marks=pytest.mark.slow), "stitcher", "anchors"]
+KINDS = ["model", "stitcher", "anchors"]
 """A model is written by the same function as a stitcher, which takes a tenth of its time."""
-
-
-def stitched(images: Any, matcher: str) -> StitchedModel:
-    """Two models of one class with other weights in the stitch, other scores and another recipe."""
-    a, b = network("cnn"), network("vit", 1)
-    layers = {"source_layer": LAYERS["cnn"], "target_layer": LAYERS["vit"]}
-    return hf_stitch.stitch(a, b, images, matcher=matcher, progress=False, **layers)
 
 
 @pytest.fixture(scope="module")
 def versions(images: Any) -> dict[str, tuple[Any, Any]]:
-    """An old and a new artefact of each kind."""
-    models = stitched(images, "lstsq"), stitched(images, "random")
+    """An old and a new artefact of each kind; the models have other weights in the stitch, scores and recipes."""
+    a, b, layers = network("cnn"), network("vit", 1), (LAYERS["cnn"], LAYERS["vit"])
+    models = tuple(stitched(a, b, images, layers, matcher=matcher) for matcher in ("lstsq", "random"))
     anchors = AnchorSet.of(hf_stitch.Samples.of(torch.randn(5, 3)))
-    reference = network("cnn").pinned
     return {
         "model": models,
         "stitcher": (models[0].stitcher, models[1].stitcher),
-        "anchors": tuple(anchors.add(torch.randn(5, 4), reference, "a") for _ in range(2)),
+        "anchors": tuple(anchors.add(torch.randn(5, 4), a.pinned, "a") for _ in range(2)),
     }
 
 
@@ -83,95 +68,22 @@ def test_a_kill_at_any_operation_leaves_the_old_artefact_or_the_new_one(
     assert {"old", "new"} == set(seen)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "kills"), [("model", 100), ("stitcher", 50)])
-def test_kills_at_random_times_leave_the_old_artefact_or_the_new_one(
-    kind: str, kills: int, versions: Any, tmp_path: Path
-) -> None:
-    old, new = versions[kind]
-    draw = random.Random(0)
-    old.save_pretrained(tmp_path)
-    took = []
-    for _ in range(3):
-        start = time.monotonic()
-        assert survives(lambda: new.save_pretrained(tmp_path))
-        took.append(time.monotonic() - start)
-    killed, current, following = 0, new, old
-    while killed < kills:
-        child = os.fork()
-        if child == 0:
-            try:
-                following.save_pretrained(tmp_path)
-            finally:
-                os._exit(0)
-        time.sleep(draw.uniform(0, min(took)))
-        os.kill(child, signal.SIGKILL)
-        killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        found = content(LOAD[kind](tmp_path))
-        assert found in (content(current), content(following))
-        following.save_pretrained(tmp_path)
-        current, following = following, current
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_leaves_the_old_artefact(kind: str, versions: Any, tmp_path: Path) -> None:
-    old, new = versions[kind]
-    folder = tmp_path / "saved"
-    old.save_pretrained(folder)
-    new.save_pretrained(tmp_path / "whole")
-    sizes = sorted(path.stat().st_size for path in (tmp_path / "whole").iterdir())
-    for size in {0, sizes[0] - 1, sizes[len(sizes) // 2] - 1, sizes[-1] - 1}:
-
-        def attempt(size: int = size) -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-            with pytest.raises(OSError, match=r"saved could not be saved \(.*File too large.*; .* is unchanged"):
-                new.save_pretrained(folder)
-
-        assert survives(attempt)
-        assert content(LOAD[kind](folder)) == content(old)
-        assert not (folder / ASIDE).exists()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_of_two_writers_one_wins_whole(kind: str, versions: Any, tmp_path: Path) -> None:
-    children = []
-    versions[kind][0].save_pretrained(tmp_path)
-    for artefact in versions[kind]:
-        child = os.fork()
-        if child == 0:
-            try:
-                for _ in range(5):
-                    artefact.save_pretrained(tmp_path)
-            finally:
-                os._exit(0)
-        children.append(child)
-    states = [content(artefact) for artefact in versions[kind]]
-    for _ in range(5):
-        assert content(LOAD[kind](tmp_path)) in states
-    for child in children:
-        assert os.waitpid(child, 0)[1] == 0
-    assert content(LOAD[kind](tmp_path)) in states
-
-
-def test_files_of_other_people_stay(images: Any, tmp_path: Path) -> None:
+def test_files_of_other_people_stay(cnn_vit: StitchedModel, tmp_path: Path) -> None:
     others = {"config.json": '{"lr": 0.1}', "vocab_notes.txt": "x", "w2v.model": "x", "model_best.safetensors": "x"}
     for name, text in others.items():
         (tmp_path / name).write_text(text)
-    stitched(images, "lstsq").save_pretrained(tmp_path)
+    cnn_vit.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} >= others.keys()
 
 
-def test_files_of_the_previous_artefact_do_not_outlive_it(images: Any, texts: Any, tmp_path: Path) -> None:
+def test_files_of_the_previous_artefact_do_not_outlive_it(cnn_vit: StitchedModel, texts: Any, tmp_path: Path) -> None:
     """A stale processor would change the inputs of the model."""
     bert = network("bert")
-    text = hf_stitch.stitch(
-        bert, bert, texts, source_layer=LAYERS["bert"], target_layer=LAYERS["bert"], progress=False, matcher="identity"
-    )
+    text = stitched(bert, bert, texts, (LAYERS["bert"],) * 2, matcher="identity")
     text.save_pretrained(tmp_path, max_shard_size="50KB")
     assert (tmp_path / "tokenizer.json").exists() and len(list(tmp_path.glob("model*.safetensors"))) > 1
     (tmp_path / "optimizer.pt").write_text("of a trainer")
-    shutil.copytree(tmp_path, tmp_path.parent / "copy")
-    stitched(images, "lstsq").save_pretrained(tmp_path)
+    cnn_vit.save_pretrained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "README.md", "config.json", "model.safetensors", "modeling_hf_stitch.py", "optimizer.pt",
         "preprocessor_config.json",

@@ -26,7 +26,7 @@ from hf_stitch.plugins import Entry, entry_of
 from hf_stitch.registry import PluginError, registries
 
 import records  # isort: skip
-from round_trips import assert_same  # isort: skip
+from round_trips import assert_same, saved_and_loaded  # isort: skip
 from factorising import Factorise, Factorised  # isort: skip
 from tiny_networks import LAYERS, SIZE, TEXT, adapted, build, network, plain_tokenizer, stitched  # isort: skip
 
@@ -159,86 +159,59 @@ def test_the_description_of_a_folder_needs_no_rewrite(saved: Path, monkeypatch: 
 # -- what cannot be rebuilt is not saved -------------------------------------------------------------------------------
 
 
-def by_hand(model: nn.Module) -> None:
-    Factorise(3).apply(model)
+Change = Callable[[Any], object]
+MLP = "blocks.0.mlp"
 
 
-def another_activation(model: nn.Module) -> None:
-    model.set_submodule("blocks.0.mlp.act", nn.ReLU())
+def one_module_more(model: Any) -> None:
+    model.get_submodule(f"{MLP}.drop1").add_module("more", nn.ReLU())  # no sequence: nothing runs it
+    model.get_submodule("blocks.0.drop_path1").forward = nn.ReLU().forward
 
 
-def parametrized(model: nn.Module) -> None:
-    parametrizations.weight_norm(model.get_submodule("blocks.0.mlp.fc1"))
+def unregistered(model: Any) -> None:
+    rewrite(model, type("Unknown", (Factorise,), {"name": "unknown"})(3))
 
 
-def another_width(model: nn.Module) -> None:
-    block: Any = model.get_submodule("blocks.0.mlp")
-    block.fc1, block.fc2 = nn.Linear(36, 20), nn.Linear(20, 36)
-
-
-def low_rank(model: nn.Module) -> None:
-    model.get_submodule("blocks.0.mlp.fc1").register_parameter("lora_A", nn.Parameter(torch.ones(2, 36)))
-
-
-def another_epsilon(model: nn.Module) -> None:
-    model.get_submodule("blocks.0.norm1").eps = 0.5  # type: ignore[assignment]
-
-
-def another_scale(model: nn.Module) -> None:
-    model.get_submodule("blocks.0.attn").scale = 1e-3  # type: ignore[assignment]
-
-
-def another_forward(model: nn.Module) -> None:
-    model.get_submodule("blocks.0.mlp").forward = torch.tanh  # type: ignore[method-assign]
-
-
-def one_module_more(model: nn.Module) -> None:
-    model.get_submodule("blocks.0.mlp.drop1").add_module("more", nn.ReLU())  # no sequence: nothing runs it
-    model.get_submodule("blocks.0.drop_path1").forward = nn.ReLU().forward  # type: ignore[method-assign]
-
-
-def unregistered(model: nn.Module) -> None:
-    class Unknown(Factorise):
-        name = "unknown"
-
-    rewrite(model, Unknown(3))
-
-
-def rewritten_and_changed(model: nn.Module) -> None:
+def rewritten_and_changed(model: Any) -> None:
     rewrite(model, Factorise(3, ["fc1"]))
     Factorise(3, ["fc2"]).apply(model)
 
 
-REFUSED: dict[Callable[[nn.Module], None], str] = {
-    by_hand: r"source\.model\.blocks\.0\.mlp\.fc1 'torch.*Linear', now 'factorising.Factorised'",
-    another_activation: r"source\.model\.blocks\.0\.mlp\.act 'torch.*GELU', now 'torch.*ReLU'",
-    another_epsilon: r"source\.model\.blocks\.0\.norm1\.eps 1e-06, now 0\.5\. ",
-    another_scale: r"source\.model\.blocks\.0\.attn\.scale 0\.28.*, now 0\.001\. ",
-    another_forward: r"source\.model\.blocks\.0\.mlp\.forward not set, now '.*tanh'\. ",
-    one_module_more: r"what loads it: source\.model\.blocks\.0\.drop_path1\.forward not set, now '.*forward'\. ",
-    parametrized: "parametrizations",
-    another_width: r"fc1\.weight' has the shape \(20, 36\), in the architecture \(144, 36\)",
-    low_rank: r"no tensor 'source\.model\.blocks\.0\.mlp\.fc1\.lora_A'",
-    unregistered: "no 'unknown' among rewrites",
-    rewritten_and_changed: r"fc2\.down",
-}
+REFUSED: dict[str, tuple[Change, str]] = {
+    "factorised by hand": (
+        Factorise(3).apply, r"source\.model\.blocks\.0\.mlp\.fc1 'torch.*Linear', now 'factorising.Factorised'",
+    ),
+    "another epsilon": (
+        lambda model: setattr(model.get_submodule("blocks.0.norm1"), "eps", 0.5),
+        r"source\.model\.blocks\.0\.norm1\.eps 1e-06, now 0\.5\. ",
+    ),
+    "another forward": (
+        lambda model: setattr(model.get_submodule(MLP), "forward", torch.tanh),
+        r"source\.model\.blocks\.0\.mlp\.forward not set, now '.*tanh'\. ",
+    ),
+    "one module more": (
+        one_module_more, r"what loads it: source\.model\.blocks\.0\.drop_path1\.forward not set, now '.*forward'\. ",
+    ),
+    "parametrized": (
+        lambda model: parametrizations.weight_norm(model.get_submodule(f"{MLP}.fc1")), "parametrizations",
+    ),
+    "low rank": (
+        lambda model: model.get_submodule(f"{MLP}.fc1").register_parameter("lora_A", nn.Parameter(torch.ones(2, 36))),
+        r"no tensor 'source\.model\.blocks\.0\.mlp\.fc1\.lora_A'",
+    ),
+    "unregistered": (unregistered, "no 'unknown' among rewrites"),
+    "rewritten and changed": (rewritten_and_changed, r"fc2\.down"),
+}  # fmt: skip
 
 
-SIMILAR = (another_activation, another_scale, another_width, low_rank, rewritten_and_changed)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each in SIMILAR), id=each.__name__) for each in REFUSED],
-)
-def test_what_cannot_be_rebuilt_is_refused_when_saving(
-    change: Callable[[nn.Module], None], images: Any, inputs: Any, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_rebuilt_is_refused_when_saving(name: str, images: Any, inputs: Any, tmp_path: Path) -> None:
+    change, message = REFUSED[name]
     model = build("deit", 0)
-    change(model.eval())
+    change(model)
     a, b = adapted("deit", model.eval()), network("deit", 1)
     found = stitched(a, b, images, ("blocks.1", "blocks.1"))
-    with pytest.raises(ValueError, match=REFUSED[change]) as error:
+    with pytest.raises(ValueError, match=message) as error:
         found.save_pretrained(tmp_path / "model")
     assert "Stitcher.attach" in str(error.value)
     assert not list(tmp_path.glob("**/*.safetensors"))
@@ -248,6 +221,83 @@ def test_what_cannot_be_rebuilt_is_refused_when_saving(
         assert torch.equal(attached(**inputs(a)).logits, found(**inputs(a)).logits)
     with pytest.raises(ValueError, match=r"the source .* has other weights|computes with them in another way"):
         attached.stitcher.attach(source=adapted("deit", build("deit", 0)), target=b)
+
+
+CHANGED: dict[str, tuple[str, Change, str, str]] = {
+    "one more in a sequence": (
+        "cnn", lambda model: model.conv1.append(nn.ReLU()), r"conv1 '?\[.*'6'\]", r"conv1 '?\[.*'7'\]",
+    ),
+    "another epsilon of batches": (
+        "cnn", lambda model: setattr(model.bn1, "eps", 0.5), r"bn1\.eps 1e-05, now 0\.5", r"bn1\.eps 1e-05, now 0\.5",
+    ),
+    "another epsilon in the config": (
+        "vit", lambda model: setattr(model.config, "layer_norm_eps", 0.5),
+        r"layernorm_before\.eps 0\.5, now 1e-12", r"config\.layer_norm_eps .*now 0\.5",
+    ),
+    "other heads in the config": (
+        "vit", lambda model: setattr(model.config, "num_attention_heads", 2),
+        "num_attention_heads 2, now 4", r"config\.num_attention_heads 4, now 2",
+    ),
+}  # fmt: skip
+"""Change -> family, and what the error contains if the change was made before and after the networks were stitched."""
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_change_of_a_live_network_is_in_no_file_that_loads_without_it(name: str, images: Any, tmp_path: Path) -> None:
+    family, change, before, after = CHANGED[name]
+    model = build(family, 0)
+    change(model)
+    b, layers = network(family, 1), (LAYERS[family],) * 2
+    live = stitched(adapted(family, model), b, images, layers)
+    with pytest.raises(ValueError, match=before):
+        live.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"config: .*modules\."):
+        live.stitcher.attach(network(family), b)
+    late = stitched(network(family), b, images, layers)
+    change(late.source.model)
+    for save in (late.save_pretrained, lambda folder: late.stitcher.save_pretrained(folder)):
+        with pytest.raises(ValueError, match=after):
+            save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def doubling_input(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return tuple(2 * arg for arg in args), kwargs
+
+
+HOOKED: dict[str, Callable[[nn.Module], Any]] = {
+    "source.model.vit.layers.0.mlp": lambda module: module.register_forward_hook(lambda _, __, values: 2 * values),
+    "target.model.vit.layers.2.mlp": lambda module: module.register_forward_pre_hook(doubling_input, with_kwargs=True),
+    "stitch": lambda module: module.register_forward_hook(lambda _, __, values: 2 * values),
+    "": lambda module: module.register_forward_hook(lambda _, __, output: output),
+}
+
+
+def test_a_model_with_a_hook_is_not_saved_without_it(images: Any, inputs: Any, tmp_path: Path) -> None:
+    a = network("vit")
+    model = stitched(a, network("vit", 1), images, (LAYERS["vit"],) * 2)
+    before = model(**inputs(a)).logits
+    for name, hook in HOOKED.items():
+        handle = hook(model.get_submodule(name))
+        assert not name or not torch.equal(model(**inputs(a)).logits, before)
+        with pytest.raises(ValueError, match=rf"{name or 'network'}\.hooks not set, now \[.*(doubling|lambda)"):
+            model.save_pretrained(tmp_path)
+        if name.startswith(("source", "target")):
+            with pytest.raises(ValueError, match=r"half was changed by hand since it was cut \(.*hooks not set"):
+                model.stitcher.save_pretrained(tmp_path)
+        handle.remove()
+    model.save_pretrained(tmp_path)
+
+
+def test_a_model_that_was_changed_after_it_was_stitched_is_refused(saved: Path) -> None:
+    model = StitchedModel.from_pretrained(saved)
+    Factorise(3, ["head"]).apply(model.target.model)
+    with pytest.raises(ValueError, match="its networks were changed by hand"):
+        model.save_pretrained(saved)
+    StitchedModel.from_pretrained(saved)  # the earlier files are there
+
+
+# -- what may be changed -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["trl.trainer.utils", "mine"])
@@ -269,108 +319,6 @@ def test_a_wrapper_of_the_whole_forward_is_left_out_only_if_a_trainer_made_it(
         assert torch.equal(hf_stitch.StitchedModel.from_pretrained(tmp_path)(**inputs).logits, model(**inputs).logits)
 
 
-def more_in_a_sequence(model: Any) -> None:
-    model.conv1.append(nn.ReLU())
-
-
-def another_epsilon_of_batches(model: Any) -> None:
-    model.bn1.eps = 0.5
-
-
-def another_epsilon_in_the_config(model: Any) -> None:
-    model.config.layer_norm_eps = 0.5
-
-
-def other_heads_in_the_config(model: Any) -> None:
-    model.config.num_attention_heads = 2
-
-
-CHANGED: dict[Callable[[Any], None], tuple[str, str, str]] = {
-    more_in_a_sequence: ("cnn", r"conv1 '?\[.*'6'\]", r"conv1 '?\[.*'7'\]"),
-    another_epsilon_of_batches: ("cnn", r"bn1\.eps 1e-05, now 0\.5", r"bn1\.eps 1e-05, now 0\.5"),
-    another_epsilon_in_the_config: (
-        "vit",
-        r"layernorm_before\.eps 0\.5, now 1e-12",
-        r"config\.layer_norm_eps .*now 0\.5",
-    ),
-    other_heads_in_the_config: ("vit", "num_attention_heads 2, now 4", r"config\.num_attention_heads 4, now 2"),
-}
-"""Change -> family, and what the error contains if the change was made before and after the networks were stitched."""
-
-
-@pytest.mark.parametrize("change", CHANGED, ids=lambda change: change.__name__)
-def test_a_change_of_a_live_network_is_in_no_file_that_loads_without_it(
-    change: Callable[[Any], None], images: Any, tmp_path: Path
-) -> None:
-    family, before, after = CHANGED[change]
-    model = build(family, 0)
-    change(model)
-    b, layers = adapted(family, build(family, 1)), (LAYERS[family],) * 2
-    live = stitched(adapted(family, model), b, images, layers)
-    with pytest.raises(ValueError, match=before):
-        live.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"config: .*modules\."):
-        live.stitcher.attach(adapted(family, build(family, 0)), b)
-    late = stitched(adapted(family, build(family, 0)), b, images, layers)
-    change(late.source.model)
-    for save in (late.save_pretrained, lambda folder: late.stitcher.save_pretrained(folder)):
-        with pytest.raises(ValueError, match=after):
-            save(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def doubling_output(module: nn.Module, *_: Any) -> Any:
-    return 2 * _[-1]
-
-
-def doubling_input(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    return tuple(2 * arg for arg in args), kwargs
-
-
-HOOKED: dict[str, tuple[str, Callable[[nn.Module], Any]]] = {
-    "output": ("source.model.vit.layers.0.mlp", lambda module: module.register_forward_hook(doubling_output)),
-    "input": (
-        "target.model.vit.layers.2.mlp",
-        lambda module: module.register_forward_pre_hook(doubling_input, with_kwargs=True),
-    ),
-    "stitch": ("stitch", lambda module: module.register_forward_hook(lambda _, __, values: 2 * values)),
-    "whole": ("", lambda module: module.register_forward_hook(lambda _, __, output: output)),
-}
-
-
-@pytest.mark.parametrize("place", HOOKED)
-def test_a_model_with_a_hook_is_not_saved_without_it(place: str, images: Any, inputs: Any, tmp_path: Path) -> None:
-    a, (name, hook) = adapted("vit", build("vit", 0)), HOOKED[place]
-    model = stitched(a, adapted("vit", build("vit", 1)), images, (LAYERS["vit"],) * 2)
-    before = model(**inputs(a)).logits
-    handle = hook(model.get_submodule(name))
-    assert place == "whole" or not torch.equal(model(**inputs(a)).logits, before)
-    with pytest.raises(ValueError, match=rf"{name or 'network'}\.hooks not set, now \[.*(doubling|lambda)"):
-        model.save_pretrained(tmp_path)
-    if name.startswith(("source", "target")):
-        with pytest.raises(ValueError, match=r"half was changed by hand since it was cut \(.*hooks not set"):
-            model.stitcher.save_pretrained(tmp_path)
-    handle.remove()
-    model.save_pretrained(tmp_path)
-
-
-def test_hooks_of_training_are_no_change(net: Any, texts: Any, tmp_path: Path) -> None:
-    model = stitched(net("bert"), net("bert", 1), texts, (LAYERS["bert"],) * 2)
-    model.enable_input_require_grads()
-    model.save_pretrained(tmp_path)
-
-
-def test_what_no_forward_in_eval_mode_reads_may_be_changed(images: Any, tmp_path: Path) -> None:
-    model = build("vit", 0)
-    found = stitched(adapted("vit", model), adapted("vit", build("vit", 1)), images, (LAYERS["vit"],) * 2)
-    for module in found.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.5
-    found.source.model.config.use_cache = found.source.model.gradient_checkpointing = True
-    found.set_attn_implementation("eager")
-    found.double().save_pretrained(tmp_path)
-
-
 def test_networks_that_a_forward_changes_are_attached(texts: Any) -> None:
     """BigBird takes its full attention for short texts, and keeps it."""
 
@@ -385,25 +333,28 @@ def test_networks_that_a_forward_changes_are_attached(texts: Any) -> None:
     found.stitcher.attach(made(0), made(1))
 
 
-def test_what_the_cut_removes_may_be_exchanged(images: Any, inputs: Any, tmp_path: Path) -> None:
+def test_what_no_forward_in_eval_mode_reads_may_be_changed(images: Any, net: Any, texts: Any, tmp_path: Path) -> None:
+    found = stitched(adapted("vit", build("vit", 0)), network("vit", 1), images, (LAYERS["vit"],) * 2)
+    for module in found.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    found.source.model.config.use_cache = found.source.model.gradient_checkpointing = True
+    found.set_attn_implementation("eager")
+    found.double().save_pretrained(tmp_path / "images")
+    found = stitched(net("bert"), net("bert", 1), texts, (LAYERS["bert"],) * 2)
+    found.enable_input_require_grads()  # a hook of training
+    found.save_pretrained(tmp_path / "texts")
+
+
+def test_what_the_cut_removes_and_synchronised_batch_norms_are_no_change(
+    images: Any, inputs: Any, tmp_path: Path
+) -> None:
     model = build("deit", 0)
     model.set_submodule("blocks.2.mlp.act", nn.ReLU())
-    a = adapted("deit", model)
-    found = stitched(a, rewritten("deit", seed=1), images, ("blocks.1", "blocks.1"))
-    found.save_pretrained(tmp_path)
-    assert_same(found, StitchedModel.from_pretrained(tmp_path), inputs(a))
-
-
-def test_a_model_that_was_changed_after_it_was_stitched_is_refused(saved: Path, tmp_path: Path) -> None:
-    model = StitchedModel.from_pretrained(saved)
-    Factorise(3, ["head"]).apply(model.target.model)
-    with pytest.raises(ValueError, match="its networks were changed by hand"):
-        model.save_pretrained(saved)
-    StitchedModel.from_pretrained(saved)  # the earlier files are there
-
-
-def test_synchronised_batch_norms_are_saved(images: Any, inputs: Any, tmp_path: Path) -> None:
-    a, b = (adapted("cnn", timm.layers.convert_sync_batchnorm(build("cnn", seed)).eval()) for seed in (0, 1))
-    model = stitched(a, b, images, (LAYERS["cnn"],) * 2)
-    model.save_pretrained(tmp_path)
-    assert_same(model, StitchedModel.from_pretrained(tmp_path), inputs(a))
+    norms = [adapted("cnn", timm.layers.convert_sync_batchnorm(build("cnn", seed)).eval()) for seed in (0, 1)]
+    for name, (a, b), layer in (
+        ("removed", (adapted("deit", model), rewritten("deit", seed=1)), "blocks.1"),
+        ("norms", norms, LAYERS["cnn"]),
+    ):
+        found = stitched(a, b, images, (layer, layer))
+        assert_same(found, saved_and_loaded(found, tmp_path / name), inputs(a))

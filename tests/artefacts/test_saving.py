@@ -1,12 +1,13 @@
-"""Saving and loading of stitched models, and damaged files."""
+"""Saving and loading of stitched models and stitchers: every matcher, family and dtype, and every way of loading."""
 
 from __future__ import annotations
 
 import copy
 import json
-import os
+import pickle
 import shutil
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,205 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import hf_stitch
 import hf_stitch.auto
-from hf_stitch import StitchedModel, StitchedModelForImageClassification, StitchedModelForSequenceClassification
+from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.artefacts.joining import join
 from hf_stitch.artefacts.weights import load_strictly, save_weights, ties
+from hf_stitch.matchers import ClosedFormMatcher
+from hf_stitch.registry import registries
 from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.storage.files import digest
 
-from killing import survives  # isort: skip
 from round_trips import assert_same, same_state, saved_and_loaded  # isort: skip
 from records import rewrite  # isort: skip
 from tiny_networks import (
     LANGUAGE,
     LAYERS,
     TEXT,
-    VISION,
     adapted,
     build,
     network,
-    other_tokenizer,
     plain_tokenizer,
     stitched,
-)  # isort: skip
+)  # fmt: skip # isort: skip
 
-REPEATED = ("vit", "deit", "roberta")
-"""Families whose way to the files is that of another one."""
+from two_tokenizers import LAYER, SENTENCES, decoder  # isort: skip
+
+# -- artefact × matcher × way of loading -------------------------------------------------------------------------------
+
+Made = tuple[StitchedModel, tuple[Any, Any], dict[str, Any]]
+"""A stitched model, what its stitcher is attached to, and a batch."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "attention": {"causal": True}, "lasso": {"alpha": 0.01}, "low_rank": {"rank": 4}, "ridge": {"ridge": 1.0},
+    "low_rank_residual": {"rank": 2}, "residual_mlp": {"width": 4, "epochs": 1}, "piecewise": {"clusters": 2},
+}  # fmt: skip
+TRAINED = ("residual_mlp", "piecewise")
+MATCHERS = [
+    name
+    for name in registries.matchers
+    if registries.matchers.entry(name).origin == "built-in"
+    and (name in TRAINED or issubclass(registries.matchers.get(name), ClosedFormMatcher))
+]
+
+
+def between(source: str, target: str, *dtypes: str, **options: Any) -> Callable[[Any, Any, Any], Made]:
+    """Stitch networks of two families, of some dtypes."""
+
+    def make(images: Any, texts: Any, inputs: Any) -> Made:
+        a, b = network(source, 0, *dtypes[:1]), network(target, 1, *dtypes[1:])
+        data = texts if source in LANGUAGE else images
+        return stitched(a, b, data, (LAYERS[source], LAYERS[target]), **options), (a, b), inputs(a)
+
+    return make
+
+
+def replaced(images: Any, texts: Any, inputs: Any) -> Made:
+    """A model whose stitch was replaced after it was fitted."""
+    model, ends, batch = between("cnn", "vit")(images, texts, inputs)
+    model.stitch = model.stitch.identity()
+    return model, ends, batch
+
+
+def partial_network(kind: str, side: int, images: Any, texts: Any, inputs: Any) -> Made:
+    """A network without an optional part, or with one, as the source or as the target."""
+    config: Any = build(kind, 0).config
+    if kind == "bert":
+        model: Any = transformers.BertModel(config, add_pooling_layer=False)
+    else:
+        model = transformers.ViTModel(config, add_pooling_layer=False, use_mask_token=True)
+    ends = [adapted(kind, model.eval()), network(kind, 1)]
+    layers = [next(name for name in ends[0].layers if name.endswith("1")), LAYERS[kind]]
+    if side:
+        ends.reverse()
+        layers.reverse()
+    made = stitched(*ends, texts if kind == "bert" else images, tuple(layers), task=ends[1].task)
+    return made, (ends[0], ends[1]), inputs(ends[0])
+
+
+def of_two_tokenizers(source: str, target: str, *_: Any) -> Made:
+    a, b = decoder(source), decoder(target)
+    own = source == "gpt2"
+    made = stitched(a, b, SENTENCES, (LAYER[source], LAYER[target]), align="prefix", own=own)
+    return made, (a, b), made.preprocess(SENTENCES[3:6])
+
+
+def made_by(matcher: str) -> Callable[[Any, Any, Any], Made]:
+    """Networks of unequal widths, unless the matcher takes equal ones alone."""
+    pair = ("cnn", "deit") if registries.matchers.get(matcher).unequal_widths else ("vit", "vit")
+    return between(*pair, matcher=matcher, **OPTIONS.get(matcher, {}))
+
+
+MODELS: dict[str, Callable[[Any, Any, Any], Made]] = {
+    **{matcher: made_by(matcher) for matcher in MATCHERS},
+    **{family: between(family, family) for family in ("cnn", "convnext", "swin", "bert", "gpt2")},
+    "decoders": between("gpt2", "llama"), "two vocabularies": between("roberta", "bert", pooling="mean"),
+    "without a head": between("llama", "t5", task=None), "replaced": replaced,
+    "float16": between("vit", "swin", "float16", "float16"), "bfloat16": between("gpt2", "llama", *["bfloat16"] * 2),
+    "one in bfloat16": between("vit", "swin", "bfloat16", "float32"),
+    "the other in bfloat16": between("gpt2", "llama", "float32", "bfloat16"),
+    **{f"parts of {kind} {side}": partial(partial_network, kind, side) for kind in ("bert", "vit") for side in (0, 1)},
+    "prefixes of llama": partial(of_two_tokenizers, "llama", "gpt2"),
+    "prefixes of gpt2": partial(of_two_tokenizers, "gpt2", "llama"),
+}  # fmt: skip
+"""Buffers that networks do not save (Swin, Llama), tied weights (GPT-2), names that loaders rewrite (ConvNeXt), …"""
+
+
+def attached(model: StitchedModel, ends: tuple[Any, Any], folder: Path) -> StitchedModel:
+    """Save the stitcher, load it, and attach it to its networks."""
+    model.stitcher.save_pretrained(folder)
+    assert {path.name for path in folder.glob("*.[js]*")} - {"source_tokenizer.json", "target_tokenizer.json"} == {
+        "stitch.safetensors", "stitcher.json"
+    }  # fmt: skip
+    stitcher = Stitcher.from_pretrained(folder)
+    for name in ("source", "source_layer", "target", "target_layer", "task", "scores"):
+        assert getattr(stitcher, name) == getattr(model.stitcher, name), name
+    assert stitcher.stitch.to_dict() == model.stitcher.stitch.to_dict()
+    return stitcher.attach(*ends)
+
+
+def in_shards(model: StitchedModel, _: Any, folder: Path) -> StitchedModel:
+    again = saved_and_loaded(model, folder, max_shard_size="30KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    return saved_and_loaded(again, folder)  # old shards are deleted
+
+
+def by_an_auto_class(model: StitchedModel, _: Any, folder: Path, kind: Any = transformers.AutoModel) -> Any:
+    model.save_pretrained(folder)
+    return kind.from_pretrained(folder)
+
+
+WAYS: dict[str, Callable[[StitchedModel, tuple[Any, Any], Path], StitchedModel]] = {
+    "model": lambda model, _, folder: saved_and_loaded(model, folder),
+    "stitcher": attached,
+    "shards": in_shards,
+    "auto": by_an_auto_class,
+    "state": lambda model, _, folder: StitchedModel.from_pretrained(
+        None, config=saved_and_loaded(model, folder).config, state_dict=model.state_dict()
+    ),
+    "copy": lambda model, _, folder: copy.deepcopy(model),
+    "pickle": lambda model, _, folder: pickle.loads(pickle.dumps(model)),
+}
+
+
+@pytest.fixture(scope="module")
+def made(images: Any, texts: Any, inputs: Any) -> Callable[[str], Made]:
+    """``made(name)``: a row of the table, which no test changes."""
+    return cache(lambda name: MODELS[name](images, texts, inputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, way) for name in MODELS for way in ("model", "stitcher") if (name, way) != ("replaced", "stitcher")),
+        *((name, way) for name in ("cnn", "decoders", "two vocabularies") for way in list(WAYS)[2:]),
+    ],
+)
+def test_what_was_saved_and_loaded_is_the_same(name: str, way: str, made: Any, tmp_path: Path) -> None:
+    model, ends, batch = made(name)
+    again = WAYS[way](model, ends, tmp_path / "saved")
+    assert_same(model, again, batch)
+    assert not {p.data_ptr() for p in again.parameters()} & {p.data_ptr() for p in model.parameters()}
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in again.modules())
+    assert again.source._slot.values is again.target._slot.values is None  # no activations are kept
+
+
+def test_every_part_keeps_its_dtype(made: Any) -> None:
+    model, _, _ = made("one in bfloat16")
+    for part, dtype in ((model.source, "bfloat16"), (model.target, "float32"), (model.stitch.body, "float32")):
+        assert {parameter.dtype for parameter in part.parameters()} == {getattr(torch, dtype)}
+
+
+def test_classes_of_a_head_load_their_own_models_alone(saved: Path, cnn_vit: StitchedModel) -> None:
+    kind = hf_stitch.StitchedModelForImageClassification
+    for each in (kind, transformers.AutoModelForImageClassification):
+        assert type(each.from_pretrained(saved)) is type(cnn_vit) is kind
+    with pytest.raises(ValueError, match=f"contains a {kind.__name__}, not a StitchedModelForSequenceClassification"):
+        hf_stitch.StitchedModelForSequenceClassification.from_pretrained(saved)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_saving_again_writes_the_same_files(saved: Path, tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    StitchedModel.from_pretrained(saved).save_pretrained(tmp_path / "twin")
+    assert torch.equal(torch.get_rng_state(), before)
+    files = {path.name: path.read_bytes() for path in saved.iterdir()}
+    assert sorted(files) == [
+        "README.md", "config.json", "model.safetensors", "modeling_hf_stitch.py", "preprocessor_config.json",
+    ]  # fmt: skip
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "twin").iterdir()}
+
+
+def test_the_module_beside_a_model_has_the_classes_that_its_config_names(saved: Path) -> None:
+    named = json.loads((saved / "config.json").read_text(encoding="utf-8"))["auto_map"].values()
+    for reference in named:
+        assert isinstance(get_class_from_dynamic_module(reference, str(saved)), type)
+
+
+def test_no_warning_about_the_processor(made: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saved_and_loaded(made("bert")[0], tmp_path)
+    transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert "instantiate a model of type" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -60,7 +236,7 @@ def test_weights_of_another_kind_or_shape_are_refused_by_name(name: str, value: 
         load_strictly(model, [tmp_path / "weights.safetensors"])
 
 
-# -- scores --------------------------------------------------------------------------------------------------------
+# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 def test_scores_of_other_weights_are_left_out(cnn_vit: StitchedModel, images: Any, tmp_path: Path) -> None:
@@ -98,148 +274,51 @@ def test_scores_of_earlier_versions_are_left_out_if_a_half_has_changed(cnn_vit: 
     assert "Its accuracy" not in str(cnn_vit)
 
 
-# -- what cannot be saved -------------------------------------------------------------------------------------------
+# -- what cannot be saved ----------------------------------------------------------------------------------------------
 
 
-def llama_llama(texts: Any, target: Any) -> StitchedModel:
-    other = hf_stitch.load(target, processor=plain_tokenizer())
-    return stitched(network("llama"), other, texts, (LAYERS["llama"], LAYERS["llama"]))
+def into_llama(change: Callable[[Any], object], texts: Any) -> StitchedModel:
+    """Stitch a Llama to one that was changed."""
+    change(target := build("llama", 1))
+    b = hf_stitch.load(target, processor=plain_tokenizer())
+    return stitched(network("llama"), b, texts, (LAYERS["llama"], LAYERS["llama"]))
 
 
-def test_a_model_with_a_quantised_network_is_refused_in_a_sentence(texts: Any, tmp_path: Path) -> None:
-    quantised = build("llama", 1)
-    quantised.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
-    with pytest.raises(ValueError, match=r"quantised network \(bitsandbytes\) cannot be saved: .*Stitcher.attach"):
-        llama_llama(texts, quantised).save_pretrained(tmp_path / "model")
+def quantised(model: Any) -> None:
+    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 
 
-def test_a_model_with_an_adapter_of_peft_is_refused_in_a_sentence(texts: Any, tmp_path: Path) -> None:
+def adapted_by_peft(model: Any) -> None:
     def forward(self: Any, x: Any) -> Any:
         return nn.Linear.forward(self, x)
 
     kind = type("Linear", (nn.Linear,), {"__module__": "peft.tuners.lora.layer", "forward": forward})
-    changed = build("llama", 1)
-    for name, module in [(n, m) for n, m in changed.named_modules() if n.endswith("q_proj")]:
-        changed.set_submodule(name, kind(module.in_features, module.out_features, bias=False))
-    with pytest.raises(ValueError, match=r"an adapter of PEFT inside: merge it .*merge_and_unload.*Stitcher.attach"):
-        llama_llama(texts, changed).save_pretrained(tmp_path / "model")
+    for name, module in [(n, m) for n, m in model.named_modules() if n.endswith("q_proj")]:
+        model.set_submodule(name, kind(module.in_features, module.out_features, bias=False))
 
 
-# -- round trips ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(each, marks=[pytest.mark.slow] * (each in REPEATED)) for each in VISION + LANGUAGE[:-1]]
-)
-def test_every_family_on_both_sides(
-    family: str, net: Any, images: Any, texts: Any, inputs: Any, tmp_path: Path
-) -> None:
-    """Buffers that networks do not save (Swin, Llama), tied weights (GPT-2), names that loaders rewrite (ConvNeXt)."""
-    a, layer = net(family), LAYERS[family]
-    model = stitched(a, a, texts if family in LANGUAGE else images, (layer, layer))
-    again = saved_and_loaded(model, tmp_path)
-    assert_same(model, again, inputs(a))
-    if family in LANGUAGE:
-        words = [sample["text"] for sample in texts[:3]]
-        for name, value in model.preprocess(words).items():
-            assert torch.equal(again.preprocess(words)[name], value)
+def of_user_code(texts: Any) -> StitchedModel:
+    nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
+    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
+    return stitched(a, b, torch.randn(60, 4), ("1", "1"))
 
 
 @pytest.mark.parametrize(
-    ("source", "target"),
+    ("make", "message"),
     [
-        pytest.param("float16", "float16", marks=pytest.mark.slow),
-        ("bfloat16", "bfloat16"),
-        pytest.param("float32", "bfloat16", marks=pytest.mark.slow),
-        ("bfloat16", "float32"),
+        (partial(into_llama, quantised), r"quantised network \(bitsandbytes\) cannot be saved: .*Stitcher.attach"),
+        (partial(into_llama, adapted_by_peft), r"an adapter of PEFT inside: merge it .*merge_and_unload.*Stitcher.att"),
+        (of_user_code, r"Sequential is a class of user code .* Save the Stitcher"),
     ],
+    ids=["quantised", "peft", "user code"],
 )
-@pytest.mark.parametrize("layers", [("vit", "swin"), ("gpt2", "llama")], ids="-".join)
-def test_every_part_keeps_its_dtype(
-    source: str, target: str, layers: tuple[str, str], images: Any, texts: Any, inputs: Any, tmp_path: Path
-) -> None:
-    a, b = network(layers[0], 0, source), network(layers[1], 1, target)
-    data = texts if layers[0] in LANGUAGE else [{**sample, "image": sample["image"]} for sample in images]
-    model = stitched(a, b, data, (LAYERS[layers[0]], LAYERS[layers[1]]))
-    assert {p.dtype for p in model.source.parameters()} == {getattr(torch, source)}
-    assert {p.dtype for p in model.target.parameters()} == {getattr(torch, target)}
-    assert model.stitch.body.weight.dtype == torch.float32
-    assert_same(model, saved_and_loaded(model, tmp_path), inputs(a))
+def test_a_model_that_cannot_be_saved_is_refused(make: Any, message: str, texts: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(texts).save_pretrained(tmp_path / "model")
+    assert not list(tmp_path.glob("**/*.safetensors"))
 
 
-def test_weights_in_several_files(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_path: Path) -> None:
-    again = saved_and_loaded(cnn_vit, tmp_path, max_shard_size="100KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    assert_same(cnn_vit, again, inputs(net("cnn")))
-    assert_same(cnn_vit, saved_and_loaded(again, tmp_path), inputs(net("cnn")))  # old shards are deleted
-
-
-def test_saving_again_writes_the_same_files(saved: Path, tmp_path: Path) -> None:
-    StitchedModel.from_pretrained(saved).save_pretrained(tmp_path / "twin")
-    files = sorted(path.name for path in saved.iterdir())
-    assert files == [
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "modeling_hf_stitch.py",
-        "preprocessor_config.json",
-    ]
-    assert files == sorted(path.name for path in (tmp_path / "twin").iterdir())
-    for name in files:
-        assert (saved / name).read_bytes() == (tmp_path / "twin" / name).read_bytes()
-
-
-def test_the_module_beside_a_model_has_the_classes_that_its_config_names(saved: Path) -> None:
-    named = json.loads((saved / "config.json").read_text(encoding="utf-8"))["auto_map"].values()
-    for reference in named:
-        assert isinstance(get_class_from_dynamic_module(reference, str(saved)), type)
-
-
-def test_after_replacing_the_stitch(cnn_vit: StitchedModel, net: Any, inputs: Any, tmp_path: Path) -> None:
-    cnn_vit.stitch = cnn_vit.stitch.identity()
-    assert_same(cnn_vit, saved_and_loaded(cnn_vit, tmp_path), inputs(net("cnn")))
-
-
-def test_loading_in_another_dtype(saved: Path) -> None:
-    for dtype in ("bfloat16", torch.bfloat16):
-        assert {p.dtype for p in StitchedModel.from_pretrained(saved, dtype=dtype).parameters()} == {torch.bfloat16}
-    assert {p.dtype for p in StitchedModel.from_pretrained(saved, dtype="auto").parameters()} == {torch.float32}
-
-
-def test_loading_keeps_the_random_state(saved: Path) -> None:
-    before = torch.get_rng_state()
-    StitchedModel.from_pretrained(saved)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_no_local_path_is_saved(images: Any, tmp_path: Path) -> None:
-    build("vit", 0).save_pretrained(tmp_path / "parent")
-    a = hf_stitch.load(str(tmp_path / "parent"))
-    b = adapted("vit", transformers.ViTForImageClassification.from_pretrained(tmp_path / "parent"))
-    model = stitched(a, b, images, (LAYERS["vit"], LAYERS["vit"]))
-    model.save_pretrained(tmp_path / "model")
-    model.stitcher.save_pretrained(tmp_path / "stitcher")
-    StitchedModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "again")
-    for path in (tmp_path / "model", tmp_path / "stitcher", tmp_path / "again"):
-        for file in path.glob("*.json"):
-            assert str(tmp_path) not in file.read_text()
-
-
-def test_no_warning_about_the_processor(
-    net: Any, texts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    a = net("bert")
-    saved_and_loaded(stitched(a, a, texts, (LAYERS["bert"], LAYERS["bert"])), tmp_path)
-    transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert "instantiate a model of type" not in capfd.readouterr().err
-
-
-def test_auto_classes_load_it(saved: Path, cnn_vit: StitchedModel, net: Any, inputs: Any) -> None:
-    for kind in (transformers.AutoModelForImageClassification, transformers.AutoModel):
-        assert_same(cnn_vit, kind.from_pretrained(saved), inputs(net("cnn")))
-
-
-# -- weights that share memory -------------------------------------------------------------------------------------
+# -- weights that share memory -----------------------------------------------------------------------------------------
 
 
 def t5() -> Any:
@@ -355,7 +434,6 @@ def test_weights_that_were_saved_apart_stay_apart(sharing: Any, tmp_path: Path) 
     [
         (lambda names: {**names, "x": next(iter(names.values()))}, "disagree about 'x': expected no such weight"),
         (lambda names: dict.fromkeys(names, "nowhere"), "lacks . weights"),
-        (lambda names: {}, "lacks . weights"),
         (lambda names: dict.fromkeys(names, "stitch.x"), "lacks . weights"),
         (
             lambda names: {**names, "stitch.forward": "target.forward"},
@@ -372,45 +450,7 @@ def test_a_damaged_record_of_shared_memory_is_refused(change: Any, message: str,
         StitchedModel.from_pretrained(tmp_path)
 
 
-# -- training ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("trained", ["stitch", "all"])
-def test_trainer_trains_it_and_its_checkpoint_loads(
-    trained: str, net: Any, images: Any, inputs: Any, tmp_path: Path
-) -> None:
-    """With a source of timm, whose forward method takes only its input."""
-    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
-    if trained == "stitch":
-        model.requires_grad_(False)
-        model.stitch.requires_grad_(True)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    arguments = transformers.TrainingArguments(
-        str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=2,
-        save_strategy="steps",
-        save_steps=2,
-        eval_strategy="steps",
-        eval_steps=2,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        learning_rate=1e-2,
-        seed=0,
-    )
-    data = [{"pixel_values": sample["image"], "label": sample["label"]} for sample in images[:32]]
-    trainer = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
-    trainer.train()
-    changed = {name.split(".")[0] for name, value in model.named_parameters() if not torch.equal(value, before[name])}
-    assert changed == ({"stitch"} if trained == "stitch" else {"source", "stitch", "target"})
-    metrics = trainer.evaluate()
-    pixels, labels = torch.stack([s["image"] for s in images[:8]]), torch.tensor([s["label"] for s in images[:8]])
-    again = StitchedModel.from_pretrained(tmp_path / "checkpoint-2")
-    with torch.no_grad():
-        assert again(pixel_values=pixels, labels=labels).loss.item() == pytest.approx(metrics["eval_loss"], rel=1e-5)
-    assert same_state(again, model)
+# -- checkpoints of a trainer ------------------------------------------------------------------------------------------
 
 
 def written_beside(tokenizer: Any, net: Any, texts: Any, folder: Path) -> Path:
@@ -438,85 +478,7 @@ def test_a_checkpoint_with_the_tokenizer_of_a_trainer_loads(net: Any, texts: Any
         assert torch.equal(value, net("bert").preprocess(samples)[name]), name
 
 
-@pytest.mark.parametrize("change", ["vocabulary", "padding_side"])
-def test_a_checkpoint_with_another_tokenizer_is_refused(change: str, net: Any, texts: Any, tmp_path: Path) -> None:
-    (other_tokenizer() if change == "vocabulary" else plain_tokenizer()).save_pretrained(tmp_path / "tokenizer")
-    side = "left" if change == "padding_side" else "right"
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokenizer", padding_side=side)
-    folder = written_beside(tokenizer, net, texts, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"tokenizer(_config)?\.json was changed since config\.json was saved"):
-        StitchedModel.from_pretrained(folder)
-
-
-# -- errors --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "preprocessor_config.json", "README.md"])
-def test_a_pipe_in_the_folder_is_rejected_not_waited_for(name: str, saved: Path) -> None:
-    (saved / name).unlink()
-    os.mkfifo(saved / name)
-    with pytest.raises(ValueError, match=f"{name} is a pipe, a socket or a device"):
-        StitchedModel.from_pretrained(saved)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_that_this_user_may_not_read_is_not_called_damaged(name: str, saved: Path) -> None:
-    def attempt() -> None:
-        if os.getuid() == 0:
-            os.setuid(65534)  # the administrator may read everything
-        with pytest.raises(PermissionError, match=f"{name}: permission denied"):
-            StitchedModel.from_pretrained(saved)
-
-    opened(saved)
-    (saved / name).chmod(0o600)
-    assert survives(attempt)
-
-
-def test_another_user_may_load_what_was_saved(cnn_vit: StitchedModel, tmp_path: Path) -> None:
-    def attempt() -> None:
-        if os.getuid() == 0:
-            os.setuid(65534)
-        StitchedModel.from_pretrained(tmp_path / "model")
-
-    before = os.umask(0o022)
-    try:
-        cnn_vit.save_pretrained(tmp_path / "model", max_shard_size="10KB")
-    finally:
-        os.umask(before)
-    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "model").iterdir()} == {"0o644"}
-    opened(tmp_path / "model")
-    assert survives(attempt)
-
-
-def opened(folder: Path) -> None:
-    """Let other users enter a folder."""
-    for part in (folder, *folder.parents):
-        if part.stat().st_uid == os.getuid() and part != Path("/"):
-            part.chmod(part.stat().st_mode | 0o055)
-
-
-def test_a_missing_shard_is_rejected(cnn_vit: StitchedModel, tmp_path: Path) -> None:
-    cnn_vit.save_pretrained(tmp_path, max_shard_size="100KB")
-    sorted(tmp_path.glob("model-*.safetensors"))[1].unlink()
-    with pytest.raises(ValueError, match=r"lacks \d+ weights"):
-        StitchedModel.from_pretrained(tmp_path)
-
-
-def test_the_class_of_another_head_is_rejected(saved: Path) -> None:
-    assert isinstance(StitchedModelForImageClassification.from_pretrained(saved), StitchedModelForImageClassification)
-    with pytest.raises(
-        ValueError, match="contains a StitchedModelForImageClassification, not a StitchedModelForSequenceClassification"
-    ):
-        StitchedModelForSequenceClassification.from_pretrained(saved)
-
-
-def test_device_map_with_one_device(saved: Path) -> None:
-    assert StitchedModel.from_pretrained(saved, device_map="cpu").device.type == "cpu"
-
-
-def test_an_empty_config_is_rejected() -> None:
-    with pytest.raises(ValueError, match="this config describes no stitched model"):
-        StitchedModel(hf_stitch.StitchConfig())
+# -- code that does not run --------------------------------------------------------------------------------------------
 
 
 def pickled(folder: Path, name: str) -> Path:
@@ -531,43 +493,27 @@ def pickled(folder: Path, name: str) -> Path:
     return trace
 
 
-def test_pickles_are_never_opened(saved: Path, tmp_path: Path) -> None:
-    (saved / "model.safetensors").unlink()
-    trace = pickled(saved, "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors"):
-        StitchedModel.from_pretrained(saved)
-    assert not trace.exists()
-
-
-@pytest.mark.parametrize("family", ["vit", "cnn"])
-def test_load_opens_no_pickles(family: str, tmp_path: Path) -> None:
-    if family == "vit":
-        build("vit", 0).config.save_pretrained(tmp_path)
-    else:
-        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet10t", "num_classes": 5}))
-    trace = pickled(tmp_path, "pytorch_model.bin")
+@pytest.mark.parametrize("what", ["model", "stitcher", "vit", "cnn"])
+def test_pickles_are_never_opened(what: str, saved: Path, saved_stitcher: Path, tmp_path: Path) -> None:
+    folder = {"model": saved, "stitcher": saved_stitcher}.get(what, tmp_path)
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    if what == "vit":
+        build("vit", 0).config.save_pretrained(folder)
+    elif what == "cnn":
+        (folder / "config.json").write_text(json.dumps({"architecture": "resnet10t", "num_classes": 5}))
+    trace = pickled(folder, "stitch.bin" if what == "stitcher" else "pytorch_model.bin")
+    load: Any = {"model": StitchedModel, "stitcher": Stitcher}.get(what)
     with pytest.raises((OSError, ValueError), match="safetensors"):
-        hf_stitch.load(str(tmp_path))
+        (load.from_pretrained if load else hf_stitch.load)(str(folder))
     assert not trace.exists()
 
 
 def test_code_of_a_repository_does_not_run_by_default(tmp_path: Path) -> None:
-    config = {
-        "model_type": "custom",
-        "auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"},
-        "architectures": ["Model"],
-    }
+    auto = {"AutoConfig": "code.Config", "AutoModel": "code.Model"}
+    config = {"model_type": "custom", "auto_map": auto, "architectures": ["Model"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     with pytest.raises(ValueError, match="trust_remote_code"):
         hf_stitch.load(str(tmp_path))
     assert not (tmp_path / "ran").exists()
-
-
-def test_networks_of_user_code_are_not_saved_whole(tmp_path: Path) -> None:
-    nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
-    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
-    model = stitched(a, b, torch.randn(60, 4), ("1", "1"))
-    with pytest.raises(ValueError, match=r"Sequential is a class of user code .* Save the Stitcher"):
-        model.save_pretrained(tmp_path / "model")
-    assert not (tmp_path / "model").exists()

@@ -10,35 +10,12 @@ from typing import Any
 import pytest
 from PIL import Image
 from transformers import BertConfig, BertModel, T5Config
-from typer.testing import CliRunner, Result
 
 import hf_stitch
-from hf_stitch.cli import app, listing
 from hf_stitch.data import read_data
 from hf_stitch.registry import registries
 
-DIGITS = ("--data", "sklearn:digits", "--split", "test", "--max-samples", "120")
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="hf-stitch")
-
-
-def error_line(*arguments: object) -> str:
-    """Run a command that fails and return its one-line error message."""
-    result = run(*arguments)
-    assert result.exit_code == 1, result.output
-    assert not result.stdout
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert "Traceback" not in result.stderr
-    return line
-
-
-def recorded(*arguments: object) -> Any:
-    """Run a command with ``--json`` and parse stdout, which contains nothing but JSON."""
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+from calls import DIGITS, error_line, recorded, run, usage_error, words  # isort: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,49 +48,32 @@ def test_debug_raises_the_error(tmp_path: Path) -> None:
 
 def test_layers_lists_the_layers_of_the_adapter(folders: dict[str, Path]) -> None:
     adapter = hf_stitch.load(str(folders["vit"]))
-    record = recorded("layers", folders["vit"])
+    result = run("layers", folders["vit"], "--json")
+    record = json.loads(result.stdout)
     assert record["task"] == "image-classification"
     assert [e["layer"] for e in record["layers"]] == list(adapter.layers)
     first = record["layers"][0]
     assert first["spec"] == {"layout": "bnd", "width": 64, "grid": [4, 4], "prefix_tokens": 1}
     assert first["status"] == "verified"
     assert 0 < first["cost"] < record["layers"][-1]["cost"] <= 1
-
-
-def test_layers_prints_a_table(folders: dict[str, Path]) -> None:
-    result = run("layers", folders["cnn"])
-    assert result.exit_code == 0
-    (line,) = [line for line in result.stdout.splitlines() if "layer2.0" in line]
-    assert all(word in line for word in ("bchw", "32", "4×4", "verified", "stubs"))
-
-
-def test_layers_rejects_a_folder_without_a_model_and_suggests_the_nearest_architecture(tmp_path: Path) -> None:
-    assert "no config.json" in error_line("layers", tmp_path)
-    assert "did you mean 'resnet18'?" in error_line("layers", "timm:resnet_18")
+    (line,) = [line for line in result.stderr.splitlines() if "vit.layers.1" in line]
+    assert all(word in line for word in ("bnd", "64", "4×4", "verified", "stubs"))
 
 
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", list(registries))
-def test_list_shows_every_name(kind: str) -> None:
-    result = run("list", kind, "--json")
-    record = json.loads(result.stdout)
-    assert [e["name"] for e in record] == list(registries[kind].names()) and result.stderr
-    more = {"title", "direction", "range", "invariances"} if kind == "metrics" else set()
-    assert all(set(e) == {"name", "origin", "source", "summary", *more} for e in record)
-
-
-def test_list_shows_source_and_summary_of_a_matcher() -> None:
-    (entry,) = [e for e in recorded("list", "matchers") if e["name"] == "lstsq"]
-    assert entry["origin"] == "built-in"
-    assert entry["source"] == "hf_stitch.matchers.regression:Lstsq"
-    assert entry["summary"]
-
-
-def test_list_check_shows_what_plugins_declare() -> None:
-    pytest.importorskip("hf_stitch_diagonal")
-    assert "least-squares line" in listing.imported("matchers", "diagonal")["summary"]
+def test_list_shows_every_name() -> None:
+    for kind in registries:
+        result = run("list", kind, "--json")
+        record = json.loads(result.stdout)
+        assert [e["name"] for e in record] == list(registries[kind].names()) and result.stderr
+        more = {"title", "direction", "range", "invariances"} if kind == "metrics" else set()
+        assert all(set(e) == {"name", "origin", "source", "summary", *more} for e in record)
+        if kind == "matchers":
+            (entry,) = [e for e in record if e["name"] == "lstsq"]
+            assert entry["origin"] == "built-in" and entry["summary"]
+            assert entry["source"] == "hf_stitch.matchers.regression:Lstsq"
 
 
 # -- stitch and evaluate -----------------------------------------------------------------------------------------------
@@ -148,78 +108,16 @@ def test_evaluate_scores_both_artefacts_the_same(
 def test_audit_tells_whether_states_are_like_those_of_the_target(
     stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    arguments = ("audit", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits", "--split")
     result = run(
-        *arguments, "train", "--max-samples", 300, "--train-data", "sklearn:digits:test", "--out", tmp_path / "out",
-        "--json",
+        "audit", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits", "--split", "train",
+        "--max-samples", 300, "--train-data", "sklearn:digits:test", "--detector", "mahalanobis", "--detector",
+        "knn:k=3", "--max-dose", 0.5, "--out", tmp_path / "out", "--json",
     )  # fmt: skip
     record, shown = json.loads(result.stdout), result.stderr
-    assert record["evaluation"]["n"] == 300
-    assert set(record["detections"]["body"]) == {"mahalanobis", "knn"}
+    assert record["evaluation"]["n"] == 300 and record["max_dose"] == 0.5
+    assert list(record["detections"]["body"]) == ["mahalanobis", "knn(k=3)"]
     assert record["verdict"] in " ".join(shown.split()) and "mahalanobis" in shown and "mean_only" in shown
     assert {*record["saved"]} == {"audit.json", "audit.png"} == {path.name for path in (tmp_path / "out").iterdir()}
-    found = recorded(
-        *arguments, "train", "--max-samples", 300, "--detector", "knn:k=3", "--max-dose", 0.5, "--far-data",
-        "sklearn:digits:test",
-    )  # fmt: skip
-    assert list(found["detections"]["body"]) == ["knn(k=3)"] and found["max_dose"] == 0.5
-    assert "far" in found["detections"]["body"]["knn(k=3)"]["controls"]
-    line = error_line(*arguments, "test", "--max-samples", 300)
-    assert "on which an audit shows nothing" in line
-
-
-def test_evaluate_warns_about_samples_used_for_fitting(
-    stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]
-) -> None:
-    arguments = ("evaluate", stitched[0] / "model", "--target", folders["vit"], "--data", "sklearn:digits", "--split")
-    assert "was fitted to" in run(*arguments, "test", "--max-samples", 120).stderr
-    assert "was fitted to" not in run(*arguments, "train", "--max-samples", 20).stderr
-
-
-def test_evaluate_requires_networks_from_local_folders(stitched: tuple[Path, dict[str, Any]]) -> None:
-    for folder, option in (("model", "--target"), ("stitcher", "--source")):
-        result = run("evaluate", stitched[0] / folder, *DIGITS)
-        assert result.exit_code == 2
-        assert option in result.stderr
-
-
-def test_evaluate_rejects_an_ordinary_model(folders: dict[str, Path]) -> None:
-    assert "not of a stitched" in error_line("evaluate", folders["vit"], *DIGITS)
-
-
-def stitch_arguments(folders: dict[str, Path], out: Path, *options: object) -> tuple[object, ...]:
-    return (
-        "stitch", folders["cnn"], folders["vit"], "--source-layer", "layer2.0", "--target-layer", "vit.layers.1",
-        "--out", out, *DIGITS, *options,
-    )  # fmt: skip
-
-
-def test_stitch_rejects_an_unknown_layer_and_more_samples_than_available(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
-    assert "layer9" in error_line(*stitch_arguments(folders, tmp_path, "--source-layer", "layer9"))
-    assert "at most 359" in error_line(*stitch_arguments(folders, tmp_path, "--max-samples", 1000))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--matcher", "ridge:rigde=1"), "did you mean 'ridge'"),
-        (("--matcher", "low_rank"), "needs the option 'rank'"),
-        (("--matcher", "procustes"), "did you mean 'procrustes'?"),
-        (("--matcher", "ridge:ridge=-1"), "ridge"),
-        (("--matcher", "ridge:rank"), "are written key=value"),
-        (("--pooling", "all"), "is not one of 'none'"),
-        (("--test-size", "1.5"), "must be a share below 1"),
-    ],
-)
-def test_stitch_rejects_wrong_options(
-    folders: dict[str, Path], tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
-    result = run(*stitch_arguments(folders, tmp_path / "out", *options))
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.replace("│", " ").split())
-    assert not (tmp_path / "out").exists()
 
 
 # -- swap --------------------------------------------------------------------------------------------------------------
@@ -244,13 +142,6 @@ def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[
     )["recipe"]["anchors"]  # fmt: skip
     assert drawn_again != record["recipe"]["anchors"]
     assert same_split["recipe"]["held_out_errors"] == record["recipe"]["held_out_errors"]
-    shown = run(
-        "swap", record["saved"]["model"], folders["cnn"], "--encoder-layer", "layer4.0", *DIGITS[:4],
-        "--max-samples", "20", "--out", tmp_path / "shown",
-    )  # fmt: skip
-    assert f"90 of {everything} samples are anchors and left out of the scores; --anchor-split takes" in " ".join(
-        shown.output.split()
-    )
     assert {"stitched", "inverse_relative", "identity", "target", "chance"} <= record["evaluation"]["scores"].keys()
     errors = record["recipe"]["held_out_errors"]
     assert record["recipe"]["matcher"]["name"] == min(errors, key=errors.get)
@@ -261,48 +152,24 @@ def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[
     )  # fmt: skip
     assert again["recipe"]["anchors"] == record["recipe"]["anchors"]
     # The anchor set already contains this encoder, and the anchors are left out of scoring as before.
-    back = recorded(
+    back = run(
         "swap", again["saved"]["model"], folders["cnn"], "--encoder-layer", "layer4.0", "--pooling", "mean",
-        *DIGITS[:4], "--out", tmp_path / "three",
+        *DIGITS[:4], "--out", tmp_path / "three", "--json",
     )  # fmt: skip
-    assert back["evaluation"]["n"] == everything - 90
-    assert again["recipe"]["matcher"] == {"name": "ridge", "ridge": 0.1, **{
-        key: value for key, value in again["recipe"]["matcher"].items() if key not in ("name", "ridge")
-    }}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--anchors", "9"), "which need --target-layer"),
-        (("--selection", "random"), "which need --target-layer"),
-        (("--task", "image-classification"), "which need --target-layer"),
-        (("--target-layer", "x", "--selection", "kmeans"), "is not one of 'random', 'stratified'"),
-    ],
-)
-def test_swap_rejects_options_without_effect(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    result = run("swap", "a", "b", "--encoder-layer", "x", *DIGITS[:4], "--out", tmp_path / "out", *options)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.replace("│", " ").split())
-    assert not (tmp_path / "out").exists()
-
-
-def test_swap_rejects_a_stitched_model_without_anchors(
-    stitched: tuple[Path, Any], folders: dict[str, Path], tmp_path: Path
-) -> None:
-    place = ("--encoder-layer", "layer4.0", *DIGITS[:4], "--out", tmp_path / "x")
-    assert "contains no anchors" in error_line("swap", stitched[0] / "model", folders["cnn"], *place)
+    assert json.loads(back.stdout)["evaluation"]["n"] == everything - 90
+    assert f"90 of {everything} samples are anchors and left out of the scores; --anchor-split" in words(back.stderr)
+    assert again["recipe"]["matcher"]["name"] == "ridge" and again["recipe"]["matcher"]["ridge"] == 0.1
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
 
 def test_doctor_reports_cuts_and_inputs(folders: dict[str, Path]) -> None:
-    record = recorded("doctor", folders["vit"])
+    result = run("doctor", folders["vit"], "--json")
+    record = json.loads(result.stdout)
     assert record["kind"] == "ViTForImageClassification"
     assert {e["status"] for e in record["layers"]} == {"verified"}
-    shown = run("doctor", folders["vit"]).stdout
-    assert "takes pixel_values (image)" in " ".join(shown.split())  # the length of the path decides where lines break
+    assert "takes pixel_values (image)" in words(result.stderr)  # the length of the path decides where lines break
 
 
 def test_doctor_exits_with_1_if_loading_fails(tmp_path: Path) -> None:
@@ -342,8 +209,6 @@ def test_grid_scores_every_layer_into_every_layer(folders: dict[str, Path], tmp_
     assert len(record["detections"]["knn(k=3)"]["figures"]["ridge(ridge=0.5)"]["auroc"]) == 2
     assert all(Path(path).is_file() for path in record["saved"].values()) and "grid.json" in record["saved"]
     assert "1-ridge-dose(knn(k=3)).png" in record["saved"]
-    wrong = run("grid", folders["cnn"], folders["vit"], "--detector", "knm", *DIGITS)
-    assert wrong.exit_code == 2 and "did you mean 'knn'" in wrong.output
 
 
 def test_samples_of_another_data_set_are_drawn_from_all_classes(tmp_path: Path) -> None:
@@ -360,16 +225,6 @@ def test_samples_of_another_data_set_are_drawn_from_all_classes(tmp_path: Path) 
     assert len(options.read_other(str(tmp_path), 99, 3)) == 60
 
 
-def test_messages_name_options_not_arguments_of_python(folders: dict[str, Path]) -> None:
-    several = ("grid", folders["cnn"], folders["vit"], *DIGITS, "--test-size", "40")
-    line = error_line(*several, "--detector", "energy")
-    assert "pass --auxiliary-data, other samples than --far-data" in line and "auxiliary_data" not in line
-    line = error_line(*several, "--layer-a", "layer2.0", "--layer-a", "layer2.0")
-    assert line == "error: --layer-a contains 'layer2.0' more than once; name each layer once"
-    line = error_line(*several, "--far-data", "sklearn:digits:train")
-    assert "--far-data is a control of detectors, but none are named: pass --detector, or leave" in line
-
-
 @pytest.mark.parametrize("command", ["stitch", "swap"])
 def test_a_failed_command_leaves_no_empty_folder(command: str, folders: dict[str, Path], tmp_path: Path) -> None:
     kept, empty = tmp_path / "kept", tmp_path / "empty"
@@ -380,16 +235,64 @@ def test_a_failed_command_leaves_no_empty_folder(command: str, folders: dict[str
     assert sorted(tmp_path.iterdir()) == [empty, kept] and not list(kept.iterdir())
 
 
-def test_training_that_diverges_is_an_error_line(folders: dict[str, Path], tmp_path: Path) -> None:
-    line = error_line(
-        "stitch", folders["cnn"], folders["cnn"], "--source-layer", "layer2.0", "--target-layer", "layer2.0", *DIGITS,
-        "--matcher", "task_loss:lr=1e37,max_steps=20", "--out", tmp_path / "out",
-    )  # fmt: skip
-    assert re.search("diverged, as the loss is (nan|inf) at step", line)  # which, depends on the processor
-    assert not (tmp_path / "out").exists()
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+OF_DIGITS = "--data sklearn:digits --split test"
+STITCH = f"stitch {{cnn}} {{vit}} --source-layer layer2.0 --target-layer vit.layers.1 --out {{out}} {OF_DIGITS}"
+SWAP = f"swap a b --encoder-layer x {OF_DIGITS} --out {{out}}"
+GRID = f"grid {{cnn}} {{vit}} {OF_DIGITS} --max-samples 120 --test-size 40"
+ERRORS = {
+    "layers {empty}": "no config.json",
+    "layers timm:resnet_18": r"did you mean 'resnet18'\?",
+    f"evaluate {{vit}} {OF_DIGITS}": "not of a stitched",
+    f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "on which an audit shows nothing",
+    f"{STITCH} --source-layer layer9": "layer9",
+    f"{STITCH} --max-samples 1000": "at most 359",
+    f"swap {{model}} {{cnn}} --encoder-layer layer4.0 {OF_DIGITS} --out {{out}}": "contains no anchors",
+    # messages name options, not arguments of Python
+    f"{GRID} --detector energy": "pass --auxiliary-data, other samples than --far-data",
+    f"{GRID} --layer-a layer2.0 --layer-a layer2.0": "^error: --layer-a contains 'layer2.0' more than once; name each",
+    f"{GRID} --far-data sklearn:digits:train": "--far-data is a control of detectors, .* named: pass --detector, or",
+    # which of both, depends on the processor
+    f"stitch {{cnn}} {{cnn}} --source-layer layer2.0 --target-layer layer2.0 --max-samples 120 {OF_DIGITS} "
+    "--matcher task_loss:lr=1e37,max_steps=20 --out {out}": "diverged, as the loss is (nan|inf) at step",
+}
+USAGE = {
+    f"{STITCH} --matcher ridge:rigde=1": "did you mean 'ridge'",
+    f"{STITCH} --matcher low_rank": "needs the option 'rank'",
+    f"{STITCH} --matcher procustes": "did you mean 'procrustes'?",
+    f"{STITCH} --matcher ridge:ridge=-1": "ridge",
+    f"{STITCH} --matcher ridge:rank": "are written key=value",
+    f"{STITCH} --pooling all": "is not one of 'none'",
+    f"{STITCH} --test-size 1.5": "must be a share below 1",
+    f"{STITCH} --align words": "'words' is not one of 'tokens', 'prefix'",
+    f"{SWAP} --anchors 9": "which need --target-layer",
+    f"{SWAP} --selection random": "which need --target-layer",
+    f"{SWAP} --task image-classification": "which need --target-layer",
+    f"{SWAP} --target-layer x --selection kmeans": "is not one of 'random', 'stratified'",
+    f"{GRID} --detector knm": "did you mean 'knn'",
+    f"{GRID} --report {{empty}}/no/page.html": "does not exist or cannot be written",
+    **{
+        f"compare timm:nosuch timm:nosuch --metric weight_cosine {option} {value}": f"{option} choose"
+        for option, value in (("--split", "nope"), ("--max-samples", "5"), ("--label", "q"), ("--text", "t"))
+    },
+}
 
 
-@pytest.mark.parametrize("idle", [("--split", "nope"), ("--max-samples", 5), ("--label", "q"), ("--text", "t")])
-def test_options_of_data_without_data_are_refused(idle: tuple[str, object]) -> None:
-    failed = run("compare", "timm:nosuch", "timm:nosuch", "--metric", "weight_cosine", *idle)
-    assert failed.exit_code == 2 and " ".join(failed.stderr.split()).find(f"{idle[0]} choose") > 0
+@pytest.fixture
+def places(stitched: tuple[Path, Any], folders: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
+    (tmp_path / "empty").mkdir()
+    return {**folders, "model": stitched[0] / "model", "empty": tmp_path / "empty", "out": tmp_path / "out"}
+
+
+@pytest.mark.parametrize("command", ERRORS)
+def test_an_error_is_one_line(command: str, places: dict[str, Path]) -> None:
+    assert re.search(ERRORS[command], error_line(*command.format(**places).split()))
+    assert not places["out"].exists()
+
+
+@pytest.mark.parametrize("command", USAGE)
+def test_wrong_usage_is_told_before_any_work(command: str, tmp_path: Path) -> None:
+    places = dict.fromkeys(("cnn", "vit", "model", "empty"), tmp_path) | {"out": tmp_path / "out"}
+    assert USAGE[command] in usage_error(*command.format(**places).split())
+    assert not places["out"].exists()

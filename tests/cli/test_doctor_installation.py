@@ -10,11 +10,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from hf_stitch import __version__, selftest
-from hf_stitch.cli import app, doctor
+from hf_stitch.cli import doctor
 from hf_stitch.cli.doctor import Installed, installed_versions, read_tested
+
+from calls import run, usage_error, words  # isort: skip
 
 TESTED = {"transformers": "5.24.0", "timm": "1.0.31", "torch": "2.15.0"}
 REQUIRED = [
@@ -102,14 +103,6 @@ def test_the_list_is_found_beside_the_package_then_in_the_checkout(tmp_path: Pat
     assert read_tested(package) == {"timm": "1.0.30"}
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["doctor", *arguments], prog_name="hf-stitch")
-
-
-def words(text: str) -> str:
-    return " ".join(text.replace("│", " ").split())
-
-
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> dict[str, Callable[[], object]]:
     """Parts of the self-test that do nothing, which a test may change."""
@@ -121,7 +114,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> dict[st
 @pytest.mark.usefixtures("parts")
 def test_an_untested_version_alone_is_no_failure(installed: dict[str, str]) -> None:
     installed["transformers"] = "5.25.0rc1"
-    result = run()
+    result = run("doctor")
     assert result.exit_code == 0, result.output
     shown = words(result.stdout)
     assert "transformers 5.25.0rc1 5.24.0 newer than tested" in shown
@@ -138,14 +131,14 @@ def test_a_part_that_fails_is_named_and_the_others_run(
         raise AttributeError("no [past_key_values]")
 
     parts |= {"cut": fail, "generate": lambda: ran.append("generate")}
-    result = run()
+    result = run("doctor")
     assert result.exit_code == 1 and ran == ["generate"]
     assert words(result.stdout).endswith("generate: passed open an issue with this output")
     installed["transformers"] = "5.25.0"
-    shown = words(run().stdout)
+    shown = words(run("doctor").stdout)
     assert "cut: failed, AttributeError: no [past_key_values]" in shown
     assert shown.endswith("pip install transformers==5.24.0, or open an issue with this output")
-    result = run("--json")
+    result = run("doctor", "--json")
     assert result.exit_code == 1
     record = json.loads(result.stdout)
     assert set(record) == {"passed", "advice", "system", "versions", "parts"}
@@ -161,20 +154,20 @@ def test_a_part_that_fails_is_named_and_the_others_run(
 @pytest.mark.usefixtures("parts")
 def test_what_an_earlier_version_kept_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_STITCH_CACHE", str(tmp_path))
-    assert "earlier version" not in run().stdout
+    assert "earlier version" not in run("doctor").stdout
     (tmp_path / "0f.safetensors").touch()
-    assert f"{tmp_path} contains activations that an earlier version kept" in run().stdout.replace("\n", "")
+    assert f"{tmp_path} contains activations that an earlier version kept" in run("doctor").stdout.replace("\n", "")
 
 
 @pytest.mark.usefixtures("parts")
 def test_a_requirement_that_is_not_met_is_a_failure(installed: dict[str, str]) -> None:
     installed["transformers"] = "5.9.0"
     del installed["timm"]
-    result = run()
+    result = run("doctor")
     assert result.exit_code == 1
     assert "transformers 5.9.0 5.24.0 outside of >=5.10" in words(result.stdout)
     assert words(result.stdout).endswith("pip install 'transformers>=5.10' 'timm>=1.0.31'")
-    record = json.loads(run("--json").stdout)
+    record = json.loads(run("doctor", "--json").stdout)
     assert not record["passed"] and not any(record["parts"].values())
 
 
@@ -192,14 +185,12 @@ def test_a_broken_library_is_named_after_the_versions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [("--random",), ("--task", "fill-mask"), ("--device", "cpu")])
 def test_options_of_networks_need_a_network(options: tuple[str, ...]) -> None:
-    result = run(*options)
-    assert result.exit_code == 2
-    assert "need a network: name one" in words(result.stderr)
+    assert "need a network: name one" in usage_error("doctor", *options)
 
 
 def test_it_runs() -> None:
     """From the versions to the end of the self-test; nothing but the record is on stdout."""
-    result = run("--json")
+    result = run("doctor", "--json")
     record = json.loads(result.stdout)
     assert record["passed"] is True, record
     assert "warning" not in result.stderr

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 import hf_stitch
 from hf_stitch.analysis import SimilarityAtlas
-from hf_stitch.cli import app, functions
+from hf_stitch.cli import functions
 
+from calls import error_line, run, usage_error, words  # isort: skip
 from records import rewrite  # isort: skip
 from tiny_networks import LAYERS, SIZE, network  # isort: skip
 
@@ -110,29 +110,11 @@ def mine(tmp_path: Path) -> Path:
     return write(tmp_path / SECRET)
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="hf-stitch")
-
-
-def usage_error(*arguments: object) -> str:
-    """Run a command with wrong usage, and return the text in its box as one line."""
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    return " ".join(result.stderr.replace("│", "").split())
-
-
 def recorded(*arguments: object) -> Any:
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     assert SECRET not in result.output or "--out" in arguments
     return json.loads(result.stdout)
-
-
-def error(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 1 and "Traceback" not in result.output, result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    return line
 
 
 def everything(folder: Path) -> bytes:
@@ -202,7 +184,9 @@ def test_a_stitch_is_evaluated_with_the_functions_again(mine: Path, tmp_path: Pa
     assert again["scores"]["source"]["accuracy"]["value"] >= 0 and again["n"] == 40
     shown = recorded("layers", out / "stitcher")
     assert shown["source"]["id"] is None and shown["source"]["summary"].startswith("mine.py:small, Net, ")
-    swapped = error("evaluate", out / "stitcher", "--source", f"{mine}:third", "--target", f"{mine}:small", *DIGITS)
+    swapped = error_line(
+        "evaluate", out / "stitcher", "--source", f"{mine}:third", "--target", f"{mine}:small", *DIGITS
+    )
     assert "source and target are swapped" in swapped
 
 
@@ -266,24 +250,24 @@ def test_each_file_imports_what_is_beside_it(beside: str, tmp_path: Path) -> Non
     ],
 )
 def test_what_a_function_must_return(function: str, messages: list[str], mine: Path) -> None:
-    line = error("layers", f"{mine}:{function}")
+    line = error_line("layers", f"{mine}:{function}")
     assert all(message in line for message in messages), line
     assert SECRET not in line
 
 
 def test_what_a_file_must_be(mine: Path) -> None:
-    assert "no file" in error("layers", f"{mine.with_name('other.py')}:small")
+    assert "no file" in error_line("layers", f"{mine.with_name('other.py')}:small")
     mine.write_text("import nothing_of_this_name\n")
-    line = error("layers", f"{mine}:small")
+    line = error_line("layers", f"{mine}:small")
     assert (
         "mine.py could not be run: ModuleNotFoundError: No module named 'nothing_of_this_name' (mine.py, line 1)"
         in line
     )
     mine.write_text("def small(:\n")
-    assert "mine.py could not be run: SyntaxError" in error("layers", f"{mine}:small")
+    assert "mine.py could not be run: SyntaxError" in error_line("layers", f"{mine}:small")
     mine.write_text("import sys\nsys.exit(2)\n")
-    assert "mine.py could not be run: SystemExit: 2" in error("layers", f"{mine}:small")
-    assert "only the command line runs, if a function of it is typed" in error("layers", mine)
+    assert "mine.py could not be run: SystemExit: 2" in error_line("layers", f"{mine}:small")
+    assert "only the command line runs, if a function of it is typed" in error_line("layers", mine)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +286,7 @@ def test_a_network_is_no_artefact(command: tuple[str, ...], mine: Path) -> None:
 
 def test_the_task_of_a_network_can_be_named(mine: Path) -> None:
     assert recorded("layers", f"{mine}:large", "--task", "text-classification")["task"] == "text-classification"
-    assert "keeps what it was loaded with, got task" in error(
+    assert "keeps what it was loaded with, got task" in error_line(
         "layers", f"{mine}:small", "--task", "text-classification"
     )
 
@@ -381,15 +365,17 @@ def test_records_never_run_a_file(artefacts: Path, mine: Path) -> None:
 )
 def test_commands_run_no_name_of_a_record(command: str, message: str, artefacts: Path, mine: Path) -> None:
     result = run(*command.format(at=artefacts).split(), *(DIGITS if command.startswith(("evaluate", "swap")) else ()))
-    assert message in " ".join(result.output.replace("│", " ").split()), result.output
+    assert message in words(result.output), result.output
     assert not mine.with_name("ran").exists()
 
 
 def test_a_job_and_a_stitcher_take_only_what_is_typed(artefacts: Path, mine: Path) -> None:
     other = write(artefacts / "other")
-    line = error("compare", f"{other}:small", f"{other}:third", *DIGITS, *LAYER, "--checkpoint-dir", artefacts / "job")
+    line = error_line(
+        "compare", f"{other}:small", f"{other}:third", *DIGITS, *LAYER, "--checkpoint-dir", artefacts / "job"
+    )
     assert "job.json" in line
-    line = error(
+    line = error_line(
         "evaluate", artefacts / "stitcher", "--source", f"{other}:small", "--target", f"{other}:third", *DIGITS
     )
     assert "has other weights than the stitch was fitted to" in line

@@ -83,10 +83,9 @@ def numbers(result: Any) -> Any:
 
 
 # -- jobs: each returns an array --------------------------------------------------------------------------------------
-def atlas(folder: Path) -> Any:
-    a, b = networks()
-    metrics = ["linear_cka", "procrustes", "rsa", "mutual_knn"]
-    return numbers(hf_stitch.compare(a, b, images(), metrics=metrics, batch_size=BATCH, progress=False))
+def atlas(folder: Path, **options: Any) -> Any:
+    given = {"metrics": ["linear_cka", "procrustes", "rsa", "mutual_knn"], "batch_size": BATCH, **options}
+    return numbers(hf_stitch.compare(*networks(), images(), progress=False, **given))
 
 
 def moments(folder: Path) -> Any:
@@ -151,9 +150,6 @@ def vectors(folder: Path) -> Any:
     return numbers(hf_stitch.evaluate(model, images(47, seed=3), batch_size=BATCH, resamples=40, progress=False))
 
 
-DETECTORS = ("mahalanobis", "knn", "classifier")
-
-
 def audit(folder: Path) -> Any:
     models = [stitched(), stitched(matcher="identity", source_layer="3")]
     found = hf_stitch.audit(
@@ -165,11 +161,7 @@ def audit(folder: Path) -> Any:
 
 def grid(folder: Path, **options: Any) -> Any:
     a, b = networks()
-    given: dict[str, Any] = {
-        "matchers": ["lstsq", "procrustes"],
-        "detectors": ["mahalanobis"],
-        **options,
-    }
+    given: dict[str, Any] = {"matchers": ["lstsq", "procrustes"], "detectors": ["mahalanobis"], **options}
     found = hf_stitch.stitch_grid(
         a, b, images(150), layers_a=["1", "3"], layers_b=["1", "3"], task="image-classification", batch_size=BATCH,
         resamples=40, progress=False, **given,
@@ -193,13 +185,11 @@ def relative(folder: Path) -> Any:
     return np.concatenate([numbers(swapped.evaluation), logits.double().numpy().ravel()])
 
 
-def training(folder: Path) -> Any:
+def training(folder: Path, **options: Any) -> Any:
     """20 steps on batches of 16 samples, in float64."""
-    model = copy.deepcopy(stitched())
-    nn.Module.to(model, torch.float64)
-    data = images(80)
+    model = nn.Module.to(copy.deepcopy(stitched()), torch.float64)
     layer = TaskLoss(epochs=1, max_steps=20, batch_size=16, lr=1e-2).fit(
-        model, data, target=networks()[1], progress=False
+        model, images(80), target=networks()[1], progress=False, **options
     )
     return torch.cat([value.flatten() for value in layer.state_dict().values()])
 
@@ -212,8 +202,7 @@ def _held(half: nn.Module) -> int:
 
 def sharded(folder: Path) -> Any:
     """The same with distributed weights of both halves, and validation on samples that cannot be split evenly."""
-    model = copy.deepcopy(stitched())
-    nn.Module.to(model, torch.float64)
+    model = nn.Module.to(copy.deepcopy(stitched()), torch.float64)
     halves, processes = (model.source, model.target), Processes.of(None).count
     before = weights_hash(model), [type(module) for module in model.modules()]
     whole = [_held(half) for half in halves]

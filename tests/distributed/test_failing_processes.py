@@ -15,10 +15,9 @@ from typing import Any
 
 import jobs
 import pytest
-from processes import TORCHRUN, exit_codes, free_port, run_rank, start
+from processes import free_port, run_ranks
 
 import hf_stitch
-from hf_stitch.training import TaskLoss
 
 BOUND = 30
 """Seconds within which the others end."""
@@ -59,9 +58,7 @@ def train(folder: Path) -> None:
         if step == 7 and os.environ["RANK"] == os.environ["DISTURBED"]:
             HOW[os.environ["HOW"]]()
 
-    TaskLoss(epochs=1, max_steps=20, batch_size=16).fit(
-        jobs.stitched(), jobs.images(80), target=jobs.networks()[1], callback=callback, progress=False
-    )
+    jobs.training(folder, callback=callback)
 
 
 WORK: dict[str, Callable[[Path], Any]] = {
@@ -84,25 +81,21 @@ def work(rank: int, folder: Path, name: str, who: int, how: str) -> None:
     os._exit(0)
 
 
-def ends(folder: Path, count: int, name: str, who: int, how: str) -> tuple[list[str], float]:
-    """Return the errors of the other processes, and the seconds until the last of them ended."""
-    port = free_port()
-    places = [dict(zip(TORCHRUN, map(str, (rank, rank, count)), strict=True)) for rank in range(count)]
-    started = [start(run_rank, place, port, work, rank, folder, name, who, how) for rank, place in enumerate(places)]
-    codes = exit_codes(*started)
-    assert codes == [-signal.SIGKILL if how == "killed" and rank == who else 3 for rank in range(count)]
-    noted = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count) if rank != who]
-    return [what for what, _ in noted], max(at for _, at in noted) - float((folder / "when").read_text())
-
-
 OTHER = r"OtherProcessError: [\w.]+ stops in process \d, because another process has failed or ended: see its error"
+
+
+def check(folder: Path, count: int, name: str, who: int, how: str) -> None:
+    """Check the errors of the other processes, and the seconds until the last of them ended."""
+    codes = [-signal.SIGKILL if how == "killed" and rank == who else 3 for rank in range(count)]
+    run_ranks(count, work, folder, name, who, how, codes=codes)
+    noted = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count) if rank != who]
+    assert all(re.fullmatch(OTHER, error) for error, _ in noted), noted
+    assert max(at for _, at in noted) - float((folder / "when").read_text()) < BOUND
 
 
 @pytest.mark.parametrize(("name", "who", "how"), [("evaluate", 1, "fails"), ("stitch", 1, "killed")])
 def test_the_others_end(name: str, who: int, how: str, tmp_path: Path) -> None:
-    errors, seconds = ends(tmp_path, 2, name, who, how)
-    assert all(re.fullmatch(OTHER, error) for error in errors), errors
-    assert seconds < BOUND
+    check(tmp_path, 2, name, who, how)
 
 
 SCRIPT = """
@@ -117,7 +110,6 @@ script.main(sys.argv[4])
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_a_launcher_prints_the_error_and_ends_all(how: str, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(SCRIPT)
@@ -131,11 +123,8 @@ def test_a_launcher_prints_the_error_and_ends_all(how: str, tmp_path: Path) -> N
     assert ("OSError: the disk of this process is full" if how == "fails" else "Signal 9 (SIGKILL)") in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("who", [0, 2])
 @pytest.mark.parametrize("name", WORK)
 def test_three_processes_end_in_any_job(name: str, who: int, how: str, tmp_path: Path) -> None:
-    errors, seconds = ends(tmp_path, 3, name, who, how)
-    assert all(re.fullmatch(OTHER, error) for error in errors), errors
-    assert seconds < BOUND
+    check(tmp_path, 3, name, who, how)

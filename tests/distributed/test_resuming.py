@@ -11,40 +11,19 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
-import torch
-from processes import TORCHRUN, exit_codes, free_port, run_rank, run_ranks, start
+from processes import run_ranks
 
-import hf_stitch
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.training import TaskLoss
 
-
-def compare(folder: Path) -> Any:
-    a, b = jobs.networks()
-    found = hf_stitch.compare(
-        a, b, jobs.images(), metrics=["linear_cka", "rsa"], batch_size=4, checkpoint_dir=folder, progress=False
-    )
-    return jobs.numbers(found)
-
-
-def grid(folder: Path) -> Any:
-    return jobs.grid(folder, checkpoint_dir=folder)
-
-
-def trained_grid(folder: Path) -> Any:
-    """Stitches that are trained are a part of the grid."""
-    trained = TaskLoss(epochs=1, max_steps=12, batch_size=16)
-    return jobs.grid(folder, checkpoint_dir=folder, matchers=["lstsq", trained], detectors=[])
-
-
-def training(folder: Path) -> Any:
-    layer = TaskLoss(epochs=1, max_steps=20, batch_size=16).fit(
-        jobs.stitched(), jobs.images(80), target=jobs.networks()[1], checkpoint_dir=folder, save_every=3, progress=False
-    )
-    return torch.cat([value.flatten() for value in layer.state_dict().values()])
-
-
-WORK: dict[str, Callable[[Path], Any]] = {each.__name__: each for each in (compare, grid, trained_grid, training)}
+TRAINED: dict[str, Any] = {"matchers": ["lstsq", TaskLoss(epochs=1, max_steps=12, batch_size=16)], "detectors": []}
+"""Stitches that are trained are a part of the grid."""
+WORK: dict[str, Callable[[Path], Any]] = {
+    "compare": lambda folder: jobs.atlas(folder, metrics=["linear_cka", "rsa"], batch_size=4, checkpoint_dir=folder),
+    "grid": lambda folder: jobs.grid(folder, checkpoint_dir=folder),
+    "trained_grid": lambda folder: jobs.grid(folder, checkpoint_dir=folder, **TRAINED),
+    "training": lambda folder: jobs.training(folder, checkpoint_dir=folder, save_every=3),
+}
 
 
 def killed(rank: int, folder: Path, name: str, who: int, saves: int) -> None:
@@ -68,36 +47,27 @@ def killed(rank: int, folder: Path, name: str, who: int, saves: int) -> None:
     os._exit(0)
 
 
-def resumed(rank: int, folder: Path, name: str) -> None:
-    np.save(folder / f"{rank}.npy", np.asarray(WORK[name](folder / "state")))
-
-
-def uninterrupted(rank: int, folder: Path, name: str) -> None:
-    np.save(folder / f"whole-{rank}.npy", np.asarray(WORK[name](folder / "other state")))
+def whole(rank: int, folder: Path, name: str, state: str) -> None:
+    """Do a job to its end, from the state in a folder if there is one."""
+    np.save(folder / f"{state}-{rank}.npy", np.asarray(WORK[name](folder / state)))
 
 
 def check(folder: Path, count: int, name: str, who: int, saves: int) -> None:
     folder.mkdir(exist_ok=True)
-    port = free_port()
-    places = [dict(zip(TORCHRUN, map(str, (rank, rank, count)), strict=True)) for rank in range(count)]
-    codes = exit_codes(
-        *(start(run_rank, place, port, killed, rank, folder, name, who, saves) for rank, place in enumerate(places))
-    )
-    assert codes == [-signal.SIGKILL if rank == who else 3 for rank in range(count)]
-    run_ranks(count, resumed, folder, name)
-    run_ranks(count, uninterrupted, folder, name)
+    codes = [-signal.SIGKILL if rank == who else 3 for rank in range(count)]
+    run_ranks(count, killed, folder, name, who, saves, codes=codes)
+    for state in ("state", "new state"):
+        run_ranks(count, whole, folder, name, state)
     for rank in range(count):
-        found, whole = np.load(folder / f"{rank}.npy"), np.load(folder / f"whole-{rank}.npy")
-        assert np.array_equal(found, whole, equal_nan=True)
+        found, expected = (np.load(folder / f"{state}-{rank}.npy") for state in ("state", "new state"))
+        assert np.array_equal(found, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize(("name", "who", "saves"), [("grid", 1, 9)])
-def test_a_killed_job_is_resumed(name: str, who: int, saves: int, tmp_path: Path) -> None:
+def test_a_killed_job_is_resumed(tmp_path: Path) -> None:
     """The process is killed while it scores, after it has fitted."""
-    check(tmp_path, 2, name, who, saves)
+    check(tmp_path, 2, "grid", who=1, saves=9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORK)
 def test_a_job_killed_anywhere_is_resumed(name: str, tmp_path: Path) -> None:
     for number in range(10):

@@ -35,6 +35,7 @@ from tiny_networks import BODY, SIZE, TEXT, WORDS, plain_tokenizer  # isort: ski
 from two_tokenizers import decoder  # isort: skip
 
 CLASSES = 3
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 ERRORS = sorted((Path(__file__).parents[2] / "docs" / "errors").glob("*.md"))
 Namespace = dict[str, Any]
 """Name -> value, or a ``partial`` that creates it when it is asked for."""
@@ -91,16 +92,39 @@ def vit_processor() -> Any:
     return transformers.ViTImageProcessor(size={"height": SIZE, "width": SIZE})
 
 
+def of_texts(model: Any) -> Adapter:
+    """Load a network of texts with the tokenizer of all of them."""
+    return hf_stitch.load(model.eval(), processor=plain_tokenizer())
+
+
+def bert(layers: int = 3) -> Any:
+    """Create a small BERT classifier."""
+    config = transformers.BertConfig(**{**TEXT, "num_hidden_layers": layers}, num_labels=3)
+    return transformers.BertForSequenceClassification(config).eval()
+
+
+def gpt2(**sizes: int) -> Any:
+    """Create a small GPT-2."""
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.GPT2Config(**{"n_embd": 24, "n_layer": 7, "n_head": 4, "vocab_size": 80, **ends, **sizes})
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def llama(**sizes: int) -> Any:
+    """Create a small Llama."""
+    config = transformers.LlamaConfig(**{**TEXT, **sizes}, bos_token_id=1, eos_token_id=2)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
 def text_network(family: str, seed: int = 0) -> Adapter:
     """Create a small BERT classifier or GPT-2. Both use the same tokenizer."""
     torch.manual_seed(seed)
-    if family == "gpt2":
-        ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-        config = transformers.GPT2Config(n_embd=24, n_layer=7, n_head=4, vocab_size=80, **ends)
-        model = transformers.GPT2LMHeadModel(config)
-    else:
-        model = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT, num_labels=3))
-    return hf_stitch.load(model.eval(), processor=plain_tokenizer())
+    return of_texts(gpt2() if family == "gpt2" else bert())
+
+
+def words_of(count: int) -> list[str]:
+    """Create random texts."""
+    return [row["text"] for row in sentences(count)]
 
 
 @cache
@@ -155,12 +179,6 @@ def _vision_target() -> Adapter:
     return hf_stitch.load(vit(), processor=vit_processor())
 
 
-def _stitched() -> hf_stitch.StitchedModel:
-    source, target = (hf_stitch.load(name) for name in ("timm/rexnet_100.nav_in1k", "google/vit-base-patch16-224"))
-    layers = {"source_layer": "features.8", "target_layer": "vit.layers.6"}
-    return hf_stitch.stitch(source, target, pictures(60), **layers, progress=False)
-
-
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
@@ -179,13 +197,9 @@ def compare() -> Namespace:
     """Two image networks, two text networks, and saved activations."""
     np.savez("theirs.npz", **{"layer": np.random.default_rng(0).normal(size=(1000, 8))})
     return {
-        "a": _loaded(),
-        "b": _loaded(1),
-        "dataset": pictures(40),
-        "bert": text_network("bert"),
-        "gpt2": text_network("gpt2"),
-        "texts": sentences(40),
-    }
+        "a": _loaded(), "b": _loaded(1), "dataset": pictures(40), "bert": text_network("bert"),
+        "gpt2": text_network("gpt2"), "texts": sentences(40),
+    }  # fmt: skip
 
 
 def report() -> Namespace:
@@ -193,11 +207,6 @@ def report() -> Namespace:
     a, b, dataset = _loaded(0, SHORT), _loaded(1, SHORT), pictures(40)
     layers = {"source_layer": a.layers[1], "target_layer": b.layers[1]}
     return {"a": a, "b": b, "dataset": dataset, "stitched": hf_stitch.stitch(a, b, dataset, **layers)}
-
-
-def cut() -> Namespace:
-    """Images."""
-    return {"images": pictures(4)["image"]}
 
 
 def relative() -> Namespace:
@@ -215,7 +224,9 @@ def relative() -> Namespace:
 
 def save() -> Namespace:
     """A stitched model of two networks from the Hub, and both networks."""
-    stitched = _stitched()
+    source, target = (hf_stitch.load(name) for name in ("timm/rexnet_100.nav_in1k", "google/vit-base-patch16-224"))
+    layers = {"source_layer": "features.8", "target_layer": "vit.layers.6"}
+    stitched = hf_stitch.stitch(source, target, pictures(60), **layers, progress=False)
     return {"stitched": stitched, "a": stitched.parents[0], "b": stitched.parents[1]}
 
 
@@ -250,8 +261,7 @@ def same() -> Namespace:
     original = text_network("bert")
     port = copy.deepcopy(original.model)
     port.bert.encoder.layer[1].output.LayerNorm.eps = 1e-5
-    texts = [row["text"] for row in sentences(20)]
-    return {"original": original, "port": hf_stitch.load(port, processor=plain_tokenizer()), "texts": texts}
+    return {"original": original, "port": of_texts(port), "texts": words_of(20)}
 
 
 def changed() -> Namespace:
@@ -260,46 +270,38 @@ def changed() -> Namespace:
     tuned, rounded = copy.deepcopy(base.model), copy.deepcopy(base.model).to(torch.bfloat16)
     for value in tuned.bert.encoder.layer[1].parameters():
         value.data *= 1.5
-    a, b, c = (hf_stitch.load(each, processor=plain_tokenizer()) for each in (base.model, tuned, rounded))
-    return {"base": a, "original": a, "tuned": b, "quantised": c, "texts": [row["text"] for row in sentences(40)]}
+    a, b, c = (of_texts(each) for each in (base.model, tuned, rounded))
+    return {"base": a, "original": a, "tuned": b, "quantised": c, "texts": words_of(40)}
 
 
 def distil() -> Namespace:
     """A teacher of six blocks that change much, a student that is made of its first three, and texts."""
     torch.manual_seed(0)
-    deep, flat = (transformers.BertConfig(**{**TEXT, "num_hidden_layers": n}, num_labels=3) for n in (6, 3))
-    teacher, student = (
-        transformers.BertForSequenceClassification(deep),
-        transformers.BertForSequenceClassification(flat),
-    )
+    teacher, student = bert(6), bert(3)
     for value in teacher.bert.encoder.parameters():
         value.data *= 8 if value.dim() > 1 else 1
     student.load_state_dict(teacher.state_dict(), strict=False)
-    a, b = (hf_stitch.load(each.eval(), processor=plain_tokenizer()) for each in (teacher, student))
-    return {"teacher": a, "student": b, "texts": [row["text"] for row in sentences(200)]}
+    return {"teacher": of_texts(teacher), "student": of_texts(student), "texts": words_of(200)}
 
 
 def shortened() -> Namespace:
     """A language model of four blocks, an encoder, and texts."""
-    config = transformers.LlamaConfig(**{**TEXT, "num_hidden_layers": 4}, bos_token_id=1, eos_token_id=2)
-    model, body = transformers.LlamaForCausalLM(config), transformers.BertModel(transformers.BertConfig(**TEXT))
-    rows = sentences(80)
+    body = transformers.BertModel(transformers.BertConfig(**TEXT))
     return {
-        "model": hf_stitch.load(model.eval(), processor=plain_tokenizer()), "texts": [row["text"] for row in rows],
-        "encoder": hf_stitch.load(body.eval(), processor=plain_tokenizer()), "labelled": rows,
+        "model": of_texts(llama(num_hidden_layers=4)), "texts": words_of(80), "encoder": of_texts(body),
+        "labelled": sentences(80),
     }  # fmt: skip
 
 
 def towers() -> Namespace:
     """A network of images and texts with its processor, an encoder of images, and images with captions."""
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     tokenizer = plain_tokenizer()
     tokenizer.add_tokens(["<image>"], special_tokens=True)
     mark = tokenizer.convert_tokens_to_ids("<image>")
     config = transformers.LlavaConfig(
-        vision_config=transformers.CLIPVisionConfig(**small, image_size=24, patch_size=8),
+        vision_config=transformers.CLIPVisionConfig(**SMALL, image_size=24, patch_size=8),
         text_config=transformers.LlamaConfig(
-            **small, num_key_value_heads=2, vocab_size=len(tokenizer), bos_token_id=1, eos_token_id=2, pad_token_id=0
+            **SMALL, num_key_value_heads=2, vocab_size=len(tokenizer), bos_token_id=1, eos_token_id=2, pad_token_id=0
         ),
         image_token_id=mark, image_token_index=mark,
     )  # fmt: skip
@@ -310,7 +312,7 @@ def towers() -> Namespace:
     )  # fmt: skip
     random = np.random.default_rng(0)
     pictures = [Image.fromarray(random.integers(0, 255, (30, 26, 3), dtype=np.uint8)) for _ in range(60)]
-    encoder = transformers.ViTModel(transformers.ViTConfig(**small, image_size=32, patch_size=8)).eval()
+    encoder = transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)).eval()
     made = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     return {
         "vlm": transformers.LlavaForConditionalGeneration(config).eval(), "processor": processor, "images": pictures,
@@ -322,9 +324,7 @@ def towers() -> Namespace:
 def exchanged() -> Namespace:
     """A network that describes images, another encoder, and images."""
     given = towers()
-    tower = transformers.CLIPVisionConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=24, patch_size=8
-    )
+    tower = transformers.CLIPVisionConfig(**{**SMALL, "hidden_size": 24}, image_size=24, patch_size=8)
     return {
         **{name: given[name] for name in ("vlm", "processor", "images")},
         "other": transformers.CLIPVisionModel(tower).eval(), "of_images": given["processor"].image_processor,
@@ -333,15 +333,10 @@ def exchanged() -> Namespace:
 
 def merged() -> Namespace:
     """Decoders of two architectures with one tokenizer, one with another tokenizer, and texts."""
-    wide = {**TEXT, "num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 2}
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**wide, bos_token_id=1, eos_token_id=2)).eval()
-    config = transformers.GPT2Config(
-        vocab_size=TEXT["vocab_size"], n_embd=16, n_layer=3, n_head=2, bos_token_id=1, eos_token_id=2, pad_token_id=0
-    )
-    gpt2 = transformers.GPT2LMHeadModel(config).eval()
-    other = hf_stitch.load(llama, processor=plain_tokenizer())
-    texts = [row["text"] for row in sentences(60)]
-    return {"llama": llama, "gpt2": gpt2, "tokenizer": plain_tokenizer(), "other": other, "texts": texts}
+    one, other = llama(hidden_size=24, num_attention_heads=2), gpt2(n_embd=16, n_layer=3, n_head=2)
+    return {
+        "llama": one, "gpt2": other, "tokenizer": plain_tokenizer(), "other": of_texts(one), "texts": words_of(60),
+    }  # fmt: skip
 
 
 def train_a_stitched_model() -> Namespace:
@@ -364,11 +359,6 @@ def programs() -> Namespace:
     warnings.simplefilter("ignore", FutureWarning)  # in the whole test: peft reads what transformers 5.24 renamed
     train_a_stitched_model()["stitched"].save_pretrained("stitched")
     return {}
-
-
-def share() -> Namespace:
-    """A stitched model of two networks from the Hub."""
-    return {"stitched": _stitched()}
 
 
 def stitch(architecture: str = "resnet18") -> Namespace:
@@ -456,40 +446,32 @@ def trust_a_stitch() -> Namespace:
     }  # fmt: skip
 
 
-def filter_atoms() -> Namespace:
-    """Images for the README of the plugin of filter atoms."""
-    return {"batches": torch.randn(2, 2, 3, 64, 64)}
+def vectors(count: int, hidden: int, *widths: int) -> list[np.ndarray[Any, Any]]:
+    """Create vectors of the same texts by several encoders."""
+    random = np.random.default_rng(0)
+    common = random.normal(size=(count, hidden))
+    return [np.tanh(common @ random.normal(size=(hidden, width)) / 3).astype(np.float32) for width in widths]
 
 
 def embeddings() -> Namespace:
     """Vectors of the same texts by two encoders, as files and arrays, and relevant documents of the queries."""
     import faiss
 
-    random = np.random.default_rng(0)
-    hidden = random.normal(size=(800, 6))
-    old, new = (np.tanh(hidden @ random.normal(size=(6, width)) / 3).astype(np.float32) for width in (16, 24))
-    np.save("pairs_old.npy", old[:400])
-    np.save("pairs_new.npy", new[:400])
-    sides = {"old": old, "new": new}
+    sides = dict(zip(("old", "new"), vectors(800, 6, 16, 24), strict=True))
+    parts = {"documents": slice(400, 700), "queries": slice(750, 800), "recent": slice(600, 800)}
     for side, rows in sides.items():
-        for name, some in {"documents": slice(400, 700), "queries": slice(750, 800), "recent": slice(600, 800)}.items():
+        np.save(f"pairs_{side}.npy", rows[:400])
+        for name, some in parts.items():
             np.save(f"{name}_{side}.npy", rows[some])
     index = faiss.IndexFlatIP(16)
-    index.add(old[400:750])
+    index.add(sides["old"][400:750])
     faiss.write_index(index, "index.faiss")
     return {
         "faiss": faiss,
         **{f"{side}_documents": rows[400:750] for side, rows in sides.items()},
         **{f"{side}_queries": rows[750:] for side, rows in sides.items()},
-        "labels": [{int(document): 1} for document in random.integers(350, size=50)],
+        "labels": [{document: 1} for document in np.random.default_rng(0).integers(350, size=50).tolist()],
     }
-
-
-def embedding_pairs() -> Namespace:
-    """Vectors of the same texts by two encoders."""
-    random = np.random.default_rng(0)
-    hidden = random.normal(size=(600, 8))
-    return {name: np.tanh(hidden @ random.normal(size=(8, width)) / 3) for name, width in (("old", 24), ("new", 32))}
 
 
 def vector_store() -> Namespace:
@@ -552,56 +534,41 @@ def _models() -> None:
     one.stitcher.save_pretrained("stitcher")
 
 
-def nothing() -> Namespace:
-    """An empty scene, for pages that define everything themselves."""
-    return {}
+ALONE = (
+    "docs/adapters.md",
+    *(f"docs/plugins/{page}.md" for page in ("adapter", "contracts", "data", "index")),
+    *(f"plugins/hf-stitch-{name}/README.md" for name in ("diagonal", "graphs", "metrics", "pytorch-ood", "testing")),
+)
+"""Pages that define everything themselves."""
 
+NAMED = (
+    bench, compare, lora, own_networks, relative, report, programs, same, distil, save, train_a_stitched_model, train,
+    trust_a_metric, transfer, trust_a_stitch,
+)  # fmt: skip
+"""Scenes that have the names of pages."""
 
 PAGES: dict[str, Callable[[], Namespace]] = {
-    "README.md": readme,
-    "docs/adapters.md": nothing,
-    "docs/explanation/rows.md": compare,
+    **dict.fromkeys(ALONE, dict),
     **{f"docs/errors/{page.name}": errors for page in ERRORS if page.stem != "index"},
-    "docs/how-to/bench.md": bench,
+    **{f"docs/how-to/{scene.__name__.replace('_', '-')}.md": scene for scene in NAMED},
+    "README.md": readme,
+    "docs/explanation/rows.md": compare,
     "docs/how-to/activations.md": compare,
-    "docs/how-to/compare.md": compare,
-    "docs/how-to/cut.md": cut,
+    "docs/how-to/cut.md": lambda: {"images": pictures(4)["image"]},
     "docs/how-to/gpu.md": partial(stitch, SHORT),
     "docs/how-to/grid.md": stitch,
     "docs/how-to/forms.md": int8,
-    "docs/how-to/lora.md": lora,
-    "docs/how-to/own-networks.md": own_networks,
-    "docs/how-to/relative.md": relative,
-    "docs/how-to/report.md": report,
-    "docs/how-to/programs.md": programs,
-    "docs/how-to/same.md": same,
     "docs/how-to/diff.md": changed,
-    "docs/how-to/distil.md": distil,
     "docs/how-to/shorten.md": shortened,
-    "docs/how-to/save.md": save,
-    "docs/how-to/share.md": share,
+    "docs/how-to/share.md": save,
     "docs/how-to/stitch.md": partial(stitch, SHORT),
-    "docs/how-to/train-a-stitched-model.md": train_a_stitched_model,
-    "docs/how-to/train.md": train,
-    "docs/how-to/trust-a-metric.md": trust_a_metric,
-    "docs/how-to/transfer.md": transfer,
-    "docs/how-to/trust-a-stitch.md": trust_a_stitch,
-    "docs/how-to/upgrade-embeddings.md": embedding_pairs,
-    "docs/plugins/adapter.md": nothing,
-    "docs/plugins/contracts.md": nothing,
-    "docs/plugins/data.md": nothing,
-    "docs/plugins/index.md": nothing,
+    "docs/how-to/upgrade-embeddings.md": lambda: dict(zip(("old", "new"), vectors(600, 8, 24, 32), strict=True)),
     "docs/plugins/store.md": vector_store,
     "docs/start.md": readme,
-    "plugins/hf-stitch-diagonal/README.md": nothing,
     "plugins/hf-stitch-embeddings/README.md": embeddings,
-    "plugins/hf-stitch-filter-atoms/README.md": filter_atoms,
-    "plugins/hf-stitch-graphs/README.md": nothing,
-    "plugins/hf-stitch-metrics/README.md": nothing,
-    "plugins/hf-stitch-pytorch-ood/README.md": nothing,
+    "plugins/hf-stitch-filter-atoms/README.md": lambda: {"batches": torch.randn(2, 2, 3, 64, 64)},
     "plugins/hf-stitch-shorten/README.md": shortened,
     "plugins/hf-stitch-studies/README.md": trust_a_stitch,
-    "plugins/hf-stitch-testing/README.md": nothing,
     "docs/how-to/exchange.md": exchanged,
     "docs/how-to/merge.md": merged,
     "plugins/hf-stitch-towers/README.md": towers,

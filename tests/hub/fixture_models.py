@@ -129,7 +129,7 @@ def relative() -> StitchedModel:
 
 def swapped(model: Any, **options: Any) -> StitchedModel:
     """Exchange the encoder of a model."""
-    encoder = {"encoder": vit(1), "encoder_layer": "vit.layers.1", "pooling": "cls"}
+    encoder: dict[str, Any] = {"encoder": vit(1), "encoder_layer": "vit.layers.1", "pooling": "cls"}
     return hf_stitch.swap(model, progress=False, **encoder, **options)
 
 

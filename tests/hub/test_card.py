@@ -63,6 +63,12 @@ def test_the_text_contains_the_recipe(stitcher: Stitcher) -> None:
         assert word in text, word
 
 
+def changed(stitcher: Stitcher, **options: Any) -> str:
+    """Return the card of a stitcher with another recipe, or other scores."""
+    made = Stitcher(stitcher.stitch, stitcher.source, "a", stitcher.target, "b", **options)
+    return card(made.describe())
+
+
 TASK_OF = {"accuracy": "image-classification", "perplexity": "text-generation"}
 
 
@@ -80,27 +86,21 @@ def test_the_card_warns_if_a_baseline_is_not_exceeded(
 ) -> None:
     rows = {"stitched": {figure: {"value": (low + high) / 2, "low": low, "high": high}}}
     rows["identity"] = rows["target"] = {figure: {"value": identity, "low": identity, "high": identity}}
-    made = Stitcher(
-        stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe=stitcher.recipe,
-        scores={**stitcher.scores, "scores": rows, "task": TASK_OF[figure]},
-    )  # fmt: skip
-    assert ("**It is not shown to be better than: no map.**" in card(made.describe())) is warned
+    scores = {**stitcher.scores, "scores": rows, "task": TASK_OF[figure]}
+    text = changed(stitcher, recipe=stitcher.recipe, scores=scores)
+    assert ("**It is not shown to be better than: no map.**" in text) is warned
 
 
 def test_the_card_contains_the_audit(stitcher: Stitcher) -> None:
     assert "Audit" not in card(stitcher.describe())
     for audit in ("Nothing found.", {"verdict": "Nothing found.", "seed": 0}):
-        made = Stitcher(
-            stitcher.stitch, stitcher.source, "a", stitcher.target, "b", recipe={**stitcher.recipe, "audit": audit}
-        )
-        assert "**Audit**: Nothing found." in card(made.describe())
+        assert "**Audit**: Nothing found." in changed(stitcher, recipe={**stitcher.recipe, "audit": audit})
 
 
 def test_undefined_figures_are_a_dash(stitcher: Stitcher) -> None:
     scores = json.loads(json.dumps(stitcher.scores))
     scores["scores"]["identity"]["relative_accuracy"] = {"value": "nan", "low": "nan", "high": "nan"}
-    made = Stitcher(stitcher.stitch, stitcher.source, "a", stitcher.target, "b", task=stitcher.task, scores=scores)
-    text = card(made.describe())
+    text = changed(stitcher, task=stitcher.task, scores=scores)
     assert "nan" not in text
     assert " – |" in text
 
@@ -108,7 +108,7 @@ def test_undefined_figures_are_a_dash(stitcher: Stitcher) -> None:
 def test_the_card_contains_no_local_path(images: Any, tmp_path: Path) -> None:
     build("vit", 0).save_pretrained(tmp_path / "parent")
     a = hf_stitch.load(str(tmp_path / "parent"))
-    model = hf_stitch.stitch(a, a, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
+    model = stitched(a, a, images, (LAYERS["vit"],) * 2)
     model.save_pretrained(tmp_path / "model")
     stitcher = model.stitcher
     stitcher.source = a.pinned  # as in a stitcher made by hand
@@ -166,8 +166,8 @@ def test_no_text_of_a_record_is_markup_in_the_card(whole: bool, stitcher: Stitch
 
 
 def test_a_second_push_keeps_added_text(hub: Hub, images: Any) -> None:
-    a, b = network("vit"), network("vit", 1)
-    model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
+    model = stitched(network("vit"), network("vit", 1), images, (LAYERS["vit"],) * 2)
+    model.evaluation = None  # each push would draw its pictures
     for push in (model.stitcher.push_to_hub, model.push_to_hub):
         push("alice/link")
         files = dict(hub.files("alice/link"))
@@ -287,7 +287,7 @@ def test_licences_come_from_the_cards_of_both_networks(hub: Hub, images: Any, tm
     serve(hub, "alice/vit")
     hub.put("alice/vit", {**hub.files("alice/vit"), "README.md": b"---\nlicense: apache-2.0\n---\n# On the Hub\n"})
     a, b = hf_stitch.load("alice/vit"), hf_stitch.load(str(tmp_path / "parent"))
-    model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
+    model = stitched(a, b, images, (LAYERS["vit"],) * 2)
     model.save_pretrained(tmp_path / "model")  # asks nobody
     saved = (tmp_path / "model" / "README.md").read_text()
     assert "| target licence | `cc-by-nc-4.0` |" in saved and "source licence" not in saved

@@ -43,12 +43,7 @@ def served(hub: Hub) -> Hub:
 
 @pytest.mark.parametrize(
     ("id", "status", "file"),
-    [
-        pytest.param(id, status, file, marks=[pytest.mark.slow] * (bool(file) == (id == IDS[0])))
-        for id in IDS
-        for status in KINDS
-        for file in ("", "model.safetensors")
-    ],
+    [(id, status, file) for id in IDS for status in KINDS for file in ("", "model.safetensors")],
 )
 def test_a_network_that_the_hub_refuses(id: str, status: int, file: str, served: Hub) -> None:
     served.fail(file, status=status)
@@ -65,20 +60,15 @@ def test_a_connection_that_breaks(id: str, served: Hub) -> None:
 
 @pytest.mark.parametrize("id", IDS)
 def test_a_network_that_is_not_there(id: str, served: Hub, tmp_path: Path) -> None:
-    missing = {
-        id.replace("/", "/no-"): "the Hub has no such model, or it is private",
-        f"{id}@old": "it has no such revision",
-    }
-    for name, message in missing.items():
-        refuses(FileNotFoundError, f"^{name} could not be loaded: {message}", lambda name=name: hf_stitch.load(name))
-    cold: dict[str, Any] = {"cache_dir": tmp_path / "cold", "local_files_only": True}
-    refuses(FileNotFoundError, "it is not in the cache .*connect to the network", lambda: hf_stitch.load(id, **cold))
+    def check(message: str, name: str = id, **options: Any) -> None:
+        error = f"^{name} could not be loaded: .*{message}"
+        refuses(FileNotFoundError, error, lambda: hf_stitch.load(name, cache_dir=tmp_path / "cold", **options))
+
+    check("the Hub has no such model, or it is private", id.replace("/", "/no-"))
+    check("it has no such revision", f"{id}@old")
+    check("it is not in the cache .*connect to the network", local_files_only=True)
     served.models[id].private = True
-    refuses(
-        FileNotFoundError,
-        "or it is private",
-        lambda: hf_stitch.load(id, token="bob-token", **{"cache_dir": cold["cache_dir"]}),
-    )
+    check("or it is private", token="bob-token")
 
 
 def test_a_network_without_safetensors(hub: Hub) -> None:

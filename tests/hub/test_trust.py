@@ -29,8 +29,7 @@ from tiny_networks import LAYERS, network, plain_tokenizer, stitched  # isort: s
 def originals(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model, its stitcher, and a language model with its tokenizer."""
     folder = tmp_path_factory.mktemp("originals")
-    a, b = network("vit"), network("vit", 1)
-    model = hf_stitch.stitch(a, b, images, source_layer=LAYERS["vit"], target_layer=LAYERS["vit"], progress=False)
+    model = stitched(network("vit"), network("vit", 1), images, (LAYERS["vit"],) * 2)
     model.save_pretrained(folder / "model")
     model.stitcher.save_pretrained(folder / "stitcher")
     llama = network("llama")
@@ -60,12 +59,12 @@ LOADERS: dict[str, tuple[Any, ...]] = {"model": MODEL, "stitcher": (Stitcher,), 
 # -- changed artefacts -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("change", [("LABEL_0", "a cat"), ('"checksum"', '"no_checksum"')], ids=["value", "checksum"])
 def test_a_changed_record_is_rejected_unless_changes_are_allowed(change: tuple[str, str], copied: Any) -> None:
-    for kind, load in (("model", StitchedModel), ("stitcher", Stitcher)):
-        path = copied(kind) / RECORD[kind]
+    for kind in ("model", "stitcher"):
+        load, path = LOADERS[kind][0], copied(kind) / RECORD[kind]
         path.write_text(path.read_text().replace(*change).replace("matcher", "found_by"))
         with pytest.raises(ValueError, match=r"changed since it was saved.*pass allow_modified=True"):
             load.from_pretrained(path.parent)
-        changed: Any = load.from_pretrained(path.parent, allow_modified=True)
+        changed = load.from_pretrained(path.parent, allow_modified=True)
         if kind == "model":
             assert changed.config.id2label[0] == ("a cat" if change[0] == "LABEL_0" else "LABEL_0")
 
@@ -248,16 +247,10 @@ PADDING = {
 }  # fmt: skip
 TRUNCATION = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
 OTHER_TOKENS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "normalizer": lambda t: t.update(normalizer={"type": "Lowercase"}),
-    "pre_tokenizer": lambda t: t.update(pre_tokenizer={"type": "WhitespaceSplit"}),
-    "unknown token": lambda t: t["model"].update(unk_token="[PAD]"),
     "a token less": lambda t: t["model"]["vocab"].pop("w7"),
     "side of padding": lambda t: t.update(padding={**PADDING, "direction": "Left"}),
-    "side of truncation": lambda t: t.update(truncation={**TRUNCATION, "direction": "Left"}),
-    "post_processor": lambda t: t.update(
-        post_processor={"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]}
-    ),
 }
+"""What the files of a tokenizer say; tests/adapters/test_pinning.py has all parts of a tokenizer."""
 
 
 def test_a_tokenizer_with_other_padding_and_truncation_is_the_same(language: Path) -> None:
@@ -325,14 +318,3 @@ def test_the_module_beside_a_model_is_verified_and_not_run(copied: Any, tmp_path
         with pytest.raises(ValueError, match=f"{MODULE} was changed since"):
             load(folder)
     assert not ran.exists()
-
-
-# -- sizes of saved files ---------------------------------------------------------------------------------------------
-def test_a_stitcher_of_two_base_sized_networks_is_small(tmp_path: Path) -> None:
-    from hf_stitch.representation import RepresentationSpec
-    from hf_stitch.stitches import LinearStitch, StitchingLayer
-
-    text = RepresentationSpec("bnd", 768)
-    end = ModelReference("alice/bert", "transformers", weights_hash="sha256:" + "0" * 64)
-    Stitcher(StitchingLayer(text, text, "none", LinearStitch(768, 768)), end, "a", end, "b").save_pretrained(tmp_path)
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2.5e6

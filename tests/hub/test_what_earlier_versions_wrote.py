@@ -9,8 +9,6 @@ import gzip
 import hashlib
 import json
 import math
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -174,23 +172,6 @@ def test_a_decoder_reads_the_same_tokens(path: Path) -> None:
         assert model.preprocess(SENTENCES[:3])["input_ids"].tolist() == expected["input_ids"].tolist()
 
 
-@written("language_model")
-def test_a_generation_config_is_kept(path: Path) -> None:
-    config = loaded(path).generation_config
-    assert (config.max_new_tokens, config.repetition_penalty) == (5, 1.5)
-
-
-@written("language_model", "language_chain", "text_classifier")
-def test_a_model_is_a_network_with_cuts(path: Path) -> None:
-    adapter, expected = load(str(path)), answer(path)
-    dtype = expected["output"].dtype
-    adapter.model.to(dtype)
-    with torch.no_grad():
-        for layer in (adapter.layers[0], adapter.layers[-1]):
-            encoded = adapter.encode(inputs(expected, dtype), layer)[layer]
-            close(adapter.decode(encoded, layer).logits, expected["output"])
-
-
 @written("relative")
 def test_the_encoder_of_a_relative_model_can_still_be_swapped(path: Path) -> None:
     """Its anchors were saved with it, so that no samples are needed."""
@@ -324,16 +305,14 @@ def test_every_value_of_a_result_is_kept(path: Path) -> None:
 
 
 @written("results")
-def test_a_page_has_the_same_results_as_the_files(path: Path, tmp_path: Path) -> None:
+def test_a_page_has_the_same_results_as_the_files(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.html"
     page.write_bytes(gzip.decompress((path / "page.html.gz").read_bytes()))
 
     def described(results: list[Result]) -> list[str]:
         return sorted(json.dumps({"result": type(result).__name__, **result.to_dict()}) for result in results)
 
+    monkeypatch.setattr("hf_stitch.reports.page._below", lambda kind: set())  # as if nothing had been imported
     found = load_report(page)
-    assert {type(result) for result in found} == set(KINDS.values())
+    assert {type(result) for result in found} == set(KINDS.values())  # the registry finds the classes of plugins
     assert described(found) == described(saved_results(path))
-    code = "import sys, hf_stitch; print(*(type(each).__name__ for each in hf_stitch.load_report(sys.argv[1])))"
-    fresh = subprocess.run([sys.executable, "-c", code, page], capture_output=True, text=True, check=True)
-    assert set(fresh.stdout.split()) == KINDS.keys()  # the registry finds the classes of plugins

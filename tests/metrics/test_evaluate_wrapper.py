@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import subprocess
+import importlib
 import sys
 from typing import Any
 
@@ -40,16 +40,12 @@ def test_every_metric_is_served_batch_by_batch(name: str) -> None:
     assert metric.compute() == {name: pytest.approx(own.compute(), rel=1e-9, abs=1e-12)}
 
 
-def test_options_reach_the_metric_and_bad_ones_are_refused() -> None:
+def test_options_reach_the_metric() -> None:
     x, y = rows()
     metric = wrapped("linear_cka", debiased=True)
     own = registries.metrics.build("linear_cka", debiased=True)
     assert metric.compute(predictions=x, references=y)["linear_cka"] == pytest.approx(own.update(x, y).compute())
     assert metric.compute(predictions=x, references=2 * x)["linear_cka"] == pytest.approx(1), "it starts afresh"
-    with pytest.raises(TypeError, match="did you mean 'debiased'"):
-        wrapped("linear_cka", debaised=True)
-    with pytest.raises(LookupError, match="did you mean 'linear_cka'"):
-        wrapped("linear_ckaa")
 
 
 def test_lists_tensors_and_single_rows_count_alike() -> None:
@@ -75,17 +71,10 @@ def test_bad_rows_are_refused() -> None:
         wrapped("linear_cka").compute(predictions=x, references=y[:7])
     with pytest.raises(ValueError, match=r"all rows of references must have the same width, got the widths \[1, 2\]"):
         wrapped("linear_cka").compute(predictions=[[1.0], [2.0]], references=[[1.0], [1.0, 2.0]])
-    x[3, 1] = np.nan
-    with pytest.raises(ValueError, match="row 3 of x contains NaN"):
-        wrapped("linear_cka").compute(predictions=x, references=y)
 
 
-def test_evaluate_is_imported_when_the_wrapper_is_and_missing_it_says_what_to_do() -> None:
-    code = (
-        "import sys, hf_stitch.metrics as m; m.linear_cka; assert 'evaluate' not in sys.modules\n"
-        "sys.modules['evaluate'] = None\n"
-        "try: m.SimilarityMetric\n"
-        "except ModuleNotFoundError as error: assert 'hf-stitch[evaluate]' in str(error), error\n"
-        "else: raise AssertionError"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_without_the_library_the_wrapper_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "evaluate", None)
+    monkeypatch.delitem(sys.modules, "hf_stitch.metrics._evaluate", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"hf-stitch\[evaluate\]"):
+        importlib.import_module("hf_stitch.metrics._evaluate")

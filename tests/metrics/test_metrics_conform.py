@@ -21,7 +21,8 @@ def test_every_public_function_is_that_of_a_class_that_conforms() -> None:
 
 
 def test_listing_metrics_imports_none() -> None:
-    code = "import sys, hf_stitch.metrics as m; assert 'cca' in dir(m); assert 'torch' not in sys.modules"
+    code = "import sys, hf_stitch.metrics as m; assert 'cca' in dir(m); assert 'torch' not in sys.modules; "
+    code += "m.linear_cka; assert 'evaluate' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="ckaa"):
         _ = metrics.ckaa

@@ -85,10 +85,10 @@ def test_pwcca_weights_only_directions_that_are_there() -> None:
     assert M.pwcca(X, Y) == pytest.approx(weights @ correlations / weights.sum(), rel=1e-10)
 
 
-def weighted_over_all(x: np.ndarray, y: np.ndarray, basis: np.ndarray | None = None) -> float:
+def weighted_over_all(x: np.ndarray, y: np.ndarray) -> float:
     """PWCCA with weights over all directions of x, from symmetric whitening as in the code of Ding et al. (2021).
 
-    ``basis`` rotates the directions of x without a partner in y; None aligns them with the principal axes of the rest.
+    The directions of x without a partner in y are aligned with the principal axes of the rest.
     """
     x, y = centred(x), centred(y)
     values, vectors = np.linalg.eigh(x.T @ x)
@@ -97,22 +97,9 @@ def weighted_over_all(x: np.ndarray, y: np.ndarray, basis: np.ndarray | None = N
     left, correlations, _ = np.linalg.svd(variates.T @ span)
     count = min(len(left), span.shape[1])
     known, rest = (variates @ left[:, :count]).T @ x, (variates @ left[:, count:]).T @ x
-    if basis is None:
-        _, lengths, axes = np.linalg.svd(rest, full_matrices=False)
-        rest = np.diag(lengths) @ axes
-    else:
-        rest = basis @ rest
+    _, lengths, axes = np.linalg.svd(rest, full_matrices=False)
     weights = np.abs(known).sum(1)
-    return float(weights @ correlations[:count] / (weights.sum() + np.abs(rest).sum()))
-
-
-def test_pwcca_over_all_directions_is_near_that_of_any_other_basis() -> None:
-    """The code of the papers takes the basis of the rest from an SVD: here 200 others."""
-    x, y = related(200, 12, 4, seed=1)
-    turned = [scipy.stats.ortho_group.rvs(8, random_state=seed) for seed in range(200)]
-    others = [weighted_over_all(x, y, basis) for basis in turned]
-    assert min(others) < max(others) < M.pwcca(x, y, directions="all") < M.pwcca(x, y)
-    assert min(others) == pytest.approx(M.pwcca(x, y, directions="all"), rel=0.3)
+    return float(weights @ correlations[:count] / (weights.sum() + np.abs(np.diag(lengths) @ axes).sum()))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 5])
@@ -125,11 +112,6 @@ def test_pwcca_weights_all_directions_of_the_reference(rank: int) -> None:
     assert value == pytest.approx(weighted_over_all(x, low), rel=1e-9)
     assert M.pwcca(x, low @ g.standard_normal((7, 7)) + 3, directions="all") == pytest.approx(value, rel=1e-8)
     assert value < M.pwcca(x, low @ np.linalg.svd(low)[2][:rank].T)  # which ignores the part of x that y lacks
-
-
-def test_pwcca_over_all_directions_is_the_usual_one_if_all_have_a_partner() -> None:
-    x, y = related(80, 5, 8)
-    assert M.pwcca(x, y, directions="all") == pytest.approx(M.pwcca(x, y), rel=1e-9)
 
 
 def test_pwcca_of_low_rank_approximations_rises_with_the_rank_in_any_basis() -> None:
@@ -318,7 +300,6 @@ def test_triangle_inequality(seed: int, widths: tuple[int, int, int]) -> None:
 
 def test_the_square_of_procrustes_breaks_the_triangle_inequality() -> None:
     g = np.random.default_rng(0)
-    x, z = g.standard_normal((2, 30, 3))
+    x = g.standard_normal((30, 3))
     square = [M.procrustes(a, b, squared=True, unit_norm=False) for a, b in ((x, 2 * x), (2 * x, 3 * x), (x, 3 * x))]
     assert square[2] > square[0] + square[1]
-    assert M.procrustes(x, z) > 0

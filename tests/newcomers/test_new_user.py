@@ -21,36 +21,25 @@ from hf_stitch import Samples
 from hf_stitch.adapters.pinning import settings_of_config, settings_of_processor
 from hf_stitch.cli import app
 from hf_stitch.data import read_data
-from hf_stitch.data.classes import numbered_as, warn_of_other_classes
+from hf_stitch.data.classes import numbered_as
 from hf_stitch.training import TaskLoss
 
 
 def test_no_word_of_a_vocabulary_is_taken_for_a_setting(tmp_path: Path) -> None:
     vocabulary = {"[UNK]": 0, "[PAD]": 1, **{f"w{i}": i for i in range(2, 1100)}, "type": 1100, "player": 1101}
-    words = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")),
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-    )
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
     settings = settings_of_processor(words)
     assert settings is not None
     assert not [key for key in (*settings.chosen, *settings.defaults) if key.endswith(("vocab.type", "vocab.player"))]
-    net = transformers.BertForSequenceClassification(
-        transformers.BertConfig(
-            vocab_size=1102, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, intermediate_size=8
-        )
-    ).eval()
-    a = hf_stitch.load(net, processor=words)
-    layer = "bert.encoder.layer.0"
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 8}
+    net = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=1102, **sizes)).eval()
+    a, layer = hf_stitch.load(net, processor=words), "bert.encoder.layer.0"
     texts = Samples.of([f"w{i}" for i in range(2, 42)], label=[0, 1] * 20)
     made = hf_stitch.stitch(a, a, texts, source_layer=layer, target_layer=layer, matcher="identity", progress=False)
-    made.save_pretrained(tmp_path / "model")
-    made.stitcher.save_pretrained(tmp_path / "stitcher")
-    again = hf_stitch.StitchedModel.from_pretrained(tmp_path / "model")
-    attached = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher").attach(a, a)
+    made.save_pretrained(tmp_path)
     ids = torch.tensor([[1100, 1101]])
-    assert torch.equal(again(input_ids=ids).logits, net(input_ids=ids).logits)
-    assert torch.equal(attached(input_ids=ids).logits, net(input_ids=ids).logits)
+    assert torch.equal(hf_stitch.StitchedModel.from_pretrained(tmp_path)(input_ids=ids).logits, net(ids).logits)
 
 
 # -- classes of the data and of the network ----------------------------------------------------------------------------
@@ -112,20 +101,6 @@ def test_labels_of_a_folder_of_images_are_matched_by_name(matcher: str | TaskLos
     assert again["accuracy"].value == 1 and again.data == Samples.of(data).fingerprint
     some = Samples.of(data.select(range(20, 60)))  # classes that are absent keep their numbers
     assert numbered_as(some, a.model.config).labels == [2] * 20 + [0] * 20
-
-
-def test_other_classes_than_those_of_the_network_are_told(shades: Path) -> None:
-    data = read_data(str(shades))
-    colours = dict(enumerate(["red", "green", "blue"]))
-    with warnings.catch_warnings():  # labels without names
-        warnings.simplefilter("error")
-        unnamed = Samples.of([grey(row["image"]) for row in data], label=data["label"])
-        warn_of_other_classes(unnamed, named(colours).model.config)
-    for names in (colours, {0: "a", 1: "b"}, {0: "bright", 1: "other", 2: "dark_grey"}):
-        config = transformers.PretrainedConfig(id2label=names)
-        assert numbered_as(Samples.of(data), config).labels == list(data["label"])
-        with pytest.warns(UserWarning, match=r"3 classes Medium, bright, dark_grey, and .* by number"):
-            warn_of_other_classes(Samples.of(data), config)
 
 
 def test_labels_are_renumbered_once_for_each_class() -> None:

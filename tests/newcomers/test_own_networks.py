@@ -96,28 +96,20 @@ def test_a_network_of_texts_is_loaded_with_its_processor_alone(kind: str, tmp_pa
     expected = nets[0](*map(torch.stack, zip(*inputs, strict=True)))
     assert torch.equal(a.forward(a.preprocess(TEXTS[:5])), expected)
 
-    data = Samples.of(TEXTS, label=LABELS)
-    quiet: dict[str, Any] = {"progress": False}
-    activations = hf_stitch.analysis.extract_activations(a, data, layers=[layer], **quiet)
-    again = hf_stitch.compare(a, activations, data, layers_a=[layer], layers_b=[layer], **quiet)
-    assert again.values["linear_cka"][0, 0] == pytest.approx(1)
-    assert hf_stitch.compare(a, b, data, layers_a=[layer], layers_b=[layer], **quiet).n == len(TEXTS)
-    grid = hf_stitch.stitch_grid(a, b, data, layers_a=[layer], layers_b=[layer], resamples=5, **quiet)
-    assert grid.task == "text-classification"
+    data, options = Samples.of(TEXTS, label=LABELS), {"layers_a": [layer], "layers_b": [layer], "progress": False}
+    activations = hf_stitch.analysis.extract_activations(a, data, layers=[layer], progress=False)
+    again = hf_stitch.compare(a, activations, data, **options)
+    assert again.values["linear_cka"][0, 0] == pytest.approx(1) and again.n == len(TEXTS)
+    assert hf_stitch.stitch_grid(a, b, data, resamples=5, **options).task == "text-classification"
 
     train, test = data.split(0.4, seed=0)
-    made = hf_stitch.stitch(a, b, train, source_layer=layer, target_layer=layer, test_data=test, **quiet)
-    assert (
-        made.task == "text-classification" and {"accuracy", "cross_entropy"} <= made.evaluation.scores["target"].keys()
+    made = hf_stitch.stitch(a, b, train, source_layer=layer, target_layer=layer, test_data=test, progress=False)
+    assert {"accuracy", "cross_entropy"} <= made.evaluation.scores["target"].keys()
+    assert hf_stitch.evaluate(made, test, progress=False).n == len(test)
+    made.stitcher.save_pretrained(tmp_path)
+    attached = hf_stitch.Stitcher.from_pretrained(tmp_path).attach(
+        *(hf_stitch.load(net, processor=processor) for net in nets)
     )
-    assert hf_stitch.evaluate(made, test, **quiet).n == len(test)
-    with pytest.raises(
-        ValueError, match=r"is a class of user code and cannot be rebuilt from a config\. Save the Stitch"
-    ):
-        made.save_pretrained(tmp_path / "model")
-    made.stitcher.save_pretrained(tmp_path / "stitcher")
-    small = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher")
-    attached = small.attach(*(hf_stitch.load(net, processor=processor) for net in nets))
     batch = made.preprocess(TEXTS[:5])
     assert torch.equal(attached(**batch).logits, made(**batch).logits)
 
@@ -151,28 +143,6 @@ def test_an_image_network_is_loaded_with_a_transform_that_fixes_the_size(channel
     assert net.training and not net[1].num_batches_tracked
 
 
-@pytest.mark.parametrize(
-    ("processor", "message"),
-    [
-        (lambda sample: torch.zeros(4), r"takes texts and images.*example_inputs=.*task='text-classification'"),
-        (lambda sample: sample.nothing, r"takes neither a text nor an image.*example_inputs="),
-        (
-            lambda text: torch.tensor([len(word) for word in text.lower().split()]),
-            r"of texts \(3,\), \(14,\): pad or cut them to one length",
-        ),
-        (
-            lambda image: torch.from_numpy(np.array(image.convert("L"))),
-            r"of RGB images \(40, 48\), \(96, 64\); of grey.*to one size, or load Linear with",
-        ),
-        (lambda text: text.lower(), r"takes neither a text nor an image"),
-    ],
-    ids=["any", "none", "lengths", "sizes", "no tensor"],
-)
-def test_a_processor_that_gives_no_example_is_told_how_to(processor: Any, message: str) -> None:
-    with pytest.raises(ExampleError, match=message):
-        hf_stitch.load(nn.Linear(4, 2), processor=processor)
-
-
 def test_a_processor_may_change_its_sample() -> None:
     def smaller(image: Image.Image) -> Tensor:
         image.thumbnail((8, 8))
@@ -184,45 +154,61 @@ def test_a_processor_may_change_its_sample() -> None:
     assert [image.size for image in SAMPLES["RGB image"]] == [(48, 40), (64, 96)]
 
 
-def test_a_task_of_user_code_is_one_that_has_a_head() -> None:
-    with pytest.raises(UnknownNameError, match="text-clasification"):
-        hf_stitch.load(nn.Linear(4, 2), "text-clasification", example_inputs=torch.randn(2, 4))
+def linear(processor: Any = None, task: str | None = None, **options: Any) -> Callable[[], Any]:
+    return lambda: hf_stitch.load(nn.Linear(4, 2), task, processor=processor, **options)
 
 
-@pytest.mark.parametrize("processor", [TfidfVectorizer(), "bert", {"size": 3}])
-def test_a_processor_is_called(processor: Any) -> None:
-    with pytest.raises(TypeError, match=r"^processor must be a function .*, got "):
-        hf_stitch.load(nn.Linear(4, 2), example_inputs=torch.randn(2, 4), processor=processor)
+def preprocessed(build: Any, processor: Any, texts: list[str], **options: Any) -> Callable[[], Any]:
+    ones = torch.ones(2, LENGTH, dtype=torch.long)
+    return lambda: hf_stitch.load(build(0), example_inputs=ones, processor=processor).preprocess(texts, **options)
 
 
-@pytest.mark.parametrize(
-    ("build", "processor", "texts", "message"),
-    [
-        (Masked, ids, ["a b"], r"gives input_ids, and the network takes input_ids, attention_mask: return a dict"),
-        (Bag, lambda text: torch.tensor([1] * len(text.split())), ["a b", "a"], r"one shape.*pad"),
-        (
-            Bag,
-            lambda text: ids(text)[None],
-            ["a"],
-            r"of the shape \(1, 6\), and one of 1 axis is expected.*tensor\[0\]",
-        ),
-        (Bag, lambda text: ids(text.words), ["a"], r"of sample 0 raised AttributeError: 'str' object has no"),
-        (Bag, lambda text: [1, 2], ["a"], r"gives list, and one tensor is expected"),
-        (
-            Bag,
-            lambda text: {"words": ids(text)},
-            ["a"],
-            r"gives words, and the network takes ids: return a dict of ids",
-        ),
-    ],
-    ids=["mask", "lengths", "batch", "error", "list", "names"],
-)
-def test_ids_of_a_function_are_checked(build: Any, processor: Any, texts: list[str], message: str) -> None:
-    a = hf_stitch.load(build(0), example_inputs=torch.ones(2, LENGTH, dtype=torch.long), processor=processor)
-    with pytest.raises(ValueError, match=message):
-        a.preprocess(texts)
+EXAMPLE = {"example_inputs": torch.randn(2, 4)}
+NEITHER = r"takes neither a text nor an image"
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "of any sample": (
+        linear(lambda sample: torch.zeros(4)), ExampleError,
+        r"takes texts and images.*example_inputs=.*task='text-classification'",
+    ),
+    "of none": (linear(lambda sample: sample.nothing), ExampleError, NEITHER + ".*example_inputs="),
+    "of other lengths": (
+        linear(lambda text: torch.tensor([len(word) for word in text.lower().split()])), ExampleError,
+        r"of texts \(3,\), \(14,\): pad or cut them to one length",
+    ),
+    "of other sizes": (
+        linear(lambda image: torch.from_numpy(np.array(image.convert("L")))), ExampleError,
+        r"of RGB images \(40, 48\), \(96, 64\); of grey.*to one size, or load Linear with",
+    ),
+    "no tensor": (linear(lambda text: text.lower()), ExampleError, NEITHER),
+    "no head": (linear(task="text-clasification", **EXAMPLE), UnknownNameError, "text-clasification"),
+    **{
+        f"no function but {type(given).__name__}": (
+            linear(given, **EXAMPLE), TypeError, r"^processor must be a function .*, got ",
+        )
+        for given in (TfidfVectorizer(), "bert", {"size": 3})
+    },
+    "no mask": (
+        preprocessed(Masked, ids, ["a b"]), ValueError,
+        r"gives input_ids, and the network takes input_ids, attention_mask: return a dict",
+    ),
+    "ids of other lengths": (
+        preprocessed(Bag, lambda text: torch.tensor([1] * len(text.split())), ["a b", "a"]), ValueError,
+        r"one shape.*pad",
+    ),
+    "an error": (
+        preprocessed(Bag, lambda text: ids(text.words), ["a"]), ValueError,
+        r"of sample 0 raised AttributeError: 'str' object has no",
+    ),
+    "other names": (
+        preprocessed(Bag, lambda text: {"words": ids(text)}, ["a"]), ValueError,
+        r"gives words, and the network takes ids: return a dict of ids",
+    ),
+    "no offsets": (preprocessed(Bag, ids, ["good film"], offsets=True), ValueError, r"fast tokenizer"),
+}  # fmt: skip
 
 
-def test_a_function_gives_no_character_offsets() -> None:
-    with pytest.raises(ValueError, match=r"fast tokenizer"):
-        hf_stitch.load(Bag(0), processor=ids).preprocess(["good film"], offsets=True)
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_processor_that_does_not_fit_is_refused(case: str) -> None:
+    job, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        job()

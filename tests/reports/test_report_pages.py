@@ -220,7 +220,7 @@ def data_of(text: str) -> dict[str, Any]:
     return loaded
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(name=st.text(min_size=1, max_size=20))
 def test_names_stay_text(name: str) -> None:
     plain = Structure(page([atlas_of(recipe={"data": "x"})]))
@@ -307,7 +307,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", sorted(RESULTS.keys() - {"detection"}))  # which is a part of others
 def test_every_wrong_value_in_a_page_is_a_value_error_that_names_the_page(name: str, tmp_path: Path) -> None:
     record = data_of(page([RESULTS[name]]))
     place = tmp_path / "page.html"

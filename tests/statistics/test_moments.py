@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from hypothesis import given, settings, strategies as st
-from processes import run_ranks
 from safetensors.torch import load_file, save_file
 
-from hf_stitch.statistics import Features, Moments, moments as moments_module
+from hf_stitch.statistics import Moments, moments as moments_module
 
 PARTS = ("mean_x", "mean_y", "sxx", "syy", "sxy")
 
@@ -145,29 +143,6 @@ def test_state_survives_safetensors_and_goes_on(tmp_path: Path) -> None:
     loaded.update(x[25:], y[25:])
     assert loaded.n == 40
     assert all(torch.equal(getattr(loaded, part), getattr(moments, part)) for part in PARTS)
-
-
-def _reduce(rank: int, folder: str, sizes: tuple[int, ...]) -> None:
-    """One of the processes of the test below."""
-    x, y = rows(sum(sizes), 4, 3, mean=30.0)
-    start = sum(sizes[:rank])
-    mine = Moments(4, 3).update(x[start : start + sizes[rank]], y[start : start + sizes[rank]])
-    accelerator = Accelerator(cpu=True)
-    assert accelerator.num_processes == len(sizes)
-    save_file(mine.all_reduce(accelerator).state_dict(), f"{folder}/{rank}.safetensors")
-    kept = Features().update(x[start : start + sizes[rank]], y[start : start + sizes[rank]])
-    save_file(kept.all_reduce(accelerator).state_dict(), f"{folder}/rows-{rank}.safetensors")
-
-
-def test_two_processes_end_with_the_same_bits(tmp_path: Path) -> None:
-    run_ranks(2, _reduce, str(tmp_path), (70, 50))
-    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    x, y = rows(120, 4, 3, mean=30.0)
-    in_order = Moments(4, 3).update(x[:70], y[:70]).merge(Moments(4, 3).update(x[70:], y[70:]))
-    assert all(torch.equal(first[key], value) for key, value in in_order.state_dict().items())
-    assert_close(Moments.from_state_dict(first), dense(x, y), 1e-10)
-    assert all(torch.equal(load_file(tmp_path / f"rows-{rank}.safetensors")["x_parts"], x) for rank in (0, 1))
 
 
 def test_one_process_reduces_to_itself() -> None:

@@ -130,8 +130,6 @@ def test_a_network_stitched_to_itself_is_the_network_in_every_verb() -> None:
     other = hf_stitch.evaluate(model, fresh, resamples=9, progress=False)
     assert grid.figures[0] == "relative_perplexity" and grid.values().item() == 1
     assert grid.values("identity", "perplexity").item() == pytest.approx(other["perplexity"].value, rel=1e-6)
-    audit = hf_stitch.audit(model, fresh, detectors=["knn"], resamples=20, progress=False)
-    assert audit.is_accurate and audit.figure == "relative_perplexity"
 
 
 def between(**options: Any) -> Any:
@@ -178,24 +176,6 @@ def test_two_processes_have_the_masks_and_figures_of_one(tmp_path: Path) -> None
     np.testing.assert_allclose(each[0], whole, rtol=1e-6)
 
 
-def test_bert_is_stitched_to_roberta() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        roberta = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**TEXT, pad_token_id=0)).eval()
-    net = hf_stitch.load(roberta, processor=with_masks())
-    model = hf_stitch.stitch(
-        network(), net, TEXTS, test_data=TEXTS[:40], source_layer=LAYER, target_layer="roberta.encoder.layer.1",
-        progress=False,
-    )  # fmt: skip
-    assert model.task == "fill-mask" and model.evaluation is not None
-    pairs = [pair for text in TEXTS[:40] for pair in by_hand(net, text)]
-    loss = np.mean([functional.cross_entropy(logits, torch.tensor(true)).item() for true, logits in pairs])
-    assert model.evaluation.scores["target"]["cross_entropy"].value == pytest.approx(loss, rel=1e-5)
-    inputs, found = TASK.inputs(model, TEXTS[:40]), TASK.asked(model, TEXTS[:40], None)
-    own = functional.cross_entropy(model(**inputs).logits.flatten(0, 1), found.flatten())
-    assert model.evaluation["cross_entropy"].value == pytest.approx(own.item(), rel=1e-4)
-
-
 def test_a_map_is_fitted_to_masked_texts() -> None:
     a, b = network(), network(1)
     fitted = hf_stitch.stitch(a, b, TEXTS, test_data=TEXTS[:5], matcher="lstsq", **CUT).stitch.body
@@ -210,12 +190,8 @@ def test_a_map_is_fitted_to_masked_texts() -> None:
 # -- bad input ---------------------------------------------------------------------------------------------------------
 def test_a_tokenizer_without_a_mask_and_texts_without_tokens_are_named() -> None:
     net = network()
-    without = adapted("bert", net.model)
-    with pytest.raises(
-        ValueError, match="fill-mask needs a tokenizer with a mask token, got TokenizersBackend: pass one as"
-    ):
-        hf_stitch.stitch(without, without, TEXTS, matcher="identity", **CUT)
-    model = hf_stitch.stitch(net, net, TEXTS, matcher="identity", **CUT)
+    with pytest.raises(ValueError, match="fill-mask needs a tokenizer with a mask token, got TokenizersBackend: pass"):
+        TASK.inputs(adapted("bert", net.model), TEXTS)
     net.processor._tokenizer.post_processor = _ends()
     with pytest.raises(ValueError, match="no text has a token that is not special, neither sample 0 nor any other"):
-        hf_stitch.evaluate(model, ["", ""], progress=False)
+        hf_stitch.stitch(net, net, TEXTS, test_data=["", ""], matcher="identity", **CUT)

@@ -157,7 +157,7 @@ def test_a_target_that_explains_nothing_is_no_measure_of_others() -> None:
 
 # -- every verb --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("head", HEADS)
-def test_a_network_stitched_to_itself_is_the_network_in_every_verb(head: str, tmp_path: Path) -> None:
+def test_a_network_stitched_to_itself_is_the_network_in_every_verb(head: str) -> None:
     network = bert(head)
     data, task = data_of(head, network), "multi-label-classification" if head == "four classes" else "regression"
     assert network.task == task and not network.unscored
@@ -180,6 +180,8 @@ def test_a_network_stitched_to_itself_is_the_network_in_every_verb(head: str, tm
     assert not found.no_better and len(found.examples) == 2 and found.examples[0].label is not None
     mean_only = found.scores["mean_only"]
     assert mean_only["agreement"].value < 0.9 and mean_only[next(iter(mean_only))].high < 1
+    if head == "three numbers":
+        return  # the other verbs ask the task as for one number
 
     grid = hf_stitch.stitch_grid(
         network, network, data, test_data=Samples.of([f"{text} w1" for text in TEXTS], label=label.tolist()),
@@ -187,20 +189,8 @@ def test_a_network_stitched_to_itself_is_the_network_in_every_verb(head: str, tm
     )  # fmt: skip
     assert grid.figures[0] == task_named(task).compared[0] and grid.values().item() == pytest.approx(1)
     assert {*grid.baselines} == {"mean_only", "source", "target", "chance"} and grid.plot() is not None
-    page = tmp_path / "grid.html"
-    grid.to_html(page)
-    assert grid.figures[0].replace("_", " ") in page.read_text(encoding="utf-8")
-
     audit = hf_stitch.audit(model, data, detectors=["knn"], resamples=50, progress=False)
     assert audit.is_accurate and audit.figure == grid.figures[0]
-
-    swapped = hf_stitch.swap(
-        network, network, data.take(60), encoder_layer=BERT, target_layer=BERT, data=data.select(range(60, 150)),
-        progress=False,
-    )  # fmt: skip
-    assert (
-        swapped.task == task and swapped.evaluation is not None and "agreement" in swapped.evaluation.scores["chance"]
-    )
 
     with pytest.raises(ValueError, match=f"relative accuracy needs one class per sample, and the task .* is {task}"):
         StitchabilityCallback(network, Samples.of(TEXTS, label=[0] * 150), layers=[BERT]).measure(bert(head, 1), step=0)
@@ -213,57 +203,36 @@ def test_without_labels_the_agreement_is_the_figure(head: str) -> None:
     assert model.evaluation is not None
     assert {*model.evaluation.scores["stitched"]} == {"agreement"} and model.evaluation["agreement"].value > 0.9
     assert model.evaluation.scores["chance"]["agreement"].value < 0.9
-    fresh = [f"{text} w2" for text in TEXTS]
-    audit = hf_stitch.audit(model, fresh, detectors=["knn"], resamples=20, progress=False)
-    assert audit.figure == "agreement" and audit.is_accurate
     grid = hf_stitch.stitch_grid(network, network, TEXTS, layers_a=[BERT], layers_b=[BERT], resamples=9, progress=False)
     assert grid.figures == ("agreement", "structural_error")
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_temperature_is_refused_without_probabilities() -> None:
-    network = bert("one number")
-    with pytest.raises(
-        ValueError, match="temperature softens probabilities, and regression has none: leave it at 1, got 2"
-    ):
-        hf_stitch.stitch(network, network, TEXTS, matcher=TaskLoss(max_steps=1, temperature=2), **CUT)
-
-
 # -- labels ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("head", "labels", "message"),
+    ("head", "label", "message"),
     [
-        ("one number", [[0.5, 1.0]] * 150, "sample 0 has 2 numbers as label, and the target outputs 1"),
-        ("three numbers", [0.5] * 150, "sample 0 has 1 numbers as label, and the target outputs 3"),
-        ("four classes", [i % 4 for i in range(150)], "takes a list of 4 numbers, 0 or 1 for each class"),
-        (
-            "four classes",
-            [[0, 1, 0, 2]] * 150,
-            r"sample 0 has the label \(0, 1, 0, 2\), and multi-label",
-        ),
-        ("four classes", [[0, 1]] * 150, "takes a list of 4 numbers"),
-        ("one number", [float("nan")] * 150, "sample 0 has the label nan"),
+        ("one number", [0.5, 1.0], "sample 0 has 2 numbers as label, and the target outputs 1"),
+        ("three numbers", 0.5, "sample 0 has 1 numbers as label, and the target outputs 3"),
+        ("four classes", 1, "takes a list of 4 numbers, 0 or 1 for each class"),
+        ("four classes", [0, 1, 0, 2], r"sample 0 has the label \(0, 1, 0, 2\), and multi-label"),
+        ("four classes", [0, 1], "takes a list of 4 numbers"),
+        ("one number", float("nan"), "sample 0 has the label nan"),
     ],
 )
 def test_labels_of_another_kind_are_refused_by_name_before_work(
-    head: str, labels: list[Any], message: str, monkeypatch: pytest.MonkeyPatch
+    head: str, label: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = bert(head)
     monkeypatch.setattr("hf_stitch.matchers.regression.Lstsq.match", lambda *_: pytest.fail("a map was fitted"))
-    for verb in (hf_stitch.stitch, hf_stitch.stitch_grid):
-        layers = CUT if verb is hf_stitch.stitch else {"layers_a": [BERT], "layers_b": [BERT], "progress": False}
+    grid = {"layers_a": [BERT], "layers_b": [BERT], "progress": False}
+    for verb, given in ((hf_stitch.stitch, CUT), (hf_stitch.stitch_grid, grid)):
         with pytest.raises(ValueError, match=message):
-            verb(network, network, Samples.of(TEXTS, label=labels), **layers)
+            verb(bert(head), bert(head), Samples.of(TEXTS, label=[label] * 150), **given)
 
 
-def test_classifiers_refuse_labels_that_are_no_classes() -> None:
-    torch.manual_seed(0)
-    network = adapted("bert", transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT)).eval())
-    for labels in ([0.5] * 150, [[0, 1]] * 150):
-        with pytest.raises(ValueError, match=r"labels are other values .*, and labels must be classes"):
-            hf_stitch.stitch(network, network, Samples.of(TEXTS, label=labels), **CUT)
+def test_a_temperature_is_refused_without_probabilities() -> None:
+    network, warm = bert("one number"), TaskLoss(max_steps=1, temperature=2)
+    with pytest.raises(ValueError, match="temperature softens probabilities, and regression has none: leave it at 1"):
+        hf_stitch.stitch(network, network, TEXTS, matcher=warm, **CUT)
 
 
 # -- which task --------------------------------------------------------------------------------------------------------

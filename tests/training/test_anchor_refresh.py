@@ -150,10 +150,3 @@ def test_invalid_arguments_raise(options: dict[str, Any], message: str) -> None:
     model = network()
     with pytest.raises(ValueError, match=message):
         AnchorRefresh(**{"model": model, "anchors": X[:10], "encoder": model[0], **options})
-
-
-def test_constant_encoder_raises() -> None:
-    model = network()
-    model[0][0].weight.data.zero_()
-    with pytest.raises(ValueError, match="all 10 anchors have the same representation"):
-        AnchorRefresh(model, X[:10], model[0]).refresh()

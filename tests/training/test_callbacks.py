@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import timm
 import torch
 import transformers
 from torch import nn
@@ -20,7 +20,6 @@ import hf_stitch
 from hf_stitch.adapters import untrained
 from hf_stitch.analysis import extract_activations
 from hf_stitch.matchers.regression import Lstsq
-from hf_stitch.registry import registries
 from hf_stitch.training import Dynamics, DynamicsRecorder, SimilarityCallback, StitchabilityCallback
 
 PROBE = images(40, seed=5)
@@ -212,36 +211,6 @@ def test_an_untrained_copy_of_a_stitched_model_has_other_weights_in_both_halves(
             assert after.isfinite().all() and (before.std() == 0 or not torch.equal(before, after)), name
 
 
-@pytest.mark.parametrize("kind", ["user code", "timm", "transformers"])
-def test_an_untrained_copy_has_learned_nothing(kind: str) -> None:
-    if kind == "user code":
-        own = adapter(net(2))
-    elif kind == "timm":
-        own = hf_stitch.load(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=3).eval())
-    else:
-        config = transformers.BertConfig(
-            hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=200
-        )
-        own = hf_stitch.load(transformers.BertModel(config).eval())
-    with torch.no_grad():
-        for number, weight in enumerate(own.model.parameters()):
-            weight.copy_(5 + torch.linspace(0, 0.1 + number, weight.numel()).view_as(weight))
-        for module in own.model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_mean.fill_(3), module.running_var.fill_(3)
-    before = {name: value.clone() for name, value in own.model.state_dict().items()}
-    torch.manual_seed(11)
-    copies = [untrained(own, seed).model.state_dict() for seed in (0, 0, 1)]
-    assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(11))
-    for name, value in before.items():
-        assert torch.equal(value, own.model.state_dict()[name]) and torch.equal(copies[0][name], copies[1][name])
-        if value.is_floating_point():
-            assert not torch.equal(value, copies[0][name]), name
-    assert any(not torch.equal(copies[0][name], copies[2][name]) for name in before)
-    weights = [value for name, value in copies[0].items() if name.endswith("weight") and value.dim() > 1]
-    assert all(abs(float(weight.mean())) < 0.5 for weight in weights)
-
-
 def test_stitching_a_copy_has_relative_accuracy_one(reference: hf_stitch.Adapter) -> None:
     twin = copy.deepcopy(reference.model)
     figures = StitchabilityCallback(reference, labelled(reference)).measure(adapter(twin), step=0)
@@ -249,16 +218,6 @@ def test_stitching_a_copy_has_relative_accuracy_one(reference: hf_stitch.Adapter
         assert figures[f"stitchability/relative_accuracy/blocks.{i}"] == 1.0
         assert figures[f"stitchability/identity/blocks.{i}"] == 1.0
         assert figures[f"stitchability/mean_only/blocks.{i}"] < 1.0
-
-
-def test_classes_of_stitchability_are_those_of_the_same_name(reference: hf_stitch.Adapter) -> None:
-    named = copy.deepcopy(reference.model)
-    named.config = transformers.PretrainedConfig(id2label={0: "a", 1: "b", 2: "c"})
-    data = labelled(reference).renumbered([1, 2, 0], ("c", "a", "b"))
-    with pytest.warns(UserWarning, match="labels are matched by name"):
-        callback = StitchabilityCallback(adapter(named), data, ["blocks.1"], untrained=False)
-        found = callback.measure(adapter(copy.deepcopy(reference.model)), step=0)
-    assert found["stitchability/relative_accuracy/blocks.1"] == 1.0
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel], ids=["compiled", "parallel"])
@@ -328,30 +287,6 @@ def test_logits_that_are_nan_are_no_class(reference: hf_stitch.Adapter, caplog: 
     assert sum("its logits are NaN" in message for message in caplog.messages) == 2
     with pytest.raises(ValueError, match=r"from 'blocks\.1' to 'blocks\.1': its logits are NaN"):
         StitchabilityCallback(reference, data, untrained=False).measure(own, step=0)
-
-
-class Mean(nn.Module):
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return values.mean(1)
-
-
-def test_labels_of_stitchability_are_read_by_the_task_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(
-        registries.tasks.get("text-classification"), "check_labels", lambda *arguments: asked.append(arguments)
-    )
-    words, made = torch.randint(0, 9, (60, 4)), []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        made.append(
-            hf_stitch.load(
-                nn.Sequential(nn.Embedding(9, 8), nn.ReLU(), Mean(), nn.Linear(8, 3)).eval(), example_inputs=words[:2]
-            )
-        )
-    data = hf_stitch.Samples.of(words, label=made[1].forward(words).argmax(1).tolist())
-    assert made[1].task == "text-classification"
-    StitchabilityCallback(made[1], data, ["1"], untrained=False).measure(made[0], step=0)
-    assert asked
 
 
 # -- logging and metrics ----------------------------------------------------------------------------------------------
@@ -509,13 +444,10 @@ def test_settled(curve: tuple[float, ...], threshold: float, when: float) -> Non
     assert mirrored.settled(1 - threshold + 1e-12) == {"layer": when}
 
 
-def test_dynamics_save_and_output(tmp_path: Path) -> None:
+def test_dynamics_are_drawn_and_must_fit_together() -> None:
     found = dynamics(0.1, 0.95, 1)
-    found.save(tmp_path / "d.json")
-    assert Dynamics.load(tmp_path / "d.json").to_dict() == found.to_dict()
     assert len(found.to_pandas()) == 9 and "settles" in str(found)
-    figure = found.plot()
-    (line,) = figure.axes[0].lines
+    (line,) = found.plot().axes[0].lines
     assert line.get_label() == "layer"
     np.testing.assert_array_equal(line.get_ydata(), [0.1, 0.95, 1])
     with pytest.raises(ValueError, match=r"dynamics of 2 moments need 2 epochs and values of shape \(2, 2\)"):
@@ -523,87 +455,81 @@ def test_dynamics_save_and_output(tmp_path: Path) -> None:
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"probe": []}, "no samples"),
-        ({"probe": images(1)}, "at least 2"),
-        ({"metrics": ["linear_ckaa"]}, "linear_cka"),
-        ({"metrics": ["disagreement"]}, "not layers"),
-        ({"every": "epochs"}, "every must be"),
-        ({"name": "a/b"}, "slashes"),
-    ],
-)
-def test_invalid_arguments_raise_in_the_constructor(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SimilarityCallback("start", **{"probe": PROBE, **arguments})
+class Made:
+    """What callbacks are given in the refusals below."""
+
+    def __init__(self, folder: Path, reference: hf_stitch.Adapter) -> None:
+        self.run, self.reference, self.data = trainer(folder), reference, labelled(reference)
+        self.own = adapter(self.run.model)
+        self.saved = extract_activations(reference, PROBE, layers=["blocks.0"], progress=False)
+
+    def attach(self, reference: Any = "start", *layers: list[str], **options: Any) -> None:
+        SimilarityCallback(reference, PROBE, *layers, **options).attach(self.run, self.own)
+
+    def stitchability(self, *pairs: Any, reference: Any = None, data: Any = None) -> None:
+        watch = StitchabilityCallback(reference or self.reference, data or self.data, *pairs)
+        watch.measure(adapter(net()), step=0)
 
 
-def test_activations_of_other_samples_raise(reference: hf_stitch.Adapter) -> None:
-    saved = extract_activations(reference, PROBE, layers=["blocks.0"], progress=False)
-    reversed_order = hf_stitch.Activations(saved.values, saved.ids[::-1], "mean")
-    with pytest.raises(ValueError, match="another order"):
-        SimilarityCallback(reversed_order, PROBE)
-    with pytest.raises(ValueError, match="pooling='mean', not 'cls'"):
-        SimilarityCallback(saved, PROBE, pooling="cls")
+def similarity(reference: Any = "start", probe: Any = PROBE, **options: Any) -> SimilarityCallback:
+    return SimilarityCallback(reference, probe, **options)
 
 
-def test_attach_raises_if_arguments_do_not_fit_the_model(tmp_path: Path) -> None:
-    run = trainer(tmp_path)
-    own = adapter(run.model)
-    with pytest.raises(ValueError, match=r"did you mean 'blocks\.1'"):
-        SimilarityCallback("start", PROBE, ["block.1"]).attach(run, own)
-    text = hf_stitch.load(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), example_inputs=torch.tensor([[1, 2]]))
-    with pytest.raises(ValueError, match="no sample serves both"):
-        SimilarityCallback(text, PROBE).attach(run, own)
-    with pytest.raises(ValueError, match="itself"):
-        SimilarityCallback(own, PROBE).attach(run, own)
-    with pytest.raises(ValueError, match="another model"):
-        SimilarityCallback("start", PROBE).attach(run, adapter(net()))
-    with pytest.raises(ValueError, match="example_inputs"):
-        SimilarityCallback("start", PROBE).attach(run)
-    with pytest.raises(ValueError, match="never evaluates"):
-        SimilarityCallback("start", PROBE, every="eval").attach(run, own)
-    callback = SimilarityCallback("start", PROBE).attach(run, own)
-    with pytest.raises(ValueError, match="attached already"):
-        callback.attach(run, own)
-    with pytest.raises(ValueError, match="another name="):
-        SimilarityCallback("start", PROBE).attach(run, own)
+def of_another_network(step: int) -> None:
+    (callback := similarity()).measure(adapter(net()), step=0)
+    callback.measure(net(1), step=step)
 
 
-def test_constructor_of_trainer_raises_without_attach(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"callback\.attach\(trainer\)"):
-        Trainer(net(), TrainingArguments(str(tmp_path), use_cpu=True), callbacks=[SimilarityCallback("start", PROBE)])
-
-
-def test_stitchability_raises_for_samples_or_layers_without_accuracy(reference: hf_stitch.Adapter) -> None:
-    with pytest.raises(ValueError, match="labels"):
-        StitchabilityCallback(reference, PROBE)
-    data = labelled(reference)
-    with pytest.raises(ValueError, match=r"did you mean 'blocks\.1'"):
-        StitchabilityCallback(reference, data, [("blocks.1", "block.1")]).measure(adapter(net()), step=0)
-    with pytest.raises(ValueError, match="no cuts of the two networks have the same name"):
-        StitchabilityCallback(adapter(net(4, Other)), data).measure(adapter(net()), step=0)
-    with pytest.raises(ValueError, match="label 7"):
-        StitchabilityCallback(reference, hf_stitch.Samples.of(PROBE, label=[7] * 40)).measure(adapter(net()), step=0)
-
-
-def test_measuring_another_network_raises() -> None:
-    callback = SimilarityCallback("start", PROBE)
-    callback.measure(adapter(net()), step=0)
-    with pytest.raises(ValueError, match="another network"):
-        callback.measure(net(1), step=1)
-    with pytest.raises(ValueError, match="step must be"):
-        callback.measure(net(1), step=-1)
-
-
-def test_weights_on_meta_device_raise() -> None:
+def on_meta() -> None:
     with torch.device("meta"):
-        model = Net()
-    with pytest.raises(ValueError, match=r"sharded .* or on the meta device"):
-        SimilarityCallback("start", PROBE).measure(model, step=0)
+        similarity().measure(Net(), step=0)
 
 
+def attached_twice(made: Made) -> None:
+    (callback := similarity()).attach(made.run, made.own)
+    callback.attach(made.run, made.own)
+
+
+def of_texts() -> hf_stitch.Adapter:
+    return hf_stitch.load(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), example_inputs=torch.tensor([[1, 2]]))
+
+
+REFUSALS: dict[str, Callable[[Made], object]] = {
+    "no samples": lambda made: similarity(probe=[]),
+    "at least 2": lambda made: similarity(probe=images(1)),
+    "linear_cka": lambda made: similarity(metrics=["linear_ckaa"]),
+    "not layers": lambda made: similarity(metrics=["disagreement"]),
+    "every must be": lambda made: similarity(every="epochs"),
+    "slashes": lambda made: similarity(name="a/b"),
+    "another order": lambda made: similarity(hf_stitch.Activations(made.saved.values, made.saved.ids[::-1], "mean")),
+    "pooling='mean', not 'cls'": lambda made: similarity(made.saved, pooling="cls"),
+    r"did you mean 'blocks\.1'": lambda made: made.attach("start", ["block.1"]),
+    "no sample serves both": lambda made: made.attach(of_texts()),
+    "itself": lambda made: made.attach(made.own),
+    "another model": lambda made: similarity().attach(made.run, adapter(net())),
+    "example_inputs": lambda made: similarity().attach(made.run),
+    "never evaluates": lambda made: made.attach(every="eval"),
+    "attached already": attached_twice,
+    "another name=": lambda made: [made.attach() for _ in range(2)],
+    r"callback\.attach\(trainer\)": lambda made: Trainer(net(), made.run.args, callbacks=[similarity()]),
+    "labels": lambda made: StitchabilityCallback(made.reference, PROBE),
+    r"did you mean 'blocks\.1'\?": lambda made: made.stitchability([("blocks.1", "block.1")]),
+    "no cuts of the two networks have the same name": lambda made: made.stitchability(reference=adapter(net(4, Other))),
+    "label 7": lambda made: made.stitchability(data=hf_stitch.Samples.of(PROBE, label=[7] * 40)),
+    "another network": lambda made: of_another_network(1),
+    "step must be": lambda made: of_another_network(-1),
+    r"sharded .* or on the meta device": lambda made: on_meta(),
+}
+
+
+@pytest.mark.parametrize("message", REFUSALS)
+def test_bad_input_is_refused(message: str, tmp_path: Path, reference: hf_stitch.Adapter) -> None:
+    made = Made(tmp_path, reference)
+    with pytest.raises(ValueError, match=message):
+        REFUSALS[message](made)
+
+
+# -- other ways to train -----------------------------------------------------------------------------------------------
 def test_new_model_of_model_init_is_measured(tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTForImageClassification
 

@@ -85,6 +85,8 @@ def test_networks_are_alike_by_their_most_similar_layers_and_identified(tmp_path
     assert len(found.to_pandas()) == 2 * 6 * 6
     assert found.plot().axes
     assert "twin" in str(found)
+    with pytest.raises(KeyError, match="no network '7'; there are a, twin, other"):
+        found.between("7", "a")
 
 
 @pytest.mark.parametrize("metric", ["linear_cka:debiased=True", "pwcca", "mutual_knn:k=3"])
@@ -121,7 +123,7 @@ def test_a_corresponding_layer_that_is_not_told_from_the_best_is_a_tie(metric: s
     np.testing.assert_allclose(same.p_values[label], found.p_values[label], rtol=1e-7)
 
 
-def test_undefined_pairs_are_left_out_of_everything(tmp_path: Any) -> None:
+def test_undefined_pairs_are_left_out_of_everything() -> None:
     g = torch.Generator().manual_seed(0)
     rows = {name: {str(i): torch.randn(60, 3, generator=g) for i in range(3)} for name in "pqr"}
     rows["q"]["1"] = torch.full((60, 3), 0.1)
@@ -141,26 +143,23 @@ def test_undefined_pairs_are_left_out_of_everything(tmp_path: Any) -> None:
         assert found.plot(metric).axes
     assert "undefined for 17 of 81 pairs" in str(found)
     assert found.to_pandas()["undefined"].notna().sum() == 2 * 17
-    found.save(tmp_path / "all.json")
-    assert NetworkAtlas.load(tmp_path / "all.json").atlas.undefined == found.atlas.undefined
     only = {"p": networks["p"], "dead": Activations({"1": rows["q"]["1"]}, range(60))}
     with pytest.raises(ValueError, match="linear_cka is undefined for all pairs of layers of 'p' and 'dead'"):
         hf_stitch.compare_all(only, progress=False).distances()
 
 
-def test_wrong_arguments_are_named() -> None:
-    nets = {"a": net(0), "b": net(1)}
-    for resamples in (-1, 1, 91):
-        with pytest.raises(ValueError, match=rf"(from 2 to the number of samples, 90|>= 0), got {resamples}"):
-            hf_stitch.compare_all(nets, POINTS, resamples=resamples)
-    with pytest.raises(ValueError, match="one row per sample: use rows='mean'"):
-        hf_stitch.compare_all(nets, POINTS, resamples=9, rows="resized")
-    with pytest.raises(ValueError, match=r"they have \[1, 2\] layers: pass layers"):
-        hf_stitch.compare_all(nets, POINTS, resamples=9, layers={"a": ["1"], "b": ["1", "3"]})
-    with pytest.raises(ValueError, match="at least two networks, got 1"):
-        hf_stitch.compare_all([net(0)], POINTS)
-    with pytest.raises(ValueError, match="layers names d, but the networks are a, b"):
-        hf_stitch.compare_all({"a": net(0), "b": net(1)}, POINTS, layers={"d": ["1"]})
-    found = hf_stitch.compare_all([net(0), net(1)], POINTS, layers=["1"], progress=False)
-    with pytest.raises(KeyError, match="no network '7'; there are 0, 1"):
-        found.between("7", "0")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resamples": -1}, ">= 0, got -1"),
+        ({"resamples": 1}, "from 2 to the number of samples, 90, got 1"),
+        ({"resamples": 91}, "from 2 to the number of samples, 90, got 91"),
+        ({"resamples": 9, "rows": "resized"}, "one row per sample: use rows='mean'"),
+        ({"resamples": 9, "layers": {"a": ["1"], "b": ["1", "3"]}}, r"they have \[1, 2\] layers: pass layers"),
+        ({"networks": [net(0)]}, "at least two networks, got 1"),
+        ({"layers": {"d": ["1"]}}, "layers names d, but the networks are a, b"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        hf_stitch.compare_all(**{"networks": {"a": net(0), "b": net(1)}, "data": POINTS, **options})

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from benchmarks import gpu
 
 
-@pytest.mark.slow
 def test_it_runs_and_statistics_are_exact() -> None:
     before = torch.get_float32_matmul_precision()
     table, found = gpu.run(torch.device("cpu"), small=True)
@@ -17,9 +15,3 @@ def test_it_runs_and_statistics_are_exact() -> None:
     assert len(names) == 6 and all(float(str(cell)) > 0 for cell in (*compared, *moments)) and seconds
     assert all(float(str(error)) < 1e-6 for error in errors)
     assert list(found.columns[3].cells) == ["100.00%"]
-
-
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    gpu.main()
-    assert "NOT run: there is no GPU" in capsys.readouterr().out

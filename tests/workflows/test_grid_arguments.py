@@ -14,6 +14,7 @@ from hf_stitch.analysis.grid import StitchGrid
 
 GENERATOR = torch.Generator().manual_seed(0)
 POINTS = torch.randn(120, 4, generator=GENERATOR)
+FAR = POINTS[:40] + 9
 SAMPLES = hf_stitch.Samples.of(POINTS, label=[0, 1] * 60)
 TRAIN, TEST = SAMPLES.take(80), SAMPLES.select(range(80, 120))
 
@@ -66,13 +67,34 @@ def unused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"test_data": TRAIN}, ValueError, "100.0% of test_data are also in data"),
         ({"test_data": TEST, "test_size": 0.2}, ValueError, "test_size= is the size of a split"),
         ({"test_data": POINTS[60:120]}, ValueError, "33.3% of test_data are also in data"),
-        ({"far_data": POINTS[:20] + 9}, ValueError, "far_data= is a control of detectors, but none are named"),
+        ({"matchers": "lstsq"}, TypeError, "matchers must be a list"),
+        ({"matchers": ["lstsq", "lstsq"]}, ValueError, "each method once"),
+        ({"far_data": FAR}, ValueError, "far_data= is a control of detectors, but none are named"),
+        ({"detectors": ["energy"]}, ValueError, "energy needs samples of other data: pass auxiliary_data="),
+        ({"detectors": ["energy"], "data": POINTS, "auxiliary_data": FAR}, ValueError, "energy needs the class of"),
+        (
+            {"detectors": ["energy"], "auxiliary_data": FAR, "far_data": FAR[:20]}, ValueError,
+            "100% of far_data are also in auxiliary_data",
+        ),
+        ({"detectors": ["knn"], "auxiliary_data": FAR}, ValueError, "auxiliary_data= is for detectors .*; knn do not"),
         ({"detectors": ["knn"], "far_data": TRAIN}, ValueError, r"% of far_data are also in the data"),
         ({"detectors": ["knn"], "test_data": TEST, "far_data": TEST}, ValueError, "100.0% of far_data are also in"),
     ],
 )  # fmt: skip
 def test_what_cannot_give_a_result_is_refused(options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
+        grid(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"detectors": ["knn:k=999"]}, r"detector knn\(k=999\) at layer '1' of the target: .* 999 samples"),
+        ({"data": hf_stitch.Samples.of(POINTS, label=[0, 2] * 60)}, "target predicts classes 0 to 1"),
+    ],
+)  # fmt: skip
+def test_what_the_data_do_not_allow_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         grid(**options)
 
 

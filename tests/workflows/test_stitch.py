@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -10,25 +9,25 @@ from typing import Any
 import datasets
 import pytest
 import torch
-import transformers
 from PIL import Image
 from torch import nn
 from torchvision import transforms as T
 
 import hf_stitch
-from hf_stitch import NotACutError, StitchedModelForImageClassification, registries
+from hf_stitch import NotACutError, StitchedModelForImageClassification
 from hf_stitch.adapters.cutting import tree as _tree
 from hf_stitch.artefacts.cache import NAME
-from hf_stitch.artefacts.joining import join
+from hf_stitch.artefacts.joining import joined_to_itself
 from hf_stitch.data import PairedSamples
-from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.reference import weights_hash
 from hf_stitch.running import Run
-from hf_stitch.stitches import IdentityStitch, StitchingLayer
 from hf_stitch.stitches.layer import paired_rows
 
 from tiny_networks import LAYERS, LANGUAGE, VISION, adapted, build  # isort: skip
+
+
+CNN_VIT = (LAYERS["cnn"], LAYERS["vit"])
 
 
 def stitched(a: Any, b: Any, data: Any, layers: tuple[str, str], **options: Any) -> Any:
@@ -66,11 +65,9 @@ def test_a_network_stitched_to_itself_with_the_identity_is_unchanged(
     [
         ("cnn", "vit", {}),
         ("cnn", "vit", {"pooling": "mean"}),
-        ("vit", "cnn", {}),
         ("vit", "cnn", {"pooling": "flatten"}),
         ("vit", "deit", {"matcher": "procrustes"}),
         ("swin", "convnext", {"matcher": "low_rank", "rank": 3}),
-        ("deit", "swin", {}),
     ],
 )
 def test_output_equals_encode_stitch_decode(
@@ -110,22 +107,9 @@ def test_only_layers_that_run_are_kept_and_the_networks_are_unchanged(net: Any, 
     assert not any("layer1" in name or "conv1.0" in name for name in names if name.startswith("target.model.conv1"))
 
 
-def test_statistics_in_batches_equal_those_of_all_rows(net: Any, images: Any) -> None:
-    a, b, layers = net("cnn"), net("swin", 1), (LAYERS["cnn"], LAYERS["swin"])
-    pair, data = Pair(a, b).at([layers, layers]), PairedSamples.of(images)
-    collected = CollectedPair(pair, data, Run(80, progress=False))
-    whole = collected.moments(layers)["body"]
-    parts = CollectedPair(pair, data, Run(7, progress=False)).moments(layers)["body"]
-    assert whole.n == parts.n == 80 * 64
-    for name in ("mean_x", "mean_y", "sxx", "sxy", "syy"):
-        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-4)
-    layer = registries.matchers.build("ridge").match(collected).only
-    assert torch.equal(layer.body_mean, whole.mean_y.float())
-
-
 def test_the_config_contains_the_recipe(net: Any, images: Any) -> None:
     a, b = net("cnn"), net("vit", 1)
-    model = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), ridge=2.0, test_size=0.25, seed=3)
+    model = stitched(a, b, images, CNN_VIT, ridge=2.0, test_size=0.25, seed=3)
     assert isinstance(model, StitchedModelForImageClassification)
     recipe = model.config.recipe
     assert recipe["matcher"] == {"name": "ridge", "ridge": 2.0}
@@ -137,41 +121,14 @@ def test_the_config_contains_the_recipe(net: Any, images: Any) -> None:
     assert model.config.scores == model.evaluation.for_card()
 
 
-def test_training_reaches_all_three_parts(net: Any, images: Any) -> None:
-    model = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]), task="image-classification")
-    pixels, labels = torch.stack([s["image"] for s in images[:4]]), torch.tensor([s["label"] for s in images[:4]])
-    output = model.train()(pixel_values=pixels, labels=labels)
-    torch.testing.assert_close(output.loss, nn.functional.cross_entropy(output.logits, labels))
-    output.loss.backward()
-    for part in (model.source, model.stitch, model.target):
-        assert any(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in part.parameters())
-
-
-def test_copies_and_casts_run(net: Any, inputs: Any, images: Any) -> None:
-    a, b = net("cnn"), net("vit", 1)
-    model = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]))
-    pixels = inputs(a)["x"]
-    with torch.no_grad():
-        assert torch.equal(copy.deepcopy(model)(pixel_values=pixels).logits, model(pixel_values=pixels).logits)
-        double = copy.deepcopy(model).double()(pixel_values=pixels.double()).logits
-    assert double.dtype == torch.float64
-    torch.testing.assert_close(double.float(), model(pixel_values=pixels).logits, rtol=1e-3, atol=1e-4)
-
-
 def test_paired_data_in_another_order_are_noticed_by_their_labels(net: Any, images: Any) -> None:
-    a, b = net("cnn"), net("vit", 1)
     with pytest.warns(UserWarning, match="of 80 samples have another label on the second side, the first of them 0"):
-        stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), paired_data=images[::-1])
-    with pytest.warns(UserWarning, match="of 80 samples have another label on the second side, the first of them 0"):
-        hf_stitch.compare(
-            a, b, images, paired_data=images[::-1], layers_a=[LAYERS["cnn"]], layers_b=[LAYERS["vit"]], rows="mean",
-            progress=False,
-        )  # fmt: skip
+        stitched(net("cnn"), net("vit", 1), images, CNN_VIT, paired_data=images[::-1])
 
 
 def test_paired_data_need_no_labels(net: Any, images: Any) -> None:
     """The paired samples get the split of the source's samples, which are stratified by labels."""
-    a, b, layers = net("cnn"), net("vit", 1), (LAYERS["cnn"], LAYERS["vit"])
+    a, b, layers = net("cnn"), net("vit", 1), CNN_VIT
     model = stitched(a, b, images, layers, paired_data=[sample["image"] for sample in images])
     twin = stitched(a, b, images, layers)
     assert torch.equal(model.stitch.body.weight, twin.stitch.body.weight)
@@ -180,14 +137,12 @@ def test_paired_data_need_no_labels(net: Any, images: Any) -> None:
 
 
 def test_separate_held_out_samples(net: Any, images: Any) -> None:
-    model = stitched(net("cnn"), net("vit", 1), images[:60], (LAYERS["cnn"], LAYERS["vit"]), test_data=images[60:])
+    model = stitched(net("cnn"), net("vit", 1), images[:60], CNN_VIT, test_data=images[60:])
     assert (model.config.recipe["samples"], model.evaluation.n) == (60, 20)
     assert "test_size" not in model.config.recipe
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
-
-CNN_VIT = (LAYERS["cnn"], LAYERS["vit"])
 
 
 @pytest.fixture
@@ -204,6 +159,10 @@ def with_label(images: Any, label: int) -> list[dict[str, Any]]:
     return [{**sample, "label": label if place == 9 else sample["label"]} for place, sample in enumerate(images)]
 
 
+def exchanged(images: Any) -> hf_stitch.Samples:
+    return hf_stitch.Samples.of(images).select([1, 0, *range(2, 80)])
+
+
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize(
     ("error", "message", "given"),
@@ -213,21 +172,12 @@ def with_label(images: Any, label: int) -> list[dict[str, Any]]:
         (ValueError, "no 'image-clasification' among tasks; did you mean", {"task": "image-clasification"}),
         (ValueError, "pooling must be one of", {"pooling": "tokens"}),
         (NotACutError, r"'layer2\.O' of ResNet does not exist; did you mean 'layer2\.0'", {"source_layer": "layer2.O"}),
-        (
-            NotACutError, r"cannot be cut at 'layer2\.0\.bn2': the output of '.*' bypasses it",
-            {"source_layer": "layer2.0.bn2"},
-        ),
-        (
-            ValueError, "differ first at place 0: id 0 and id 1",
-            lambda x: {"paired_data": hf_stitch.Samples.of(x).select([1, 0, *range(2, 80)])},
-        ),
+        (NotACutError, "'layer2.0.bn2': the output of '.*' bypasses it", {"source_layer": "layer2.0.bn2"}),
+        (ValueError, "differ first at place 0: id 0 and id 1", lambda x: {"paired_data": exchanged(x)}),
         (ValueError, "leave out test_data", lambda x: {"paired_data": x, "test_data": x}),
         (ValueError, "leave out one of both", lambda x: {"test_size": 0.2, "test_data": x}),
         (ValueError, "empty", {"data": []}),
-        (
-            ValueError, "sample 9 has label 7, and the target predicts classes 0 to 4",
-            lambda x: {"test_data": with_label(x, 7)},
-        ),
+        (ValueError, "sample 9 has label 7, .* predicts classes 0 to 4", lambda x: {"test_data": with_label(x, 7)}),
         (ValueError, "sample 9 has the label -1", lambda x: {"test_data": with_label(x, -1)}),
         (
             ValueError, r"layer 'layer2\.0' of the source outputs bchw 24 8x8, but the network is cut for bchw 24 4x4",
@@ -250,15 +200,10 @@ def test_what_cannot_be_stitched_is_refused_before_the_data_are_read(
         stitched(net("cnn"), net(target, 1), data, layers, **options)
 
 
-def test_too_few_samples_for_least_squares(net: Any, images: Any) -> None:
-    with pytest.raises(ValueError, match=r"24 to 32 features needs at least 25 rows, got 16; .*'ridge'"):
-        stitched(net("cnn"), net("vit", 1), images[:20], CNN_VIT, matcher="lstsq")
-
-
 def test_activations_that_are_not_finite(net: Any, images: Any) -> None:
-    data = [{"image": s["image"].clone(), "label": s["label"], "id": f"n{i}"} for i, s in enumerate(images)]
+    data = [{**sample, "image": sample["image"].clone()} for sample in images]
     data[7]["image"][:] = 3e38
-    samples = hf_stitch.Samples.of(data, id="id")
+    samples = hf_stitch.Samples.of(data, id=[f"n{place}" for place in range(80)])
     message = "layer 'layer2.0' of the source is NaN or infinite for 1 samples of a batch of 80; the first is 'n7'"
     with pytest.raises(ValueError, match=message):
         pair = Pair(net("cnn"), net("vit", 1)).at([CNN_VIT])
@@ -273,55 +218,22 @@ def test_missing_inputs_and_labels_without_a_head(net: Any, images: Any) -> None
         model(pixel_values=torch.zeros(1, 3, 32, 32), labels=torch.zeros(1).long())
 
 
-def test_closed_form_matchers_are_registered() -> None:
-    built_in = [name for name in registries.matchers if registries.matchers.entry(name).origin == "built-in"]
-    closed = {name for name in built_in if issubclass(registries.matchers.get(name), ClosedFormMatcher)}
-    assert closed == {
-        "attention", "identity", "inverse_relative", "lasso", "low_rank", "low_rank_residual", "lstsq", "permutation",
-        "procrustes", "random", "recoloured", "ridge", "ridge_to_identity",
-    }  # fmt: skip
-
-
-def test_a_pooled_stitch_replaces_the_cls_token_of_the_target() -> None:
+def test_a_pooled_stitch_replaces_the_cls_token_of_the_target(net: Any, images: Any) -> None:
     """The head of a ViT reads only the CLS token, so a pooled self-stitch at the last block must agree."""
-    torch.manual_seed(0)
-    model = transformers.ViTForImageClassification(
-        transformers.ViTConfig(
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            image_size=32,
-            patch_size=8,
-            num_labels=4,
-        )
-    ).eval()
-    images = [{"image": image, "label": i % 4} for i, image in enumerate(torch.randn(120, 3, 32, 32))]
-    stitched = hf_stitch.stitch(
-        model, model, images, source_layer="vit.layers.1", target_layer="vit.layers.1", pooling="cls", progress=False
-    )
-    assert stitched.evaluation["agreement"].value == 1
-    target = hf_stitch.load(model)
+    a, layer = net("vit"), "vit.layers.2"
+    found = stitched(a, a, images, (layer, layer), matcher="lstsq", pooling="cls")
+    assert found.evaluation["agreement"].value == 1
     with torch.no_grad():
-        representation = target.encode(torch.randn(3, 3, 32, 32), "vit.layers.1")["vit.layers.1"]
+        representation = a.encode(images[0]["image"][None], layer)[layer]
     pooled = paired_rows(representation, representation, "mean")["body"]
     assert torch.equal(pooled[0], representation.rows("mean"))
     assert torch.equal(pooled[1], representation.rows("cls"))
 
 
 def test_tokens_and_local_paths_are_not_saved(tmp_path: Path) -> None:
-    transformers.BertForSequenceClassification(
-        transformers.BertConfig(
-            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50
-        )
-    ).save_pretrained(tmp_path / "parent")
-    with pytest.warns(UserWarning, match="has no Tokenizer"):
-        adapter = hf_stitch.load(str(tmp_path / "parent"), token="hf_secret", cache_dir=str(tmp_path / "cache"))
-    layer, spec = adapter.layers[0], adapter.spec(adapter.layers[0])
-    width = spec.width
-    stitched = join(
-        adapter, layer, StitchingLayer(spec, spec, "none", IdentityStitch(width, width)), adapter, layer, task=None
-    )
+    build("vit", 0).save_pretrained(tmp_path / "parent")
+    adapter = hf_stitch.load(str(tmp_path / "parent"), token="hf_secret", cache_dir=str(tmp_path / "cache"))
+    stitched = joined_to_itself(adapter, adapter.layers[0], None)
     stitched.save_pretrained(tmp_path / "model")
     stitched.stitcher.save_pretrained(tmp_path / "stitcher")
     for file in [*(tmp_path / "model").glob("*.json"), *(tmp_path / "stitcher").glob("*.json")]:

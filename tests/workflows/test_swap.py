@@ -81,6 +81,12 @@ def accuracy(model: hf_stitch.StitchedModel) -> float:
     return float((model(input=inputs).logits.argmax(1) == torch.tensor(TEST.labels)).float().mean())
 
 
+def swap(model: Any, encoder: Any = B, anchors: Any = None, **options: Any) -> hf_stitch.StitchedModel:
+    """Exchange the encoder, whose layer has the same name in all networks here, without a bar."""
+    layer = {} if isinstance(encoder, hf_stitch.StitchedModel) else {"encoder_layer": LAYER}
+    return hf_stitch.swap(model, encoder, anchors, **{**layer, "progress": False, **options})
+
+
 # -- heads
 
 
@@ -103,12 +109,6 @@ def test_the_norm_of_the_paper_is_instance_norm_of_the_transposed_batch() -> Non
     head, x = Head(HeadConfig(in_features=7, num_labels=3, kind="paper")).eval(), torch.randn(8, 7)
     norm = head.body[3]
     torch.testing.assert_close(norm(x), nn.InstanceNorm1d(7)(x.T).T)
-
-
-@pytest.mark.parametrize("wrong", [{"in_features": 0}, {"kind": "both"}, {"hidden_act": "sillu"}])
-def test_invalid_head_configs_are_rejected(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        HeadConfig(**{"in_features": 3, **wrong})
 
 
 def test_trainer_trains_a_head_alone_and_with_a_frozen_encoder(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_any_module_can_be_the_head() -> None:
     state = torch.get_rng_state()
     model = hf_stitch.relative_model(A, ANCHORS, "angular", layer=LAYER, head=decoder, center=True, progress=False)
     assert torch.equal(torch.get_rng_state(), state)
-    swapped = hf_stitch.swap(model, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, progress=False)
+    swapped = swap(model, anchors=ANCHORS)
     x = torch.randn(5, 4)
     torch.testing.assert_close(swapped(input=x), model(input=x), rtol=1e-4, atol=1e-4)
 
@@ -174,16 +174,20 @@ def test_a_saved_model_records_which_half_was_trained(net: Any, images: Any, tmp
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"config": {"in_features": 0}}, "in_features"),
+        ({"config": {"kind": "both"}}, "kind"),
+        ({"config": {"hidden_act": "sillu"}}, "hidden_act"),
         ({}, "exactly one of head and num_labels"),
         ({"head": Head(HeadConfig(in_features=19, num_labels=2))}, "takes vectors of 19 features, got 20"),
         ({"num_labels": 2, "similarities": None, "center": True}, "no projection, got its options center"),
-        ({"num_labels": 2, "similarities": "change_of_basis", "center": True}, "span 11 of 12 dimensions|span"),
+        ({"num_labels": 2, "similarities": "change_of_basis", "anchors": ANCHORS.take(12), "center": True}, "span"),
     ],
 )
-def test_invalid_relative_models_are_rejected(given: dict[str, Any], message: str) -> None:
-    anchors = ANCHORS if "change_of_basis" not in given.values() else ANCHORS.take(12)
+def test_invalid_heads_and_relative_models_are_rejected(given: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        hf_stitch.relative_model(A, anchors, layer=LAYER, progress=False, **given)
+        if config := given.pop("config", None):
+            HeadConfig(**{"in_features": 3, **config})
+        hf_stitch.relative_model(A, given.pop("anchors", ANCHORS), layer=LAYER, progress=False, **given)
 
 
 # -- swapping
@@ -196,13 +200,13 @@ def test_a_swap_leaves_out_the_scores_and_the_verdict_of_the_model_before(new: d
     model = copy.deepcopy(RELATIVE)
     model.keep_scores(audit={"verdict": "accurate"})
     model.config.scores = {"task": "image-classification"}
-    swapped = hf_stitch.swap(model, progress=False, **new)
+    swapped = swap(model, **new)
     assert model.config.recipe.keys() - swapped.config.recipe.keys() >= {"audit", "scored_weights"}
     assert swapped.config.scores is None
 
 
 def test_a_rotated_scaled_and_shifted_encoder_leaves_predictions_of_a_relative_model_unchanged() -> None:
-    swapped = hf_stitch.swap(RELATIVE, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, data=TEST, progress=False)
+    swapped = swap(RELATIVE, anchors=ANCHORS, data=TEST)
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, RELATIVE(input=x).logits, rtol=1e-3, atol=1e-3)
     scores = swapped.evaluation.scores
@@ -213,15 +217,13 @@ def test_a_rotated_scaled_and_shifted_encoder_leaves_predictions_of_a_relative_m
     assert swapped.anchors is not None
     assert swapped.anchors.has(B, LAYER)
     # The anchor set now contains both encodings, so the swap back needs no samples.
-    back = hf_stitch.swap(swapped, encoder=A, encoder_layer=LAYER)
+    back = swap(swapped, encoder=A)
     assert torch.equal(back(input=x).logits, RELATIVE(input=x).logits)
 
 
 def test_an_absolute_model_needs_a_map() -> None:
     def swapped(matcher: Any, **options: Any) -> hf_stitch.StitchedModel:
-        return hf_stitch.swap(
-            ABSOLUTE, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, matcher=matcher, progress=False, **options
-        )
+        return swap(ABSOLUTE, anchors=ANCHORS, matcher=matcher, **options)
 
     inverse = swapped(EXACT, data=TEST, baselines=["identity", "lstsq"])
     assert inverse.evaluation["agreement"].value > 0.98
@@ -230,9 +232,7 @@ def test_an_absolute_model_needs_a_map() -> None:
     assert accuracy(swapped("identity")) == pytest.approx(unmapped)
     assert unmapped < 0.7
     # A swapped model can be swapped again, because it keeps the anchors in the space of the head.
-    assert accuracy(hf_stitch.swap(swapped("lstsq"), encoder=B, encoder_layer=LAYER)) == pytest.approx(
-        inverse.evaluation["accuracy"].value, abs=0.02
-    )
+    assert accuracy(swap(swapped("lstsq"))) == pytest.approx(inverse.evaluation["accuracy"].value, abs=0.02)
 
 
 def test_an_absolute_model_trained_end_to_end_is_matched_with_its_current_encoder() -> None:
@@ -246,17 +246,15 @@ def test_an_absolute_model_trained_end_to_end_is_matched_with_its_current_encode
     now = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Identity())
     now[0].load_state_dict(model.source.model[0].state_dict())
     its_own = hf_stitch.load(now, example_inputs=torch.randn(2, 4))
-    swapped = hf_stitch.swap(
-        model, encoder=its_own, encoder_layer="2", anchors=ANCHORS, matcher="lstsq", progress=False
-    )
+    swapped = swap(model, encoder=its_own, anchors=ANCHORS, matcher="lstsq")
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, model(input=x).logits, rtol=1e-3, atol=1e-3)
     # The anchor set now contains both encodings.
-    back = hf_stitch.swap(swapped, encoder=its_own, encoder_layer="2", matcher="lstsq")
+    back = swap(swapped, encoder=its_own, matcher="lstsq")
     assert torch.equal(back(input=x).logits, swapped(input=x).logits)
     known = AnchorSet.of(ANCHORS).encode(its_own, "2", ANCHORS, progress=False)
     with pytest.raises(ValueError, match=r"encoder of this absolute model has changed .* pass the anchors as samples"):
-        hf_stitch.swap(model, encoder=its_own, encoder_layer="2", anchors=known)
+        swap(model, encoder=its_own, anchors=known)
 
 
 @pytest.mark.parametrize("given", ["samples", "set"])
@@ -264,14 +262,12 @@ def test_the_encoder_of_a_network_is_replaced_from_anchors_alone(given: str) -> 
     anchors: Any = ANCHORS
     if given == "set":
         anchors = AnchorSet.of(ANCHORS).encode(A, LAYER, ANCHORS).encode(B, LAYER, ANCHORS)
-    swapped = hf_stitch.swap(
-        A, target_layer=LAYER, encoder=B, encoder_layer=LAYER, anchors=anchors, data=TEST, task=TASK, progress=False
-    )
+    swapped = swap(A, target_layer=LAYER, anchors=anchors, data=TEST, task=TASK)
     assert swapped.evaluation["agreement"].value > 0.98
     assert {"inverse_relative", "identity", "mean_only", "target", "chance"} < set(swapped.evaluation.scores)
     assert swapped.config.recipe["matcher"]["name"] == "procrustes"
     assert swapped.config.recipe["matcher"]["scale"] is True
-    again = hf_stitch.swap(swapped, encoder=WIDER, encoder_layer="2", anchors=ANCHORS, progress=False)
+    again = swap(swapped, encoder=WIDER, anchors=ANCHORS)
     assert again.stitch.widths == (15, 12)
 
 
@@ -291,14 +287,14 @@ def test_auto_takes_the_matcher_that_changes_the_head_least_on_held_out_anchors(
     last.weight.data = weight
     other = hf_stitch.load(nn.Sequential(*A.model[:2], last), example_inputs=torch.randn(2, 4))  # type: ignore[index]
     place: dict[str, Any] = {"encoder_layer": LAYER, "target_layer": LAYER, "task": TASK, "progress": False}
-    swapped = hf_stitch.swap(A, other, TRAIN.take(count), data=TEST, **place)
+    swapped = swap(A, other, TRAIN.take(count), data=TEST, **place)
     recipe = swapped.config.recipe
     assert recipe["matcher"]["name"] == expected
     assert min(recipe["held_out_errors"], key=recipe["held_out_errors"].get) == expected
     assert f"matcher {expected}, by the error on held-out anchors (procrustes " in printed(swapped.evaluation)
     assert "| chosen by the error on held-out anchors | identity = " in card(swapped.describe())
     found_by = registries.matchers.build(expected, **({"scale": True} if expected == "procrustes" else {}))
-    given = hf_stitch.swap(A, other, TRAIN.take(count), matcher=found_by, **place)
+    given = swap(A, other, TRAIN.take(count), matcher=found_by, **place)
     x = torch.randn(5, 4)
     assert torch.equal(given(input=x).logits, swapped(input=x).logits)
     assert given.config.stitch == swapped.config.stitch
@@ -307,9 +303,7 @@ def test_auto_takes_the_matcher_that_changes_the_head_least_on_held_out_anchors(
 
 @pytest.mark.parametrize(("anchors", "held_out"), [(2, False), (3, True), (4, True)])
 def test_auto_holds_out_one_anchor_at_a_time_if_there_are_few(anchors: int, held_out: bool) -> None:
-    swapped = hf_stitch.swap(
-        A, B, TRAIN.take(anchors), encoder_layer=LAYER, target_layer=LAYER, task=TASK, progress=False
-    )
+    swapped = swap(A, B, TRAIN.take(anchors), target_layer=LAYER, task=TASK)
     assert ("held_out_errors" in swapped.config.recipe) is held_out
     assert held_out or swapped.config.recipe["matcher"]["name"] == "procrustes"
 
@@ -322,8 +316,8 @@ def test_auto_says_if_the_head_cannot_be_compared() -> None:
     mean = hf_stitch.load(nn.Sequential(*A.model[:3], OverBatch()), example_inputs=torch.randn(2, 4))  # type: ignore[index]
     place: dict[str, Any] = {"encoder_layer": LAYER, "target_layer": LAYER, "task": None, "progress": False}
     with pytest.raises(ValueError, match=r"matcher='auto' compares outputs of the head, .* pass another"):
-        hf_stitch.swap(mean, B, ANCHORS, **place)
-    assert hf_stitch.swap(mean, B, ANCHORS, matcher="ridge", **place).stitch.widths == (12, 12)
+        swap(mean, B, ANCHORS, **place)
+    assert swap(mean, B, ANCHORS, matcher="ridge", **place).stitch.widths == (12, 12)
 
 
 def test_encoders_can_take_paired_samples() -> None:
@@ -335,16 +329,12 @@ def test_encoders_can_take_paired_samples() -> None:
     parallel, test = (
         Samples.of(-torch.stack([X[i] for i in s.ids]), id=s.ids, label=s.labels) for s in (ANCHORS, TEST)
     )
-    swapped = hf_stitch.swap(
-        RELATIVE, encoder=c, encoder_layer="2", paired_anchors=parallel, data=test, paired_data=TEST, progress=False
-    )
+    swapped = swap(RELATIVE, encoder=c, paired_anchors=parallel, data=test, paired_data=TEST)
     assert swapped.evaluation["agreement"].value == 1
     assert swapped.config.recipe["paired_anchors"] == parallel.fingerprint
     with pytest.raises(ValueError, match=r"not parallel: .*another order"):
-        hf_stitch.swap(RELATIVE, encoder=c, encoder_layer="2", paired_anchors=parallel.select(range(19, -1, -1)))
-    absolute = hf_stitch.swap(
-        ABSOLUTE, encoder=c, encoder_layer="2", paired_anchors=parallel, matcher=EXACT, data=test, paired_data=TEST
-    )
+        swap(RELATIVE, encoder=c, paired_anchors=parallel.select(range(19, -1, -1)))
+    absolute = swap(ABSOLUTE, encoder=c, paired_anchors=parallel, matcher=EXACT, data=test, paired_data=TEST)
     assert absolute.evaluation["agreement"].value > 0.98
 
 
@@ -361,17 +351,17 @@ def test_relative_models_trained_end_to_end_exchange_their_halves() -> None:
             model.source.model[0].bias.add_(0.5)
             model.stitch.body.anchors.copy_(model.source(input=torch.stack([X[i] for i in ANCHORS.ids])).values)
         one.target.model.classifier.weight.mul_(-2)
-    swapped = hf_stitch.swap(one, encoder=other, data=TEST, progress=False)
+    swapped = swap(one, encoder=other, data=TEST)
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, one(input=x).logits, rtol=1e-3, atol=1e-3)
     assert swapped.evaluation["agreement"].value > 0.98
     uncentred = hf_stitch.relative_model(B, ANCHORS, layer=LAYER, num_labels=4, task=TASK, progress=False)
     with pytest.raises(ValueError, match="projections of the two models differ: center True and False"):
-        hf_stitch.swap(one, encoder=uncentred)
+        swap(one, encoder=uncentred)
     with pytest.raises(TypeError, match="both relative models"):
-        hf_stitch.swap(ABSOLUTE, encoder=one)
+        swap(ABSOLUTE, encoder=one)
     with pytest.raises(TypeError, match="takes only data and paired_data"):
-        hf_stitch.swap(one, encoder=other, anchors=ANCHORS)
+        swap(one, encoder=other, anchors=ANCHORS)
 
 
 class Unread(list[Any]):
@@ -392,16 +382,10 @@ class Unread(list[Any]):
         ({"anchors": TEST.take(20)}, "not the anchors: .* place 0"),
         ({"anchors": Samples.of(torch.randn(20, 4), id=ANCHORS.ids)}, "different content or labels"),
         ({"paired_anchors": Samples.of(torch.randn(20, 4))}, "not parallel"),
-        (
-            {"paired_anchors": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)},
-            "all 20 anchors have the same representation",
-        ),
+        ({"paired_anchors": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)}, "20 anchors have the same representation"),
         ({}, "not encoded by .* no encoder of these weights"),
-        (
-            {"anchors": RELATIVE.anchors, "encoder": A, "encoder_layer": "1"},
-            "this encoder at another layer or by another pooling",
-        ),
-        ({"encoder": A, "pooling": "cls"}, "this encoder at another layer or by another pooling"),
+        ({"anchors": RELATIVE.anchors, "encoder": A, "encoder_layer": "1"}, "this encoder at another layer or"),
+        ({"encoder": A, "pooling": "cls"}, "or by another pooling"),
         ({"anchors": ANCHORS, "encoder_layer": "9"}, "does not exist"),
         ({"anchors": ANCHORS, "matcher": "lstsq"}, "needs no map"),
         ({"anchors": ANCHORS, "target_layer": "2"}, "leave out target_layer"),
@@ -410,73 +394,7 @@ class Unread(list[Any]):
 def test_invalid_arguments_are_rejected_before_the_data_are_read(given: dict[str, Any], message: str) -> None:
     options = {"encoder": B, "encoder_layer": LAYER, **given}
     with pytest.raises((ValueError, TypeError), match=message):
-        hf_stitch.swap(RELATIVE, data=Unread(), progress=False, **options)
-
-
-def test_degenerate_anchors_of_a_new_encoder_are_rejected() -> None:
-    twice = nn.Sequential(nn.Linear(4, 6), nn.ReLU())
-    twice[0].weight.data.zero_()
-    twice[0].weight.data[0, 0] = 1
-    twice[0].bias.data.zero_()
-    dead = hf_stitch.load(twice, example_inputs=torch.randn(2, 4))
-    with pytest.raises(ValueError, match=r"anchors .* have the same representation"):
-        hf_stitch.swap(RELATIVE, encoder=dead, encoder_layer="1", anchors=ANCHORS, progress=False)
-    uncentred, x = trained(), torch.stack([X[i] for i in ANCHORS.ids])
-    zero = nn.Sequential(nn.Linear(4, 6, bias=True))
-    zero[0].bias.data = -(zero[0].weight @ x[3]).detach()
-    null = hf_stitch.load(nn.Sequential(Shift(zero[0], x[3]), nn.Linear(6, 2)), example_inputs=torch.randn(2, 4))
-    with pytest.raises(ValueError, match="cosine: anchor 3 of 20 is 0 and has no direction"):
-        hf_stitch.swap(uncentred, encoder=null, encoder_layer="0", anchors=ANCHORS, progress=False)
-    basis = trained("change_of_basis")
-    with pytest.raises(ValueError, match="change_of_basis: the 20 anchors span 4 of 15"):
-        flat = hf_stitch.load(nn.Sequential(nn.Linear(4, 15, bias=False), nn.Linear(15, 2)), example_inputs=x[:2])
-        hf_stitch.swap(basis, encoder=flat, encoder_layer="0", anchors=ANCHORS, progress=False)
-
-
-class Shift(nn.Module):
-    """A linear layer applied to the difference from a sample, so that this sample is mapped to exactly 0."""
-
-    def __init__(self, linear: nn.Linear, sample: torch.Tensor) -> None:
-        super().__init__()
-        self.linear = nn.Linear(linear.in_features, linear.out_features, bias=False)
-        self.register_buffer("sample", sample)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return self.linear(input - self.sample)
-
-
-def test_labels_that_are_not_classes_are_rejected_before_the_data_are_read() -> None:
-    data = Samples.of(X[:10], label=[9] * 10)
-    with pytest.raises(ValueError, match="has label 9, and the target predicts classes 0 to 3"):
-        hf_stitch.swap(RELATIVE, encoder=B, encoder_layer=LAYER, anchors=ANCHORS, data=data, progress=False)
-
-
-def test_images_and_texts(net: Any, images: Any, texts: Any) -> None:
-    """A head on the means of a ResNet takes the CLS token of a ViT; a RoBERTa takes a BERT."""
-    anchors = Samples.of(images).take(12)
-    model = hf_stitch.relative_model(net("cnn"), anchors, layer="layer4.0", num_labels=5, progress=False)
-    assert model.task == "image-classification"
-    swapped = hf_stitch.swap(
-        model,
-        encoder=net("vit"),
-        encoder_layer="vit.layers.2",
-        pooling="cls",
-        anchors=anchors,
-        data=images[12:],
-        progress=False,
-    )
-    assert swapped.stitch.pooling == "cls"
-    swapped = hf_stitch.swap(
-        net("roberta"), target_layer="roberta.encoder.layer.2", encoder=net("bert"),
-        encoder_layer="bert.encoder.layer.2", pooling="cls", anchors=Samples.of(texts[:40]), data=texts[40:],
-        progress=False,
-    )  # fmt: skip
-    assert swapped.evaluation.scores.keys() >= {"stitched", "inverse_relative"}
-    swapped = hf_stitch.swap(
-        net("vit"), target_layer="vit.layers.2", encoder=net("cnn"), encoder_layer="layer4.0",
-        anchors=Samples.of(images[:40]), data=images[40:], progress=False,
-    )  # fmt: skip
-    assert swapped.anchors.has(net("vit"), "vit.layers.2", "cls")
+        swap(RELATIVE, data=Unread(), **options)
 
 
 def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images: Any, tmp_path: Path) -> None:
@@ -484,11 +402,11 @@ def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images
     a, b = net("cnn"), net("deit")
     known = AnchorSet.of(anchors).encode(a, "layer4.0", anchors).encode(b, "blocks.2", anchors, "cls")
     model = hf_stitch.relative_model(a, known, layer="layer4.0", num_labels=5, progress=False)
-    expected = hf_stitch.swap(model, encoder=b, encoder_layer="blocks.2", pooling="cls")
+    expected = swap(model, encoder=b, encoder_layer="blocks.2", pooling="cls")
     inputs = model.preprocess([sample["image"] for sample in images[:5]])
     model.save_pretrained(tmp_path)
     again = hf_stitch.StitchedModel.from_pretrained(tmp_path)
-    swapped = hf_stitch.swap(again, encoder=b, encoder_layer="blocks.2", pooling="cls")
+    swapped = swap(again, encoder=b, encoder_layer="blocks.2", pooling="cls")
     assert torch.equal(swapped(**inputs).logits, expected(**inputs).logits)
     (tmp_path / "anchors.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"no anchors\.safetensors"):
@@ -505,7 +423,7 @@ def test_a_map_that_is_worse_than_the_mean_gives_a_warning() -> None:
     unrelated = hf_stitch.load(other, example_inputs=torch.randn(2, 4))
     options = {"anchors": ANCHORS, "target_layer": LAYER, "encoder": unrelated, "encoder_layer": "2", "task": TASK}
     with pytest.warns(UserWarning, match=r"worse than the mean of the anchors \(R² -1"):
-        hf_stitch.swap(A, **options, matcher="identity", progress=False)
+        swap(A, **options, matcher="identity")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        hf_stitch.swap(A, **options, progress=False)
+        swap(A, **options)

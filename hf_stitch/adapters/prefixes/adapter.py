@@ -181,7 +181,7 @@ class PrefixAdapter(Adapter):
         cut, plan = self.cut(layer)
         gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
         copied = copy_without(self.model, gone)
-        own = None if self.own is None else nn.Embedding.from_pretrained(self.own.weight.detach().clone())
+        own = None if self.own is None else nn.Embedding.from_pretrained(self.own.weight.detach().clone(), freeze=False)
         front = PrefixFront(copied, cut, plan, self.source.interface, self.interface, self.start, own)
         front.attach(self.reader.source, self.reader.target)
         return front

@@ -18,7 +18,7 @@ import transformers
 from hf_stitch_shorten import CannotBeRebuiltError, Shortened, shorten
 from hf_stitch_shorten.maps import Fits, Moments, add_to, read_by
 from hf_stitch_shorten.search import Search
-from hf_stitch_shorten.stacks import joint_of, run, stacks
+from hf_stitch_shorten.stacks import joint_of, rows_of, run, stacks
 from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
@@ -179,7 +179,7 @@ def test_what_cannot_be_predicted_changes_nothing() -> None:
     fitted.add(torch.randn(40, 30), {"b": torch.randn(40, 3)})
     held.add(torch.randn(4000, 30), {"b": torch.randn(4000, 3)})
     found = Fits(nn.Linear(30, 3), torch.ones(3), fitted, held).refit("b")
-    assert found.weight.norm() < 0.2
+    assert found.weight.norm() < 0.2 and found.penalty in (None, 10.0)  # no change, or the greatest penalty
 
 
 def test_sums_of_moments_are_moments_of_all_rows() -> None:
@@ -227,8 +227,14 @@ def test_a_norm_behind_the_projection_is_no_joint(family: str) -> None:
     assert shorten(net, texts(60), remove=1, matcher="drop", **QUIET).model is not None
 
 
-@pytest.mark.parametrize("family", [each for each in JOINTS if each != "swin"])
-@pytest.mark.parametrize("matcher", ["refit", "drop"])
+ALIKE = {"swin": "windows alternate", "roberta": "bert", "masked": "bert", "qwen": "llama"}
+"""Family -> why it is left out: another family with the same blocks."""
+
+
+@pytest.mark.parametrize(
+    ("family", "matcher"),
+    [*((family, "refit") for family in JOINTS if family not in ALIKE), ("llama", "drop"), ("timm resnet", "drop")],
+)
 def test_the_plain_network_computes_what_the_mapped_one_does(
     family: str, matcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,7 +373,7 @@ def idle(net: Adapter, place: int) -> None:
     block.mlp.down_proj.weight.zero_()
 
 
-@pytest.mark.parametrize("matcher", ["refit", pytest.param("replaceme", marks=pytest.mark.slow), "drop"])
+@pytest.mark.parametrize("matcher", ["refit", "replaceme", "drop"])
 def test_idle_blocks_are_removed_without_loss(matcher: Any) -> None:
     net = deep()
     idle(net, 1)
@@ -407,6 +413,53 @@ def test_what_the_projection_can_make_up_for_is_made_up_for() -> None:
     assert (found.weight - extra.double()).norm() < 0.05 * extra.norm()
 
 
+@pytest.mark.parametrize("family", ["llama", "timm convnext"])
+def test_changes_are_fitted_to_real_rows_over_their_factor(family: str) -> None:
+    net = built(family)
+    data = data_of(net, 24)
+    with Run.of(shorten, {"progress": False, "batch_size": 24}, takes=WITHOUT_STATE) as run_:
+        search = Search(net, net, (), "replaceme", run_)
+        search.find_joints(Samples.of(data))
+        interval = search.intervals(1)[0]
+        found = search.changes(Samples.of(data), [interval])[interval]
+    before, end = interval.before, interval.end
+    joint, moments = search.joints[before], Moments()
+    projection = net.model.get_submodule(joint.projection)
+    for sample in data:  # alone, without padding
+        with torch.no_grad():
+            taps = run(
+                net, net.preprocess([sample]), {each: search.joints[each] for each in (before, end)}, [before, end]
+            )
+        lack = rows_of(taps.streams[end] - taps.streams[before], taps.outputs[before].layout) / joint.scale
+        moments.add(read_by(projection, taps.inputs[before]), {end: lack})
+    wanted = Fits(projection, joint.scale, moments, Moments()).replaceme(end)
+    assert wanted.weight.norm() > 0.01
+    assert torch.allclose(found.weight, wanted.weight, atol=1e-4, rtol=1e-3)
+
+
+class Added(nn.Module):
+    """A block that adds something to what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.narrow(self.wide(x).tanh())
+
+
+def test_blocks_behind_other_modules_in_their_list_are_removed() -> None:
+    torch.manual_seed(0)
+    body = [nn.Linear(4, 6), nn.Linear(6, 8), *(Added() for _ in range(3))]
+    head, data = nn.Linear(8, CLASSES), torch.randn(60, 4)
+    net = hf_stitch.load(nn.Sequential(nn.Sequential(*body), head).eval(), example_inputs=data[:2])
+    (stack,) = stacks(net)
+    assert (stack.blocks, stack.offset) == (("0.2", "0.3", "0.4"), 2)
+    found = shorten(net, data, remove=1, keep=["0.4"], matcher="drop", **QUIET)
+    assert found.removed == ("0.3",) and found.model is not None
+    assert torch.equal(found.model.forward(data), nn.Sequential(*body[:3], body[4], head)(data))
+
+
 def test_scattered_names_are_those_of_the_original() -> None:
     net = deep("bert")
     found = shorten(net, texts(80), remove=3, **QUIET)
@@ -425,13 +478,14 @@ def test_blocks_can_be_kept_and_the_bound_is_met() -> None:
     idle(net, 2)
     keep = ["model.layers.2"]
     found = shorten(net, texts(80), remove=1, keep=keep, **QUIET)
-    assert found.removed != ("model.layers.2",) and all(keep[0] not in each.blocks for each in found.candidates)
+    assert found.accepted is None and found.removed != ("model.layers.2",)
+    assert all(keep[0] not in each.blocks for each in found.candidates)
     found = shorten(net, texts(80), remove="auto", max_loss=0.0, **QUIET)
     assert found.removed == ("model.layers.2",) and found.bound == 1
     strict = shorten(net, texts(80), remove=0.34, max_loss=0.0, **QUIET)
     assert len(strict.removed) == 2 and strict.accepted is False and "agreement may be below 1" in strict.verdict
     loose = shorten(deep(), texts(80), remove="auto", max_loss=1.0, matcher="drop", **QUIET)
-    assert loose.accepted and shorten(deep(), texts(80), remove=1, matcher="drop", **QUIET).accepted is None
+    assert loose.accepted
     with pytest.raises(ValueError, match="no block can be removed: agreement with the whole network is at most"):
         shorten(deep(), texts(80), remove="auto", max_loss=0.0, **QUIET)
 
@@ -486,11 +540,11 @@ torch.save((output.logits, *made), sys.argv[2])
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("llama", "AutoModelForCausalLM"), *(pytest.param(family, kind, marks=pytest.mark.slow) for family, kind in (
-        ("gpt2", "AutoModelForCausalLM"), ("opt", "AutoModelForCausalLM"), ("qwen", "AutoModelForCausalLM"),
+    [
+        *((family, "AutoModelForCausalLM") for family in ("llama", "gpt2", "opt", "qwen")),
         ("bert", "AutoModelForSequenceClassification"),
-    ))],
-)  # fmt: skip
+    ],
+)
 def test_a_folder_needs_no_hf_stitch(family: str, kind: str, tmp_path: Path) -> None:
     net = built(family)
     found = shorten(net, texts(60), remove=1, **QUIET)
@@ -546,7 +600,6 @@ save_network(net, Path(sys.argv[2]), "card")
 """
 
 
-@pytest.mark.slow
 def test_a_killed_save_leaves_the_old_folder_whole(tmp_path: Path) -> None:
     one, two = (shorten(deep(), texts(60), remove=count, **QUIET) for count in (1, 2))
     one.save_pretrained(tmp_path / "short")
@@ -682,9 +735,9 @@ def test_options_are_checked(options: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("form", "way"),
     [
-        ("peft", "merge_and_unload"), ("int8", "quantised"), ("tensor subclass", "quantised"),
-        ("layer of integers", "quantised"), ("pruned", "prune.remove"), ("weight norm", "remove_parametrizations"),
-        ("old weight norm", "remove_weight_norm"), ("offloaded", "without device_map"),
+        ("peft", "merge_and_unload"), ("int8", "quantised"), ("pruned", "prune.remove"),
+        ("weight norm", "remove_parametrizations"), ("old weight norm", "remove_weight_norm"),
+        ("offloaded", "without device_map"),
     ],
 )  # fmt: skip
 def test_forms_are_refused_with_the_way(form: str, way: str) -> None:

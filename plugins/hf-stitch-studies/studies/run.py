@@ -55,18 +55,15 @@ STUDIES = tuple(map(Study.of, LISTED["studies"]))
 """In the order of their rows in the table of all."""
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
-
-
 def write_pages() -> None:
     """Write every page that has a record, its figures that need no more, and the table of all studies."""
     for study in STUDIES:
         if (record := study.record()) is not None:
             module = study.module()
-            _write(PAGES / f"{study.name}.md", module.page(record))
+            write_whole(PAGES / f"{study.name}.md", partial(Path.write_text, data=module.page(record)))
             for name, figure in module.pictures(record).items() if hasattr(module, "pictures") else ():
                 write_whole(PAGES / f"{name}.png", partial(figure.savefig, dpi=120, format="png"))
-    _write(PAGES / "index.md", index(list(claims())))
+    write_whole(PAGES / "index.md", partial(Path.write_text, data=index(list(claims()))))
 
 
 COLUMNS = {"place": "place", "claim": "claim", "published": "paper's figure"} | {
@@ -107,10 +104,6 @@ def claims() -> Iterator[dict[str, str]]:
 
 def _link(name: str) -> str:
     return f"[{name.replace('_', ' ')}]({name}.md)"
-
-
-def _write(path: Path, text: str) -> None:
-    write_whole(path, lambda whole: whole.write_text(text))
 
 
 if __name__ == "__main__":

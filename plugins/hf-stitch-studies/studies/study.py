@@ -14,7 +14,8 @@ import json
 import math
 import platform
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,6 +28,7 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import norm, t
+from torch import Tensor, nn
 
 from hf_stitch.storage.files import write_whole
 
@@ -52,13 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def parser(description: str | None, *options: str, required: Collection[str] = ()) -> argparse.ArgumentParser:
-    """Create the parser of a study.
-
-    Args:
-        description: What the study does, usually the docstring of the script.
-        options: Names in :data:`OPTIONS` that it takes besides ``--out``.
-        required: Options that it cannot do without, besides those that always are.
-    """
+    """Create the parser of a study with some :data:`OPTIONS`, of which some more are required than always are."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in (*options, "out"):
         made.add_argument(f"--{name}", **OPTIONS[name] | ({"required": True} if name in required else {}))
@@ -86,13 +82,7 @@ def leave(
 ) -> None:  # fmt: skip
     """Print the page of a record, and write record, page and figures if an output folder is given.
 
-    Args:
-        name: Name of the files.
-        record: Everything that the page needs.
-        page: Function from the record, as it is read from JSON, to the page.
-        out: Output folder, or ``None``.
-        pictures: Name -> figure.
-        null: Whether the page expects ``None`` where a number is NaN or infinite.
+    The page is that of the record as it is read from JSON, with ``None`` where a number is not finite if ``null``.
     """
     lines = ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in plain(record, null).items())
     stored = f"{{\n{lines}\n}}\n"
@@ -144,17 +134,10 @@ def text(script: str, part: str = "") -> str:
     return Path(script).with_suffix(f"{part and '.'}{part}.md").read_text(encoding="utf-8").removesuffix("\n")
 
 
-def filled(
-    script: str, rows: Iterable[Mapping[str, str]], options: str, /, *, named: str = "", **figures: Any
-) -> str:  # fmt: skip
-    """Fill the text of a page: with the claims as ``verdicts``, the record and the command as ``footer``, and figures.
+def filled(script: str, rows: Iterable[Mapping[str, str]], options: str, /, *, named: str = "", **figures: Any) -> str:
+    """Fill the text of a page with figures, the rows of its claims as ``verdicts``, and its ``footer``.
 
-    Args:
-        script: Its ``__file__``.
-        rows: What its ``claims`` returns.
-        options: Options of the command that writes the page.
-        named: Name of the record, if it is not that of the script.
-        figures: What the other names in braces stand for.
+    The footer has the record, which may be ``named`` otherwise than the script, and the command with its options.
     """
     name, folder = Path(script).stem, Path(script).parent.name
     footer = (
@@ -173,23 +156,14 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and the rule that decides it, which are written before its figures are known.
+    """A claim and the rule that decides it, which are written before its figures are known."""
 
-    Attributes:
-        paper: Number of the paper, or :data:`OWN`.
-        place: Section, figure or table of the paper.
-        text: The claim, in one sentence.
-        published: The paper's figure.
-        rule: When the claim holds, and when it does not.
-        stand_in: Whether networks or data differ in kind from the paper's.
-    """
-
-    paper: str
-    place: str
-    text: str
-    published: str
-    rule: str
-    stand_in: bool = True
+    paper: str  # its number, or OWN
+    place: str  # section, figure or table of the paper
+    text: str  # the claim, in one sentence
+    published: str  # the paper's figure
+    rule: str  # when the claim holds, and when it does not
+    stand_in: bool = True  # whether networks or data differ in kind from the paper's
 
     def __post_init__(self) -> None:
         if not self.rule:
@@ -202,11 +176,8 @@ class Claim:
     def row(self, ours: str, n: str, parts: Iterable[bool | None], units: int) -> dict[str, str]:
         """Return the row of the claim, with the verdict that follows from its parts.
 
-        Args:
-            ours: The figure here, with its interval.
-            n: What was counted.
-            parts: Whether each part of the claim holds by the rule, ``None`` where the figures do not tell.
-            units: See :func:`claim`.
+        A part is whether the claim holds by the rule, ``None`` where the figures do not tell. ``ours`` is the figure
+        here with its interval, ``n`` what was counted, and ``units`` those of :func:`claim`.
         """
         found = decided(parts)
         verdict = f"stand-in {found}" if self.stand_in and found != "undecided" else found
@@ -219,6 +190,11 @@ class Claim:
         return {**row, "rule": self.rule}
 
 
+def listed(script: str) -> dict[str, Any]:
+    """Read what a script lists in the TOML file beside it."""
+    return tomllib.loads(Path(script).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
 def stated(script: str) -> tuple[Claim, ...]:
     """Read the claims of a script from ``rules.toml`` beside it, in their order; its first lines are for all."""
     read = tomllib.loads(Path(script).with_name("rules.toml").read_text(encoding="utf-8"))
@@ -229,19 +205,10 @@ def stated(script: str) -> tuple[Claim, ...]:
 def claim(
     paper: str, place: str, claimed: str, published: str, ours: str, n: str, verdict: str, *, units: int | None = None
 ) -> dict[str, str]:  # fmt: skip
-    """Return a row of the table of all experiments.
+    """Return a row of the table of all experiments: that of a :class:`Claim`, with the figure here and its verdict.
 
-    Args:
-        paper: Number of the paper.
-        place: Section, figure or table of the paper.
-        claimed: The claim, in one sentence.
-        published: The paper's figure.
-        ours: The figure here.
-        n: What was counted.
-        verdict: One of :data:`VERDICTS`; ``stand-in`` before it where networks or data differ in kind.
-        units: Independent units that the row rests on: pairs of networks, of which both directions count once, or
-            networks if it is about one at a time. One decides nothing, whatever the verdict, and the row says so.
-            ``None``: others.
+    ``units`` are independent units that the row rests on: pairs of networks, of which both directions count once, or
+    networks if it is about one at a time. One decides nothing, whatever the verdict, and the row says so.
     """
     if verdict.removeprefix("stand-in ") not in VERDICTS:
         raise ValueError(f"there is no verdict {verdict!r}; there are {', '.join(VERDICTS)}")
@@ -389,6 +356,12 @@ def percentiles(drawn: Sequence[float] | NDArray[np.float64]) -> list[float]:
     return [float(drawn[0]), *map(float, np.quantile(drawn[1:], [0.025, 0.975]))]
 
 
+def bootstrapped(values: NDArray[np.float64]) -> list[float]:
+    """Return the mean of samples with its 95% bootstrap interval."""
+    draws = np.random.default_rng(0).integers(len(values), size=(1000, len(values)))
+    return percentiles(np.concatenate([[values.mean()], values[draws].mean(1)]))
+
+
 def span(values: Iterable[float], form: str = ".3f") -> str:
     """Return the smallest and the largest value as text; ``none`` without any."""
     found = list(values)
@@ -439,6 +412,26 @@ def table(items: Iterable[Any], columns: Mapping[str, str | Callable[..., object
 def ranged(values: Sequence[float], digits: int = 2) -> str:
     """Return a figure with its interval as text, from the list of figure, lower and upper end."""
     return shown(dict(zip(("value", "low", "high"), values, strict=True)), digits)
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip: Iterable[Tensor] = ()) -> None:
+    """Take a step of training; the norm of the gradients of ``clip`` is at most 1."""
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(clip, 1.0)
+    optimizer.step()
+
+
+@contextmanager
+def watched(modules: Mapping[str, nn.Module], read: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Give the outputs of modules, with their names, to a function, inside of ``with``."""
+    hooks = [
+        module.register_forward_hook(lambda _, __, output, name=name: read(name, output))
+        for name, module in modules.items()
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 def machine() -> str:

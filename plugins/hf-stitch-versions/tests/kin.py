@@ -34,12 +34,6 @@ AXES: dict[str, list[tuple[str, tuple[str | None, ...]]]] = {
         (r"attn\.c_proj\.weight", ("d", ANY)), (r"c_proj\.bias", ("d",)),
         (r"c_fc\.weight", ("h{}", "d")), (r"c_fc\.bias", ("h{}",)), (r"mlp\.c_proj\.weight", ("d", "h{}")),
     ],
-    "gptneox": [
-        (r"(embed_in|lm_head)\.weight", (ANY, "d")), (r"layer_?norm\.(weight|bias)", ("d",)),
-        (r"query_key_value\.weight", (ANY, "d")), (r"query_key_value\.bias", (ANY,)),
-        (r"attention\.dense\.weight", ("d", ANY)), (r"(attention\.dense|4h_to_h)\.bias", ("d",)),
-        (r"h_to_4h\.weight", ("h{}", "d")), (r"h_to_4h\.bias", ("h{}",)), (r"4h_to_h\.weight", ("d", "h{}")),
-    ],
     "bert": [
         (r"\w+_embeddings\.weight", (ANY, "d")), (r"LayerNorm\.(weight|bias)", ("d",)),
         (r"(query|key|value)\.weight", ("a{}", "d")), (r"(query|key|value)\.bias", ("a{}",)),
@@ -55,10 +49,6 @@ AXES: dict[str, list[tuple[str, tuple[str | None, ...]]]] = {
         (r"(q|k|v)_proj\.weight", ("a{}", "d")), (r"(q|k|v)_proj\.bias", ("a{}",)), (r"o_proj\.weight", ("d", "a{}")),
         (r"(o_proj|fc2)\.bias", ("d",)), (r"fc1\.weight", ("h{}", "d")), (r"fc1\.bias", ("h{}",)),
         (r"fc2\.weight", ("d", "h{}")), (r"classifier\.weight", (ANY, "d")),
-    ],
-    "tiny10": [
-        (r"conv1\.weight", ("c1", ANY)), *((rf"conv{k}\.weight", (f"c{k}", f"c{k - 1}")) for k in range(2, 9)),
-        *((rf"(conv|bn){k}\.", (f"c{k}",)) for k in range(1, 9)), (r"fc\.weight", (ANY, "c8")),
     ],
     "resnet20": [
         (r"^conv1\.weight", ("s1", ANY)), (r"^bn1\.", ("s1",)), (r"fc\.weight", (ANY, "s3")), (r"\.bn1\.", ("h{}",)),
@@ -77,19 +67,15 @@ AXES: dict[str, list[tuple[str, tuple[str | None, ...]]]] = {
         *((rf"^{k + i}\.", (f"c{k}",)) for k in (0, 3, 6, 9, 12) for i in (0, 1)), (r"^17\.weight", (ANY, "c12")),
     ],
 }  # fmt: skip
-AXES["qwen2"] = AXES["llama"]
 
 CONVOLUTIONAL = {"mlp", "vgg", "resnet20"}
 """Families that are built here."""
 
-CHAINS = {"mlp", "vgg", "tiny10"}
+CHAINS = {"mlp", "vgg"}
 """Families without a residual stream: all units are hidden."""
 
 HEADS = {"llama": 4, "bert": 4, "vit": 4}
 """Families whose heads can be reordered, and how many there are."""
-
-ROTATED = {"llama", "qwen2"}
-"""Families whose residual stream can be rotated."""
 
 BLOCKS = re.compile(r"(.*\b(?:blocks?|layers?|layer\d|h)\.\d+)\.")
 """Prefix of what is in a block."""

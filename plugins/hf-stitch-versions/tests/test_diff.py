@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def kl(a: Adapter, hybrid: nn.Module, data: Any) -> float:
 
 
 # -- hybrids -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "vit", "cnn", "swin"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "cnn"])
 def test_effects_equal_those_of_hybrids_built_by_hand(family: str) -> None:
     a, model, data = network(family), rounded(edited(family, LAYERS[family]), 7), data_of(family)
     found = compared(a, adapted(family, model), data, batch_size=7)
@@ -97,7 +96,7 @@ def test_effects_equal_those_of_hybrids_built_by_hand(family: str) -> None:
         assert part.effect.revert.value == pytest.approx(kl(a, reverted, data), rel=1e-3, abs=1e-9), part.name
 
 
-@pytest.mark.parametrize("family", ["bert", "llama", "vit"])
+@pytest.mark.parametrize("family", ["bert", "vit"])
 def test_curves_equal_halves_joined_by_hand(family: str) -> None:
     a, data = network(family), data_of(family)
     model = build(family, 0)
@@ -125,22 +124,16 @@ def test_the_result_does_not_depend_on_batches_and_order() -> None:
         if x.effect is not None and y.effect is not None:
             assert x.effect.patch.value == pytest.approx(y.effect.patch.value, rel=1e-3, abs=1e-10)
             assert x.effect.noise == pytest.approx(y.effect.noise, rel=1e-3, abs=1e-10)
-
-
-def test_the_result_does_not_depend_on_batches_beside_padding_on_the_left() -> None:
     tokenizer = plain_tokenizer()
     tokenizer.padding_side = "left"
     models = build("gpt2", 0), edited("gpt2", LAYERS["gpt2"])
     a, b = (hf_stitch.load(model, processor=tokenizer) for model in models)
-    one, two = (compared(a, b, TEXTS, batch_size=size).outputs for size in (1, 40))
-    assert one is not None and two is not None
-    assert one.forth.value == pytest.approx(two.forth.value, rel=1e-4)
+    outputs = [compared(a, b, TEXTS[:12], batch_size=size).outputs for size in (1, 12)]
+    assert outputs[0].forth.value == pytest.approx(outputs[1].forth.value, rel=1e-4)  # type: ignore[union-attr]
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("family", "levels"), [*((each, None) for each in FAMILIES), ("bert", 127), ("llama", 127), ("cnn", 127)]
-)
+@pytest.mark.parametrize(("family", "levels"), [*((each, None) for each in FAMILIES), ("bert", 127), ("llama", 127)])
 def test_a_planted_block_is_the_finding(family: str, levels: int | None) -> None:
     model = edited(family, LAYERS[family])
     found = compared(
@@ -153,8 +146,10 @@ def test_a_planted_block_is_the_finding(family: str, levels: int | None) -> None
         assert found.causes[0].effect is not None and found.causes[0].effect.share.value == pytest.approx(1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("copied", ["bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("family", "copied"),
+    [*((each, "bfloat16") for each in FAMILIES), ("bert", "int8"), ("llama", "int8")],
+)
 def test_copies_have_no_findings(family: str, copied: str) -> None:
     model = build(family, 0)
     model = model.to(torch.bfloat16) if copied == "bfloat16" else rounded(model, 127)
@@ -175,8 +170,6 @@ def test_a_block_is_divided_into_attention_and_mlp() -> None:
     assert [part.name for part in found.causes] == names[:1]
     assert found.causes[0].effect is not None and found.causes[0].effect.share.value == pytest.approx(1)
     assert names[1] in found.curves
-    with pytest.raises(ValueError, match=r"'bert.encoder.layer.7', which is no part of the network; did you mean"):
-        compared(network("bert"), adapted("bert", model), TEXTS, within=["bert.encoder.layer.7"])
 
 
 def test_equal_networks_have_no_difference() -> None:
@@ -188,44 +181,36 @@ def test_equal_networks_have_no_difference() -> None:
 
 
 @pytest.mark.parametrize("family, form", [
-    *(("bert", form) for form in ("lora", "compiled", "wrapped", "weight norm", "old weight norm", "int8", "fp16")),
-    *(("llama", form) for form in ("pruned", "old spectral norm", "orthogonal", "tensor subclass", "offloaded")),
-    *(("llama", form) for form in ("half pruned", "int8")),
+    *(("bert", form) for form in ("lora", "compiled", "wrapped", "int8", "fp16")),
+    *(("llama", form) for form in ("old spectral norm", "tensor subclass", "offloaded", "half pruned")),
 ])  # fmt: skip
 def test_any_form_of_a_network_is_read(family: str, form: str) -> None:
     a, b = adapter_of(family, twin(family, form)), load_form(family, form)
     found = compared(a, b, TEXTS)
-    most = {"lora": 1e-6, "weight norm": 1e-6, "old weight norm": 1e-6, "int8": 0.01, "fp16": 0.001}.get(form, 0.0)
-    assert found.weights.change <= most
+    assert found.weights.change <= {"lora": 1e-6, "int8": 0.01, "fp16": 0.001}.get(form, 0.0)
     assert not found.causes and not found.missing and not found.extra
     backwards = compared(b, a, TEXTS)
     assert backwards.weights.change == pytest.approx(found.weights.change, rel=0.01, abs=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft reads what transformers 5.24 renamed
-@pytest.mark.parametrize("trained", [False, True])
-def test_an_adapter_of_peft_is_its_product(trained: bool) -> None:
+def test_an_adapter_of_peft_is_its_product() -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["query", "value"], r=2)
     model = peft.get_peft_model(build("bert", 0), config).eval()
     a, b = network("bert"), hf_stitch.load(model, processor=plain_tokenizer())
-    if trained:
-        name = "bert.encoder.layer.1.attention.self.query"
-        layer = b.model.get_submodule(name)
-        layer.lora_B["default"].weight.data.fill_(0.3)
-        found = compared(a, b, TEXTS)
-        changed = found.parts[2].weights
-        delta = layer.get_delta_weight("default").norm() / sum(
-            value.norm() ** 2 for value in a.model.get_submodule("bert.encoder.layer.1").parameters()
-        ).sqrt()  # fmt: skip
-        assert changed.change == pytest.approx(float(delta), rel=1e-5)
-        assert changed.rank < 0.07  # one direction of 32
-        assert found.parts[2].effect is not None and found.parts[2].effect.share.value == pytest.approx(1)
-        return
-    found = compared(a, b, TEXTS)
-    assert found.weights.change == 0.0
-    assert found.outputs is not None and found.outputs.forth.value == 0.0
-    assert found.outputs.agreement is not None and found.outputs.agreement.value == 1.0
+    untrained = compared(a, b, TEXTS)
+    assert untrained.weights.change == 0.0
+    assert untrained.outputs is not None and untrained.outputs.forth.value == 0.0
+    assert untrained.outputs.agreement is not None and untrained.outputs.agreement.value == 1.0
+    layer = b.model.get_submodule("bert.encoder.layer.1.attention.self.query")
+    layer.lora_B["default"].weight.data.fill_(0.3)
+    part = compared(a, b, TEXTS).parts[2]
+    block = a.model.get_submodule("bert.encoder.layer.1")
+    size = sum(value.norm() ** 2 for value in block.parameters()) ** 0.5
+    assert part.weights.change == pytest.approx(float(layer.get_delta_weight("default").norm() / size), rel=1e-5)
+    assert part.weights.rank < 0.07  # one direction of 32
+    assert part.effect is not None and part.effect.share.value == pytest.approx(1)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -269,6 +254,20 @@ def test_parametrisations_and_masks_are_applied() -> None:
     assert list(found) == ["0.bias", "0.weight", "1.bias", "1.weight", "2.0.bias", "2.0.weight"]
 
 
+def test_weights_that_hooks_make_are_those_of_the_next_forward() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    torch.nn.utils.weight_norm(model[0])
+    nn.utils.prune.l1_unstructured(model[1], "weight", 0.5)
+    model[0].weight_v.data[0] *= 3  # the attribute is older
+    model[1].weight_orig.data *= 2
+    found = effective(model)
+    assert list(found) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    model(torch.ones(1, 6))
+    for name in "01":
+        assert torch.allclose(found[f"{name}.weight"], model[int(name)].weight)
+
+
 # -- other names and shapes --------------------------------------------------------------------------------------------
 def test_prefixes_do_not_matter() -> None:
     a = network("bert")
@@ -276,19 +275,11 @@ def test_prefixes_do_not_matter() -> None:
     found = compared(a, b)
     assert found.weights.change == 0 and found.missing == ("classifier.weight", "classifier.bias")
     assert found.verdict.startswith("All weights are equal.")
-    with pytest.raises(ValueError, match="one network has a head and the other has none"):
-        compared(a, b, TEXTS)
 
 
 def test_another_number_of_classes_is_told() -> None:
-    a, model = network("bert"), build("bert", 0)
-    model.classifier = nn.Linear(32, 7)
-    model.config.num_labels = 7
-    b = adapted("bert", model)
-    found = compared(a, b)
+    found = compared(network("bert"), with_another_head(7))
     assert found.reshaped == ("classifier.weight (3, 32) against (7, 32)", "classifier.bias (3,) against (7,)")
-    with pytest.raises(ValueError, match=r"outputs have the shapes \(40, 3\) and \(40, 7\)"):
-        compared(a, b, TEXTS)
 
 
 def test_a_longer_vocabulary_is_compared_on_common_tokens() -> None:
@@ -408,36 +399,49 @@ def test_networks_that_cannot_go_on_from_known_outputs_run_whole() -> None:
 
 
 def test_a_text_of_one_token_has_no_next_token() -> None:
-    found = compared(network("gpt2"), adapted("gpt2", edited("gpt2", LAYERS["gpt2"])), [WORDS[0], *TEXTS], batch_size=1)
+    found = compared(
+        network("gpt2"), adapted("gpt2", edited("gpt2", LAYERS["gpt2"])), [WORDS[0], *TEXTS[:5]], batch_size=1
+    )
     assert found.outputs is not None and np.isfinite(found.outputs.scores["cross-entropy"][:2]).all()
 
 
-def test_weights_that_hooks_make_are_those_of_the_next_forward() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
-    torch.nn.utils.weight_norm(model[0])
-    nn.utils.prune.l1_unstructured(model[1], "weight", 0.5)
-    model[0].weight_v.data[0] *= 3  # the attribute is older
-    model[1].weight_orig.data *= 2
-    found = effective(model)
-    assert list(found) == ["0.bias", "0.weight", "1.bias", "1.weight"]
-    model(torch.ones(1, 6))
-    for name in "01":
-        assert torch.allclose(found[f"{name}.weight"], model[int(name)].weight)
+def with_another_head(classes: int) -> Adapter:
+    model = build("bert", 0)
+    model.classifier, model.config.num_labels = nn.Linear(32, classes), classes
+    return adapted("bert", model)
 
 
-def test_other_architectures_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"no versions of one network. Compare their activations with hf_stitch.compare"
-    ):
-        compared(network("bert"), network("gpt2"))
-
-
-def test_weights_that_are_not_finite_are_named() -> None:
+def not_finite() -> Adapter:
     model = build("bert", 0)
     model.classifier.weight.data[0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"classifier.weight of the second network .* not finite"):
-        compared(network("bert"), adapted("bert", model))
+    return adapted("bert", model)
+
+
+REFUSED: dict[str, tuple[Callable[[], Adapter], dict[str, Any], str]] = {
+    "another architecture": (
+        lambda: network("gpt2"), {}, "no versions of one network. Compare their activations with hf_stitch.compare",
+    ),
+    "weights that are not finite": (not_finite, {}, r"classifier.weight of the second network .* not finite"),
+    "a part that is none": (
+        lambda: network("bert"), {"data": TEXTS, "within": ["bert.encoder.layer.7"]},
+        "'bert.encoder.layer.7', which is no part of the network; did you mean",
+    ),
+    "no head": (
+        lambda: hf_stitch.load(copy.deepcopy(network("bert").model).bert, processor=plain_tokenizer()),
+        {"data": TEXTS}, "one network has a head and the other has none",
+    ),
+    "another number of classes": (
+        lambda: with_another_head(7), {"data": TEXTS}, r"outputs have the shapes \(40, 3\) and \(40, 7\)",
+    ),
+}  # fmt: skip
+"""What the second network is -> what makes it, options, and the message."""
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_compared_is_refused(what: str) -> None:
+    make, options, message = REFUSED[what]
+    with pytest.raises(ValueError, match=message):
+        compared(network("bert"), make(), **options)
 
 
 def test_few_samples_have_no_intervals() -> None:
@@ -458,7 +462,7 @@ def test_labels_give_scores() -> None:
 
 
 # -- networks stay as they are -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("family", ["bert", "cnn", "gpt2"])
+@pytest.mark.parametrize("family", ["bert", "cnn"])
 def test_networks_are_not_changed(family: str) -> None:
     models = build(family, 0), edited(family, LAYERS[family]).to(torch.bfloat16)
     before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
@@ -505,62 +509,20 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     assert found.plot().axes
 
 
-CODE = """
-import numpy, torch
-from torch.nn import Conv2d, Flatten, Linear, ReLU, Sequential
-
-
-def pixels(image):
-    return torch.from_numpy(numpy.array(image.convert("L").resize((8, 8)))).float()[None] / 255
-
-
-def net(size=0.0):
-    torch.manual_seed(0)
-    convolutions = Conv2d(1, 4, 3, padding=1), ReLU(), Conv2d(4, 4, 3, padding=1), ReLU()
-    model = Sequential(*convolutions, Flatten(), Linear(256, 10))
-    model[2].weight.data += size
-    return model.eval(), pixels
-
-
-def tuned():
-    return net(0.5)
-"""
-
-
-@pytest.fixture
-def code(tmp_path: Path) -> Path:
-    (tmp_path / "nets.py").write_text(CODE)
-    return tmp_path / "nets.py"
-
-
 def test_the_command_conforms(code: Path) -> None:
     check_command(command, f"{code}:net", f"{code}:net")
 
 
 @pytest.mark.parametrize(("second", "bound", "status"), [
-    ("tuned", None, 0), ("tuned", "KL=.01", 1), ("net", "KL=.01", 0), ("tuned", "KL=1e9", 0), ("tuned", "KLL=1", 2),
-    ("tuned", "KL", 2),
+    ("tuned", None, 0), ("tuned", "KL=.01", 1), ("net", "KL=.01", 0), ("tuned", "KLL=1", 2), ("tuned", "KL", 2),
 ])  # fmt: skip
 def test_the_command_ends_with_what_it_found(
     code: Path, second: str, bound: str | None, status: int, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     page = tmp_path / "diff.html"
-    more = [] if bound is None else ["--fail-above", bound]
-    given = [
-        "diff",
-        f"{code}:net",
-        f"{code}:{second}",
-        "--data",
-        "sklearn:digits",
-        "--split",
-        "test",
-        "--max-samples",
-        "40",
-        "--report",
-        str(page),
-        *more,
-    ]
-    found = CliRunner().invoke(app, given)
+    data = ["--data", "sklearn:digits", "--split", "test", "--max-samples", "40", "--report", str(page)]
+    bounds = [] if bound is None else ["--fail-above", bound]
+    found = CliRunner().invoke(app, ["diff", f"{code}:net", f"{code}:{second}", *data, *bounds])
     assert found.exit_code == status, (found.output, found.exception)
     assert page.exists() == (status < 2)
     assert ("is" in found.output and "above 0.01" in found.output) == (status == 1)
@@ -586,21 +548,8 @@ print(found.n, *(f"{part.effect.patch} {part.effect.local:.6g} {part.move and pa
 """
 
 
-@pytest.mark.slow
-def test_two_processes_find_what_one_does(code: Path, tmp_path: Path) -> None:
-    (script := tmp_path / "script.py").write_text(SCRIPT)
-    alone = subprocess.run([sys.executable, script, code], capture_output=True, text=True, check=True).stdout
-    launched = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--log-dir",
-        str(tmp_path / "log"),
-    ]
-    subprocess.run([*launched, "--redirects", "3", script, code], check=True)
-    assert [path.read_text() for path in sorted(tmp_path.glob("log/**/stdout.log"))] == [alone, alone]
+def test_two_processes_find_what_one_does(code: Path, alone_and_launched: Callable[..., str]) -> None:
+    alone_and_launched(SCRIPT, code)
 
 
 @pytest.mark.parametrize("shape", [(6, 8), (6, 5, 8), (6, 8, 2, 2)])

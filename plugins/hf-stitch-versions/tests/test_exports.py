@@ -36,11 +36,10 @@ from exported import (  # noqa: E402
 
 from tests.tiny_networks import plain_tokenizer  # noqa: E402  isort: skip
 
-FAST = [("vit", True), ("vit", False), ("cnn", False)]
 FAMILIES = ("vit", "cnn", "bert", "deit", "swin", "convnext", "gpt2", "llama", "roberta", "t5")
 BY_EXPORTER = [True, pytest.param(False, id="torchscript")]
 HONEST = [
-    pytest.param(family, dynamo, marks=[pytest.mark.slow] * ((family, dynamo) not in FAST))
+    (family, dynamo)
     for family in FAMILIES for dynamo in (True, False) if (family, dynamo) != ("t5", True)  # which is not exported
 ]  # fmt: skip
 OLD = "/bert/encoder/layer.1/"
@@ -52,44 +51,33 @@ WRONG: list[tuple[str, bool, str, str, Change, str]] = [
     ("vit", True, "Add", "vit.layers.1", reads(1, 0), ""),
     ("vit", False, "Add", "/vit/layers.1", reads(1, 0), "vit.layers.1"),
     ("cnn", False, "Relu", "/layer2/layer2.0/act1", operator("Softplus"), "layer2.0.act1"),
-    ("bert", True, "LayerNormalization", f"{LAYER}output.LayerNorm", FLAT, ""),
     ("bert", True, "Gelu", f"{LAYER}intermediate.intermediate_act_fn", TANH, ""),
     ("bert", True, "Mul", f"{LAYER}attention.self", FEWER, ""),
     ("bert", False, "Mul", f"{OLD}attention/self", FEWER, f"{LAYER}attention.self"),
-    ("bert", False, "Add", f"{OLD}output", reads(1, 0), f"{LAYER}output"),
     ("cnn", True, "Conv", "layer2.0.bn1", weight(lambda w: 0 * w, 2), ""),
     ("bert", True, "Add", f"{LAYER}attention.output.dense", NONE, ""),
     ("bert", True, "MatMul", f"{LAYER}attention.self.query", weight(lambda w: w.T), ""),
-    ("bert", True, "Softmax", f"{LAYER}attention.self", ACROSS, ""),
     ("bert", True, "Add", f"{LAYER}output", reads(1, 0), ""),
     ("bert", True, "Where", "bert.encoder.layer.0.attention.self", weight(lambda w: 0 * w, 2), ""),
     ("bert", False, "LayerNormalization", f"{OLD}output/LayerNorm", FLAT, f"{LAYER}output.LayerNorm"),
-    ("bert", False, "MatMul", f"{OLD}attention/self/query", weight(lambda w: w.T), f"{LAYER}attention.self.query"),
     ("vit", True, "Conv", "vit.embeddings.patch_embeddings.projection", weight(lambda w: 0 * w, 2), ""),
     ("vit", True, "Add", "vit.embeddings", weight(lambda w: w[:, ::-1]), ""),
-    ("gpt2", True, "LayerNormalization", f"{BLOCK}.ln_1", FLAT, ""),
-    ("gpt2", True, "Mul", f"{BLOCK}.attn", FEWER, ""),
     ("gpt2", True, "Gemm", f"{BLOCK}.attn.c_attn", weight(lambda w: 0 * w, 2), ""),
     ("gpt2", True, "Tanh", f"{BLOCK}.mlp.act", operator("Erf"), ""),
     ("gpt2", True, "Add", BLOCK, reads(0, 1), ""),
     ("llama", True, "Add", f"{DECODER}input_layernorm", weight(lambda w: w + 0.05), ""),
     ("llama", True, "Neg", f"{DECODER}self_attn", operator("Identity"), ""),
     ("llama", True, "Sin", "model.rotary_emb", operator("Cos"), ""),
-    ("llama", True, "Mul", "model.rotary_emb", FEWER, ""),
     ("llama", True, "Sigmoid", f"{DECODER}mlp.act_fn", operator("Tanh"), ""),
     ("llama", True, "Mul", f"{DECODER}mlp", reads(0, 1), ""),
     ("cnn", True, "AveragePool", "layer2.0.downsample.0", attributes(kernel_shape=[1, 1]), ""),
-    ("cnn", True, "Add", "layer2.0", reads(0, 1), ""),
     ("cnn", False, "Add", "/layer2/layer2.0", reads(0, 1), "layer2.0"),
     ("cnn", False, "Conv", "/layer2/layer2.0/conv1", weight(lambda w: 0 * w, 2), "layer2.0"),  # it has no batch norm
     ("deit", True, "Gelu", "blocks.1.mlp.act", TANH, ""),
-    ("deit", True, "Softmax", "blocks.1.attn", ACROSS, ""),
-    ("deit", False, "Add", "/blocks/blocks.1", reads(0, 1), "blocks.1"),
     ("swin", True, "Softmax", "layers.0.blocks.1.attn.softmax", ACROSS, ""),
     ("swin", False, "Gelu", "/layers/layers.0/blocks/blocks.1/mlp/act", TANH, "layers.0.blocks.1.mlp.act"),
     ("t5", False, "Softmax", "/encoder/block.1/layer.0/SelfAttention", ACROSS,
      "encoder.block.1.layer.0.SelfAttention"),
-    ("t5", False, "Add", "/encoder/block.1/layer.0", reads(0, 1), "encoder.block.1.layer.0"),
 ]  # fmt: skip
 """Family, exporter, the operator and the module that it is in, what is made wrong, and the module to be named."""
 
@@ -124,7 +112,6 @@ def test_an_honest_export_is_the_same(family: str, dynamo: bool, exports: Any) -
     assert found.by_names and len(found.modules) > 30
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", BY_EXPORTER)
 def test_a_layer_that_is_called_several_times(dynamo: bool, tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
@@ -155,8 +142,7 @@ def test_calls_are_numbered(tmp_path: Path) -> None:
 # -- wrong operators ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("family", "dynamo", "kind", "scope", "change", "named"),
-    [pytest.param(*each, id="-".join((*map(str, each[:4]),)), marks=[pytest.mark.slow] * (place > 3))
-     for place, each in enumerate(WRONG)],
+    [pytest.param(*each, id="-".join((*map(str, each[:4]),))) for each in WRONG],
 )  # fmt: skip
 def test_the_module_of_a_wrong_operator_is_named(
     family: str, dynamo: bool, kind: str, scope: str, change: Change, named: str, exports: Any, tmp_path: Path
@@ -187,7 +173,6 @@ def test_values_pair_what_has_lost_its_names(exports: Any, tmp_path: Path) -> No
     assert compared(a, without_names(wrong, wrong)).findings[0].module == "vit.layers.1.layernorm_after"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", BY_EXPORTER)
 @pytest.mark.parametrize("family", ["bert", "cnn", "deit"])
 def test_a_graph_that_was_optimised_before_is_the_same(family: str, dynamo: bool, exports: Any) -> None:

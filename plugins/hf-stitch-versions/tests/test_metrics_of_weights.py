@@ -16,7 +16,6 @@ from hf_stitch_versions.changes.weights import dense, effective
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch import registries
 from hf_stitch.adapters import unwrap
 from hf_stitch.metrics import NotComparable, WeightMetric
 from hf_stitch.statistics import Weights
@@ -26,7 +25,7 @@ from tests.forms import RANK, TARGETS, form_of  # isort: skip
 from tests.tiny_networks import build  # isort: skip
 
 METRICS = {"weight_cosine": WeightCosine, "relative_change": RelativeChange, "update_rank": UpdateRank}
-FAMILIES = ("bert", "gpt2", "llama", "t5", "vit", "swin", "cnn")
+FAMILIES = ("bert", "gpt2", "t5", "swin", "cnn")
 """Transformers of text have no convolutions; GPT-2 keeps its matrices transposed."""
 
 
@@ -66,12 +65,6 @@ def expected(name: str, x: list[np.ndarray], y: list[np.ndarray]) -> float:
         found.append((np.exp(-(share * np.log(share)).sum()) / min(change.shape), energy))
     ranks, energies = np.array(found).T
     return float((ranks * energies).sum() / energies.sum())
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_registered_by_name(name: str) -> None:
-    assert registries.metrics.get(name) is METRICS[name]
-    assert registries.metrics.entry(name).origin == "plugin hf-stitch-versions 0.1.0"
 
 
 @pytest.mark.parametrize("family", ["gpt2", "cnn"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,12 +148,9 @@ def test_not_a_number_on_one_side_is_a_difference() -> None:
 
 
 # -- honest pairs ------------------------------------------------------------------------------------------------------
-FAST = ("bfloat16", "eager", "LoRA", "headless", "timm", "port")
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in FAST)) for kind in honest.TABLE]
-)
+@pytest.mark.parametrize("kind", honest.TABLE)
 def test_an_honest_pair_is_the_same(kind: str) -> None:
     pair = honest.pair(kind, honest.TABLE[kind][1][0])
     found = compared(pair.a, pair.b, pair.data, **pair.options)
@@ -204,11 +200,6 @@ def test_code_that_torch_compile_returns_is_compared_too() -> None:
     assert "so it is the operation" in found.verdict and "nothing of it is left" not in found.verdict
 
 
-def test_code_of_a_network_without_a_length_is_compared() -> None:
-    model = first("vit").model
-    assert compared(first("vit"), torch.compile(copy.deepcopy(model), backend="eager")).is_same
-
-
 def test_compiled_code_is_compared_too() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)).eval()
     code = copy.deepcopy(model)
@@ -216,6 +207,8 @@ def test_compiled_code_is_compared_too() -> None:
     found = compared(*(hf_stitch.load(each, example_inputs=torch.randn(2, 4)) for each in (model, code)))
     assert found.is_same
     assert found.modules[-1].name == "compiled code"
+    whole = torch.compile(copy.deepcopy(first("vit").model), backend="eager")  # which has no length
+    assert compared(first("vit"), whole).is_same
 
 
 def test_attention_that_is_not_finite_in_float64_is_no_difference() -> None:
@@ -265,23 +258,8 @@ for given in (data, None):
 """
 
 
-@pytest.mark.slow
-def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
-    (script := tmp_path / "script.py").write_text(SCRIPT)
-    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.splitlines()
-    launched = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--log-dir",
-        str(tmp_path / "log"),
-    ]
-    subprocess.run([*launched, "--redirects", "3", script], check=True)
-    told = [path.read_text().splitlines() for path in sorted(tmp_path.glob("log/**/stdout.log"))]
-    assert told == [alone, alone]
-    assert alone[0].startswith("20 ['1'] ")
+def test_two_processes_find_what_one_does(alone_and_launched: Callable[..., str]) -> None:
+    assert alone_and_launched(SCRIPT).startswith("20 ['1'] ")
 
 
 class Shifted(nn.Module):
@@ -315,11 +293,24 @@ def test_masks_are_compared_at_queries_of_real_tokens() -> None:
 
 
 # -- inputs and refusals -----------------------------------------------------------------------------------------------
-def test_other_token_ids_are_told() -> None:
-    other = hf_stitch.load(copy.deepcopy(first("bert").model), processor=other_tokenizer())
-    found = compared(first("bert"), other, TEXTS)
+def left_padded() -> Any:
+    tokenizer = plain_tokenizer()
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("family", "tokenizer", "told"),
+    [
+        ("bert", other_tokenizer, "input_ids differs in sample 0 at 0: "),
+        ("gpt2", left_padded, "padding is on the other side"),
+    ],
+)
+def test_other_inputs_are_told(family: str, tokenizer: Callable[[], Any], told: str) -> None:
+    other = hf_stitch.load(copy.deepcopy(first(family).model), processor=tokenizer())
+    found = compared(first(family), other, TEXTS)
     assert not found.is_same and not found.findings and found.complete
-    assert found.inputs[0].startswith("input_ids differs in sample 0 at 0: ")
+    assert found.inputs[0].startswith(told)
     assert found.verdict.endswith("On the same inputs, the networks are the same.")
 
 
@@ -337,13 +328,6 @@ def test_inputs_of_later_batches_are_told() -> None:
 def test_inputs_rounded_to_the_dtype_of_a_network_are_no_difference() -> None:
     model = copy.deepcopy(first("vit").model).bfloat16()
     assert compared(first("vit"), loaded("vit", model), honest.PICTURES).is_same
-
-
-def test_what_does_not_run_is_refused() -> None:
-    wide = nn.Sequential(nn.Linear(7, 3), nn.ReLU())
-    with pytest.raises(ValueError, match=r"the second network does not run on the inputs of the first: RuntimeError"):
-        compared(*(hf_stitch.load(each, example_inputs=torch.randn(2, each[0].in_features))
-                   for each in (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), wide)))  # fmt: skip
 
 
 def test_tied_weights_and_attributes_that_hold_tensors_are_no_difference() -> None:
@@ -365,25 +349,12 @@ def test_tied_weights_and_attributes_that_hold_tensors_are_no_difference() -> No
     assert not finding.weights and finding.settings == ("scale 1.0 against 2.0",)
 
 
-def test_padding_on_the_other_side_is_told() -> None:
-    tokenizer = plain_tokenizer()
-    tokenizer.padding_side = "left"
-    other = hf_stitch.load(copy.deepcopy(first("gpt2").model), processor=tokenizer)
-    found = compared(first("gpt2"), other, TEXTS)
-    assert found.inputs[0] == "padding is on the other side"
-    assert not found.is_same and not found.findings
-
-
 RAGGED = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(2 + i // 2)) for i in range(16)]
 
 
 @pytest.mark.parametrize(("bug", "same_as_first"), [("eps", True), ("no bias", False)])
-def test_neither_the_batch_size_nor_the_order_of_texts_padded_on_the_left_counts(bug: str, same_as_first: bool) -> None:
-    pair = []
-    for adapter in (first("gpt2"), with_bugs("gpt2", bug)):
-        tokenizer = plain_tokenizer()
-        tokenizer.padding_side = "left"
-        pair.append(hf_stitch.load(adapter.model, processor=tokenizer))
+def test_neither_batches_nor_the_order_of_padded_texts_count(bug: str, same_as_first: bool) -> None:
+    pair = [hf_stitch.load(each.model, processor=left_padded()) for each in (first("gpt2"), with_bugs("gpt2", bug))]
     assert not pair[0].preprocess(RAGGED[:8])["attention_mask"][:, 0].all()
     shuffled = random.Random(0).sample(RAGGED, len(RAGGED))
     alone = compared(*pair, RAGGED, batch_size=1)
@@ -397,28 +368,43 @@ def test_neither_the_batch_size_nor_the_order_of_texts_padded_on_the_left_counts
         assert [each.name for each in found.modules] == [each.name for each in alone.modules]
         for one, other in zip(alone.modules, found.modules, strict=True):
             assert other.difference == pytest.approx(one.difference, rel=1e-9, abs=1e-15), one.name
-            assert other.ratio == pytest.approx(one.ratio, rel=0.1, abs=1e-6), (
-                one.name
-            )  # the null is rounding, and varies
+            # the null is rounding, and varies
+            assert other.ratio == pytest.approx(one.ratio, rel=0.1, abs=1e-6), one.name
 
 
-def test_other_widths_are_refused() -> None:
+def line(width: int) -> Adapter:
+    net = nn.Sequential(nn.Linear(width, 3), nn.ReLU())
+    return hf_stitch.load(net, example_inputs=torch.randn(2, width))
+
+
+def narrow_vit() -> Adapter:
     wide = build("vit", 0)
-    narrow = type(wide)(type(wide.config)(**{**wide.config.to_dict(), "hidden_size": 16})).eval()
-    with pytest.raises(ValueError, match=r"other widths .* Compare them with hf_stitch\.compare"):
-        compared(loaded("vit", wide), loaded("vit", narrow))
+    return loaded("vit", type(wide)(type(wide.config)(**{**wide.config.to_dict(), "hidden_size": 16})).eval())
 
 
-def test_other_networks_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no versions of one network"):
-        compared(first("vit"), first("cnn"))
+OTHERS = hf_stitch.Samples.of(honest.PICTURES[:2], id=("a", "b"))
+REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any, str]] = {
+    "inputs that it does not take": (
+        lambda: line(4), lambda: line(7), None,
+        "the second network does not run on the inputs of the first: RuntimeError",
+    ),
+    "other widths": (
+        lambda: loaded("vit", build("vit", 0)), narrow_vit, None,
+        r"other widths .* Compare them with hf_stitch\.compare",
+    ),
+    "other networks": (lambda: first("vit"), lambda: first("cnn"), None, "no versions of one network"),
+    "activations of other samples": (
+        lambda: first("vit"), lambda: honest.recorded("vit").b, OTHERS, "lack sample 'a'",
+    ),
+}  # fmt: skip
+"""What the second network is -> what makes the two, the data, and the message."""
 
 
-def test_activations_of_other_samples_are_refused() -> None:
-    recorded = honest.recorded("vit").b
-    others = hf_stitch.Samples.of(honest.PICTURES[:2], id=("a", "b"))
-    with pytest.raises(ValueError, match=r"lack sample 'a'"):
-        compared(first("vit"), recorded, others)
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_compared_is_refused(what: str) -> None:
+    one, two, data, message = REFUSED[what]
+    with pytest.raises(ValueError, match=message):
+        compared(one(), two(), data)
 
 
 def test_recorded_activations_that_differ_are_found(tmp_path: Path) -> None:
@@ -488,7 +474,6 @@ def test_the_command_ends_with_what_it_found(code: Path, second: str, status: in
 
 
 # -- the whole corpus --------------------------------------------------------------------------------------------------
-@pytest.mark.slow
 def test_most_bugs_are_named_exactly() -> None:
     named, missed = 0, []
     for each in planted.names():
@@ -502,7 +487,6 @@ def test_most_bugs_are_named_exactly() -> None:
     assert named >= 0.95 * (named + len(missed)), missed
 
 
-@pytest.mark.slow
 def test_honest_pairs_are_the_same() -> None:
     flagged = []
     for each in honest.names():

@@ -73,6 +73,12 @@ def folder(body: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture
+def place(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the saved encoder, which a test may change."""
+    return Path(shutil.copytree(folder, tmp_path / "encoder"))
+
+
 def output(adapter: hf_stitch.Adapter, samples: list[str] = SAMPLES) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = adapter.forward(adapter.preprocess(samples))
@@ -229,10 +235,8 @@ def test_an_encoder_without_its_training(folder: Path) -> None:
     assert "5 × 5 layers" in str(plan)
 
 
-def test_the_transformer_may_be_in_a_folder_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_the_transformer_may_be_in_a_folder_of_its_own(folder: Path, place: Path) -> None:
     """The layout of older versions."""
-    place = tmp_path / "encoder"
-    shutil.copytree(folder, place)
     (place / "0_Transformer").mkdir()
     modules = json.loads((place / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
@@ -255,9 +259,7 @@ def test_without_the_library_the_error_says_what_to_do(
     assert type(hf_stitch.load(folder, task="feature-extraction").model) is transformers.BertModel
 
 
-def test_code_of_others_runs_only_if_it_is_trusted(folder: Path, tmp_path: Path) -> None:
-    place = tmp_path / "encoder"
-    shutil.copytree(folder, place)
+def test_code_of_others_runs_only_if_it_is_trusted(folder: Path, place: Path, tmp_path: Path) -> None:
     modules = json.loads((place / "modules.json").read_text())
     modules.append({"idx": 4, "name": "4", "path": "4_Other", "type": "modeling_other.Other"})
     (place / "modules.json").write_text(json.dumps(modules))
@@ -287,12 +289,15 @@ def test_code_of_others_runs_only_if_it_is_trusted(folder: Path, tmp_path: Path)
         ("2_Dense/model.safetensors", r"Could not find 'model.safetensors'"),
     ],
 )
-def test_an_incomplete_copy_is_refused(lost: str, message: str, folder: Path, tmp_path: Path) -> None:
-    place = tmp_path / "encoder"
-    shutil.copytree(folder, place)
+def test_an_incomplete_copy_is_refused(lost: str, message: str, place: Path) -> None:
     shutil.rmtree(place / lost) if (place / lost).is_dir() else (place / lost).unlink()
     with pytest.raises((ValueError, OSError), match=message):
         hf_stitch.load(place)
+
+
+def test_an_option_that_nothing_takes_is_named(folder: Path) -> None:
+    with pytest.raises(TypeError, match="no_such_option"):
+        hf_stitch.load(folder, no_such_option=1)
 
 
 def test_a_cross_encoder_is_a_network_with_a_head(tmp_path: Path) -> None:
@@ -337,12 +342,10 @@ def test_a_chat_template_is_refused_by_name(tmp_path: Path) -> None:
     assert hf_stitch.load(model, processor=model.tokenizer).layers[-1] == "embedding"
 
 
-def test_weights_that_the_folder_lacks_are_not_drawn(folder: Path, tmp_path: Path) -> None:
+def test_weights_that_the_folder_lacks_are_not_drawn(folder: Path, place: Path) -> None:
     """A pooler that no pooling reads is left out, so that two loads are one network; other weights are refused."""
     from safetensors.torch import load_file, save_file
 
-    place = tmp_path / "encoder"
-    shutil.copytree(folder, place)
     weights = load_file(place / "model.safetensors")
     whole = {name: value for name, value in weights.items() if not name.startswith("pooler.")}
     save_file(whole, place / "model.safetensors", metadata={"format": "pt"})

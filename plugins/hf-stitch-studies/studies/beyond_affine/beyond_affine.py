@@ -25,9 +25,9 @@ from dr_frankenstein import base_training, images, networks
 from hf_stitch_embeddings import ResidualMLP
 from language_models import decoders
 from study import percentiles, ranged, table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.adapters import untrained
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.artefacts.joining import join
@@ -60,6 +60,7 @@ TRAIN, TEST, STEPS, BATCH, ROWS = (4000, 320), (2000, 100), (200, 40), (64, 16),
 their samples; samples whose rows the MLP is fitted to before it is trained."""
 VIT_IMAGES, VIT_EPOCHS = 50_000, 4
 RANK, HIDDEN = 8, 128
+FIGURES = ("relative_accuracy", "bits_per_character")
 
 
 @dataclass(frozen=True)
@@ -69,28 +70,18 @@ class Pair:
     name: str  # name of the pair
     source: Any  # the source
     blank: Any  # the source with random weights
-    target: hf_stitch.Adapter  # the target
+    target: Adapter  # the target
     cuts: tuple[tuple[str, str], ...]  # layers of the source and of the target, by depth
-    train: hf_stitch.Samples  # samples that maps are fitted to
-    test: hf_stitch.Samples  # held-out samples
+    train: Samples  # samples that maps are fitted to
+    test: Samples  # held-out samples
 
     @property
     def is_language(self) -> bool:
         return self.name == "decoders"
 
     @property
-    def matcher(self) -> TaskLoss:
-        """The training."""
-        steps, batch = STEPS[self.is_language], BATCH[self.is_language]
-        return TaskLoss(max_steps=steps, batch_size=batch, schedule="cosine")
-
-    @property
-    def figure(self) -> str:
-        return "bits_per_character" if self.is_language else "relative_accuracy"
-
-    @property
     def task(self) -> str:
-        return "text-generation" if self.is_language else "image-classification"
+        return ("image-classification", "text-generation")[self.is_language]
 
 
 def of_images(name: str, arguments: argparse.Namespace) -> Pair:
@@ -119,20 +110,14 @@ def of_images(name: str, arguments: argparse.Namespace) -> Pair:
 
 def of_texts(arguments: argparse.Namespace) -> Pair:
     """Read the decoders: the fine one is the source, the coarse one the target."""
-    both = [
-        hf_stitch.load(
-            AutoModelForCausalLM.from_pretrained(arguments.decoders / name).eval(),
-            processor=AutoTokenizer.from_pretrained(arguments.decoders / name),
-        )
-        for name in ("fine", "coarse")
-    ]
+    both = [decoders.load(arguments.decoders, name) for name in ("fine", "coarse")]
     train, test = decoders.passages(arguments.texts)
     random = np.random.default_rng(0)
     train, test = (
         [part[i] for i in random.permutation(len(part))[:count]] for part, count in ((train, TRAIN[1]), (test, TEST[1]))
     )
     source, blank = (PrefixAdapter(each, both[1], own=True) for each in (both[0], untrained(both[0])))
-    train, test = hf_stitch.Samples.of(train), hf_stitch.Samples.of(test)
+    train, test = Samples.of(train), Samples.of(test)
     return Pair("decoders", source, blank, both[1], CUTS["decoders"], train, test)
 
 
@@ -144,6 +129,8 @@ def starts(pair: Pair) -> dict[str, Matcher]:
 def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[str, Any]:
     """Fit, train, score and audit all stitches at one cut."""
     specs = pair.source.spec(cut[0]), pair.target.spec(cut[1])
+    steps, batch = STEPS[pair.is_language], BATCH[pair.is_language]
+    matcher = TaskLoss(max_steps=steps, batch_size=batch, schedule="cosine")
     found: dict[str, Any] = {"parameters": {}, "seconds": {}}
     drawn: dict[str, Any] = {}
     models = {}
@@ -168,11 +155,11 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
 
         layers[CLOSED] = Ridge().match(CollectedParts(*specs, "none", statistics)).only
         for name, start in starts(pair).items():
-            trained(name, start, pair.matcher)
+            trained(name, start, matcher)
         if front == "trained":
-            half = (pair.matcher.max_steps or 0) // 2
-            first = replace(pair.matcher, max_steps=half, feature_steps=half)
-            fast = replace(pair.matcher, lr=1e-2)  # short training converges from a random start with larger steps only
+            half = STEPS[pair.is_language] // 2
+            first = replace(matcher, max_steps=half, feature_steps=half)
+            fast = replace(matcher, lr=1e-2)  # short training converges from a random start with larger steps only
             trained(FEATURES[0], Ridge(), first)
             trained(FEATURES[1], Random(), fast)
             trained(FEATURES[2], Random(), replace(first, lr=fast.lr))
@@ -181,7 +168,8 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
         scoring = Scoring(pair.target, {"": halves}, list(halves.predictors(layers)), task)
         scored = scoring.run(PairedSamples.of(pair.test), Run(progress=False)).answers[""]
         drawn[front] = {
-            name: rows[pair.figure] for name, rows in task.drawn(scored, resamples=RESAMPLES, seed=0).items()
+            name: rows[FIGURES[pair.is_language]]
+            for name, rows in task.drawn(scored, resamples=RESAMPLES, seed=0).items()
         }
         if front == "trained":
             models = {
@@ -220,7 +208,7 @@ def run(pair: Pair) -> dict[str, Any]:
     trained, blank = (
         CollectedPair(Networks(source, pair.target).at(pair.cuts), samples, how) for source in (pair.source, pair.blank)
     )
-    record: dict[str, Any] = {"figure": pair.figure, "cuts": {}}
+    record: dict[str, Any] = {"figure": FIGURES[pair.is_language], "cuts": {}}
     for cut in pair.cuts:
         print(f"{pair.name} {' → '.join(cut)}", flush=True)
         record["cuts"][" → ".join(dict.fromkeys(cut))] = measure(pair, cut, trained.moments(cut), blank.moments(cut))
@@ -272,16 +260,6 @@ def section(name: str, record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-VERDICT = {
-    (): "It becomes no default: on neither start the gain is above 0 for all pairs.",
-    ("random",): "It helps a random start on all pairs, and an affine start not on all. Training starts from an affine "
-    "map by default, so that the default stays without.",
-    ("affine",): "It helps an affine start on all pairs, and a random one not on all.",
-    ("affine", "random"): "It helps both starts on all pairs.",
-}
-"""Starts that final features first help on all pairs -> what follows."""
-
-
 def page(record: dict[str, Any]) -> str:
     pairs = record["pairs"]
     found = [(TITLES[name], cut, each) for name, pair in pairs.items() for cut, each in pair["cuts"].items()]
@@ -289,6 +267,7 @@ def page(record: dict[str, Any]) -> str:
     total = len(found) * len(KINDS[1:])
     out = {row: sum(each["audits"][row]["in_distribution"] is False for *_, each in found) for row in (CLOSED, *KINDS)}
     starts = {"affine": (AFFINE, FEATURES[0]), "random": FEATURES[1:]}
+    defaults = study.listed(__file__)["default"]
     helped = tuple(k for k in starts if all(pair[f"features of {k}"][1] > 0 for pair in pairs.values()))
 
     def scores(_: str, kind: str, pair: dict[str, Any], first: int) -> str:
@@ -304,7 +283,7 @@ def page(record: dict[str, Any]) -> str:
             "final features first": partial(scores, first=1),
             "difference, mean over depths": lambda _, kind, pair: ranged(pair[f"features of {kind}"], 3),
         }),
-        default=VERDICT[helped], machine=next(iter(pairs.values()))["machine"],
+        default=defaults[" and ".join(helped) or "none"], machine=next(iter(pairs.values()))["machine"],
         minutes=sum(each["seconds"] for each in pairs.values()) / 60,
     )  # fmt: skip
 
@@ -313,17 +292,14 @@ def main() -> None:
     options = "data-dir", "published", "networks", "texts"
     parser = study.parser(__doc__, *options, required={"published", "texts", "out"})
     parser.add_argument("--decoders", type=Path, required=True, help="folder of the decoders")
-    parser.add_argument("--only", choices=TITLES, action="append", help="pair to run. Repeatable. [default: all]")
     arguments = parser.parse_args()
 
     def measured(name: str) -> dict[str, Any]:
         return run(of_texts(arguments) if name == "decoders" else of_images(name, arguments))
 
-    chosen = arguments.only or TITLES
-    pairs = {name: study.kept(arguments.out / f"{name}.json", partial(measured, name)) for name in chosen}
-    if len(pairs) == len(TITLES):
-        settings = (
-            f"{TRAIN[0]:,} images and {TRAIN[1]:,} texts, {STEPS[0]} steps of {BATCH[0]} images and {STEPS[1]} of "
-            f"{BATCH[1]} texts (Adam, 0.001, cosine), scored on {TEST[0]:,} and {TEST[1]:,} held-out ones"
-        )
-        study.leave("beyond_affine", {"settings": settings, "pairs": pairs}, page, arguments.out)
+    pairs = {name: study.kept(arguments.out / f"{name}.json", partial(measured, name)) for name in TITLES}
+    settings = (
+        f"{TRAIN[0]:,} images and {TRAIN[1]:,} texts, {STEPS[0]} steps of {BATCH[0]} images and {STEPS[1]} of "
+        f"{BATCH[1]} texts (Adam, 0.001, cosine), scored on {TEST[0]:,} and {TEST[1]:,} held-out ones"
+    )
+    study.leave("beyond_affine", {"settings": settings, "pairs": pairs}, page, arguments.out)

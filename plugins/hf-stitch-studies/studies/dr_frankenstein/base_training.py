@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, get_cosine_schedule_with_warmup, set_seed
 
-import hf_stitch
+from hf_stitch import Adapter
 from hf_stitch.storage.files import write_whole
 
 
@@ -37,14 +37,13 @@ class Base:
     epochs: int
     images: int
     seed: int  # of initial weights, order and augmentation
-    data: str = "cifar10"  # a key of images.DATA
     width: float = 1  # of ResNet-20
     optimizer: str = "sgd"
 
     @property
     def name(self) -> str:
         variant = f"-w{self.width:g}" if self.architecture == "resnet20" else ""
-        return f"{self.architecture}{variant}-{self.data}-{self.optimizer}-{self.images}x{self.epochs}-seed{self.seed}"
+        return f"{self.architecture}{variant}-cifar10-{self.optimizer}-{self.images}x{self.epochs}-seed{self.seed}"
 
     def build(self) -> nn.Module:
         set_seed(self.seed)
@@ -60,15 +59,15 @@ def trained(base: Base, folder: Path, data_dir: str | None) -> nn.Module:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.is_file():
-            train(base, network, *images.read(base.data, "train", base.images, data_dir))
-            right = accuracy(network, *images.read(base.data, "test", 10_000, data_dir))
+            train(base, network, *images.read("cifar10", "train", base.images, data_dir))
+            right = accuracy(network, *images.read("cifar10", "test", 10_000, data_dir))
             state, metadata = network.state_dict(), {"accuracy": f"{right:.4f}"}
             write_whole(path, lambda whole: save_file(state, whole, metadata))
     network.load_state_dict(load_file(path))
     return network.eval()
 
 
-def adapted(bases: Iterable[Base], folder: Path, data_dir: str | None) -> dict[str, hf_stitch.Adapter]:
+def adapted(bases: Iterable[Base], folder: Path, data_dir: str | None) -> dict[str, Adapter]:
     """Load trained networks as adapters: seed -> adapter."""
     return {str(base.seed): networks.adapted(trained(base, folder, data_dir)) for base in bases}
 

@@ -13,7 +13,7 @@ import study
 from dr_frankenstein import experiment, frankenstein
 from dr_frankenstein.experiment import CUTS, TITLES, Networks, Sizes, scored
 
-from hf_stitch.registry import registries
+from hf_stitch import registries
 
 SIZES = Sizes(5_000, 10_000)
 LEAST_SQUARES, PROCRUSTES, RECOLOURED = frankenstein.START, "Procrustes", "recoloured"

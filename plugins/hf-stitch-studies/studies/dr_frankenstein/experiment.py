@@ -10,12 +10,12 @@ import study
 from dr_frankenstein import frankenstein, images, networks
 from dr_frankenstein.base_training import Base, adapted
 
-import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis import Score
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.loop import Schedule
 
-Networks = Mapping[str, hf_stitch.Adapter]
+Networks = Mapping[str, Adapter]
 TASK = "task loss"
 SHORT: dict[str, Any] = {"lr": 1e-2, "schedule": "cosine"}
 """Larger steps, so that short training converges from any initialisation."""
@@ -37,7 +37,7 @@ class Sizes:
     schedule: Schedule = "step"
     batch: int = 128
 
-    def samples(self, data_dir: str | None) -> list[hf_stitch.Samples]:
+    def samples(self, data_dir: str | None) -> list[Samples]:
         """Read the images of CIFAR-10 to match on, and the held-out images."""
         return [images.samples("cifar10", split, getattr(self, split), data_dir) for split in ("train", "test")]
 
@@ -62,7 +62,7 @@ def started(arguments: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
     return {"preset": sizes, "setting": str(sizes), "networks": origin(arguments), "architectures": {}}
 
 
-def loaded(architecture: str, arguments: argparse.Namespace, seeds: int = 2) -> dict[str, hf_stitch.Adapter]:
+def loaded(architecture: str, arguments: argparse.Namespace, seeds: int = 2) -> dict[str, Adapter]:
     """Load the published networks if their folder is given, or else train networks: ascending number -> network."""
     if not arguments.published:
         bases = [Base(architecture, EPOCHS, IMAGES, seed) for seed in range(seeds)]

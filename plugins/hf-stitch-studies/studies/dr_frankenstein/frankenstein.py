@@ -8,18 +8,15 @@ from itertools import product
 import numpy as np
 import torch
 from accelerate import Accelerator
+from dr_frankenstein.stitching import BATCH, collected, logits
 from numpy.typing import NDArray
 from torch import Tensor
 
-import hf_stitch
+from hf_stitch import Adapter, Samples, StitchedModel, registries
 from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.analysis.evaluation import Score
 from hf_stitch.artefacts.joining import join
-from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Matcher
-from hf_stitch.pairs import CollectedPair, Pair as Networks
-from hf_stitch.registry import registries
-from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
 
@@ -94,8 +91,8 @@ def ring(names: Iterable[str]) -> list[Pair]:
 
 @torch.no_grad()
 def answers(
-    networks: Mapping[str, hf_stitch.Adapter], pairs: Sequence[Pair], layers: Sequence[str], train: hf_stitch.Samples,
-    test: hf_stitch.Samples, *, direct: Mapping[str, Matcher], trained: Mapping[str, TaskLoss],
+    networks: Mapping[str, Adapter], pairs: Sequence[Pair], layers: Sequence[str], train: Samples,
+    test: Samples, *, direct: Mapping[str, Matcher], trained: Mapping[str, TaskLoss],
 ) -> Answers:  # fmt: skip
     """Stitch every pair at every layer with every method, and compute logits on the test images.
 
@@ -106,9 +103,8 @@ def answers(
     whole = {}
     for name in dict.fromkeys(b for _, b in pairs):
         group, target = [pair for pair in pairs if pair[1] == name], networks[name]
-        whole[name] = torch.cat([target.forward(target.preprocess(b.samples)) for b in test.batches(500)])
-        same, samples, run = [(layer, layer) for layer in layers], PairedSamples.of(train), Run(500)
-        found = {a: CollectedPair(Networks(networks[a], target).at(same), samples, run) for a, _ in group}
+        whole[name], same = logits(target, test), [(layer, layer) for layer in layers]
+        found = {a: collected(networks[a], target, same, train) for a, _ in group}
         closed = {(a, m): matcher.match(found[a]).layers for a in found for m, matcher in direct.items()}
         maps: dict[tuple[str, Pair], dict[str, StitchingLayer]] = {}
         for layer, (a, b) in product(layers, group):
@@ -128,8 +124,8 @@ def answers(
                 maps[place][method] = end
         for (layer, pair), fitted in maps.items():
             model = join(networks[pair[0]], layer, fitted[START], target, layer, task=target.task)
-            for method, logits in _logits(model, fitted, test).items():
-                found_logits[layer, method, pair] = logits
+            for method, found_of in _logits(model, fitted, test).items():
+                found_logits[layer, method, pair] = found_of
     methods = [*direct, *trained, *BASELINES]
     stitched = {
         layer: {method: torch.stack([found_logits[layer, method, pair] for pair in pairs]) for method in methods}
@@ -138,12 +134,10 @@ def answers(
     return Answers(tuple(pairs), torch.tensor(test.labels), torch.stack([whole[b] for _, b in pairs]), stitched)
 
 
-def _logits(
-    model: hf_stitch.StitchedModel, maps: Mapping[str, StitchingLayer], test: hf_stitch.Samples
-) -> dict[str, Tensor]:
+def _logits(model: StitchedModel, maps: Mapping[str, StitchingLayer], test: Samples) -> dict[str, Tensor]:
     """Compute the logits of a stitched model with each of several maps, running the front half once."""
     found: dict[str, list[Tensor]] = {method: [] for method in maps}
-    for batch in test.batches(500):
+    for batch in test.batches(BATCH):
         with evaluating(model):
             activations = model.source(**model.source_inputs(model.preprocess(batch.samples)))
             for method, layer in maps.items():

@@ -6,7 +6,7 @@ from dr_frankenstein import networks
 from torch import Tensor
 from torch.nn import functional
 
-import hf_stitch
+from hf_stitch import Samples
 from hf_stitch.data import read_data
 
 DATA = {
@@ -19,21 +19,21 @@ DATA = {
 """Name -> data set on the Hub and its label column."""
 
 
-def raw(name: str, split: str, count: int | None, data_dir: str | None) -> hf_stitch.Samples:
+def raw(name: str, split: str, count: int | None, data_dir: str | None) -> Samples:
     """Read the first images of a data set in :data:`DATA`, or all, from a local folder or the Hub."""
     source, label = DATA[name]
-    samples = hf_stitch.Samples.of(read_data(source, data_dir=data_dir, split=split), label=label)
+    samples = Samples.of(read_data(source, data_dir=data_dir, split=split), label=label)
     return samples if count is None else samples.take(min(count, len(samples)))
 
 
-def pixels(samples: hf_stitch.Samples) -> Tensor:
+def pixels(samples: Samples) -> Tensor:
     """Return images as they are, ``(n, channels, height, width)`` uint8."""
     arrays = [np.asarray(image) for batch in samples.batches(500, progress="reading") for image in batch.samples]
     stacked = torch.from_numpy(np.stack(arrays))
     return stacked.permute(0, 3, 1, 2).contiguous() if stacked.ndim == 4 else stacked[:, None]
 
 
-def squares(samples: hf_stitch.Samples) -> Tensor:
+def squares(samples: Samples) -> Tensor:
     """Return images as RGB of 32 × 32 pixels ``(n, 3, 32, 32)`` uint8; smaller ones get a black frame."""
     stacked = pixels(samples)
     border = (32 - stacked.shape[-1]) // 2
@@ -46,16 +46,16 @@ def read(name: str, split: str, count: int | None, data_dir: str | None) -> tupl
     return squares(found), torch.tensor(found.labels)
 
 
-def samples(name: str, split: str, count: int, data_dir: str | None) -> hf_stitch.Samples:
+def samples(name: str, split: str, count: int, data_dir: str | None) -> Samples:
     """Read images as samples of normalised tensors ``(3, 32, 32)``, with the arguments of :func:`read`."""
     pixels, labels = read(name, split, count, data_dir)
-    return hf_stitch.Samples.of(networks.normalised(pixels), label=labels.tolist())
+    return Samples.of(networks.normalised(pixels), label=labels.tolist())
 
 
-def noise(count: int) -> hf_stitch.Samples:
+def noise(count: int) -> Samples:
     """Draw images of uniform noise, as samples of normalised tensors ``(3, 32, 32)``."""
     pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=torch.Generator().manual_seed(0))
-    return hf_stitch.Samples.of(networks.normalised(pixels))
+    return Samples.of(networks.normalised(pixels))
 
 
 def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:

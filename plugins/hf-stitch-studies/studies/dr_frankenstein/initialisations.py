@@ -5,7 +5,6 @@ images. All stitching layers of a pair are trained at once on the same images in
 their starts. Random starts are also trained half as long, to tell slow ones from stuck ones.
 """
 
-import json
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,12 +15,9 @@ from dr_frankenstein import experiment, stitching
 from dr_frankenstein.experiment import SHORT, TITLES, Sizes
 from hf_stitch_studies import score_curves
 
-import hf_stitch
-from hf_stitch.registry import registries
+from hf_stitch import Adapter, registries
 
-SIZES = {
-    "tiny10": Sizes(10_000, 2_000, 4, batch=32, **SHORT), "resnet20": Sizes(3_000, 1_000, 1, batch=16, **SHORT)
-}  # fmt: skip
+SIZES = {"tiny10": Sizes(10_000, 2_000, 4, batch=32, **SHORT), "resnet20": Sizes(3_000, 1_000, 1, batch=16, **SHORT)}
 STARTS = {"tiny10": (5, 10), "resnet20": (1, 50)}
 """Number of pairs, and of starts of each kind and pair."""
 PLACES = {"tiny10": "bn3", "resnet20": "layer2.0"}
@@ -34,15 +30,11 @@ its median reaches ``REACHED``."""
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "published", "networks", required={"out"})
-    parser.add_argument("--architectures", nargs="+", choices=tuple(PLACES), default=tuple(PLACES), help="default: all")
-    arguments = parser.parse_args()
-    place = arguments.out / "initialisations.json"
-    record: dict[str, Any] = json.loads(place.read_text()) if place.is_file() else {"architectures": {}, "preset": {}}
-    for architecture in arguments.architectures:
-        layer, sizes, (count, starts) = PLACES[architecture], SIZES[architecture], STARTS[architecture]
+    arguments = study.parser(__doc__, "data-dir", "published", "networks", required={"out"}).parse_args()
+    record: dict[str, Any] = {"preset": SIZES, "networks": experiment.origin(arguments), "architectures": {}}
+    for architecture, layer in PLACES.items():
+        sizes, (count, starts) = SIZES[architecture], STARTS[architecture]
         networks = experiment.loaded(architecture, arguments)
-        record["networks"], record["preset"][architecture] = experiment.origin(arguments), sizes
         found, pairs = dict[str, list[float]](), []
         for a, b in experiment.disjoint(networks, count):
             one = study.kept(
@@ -59,7 +51,7 @@ def main() -> None:
 
 
 def measured(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, count: int, sizes: Sizes, data_dir: str | None
+    source: Adapter, target: Adapter, layer: str, count: int, sizes: Sizes, data_dir: str | None
 ) -> dict[str, list[float]]:
     """Train from random and least-squares starts; return the relative accuracies of all starts and ends."""
     train, test = sizes.samples(data_dir)

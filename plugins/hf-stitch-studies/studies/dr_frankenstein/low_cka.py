@@ -17,12 +17,8 @@ from dr_frankenstein import experiment, stitching
 from dr_frankenstein.experiment import CUTS, SHORT, TITLES, Networks, Sizes, scored
 from hf_stitch_studies import TrajectoryRecorder, score_curves
 
-import hf_stitch
-from hf_stitch.data import PairedSamples
+from hf_stitch import Adapter, Samples, StitchedModel, registries
 from hf_stitch.metrics import linear_cka
-from hf_stitch.pairs import CollectedPair, Pair
-from hf_stitch.registry import registries
-from hf_stitch.running import Run
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 
 SIZES = Sizes(3_000, 2_000, 5, batch=64, **SHORT)
@@ -60,9 +56,7 @@ def main() -> None:
     study.leave("low_cka", record, page, arguments.out)
 
 
-def self_stitched(
-    network: hf_stitch.Adapter, layer: str, train: hf_stitch.Samples, test: hf_stitch.Samples
-) -> dict[str, list[dict[str, Any]]]:
+def self_stitched(network: Adapter, layer: str, train: Samples, test: Samples) -> dict[str, list[dict[str, Any]]]:
     """Stitch a network to itself with penalised and with rotated maps; return CKA and accuracy of each."""
     [start] = stitching.direct(network, network, layer, ["identity"], train)
     maps: dict[str, dict[float, StitchingLayer]] = {"rotated": {}, "penalised": {0.0: start.stitch}}
@@ -88,9 +82,7 @@ def _rotation(width: int, seed: int) -> LinearStitch:
     return LinearStitch.of(weight=(q * r.diagonal().sign()).float(), bias=None)
 
 
-def cka(
-    stitched: hf_stitch.StitchedModel, probe: hf_stitch.Samples, target: hf_stitch.Adapter, stitch: StitchingLayer
-) -> float:
+def cka(stitched: StitchedModel, probe: Samples, target: Adapter, stitch: StitchingLayer) -> float:
     """Return the linear CKA between mapped activations and those of the target, with positions as rows."""
     recorder = TrajectoryRecorder(stitched, probe, ["linear_cka"], target=target)
     recorder(0, [stitch])
@@ -99,18 +91,16 @@ def cka(
 
 @torch.no_grad()
 def between_networks(
-    networks: Networks, pairs: Sequence[tuple[str, str]], layers: Sequence[str], train: hf_stitch.Samples,
-    probe: hf_stitch.Samples,
-) -> dict[str, dict[str, list[float]]]:  # fmt: skip
+    networks: Networks, pairs: Sequence[tuple[str, str]], layers: Sequence[str], train: Samples, probe: Samples
+) -> dict[str, dict[str, list[float]]]:
     """Return the CKA between networks mapped by least squares and their targets: rows -> layer -> one for each pair.
 
     Rows are positions, or images with all their positions, as in the authors' code.
     """
     found: dict[str, dict[str, list[float]]] = {rows: {layer: [] for layer in layers} for rows in (POSITIONS, IMAGES)}
     for source, target in ((networks[a], networks[b]) for a, b in pairs):
-        places = Pair(source, target).at([(layer, layer) for layer in layers])
-        collected = CollectedPair(places, PairedSamples.of(train), Run(stitching.BATCH))
-        maps = registries.matchers.build("lstsq").match(collected).layers
+        found_of = stitching.collected(source, target, [(layer, layer) for layer in layers], train)
+        maps = registries.matchers.build("lstsq").match(found_of).layers
         sides: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {layer: [] for layer in layers}
         for batch in probe.batches(stitching.BATCH):
             a, b = (side.encode(side.preprocess(batch.samples), list(layers)) for side in (source, target))

@@ -11,8 +11,7 @@ from dr_frankenstein import experiment, frankenstein, stitching
 from dr_frankenstein.experiment import SHORT, TASK, TITLES, Sizes
 from hf_stitch_studies import rank_curve
 
-import hf_stitch
-from hf_stitch.registry import registries
+from hf_stitch import Adapter, Samples, registries
 
 SIZES = Sizes(3_000, 2_000, 2, batch=64, **SHORT)
 PLACES = {"tiny10": (("bn3", "bn5", "bn7"), 3), "resnet20": (("layer1.1", "layer2.0", "layer3.0"), 2)}
@@ -34,9 +33,7 @@ def main() -> None:
     study.leave("low_rank", record, page, arguments.out)
 
 
-def measured(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, train: hf_stitch.Samples, test: hf_stitch.Samples
-) -> dict[str, list[Any]]:
+def measured(source: Adapter, target: Adapter, layer: str, train: Samples, test: Samples) -> dict[str, list[Any]]:
     """Fit and train a map of each rank; return the relative accuracies by method, in the order of the ranks."""
     matchers = [registries.matchers.build("low_rank", rank=rank) for rank in RANKS]
     starts = stitching.direct(source, target, layer, matchers, train)

@@ -84,32 +84,27 @@ def _section(architecture: str, found: dict[str, Any]) -> str:
         f"## {TITLES[architecture]}",
         f"{len(found['pairs'])} pairs ({', '.join(found['pairs'])}); {found['setting']}; accuracy of the targets "
         f"{study.span(found['target_accuracy'], '.4f')}.",
-        study.markdown(header, rows), "\n".join(f"- {line}" for line in _findings(architecture, found)),
+        study.markdown(header, rows), _findings(architecture, found),
     ])  # fmt: skip
 
 
-def _findings(architecture: str, found: dict[str, Any]) -> list[str]:
+def _findings(architecture: str, found: dict[str, Any]) -> str:
     layers = found["layers"]
     task, gains = ([scored(each) for each in some] for some in (found["relative_accuracy"][TASK], found["gain"]))
     start = [each["value"] for each in found["gain_of_start"]]
     worst = min(range(len(layers)), key=lambda i: task[i].value)
     best = max(range(len(layers)), key=lambda i: gains[i].value)
     worse = [layer for layer, gain in zip(layers, gains, strict=True) if gain.low > 0]
-    lines = [
-        f"**Task loss** keeps {np.mean([each.value for each in task]):.3f} as the mean over layers; the worst is "
-        f"{layers[worst]}, {task[worst]}. Layers of at least {NEAR}: {_near(found)} of {len(layers)}.",
-        f"**Least squares is significantly worse at {', '.join(worse) if worse else 'no layer'}**; the greatest gain "
-        f"is {gains[best]} at {layers[best]}, the least {min(gains, key=lambda gain: gain.value)}.",
-        f"From recoloured maps instead of least squares, task loss gains {np.mean(start):+.3f} as the mean over layers "
-        f"(from {study.span(start, '+.3f')}).",
-    ]
+    text = study.text(__file__, "findings").format(
+        task=np.mean([each.value for each in task]), worst_at=layers[worst], worst=task[worst], near_at=NEAR,
+        near=_near(found), layers=len(layers), worse=", ".join(worse) if worse else "no layer", gain=gains[best],
+        gain_at=layers[best], least=min(gains, key=lambda gain: gain.value), start=np.mean(start),
+        span=study.span(start, "+.3f"),
+    )  # fmt: skip
     if HARD in STARTS[architecture]:
         correlation, apart = labels(found)
-        lines.append(
-            f"**Hard and soft labels** correlate by {correlation['value']:.3f} over layers and pairs; the greatest "
-            f"difference of a layer's mean is {apart:.3f}."
-        )
-    return lines
+        text += "\n" + study.text(__file__, "labels").format(correlation=correlation["value"], apart=apart)
+    return text
 
 
 def _near(found: dict[str, Any]) -> int:

@@ -11,19 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hf_stitch
+from hf_stitch import Adapter
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 TINY10 = (
-    (3, 16, 3, 1),
-    (16, 16, 3, 1),
-    (16, 32, 3, 2),
-    (32, 32, 3, 1),
-    (32, 32, 3, 1),
-    (32, 64, 3, 2),
-    (64, 64, 3, 1),
+    (3, 16, 3, 1), (16, 16, 3, 1), (16, 32, 3, 2), (32, 32, 3, 1), (32, 32, 3, 1), (32, 64, 3, 2), (64, 64, 3, 1),
     (64, 64, 1, 1),
-)
+)  # fmt: skip
 """Input channels, output channels, kernel size and stride of the eight convolutions."""
 
 
@@ -47,13 +42,6 @@ class Tiny10(nn.Module):
         for i in range(1, len(TINY10) + 1):
             x = functional.relu(self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x)))
         return self.fc(x.mean((2, 3)))
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> "Tiny10":
-        """Load trained weights from a safetensors file, in eval mode."""
-        network = cls()
-        network.load_state_dict(load_file(path))
-        return network.eval()
 
 
 class Block(nn.Module):
@@ -128,7 +116,7 @@ def read(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
     return network.eval(), cuts
 
 
-def read_folder(folder: str | Path) -> tuple[dict[str, hf_stitch.Adapter], tuple[str, ...]]:
+def read_folder(folder: str | Path) -> tuple[dict[str, Adapter], tuple[str, ...]]:
     """Load all trained networks of a folder, which have one architecture."""
     found, cuts = {}, tuple[str, ...]()
     for path in sorted(Path(folder).glob("*.safetensors")):
@@ -144,6 +132,6 @@ def normalised(pixels: Tensor) -> Tensor:
     return (pixels / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
-def adapted(network: nn.Module, processor: Callable[[Image.Image], Tensor] | None = None) -> hf_stitch.Adapter:
+def adapted(network: nn.Module, processor: Callable[[Image.Image], Tensor] | None = None) -> Adapter:
     """Load a trained network as an adapter. Without a processor it takes normalised tensors."""
     return hf_stitch.load(network.eval(), example_inputs=torch.randn(2, 3, 32, 32), processor=processor)

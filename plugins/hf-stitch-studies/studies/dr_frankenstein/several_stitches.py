@@ -7,7 +7,6 @@ networks on both sides of it alone, or to the activations of the chain before it
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, hypot, log, prod
 from typing import Any
 
@@ -19,12 +18,9 @@ from dr_frankenstein.frankenstein import Answers
 from torch import Tensor
 
 import hf_stitch
+from hf_stitch import Adapter, Samples, registries
 from hf_stitch.analysis.evaluation import Score
 from hf_stitch.artefacts.joining import join
-from hf_stitch.data import PairedSamples
-from hf_stitch.pairs import CollectedPair, Pair
-from hf_stitch.registry import registries
-from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 
 SIZES = Sizes(2_000, 2_500)
@@ -43,20 +39,7 @@ MATCHERS: dict[str, Any] = {
 IN_CHAIN = ", fitted in the chain"
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A chain of networks, which is a network alone before the first stitch."""
-
-    network: hf_stitch.Adapter
-    last: str  # name in the chain of the layer of the last network at which the next stitch begins
-
-    def extended(self, stitch: StitchingLayer, target: hf_stitch.Adapter, place: int) -> "Chain":
-        """Return the chain with one more stitch and one more network."""
-        joined = join(self.network, self.last, stitch, target, LAYERS[place], task=target.task)
-        return Chain(hf_stitch.load(joined), f"target.{LAYERS[place + 1]}" if place + 1 < len(LAYERS) else "")
-
-
-def chains(networks: Sequence[hf_stitch.Adapter], train: hf_stitch.Samples) -> Iterator[tuple[str, str, Chain]]:
+def chains(networks: Sequence[Adapter], train: Samples) -> Iterator[tuple[str, str, Adapter]]:
     """Build all chains of four networks in a given order: layers of the stitches, method, and chain."""
     alone = {
         (method, place): stitch
@@ -67,43 +50,33 @@ def chains(networks: Sequence[hf_stitch.Adapter], train: hf_stitch.Samples) -> I
         name = "+".join(LAYERS[begin:end])
         for method in MATCHERS:
             for in_chain in (False, True) if end - begin > 1 and method != "identity" else (False,):
-                chain = Chain(networks[begin], LAYERS[begin])
+                chain = networks[begin]
                 for place in range(begin, end):
-                    stitch = alone[method, place]
+                    stitch, target, cut = alone[method, place], networks[place + 1], LAYERS[place]
+                    last = cut if place == begin else f"target.{cut}"  # where the chain is cut, by its name there
                     if in_chain and place > begin:
-                        cuts = chain.last, LAYERS[place]
-                        stitch = _fitted([method], chain.network, networks[place + 1], cuts, train)[method]
-                    chain = chain.extended(stitch, networks[place + 1], place)
+                        stitch = _fitted([method], chain, target, (last, cut), train)[method]
+                    chain = hf_stitch.load(join(chain, last, stitch, target, cut, task=target.task))
                 yield name, method + IN_CHAIN * in_chain, chain
 
 
 def _fitted(methods: Iterable[str], *pair: Any) -> dict[str, StitchingLayer]:
     """Return the stitches between two networks at two cuts, fitted to images, by method."""
     source, target, cuts, train = pair
-    collected = CollectedPair(
-        Pair(source, target).at([cuts]), PairedSamples.of(train), Run(stitching.BATCH, progress=False)
-    )
-    return {method: registries.matchers.build(MATCHERS[method]).match(collected).only for method in methods}
-
-
-@torch.no_grad()
-def logits(network: hf_stitch.Adapter, test: hf_stitch.Samples) -> Tensor:
-    """Compute the logits of a network or of a chain on the test images."""
-    found = (network.forward(network.preprocess(batch.samples)) for batch in test.batches(stitching.BATCH))
-    return torch.cat([getattr(each, "logits", each) for each in found])
+    found = stitching.collected(source, target, [cuts], train)
+    return {method: registries.matchers.build(MATCHERS[method]).match(found).only for method in methods}
 
 
 def measured(
-    networks: dict[str, hf_stitch.Adapter], orders: Sequence[Sequence[str]], train: hf_stitch.Samples,
-    test: hf_stitch.Samples,
-) -> dict[str, dict[str, Score]]:  # fmt: skip
+    networks: dict[str, Adapter], orders: Sequence[Sequence[str]], train: Samples, test: Samples
+) -> dict[str, dict[str, Score]]:
     """Return layers of the stitches -> method -> accuracy over that of the last network, as the mean over orders."""
-    whole = {name: logits(network, test) for name, network in networks.items()}
+    whole = {name: stitching.logits(network, test) for name, network in networks.items()}
     found: dict[str, dict[str, list[Tensor]]] = {}
     for number, order in enumerate(orders):
         print(f"order {number + 1} of {len(orders)}: {' → '.join(order)}", flush=True)
         for layers, method, chain in chains([networks[name] for name in order], train):
-            found.setdefault(layers, {}).setdefault(method, []).append(logits(chain.network, test))
+            found.setdefault(layers, {}).setdefault(method, []).append(stitching.logits(chain, test))
     scores = {}
     for begin, end in PARTS:
         layers = "+".join(LAYERS[begin:end])
@@ -177,10 +150,10 @@ def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
         where = "within the interval" if own.low <= product <= own.high else "outside of the interval"
         than = "above" if own.value > product else "below"
         gain = "raises" if chained.value > own.value else "lowers"
-        yield (
-            f"- **{method}**: one stitch keeps {alone} (at {', '.join(LAYERS)}), three keep {own}. That is {than} the "
-            f"product, {product:.3f}, which is {where}. Fitting in the chain {gain} it to {chained}."
-        )
+        yield study.text(__file__, "method").format(
+            method=method, alone=alone, at=", ".join(LAYERS), own=own, than=than, product=product, where=where,
+            gain=gain, chained=chained,
+        )  # fmt: skip
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:

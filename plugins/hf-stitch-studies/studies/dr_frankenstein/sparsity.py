@@ -19,10 +19,9 @@ from dr_frankenstein.experiment import SHORT, TASK, TITLES, Networks, Sizes
 from hf_stitch_studies import score_curves, sparsify, zero_share
 from matplotlib.figure import Figure
 
-import hf_stitch
+from hf_stitch import Adapter, Samples, StitchedModel, registries
 from hf_stitch.artefacts.joining import join
 from hf_stitch.plots import curves
-from hf_stitch.registry import registries
 from hf_stitch.stitches import StitchingLayer
 
 SIZES = Sizes(4_000, 2_000, 3, batch=32, **SHORT)
@@ -60,9 +59,8 @@ def main() -> None:
 
 
 def points(
-    start: hf_stitch.StitchedModel, stitches: Mapping[str, Mapping[float, StitchingLayer]], target: hf_stitch.Adapter,
-    test: hf_stitch.Samples,
-) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    start: StitchedModel, stitches: Mapping[str, Mapping[float, StitchingLayer]], target: Adapter, test: Samples
+) -> dict[str, list[dict[str, Any]]]:
     """Score stitches by method and penalty; return penalty, sparsity and accuracy of each."""
     found = score_curves(start, test, "penalty", stitches, target=target, batch_size=stitching.BATCH)
     return {
@@ -75,8 +73,8 @@ def points(
 
 
 def lassos(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, train: hf_stitch.Samples
-) -> tuple[hf_stitch.StitchedModel, dict[float, StitchingLayer]]:
+    source: Adapter, target: Adapter, layer: str, train: Samples
+) -> tuple[StitchedModel, dict[float, StitchingLayer]]:
     """Return the model stitched by least squares, and weight of the lasso -> sparse stitching layer."""
     lasso = [registries.matchers.build("lasso", alpha=alpha) for alpha in ALPHAS]
     start, *sparse = stitching.direct(source, target, layer, ["lstsq", *lasso], train)
@@ -84,7 +82,7 @@ def lassos(
 
 
 def measured(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, train: hf_stitch.Samples, test: hf_stitch.Samples
+    source: Adapter, target: Adapter, layer: str, train: Samples, test: Samples
 ) -> dict[str, list[dict[str, Any]]]:
     """Fit and train with every penalty; return sparsity and accuracy by method and penalty."""
     start, sparse = lassos(source, target, layer, train)
@@ -103,9 +101,7 @@ def measured(
     return points(start, stitches, target, test)
 
 
-def in_the_loss(
-    networks: Networks, layer: str, parts: Path, train: hf_stitch.Samples, test: hf_stitch.Samples
-) -> dict[str, Any]:
+def in_the_loss(networks: Networks, layer: str, parts: Path, train: Samples, test: Samples) -> dict[str, Any]:
     """Train with the L1 norm in the loss, beside the lasso; return pair -> method -> points. It resumes in OUT."""
 
     def one(weight: float, start: Any, target: Any) -> dict[str, Any]:
@@ -174,10 +170,7 @@ def _own_text(found: Mapping[str, Any]) -> str:
         for point in sorted(run[TASK], key=lambda point: float(point["penalty"]))
     ]
     table = study.markdown(("pair of Tiny-10", "weight", "sparsity", "relative accuracy"), rows)
-    return (
-        f"**The paper's own method**: L1 in the loss, {found['steps']:,} steps, by a rule that was written before the "
-        f"run. The weights were chosen by the sparsity that they reach.\n\n{table}"
-    )
+    return study.text(__file__, "own").format(steps=found["steps"], table=table)
 
 
 def _at(some: Sequence[Mapping[str, Any]]) -> float:

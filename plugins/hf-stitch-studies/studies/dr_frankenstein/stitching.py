@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
-import hf_stitch
+from hf_stitch import Adapter, Samples, StitchedModel, registries
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
 from hf_stitch.matchers import Matcher
 from hf_stitch.pairs import CollectedPair, Pair
-from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
@@ -19,18 +19,31 @@ BATCH = 500
 """Images of a forward."""
 
 
+def collected(
+    source: Adapter, target: Adapter, cuts: Sequence[tuple[str, str]], train: Samples
+) -> CollectedPair:  # fmt: skip
+    """Collect what closed forms need of two networks at pairs of cuts, in one pass over the images."""
+    return CollectedPair(Pair(source, target).at(cuts), PairedSamples.of(train), Run(BATCH))
+
+
+@torch.no_grad()
+def logits(network: Adapter, test: Samples) -> Tensor:
+    """Compute the logits of a network on samples."""
+    found = (network.forward(network.preprocess(batch.samples)) for batch in test.batches(BATCH))
+    return torch.cat([getattr(each, "logits", each) for each in found])
+
+
 def direct(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, layer: str, matchers: Sequence[str | Matcher],
-    train: hf_stitch.Samples,
-) -> list[hf_stitch.StitchedModel]:  # fmt: skip
-    """Stitch two networks at a layer with each of several closed-form matchers, in one pass over the images."""
-    collected = CollectedPair(Pair(source, target).at([(layer, layer)]), PairedSamples.of(train), Run(BATCH))
-    stitches = [registries.matchers.build(matcher).match(collected).only for matcher in matchers]
+    source: Adapter, target: Adapter, layer: str, matchers: Sequence[str | Matcher], train: Samples
+) -> list[StitchedModel]:
+    """Stitch two networks at a layer with each of several closed-form matchers."""
+    found = collected(source, target, [(layer, layer)], train)
+    stitches = [registries.matchers.build(matcher).match(found).only for matcher in matchers]
     return [join(source, layer, stitch, target, layer, task=target.task) for stitch in stitches]
 
 
 def trained(
-    matcher: TaskLoss, starts: Sequence[hf_stitch.StitchedModel], target: hf_stitch.Adapter, train: hf_stitch.Samples
+    matcher: TaskLoss, starts: Sequence[StitchedModel], target: Adapter, train: Samples
 ) -> list[StitchingLayer]:
     """Train all stitching layers at once from their initial maps, in bfloat16 with float32 weights."""
     precision = "no" if matcher.objective.metrics else "bf16"  # metrics as penalties need full precision

@@ -25,10 +25,10 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoTokenizer
 
 import hf_stitch
+from hf_stitch import Moments, Samples, registries
 from hf_stitch.analysis import extract_activations
 from hf_stitch.artefacts import Head, HeadConfig
 from hf_stitch.data import read_data
-from hf_stitch.registry import registries
 from hf_stitch.workflows._swap import choices, held_out_errors
 
 BATCH = 500
@@ -44,12 +44,9 @@ DEFAULT, BEFORE, RIDGE, IDENTITY = "auto (default)", "procrustes", "ridge", "ide
 MAPS: dict[str, dict[str, Any]] = {
     BEFORE: {"name": "procrustes", "scale": True},
     "procrustes, scale=False": {"name": "procrustes", "scale": False},
-    RIDGE: {"name": "ridge"},
-    "ridge_to_identity": {"name": "ridge_to_identity"},
-    "lstsq": {"name": "lstsq"},
+    **{name: {"name": name} for name in (RIDGE, "ridge_to_identity", "lstsq")},
     "low_rank, rank=16": {"name": "low_rank", "rank": 16},
-    "permutation": {"name": "permutation"},
-    "inverse_relative": {"name": "inverse_relative"},
+    **{name: {"name": name} for name in ("permutation", "inverse_relative")},
     "inverse_relative, rcond=.01": {"name": "inverse_relative", "rcond": 0.01},
     "inverse_relative, rcond=1e-7": {"name": "inverse_relative", "rcond": 1e-7},
     IDENTITY: {"name": "identity"},
@@ -108,7 +105,7 @@ def texts(data_dir: str | None) -> dict[str, tuple[list[Encoded], Tensor]]:
     model = AutoModel.from_pretrained(place, add_pooling_layer=False).eval()
     adapter = hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(place))
     train, test = (
-        hf_stitch.Samples.of(read_data("CogComp/trec", data_dir, split), text="text", label="coarse_label")
+        Samples.of(read_data("CogComp/trec", data_dir, split), text="text", label="coarse_label")
         for split in ("train", "test")
     )
     found = [extract_activations(adapter, samples, layers=layers, pooling="mean").values for samples in (train, test)]
@@ -128,9 +125,7 @@ def deep(features: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
     optimizer = torch.optim.Adam(head.parameters(), 1e-3)
     for _ in range(6):
         for places in torch.randperm(len(features)).split(128):
-            optimizer.zero_grad()
-            head(features=features[places], labels=labels[places]).loss.backward()
-            optimizer.step()
+            study.descend(optimizer, head(features=features[places], labels=labels[places]).loss)
     head.eval()
     return lambda vectors: head(features=vectors).logits
 
@@ -170,7 +165,7 @@ def swapped(sides: Sequence[Encoded], labels: Tensor) -> list[dict[str, Any]]:
             order = torch.randperm(len(source.pool), generator=torch.Generator().manual_seed(draw))
             for number in ANCHORS:
                 x, y = (side.pool[order[:number]] for side in (source, target))
-                moments = hf_stitch.Moments(x.shape[1], y.shape[1]).update(x, y)
+                moments = Moments(x.shape[1], y.shape[1]).update(x, y)
                 candidates = choices(x, y)
                 errors = held_out_errors(candidates, x, y, target.head)
                 chosen = candidates[min(errors, key=errors.__getitem__)]

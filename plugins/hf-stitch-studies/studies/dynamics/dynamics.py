@@ -23,6 +23,7 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.training import DynamicsRecorder, SimilarityCallback, StitchabilityCallback
 from hf_stitch.training.dynamics import THRESHOLDS
 
@@ -117,16 +118,15 @@ def watch(paths: list[Path], data_dir: str | None) -> None:
                 print(f"seed {seed}: done", flush=True)
 
 
-def loaded(trained: Trainer) -> hf_stitch.Adapter:
+def loaded(trained: Trainer) -> Adapter:
     assert isinstance(trained.model, nn.Module)
     example = {"pixel_values": torch.randn(2, 3, 32, 32)}
     return hf_stitch.load(trained.model, example_inputs=example, processor=normalise)
 
 
 def watched(
-    seed: int, theirs: hf_stitch.Adapter, rows: list[dict[str, Any]], probe: hf_stitch.Samples, data: hf_stitch.Samples,
-    folder: str,
-) -> dict[str, Any]:  # fmt: skip
+    seed: int, theirs: Adapter, rows: list[dict[str, Any]], probe: Samples, data: Samples, folder: str
+) -> dict[str, Any]:
     """Train a network with all callbacks, and return its figures by layer."""
     training = trainer(seed, rows, folder)
     ours = loaded(training)
@@ -172,7 +172,7 @@ def trainer(seed: int, rows: list[dict[str, Any]], folder: str) -> Trainer:
     return Trainer(ResNet(), options, data_collator=flipped, train_dataset=rows)
 
 
-def accuracy_of(network: hf_stitch.Adapter, data: hf_stitch.Samples) -> float:
+def accuracy_of(network: Adapter, data: Samples) -> float:
     right = 0
     with torch.no_grad():
         for batch in data.batches(500):

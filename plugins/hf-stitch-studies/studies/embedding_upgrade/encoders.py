@@ -1,7 +1,6 @@
 """Real texts and encoders for the upgrade of an index: all-MiniLM-L6-v2, its relatives, and TF-IDF.
 
-All vectors are kept in a folder, so that a run that is interrupted goes on where it stopped:
-
+All vectors are kept in a folder, so that a run that is interrupted goes on where it stopped.
 ``TEXTS`` holds plain text, a passage a line (``relative_representations/debian_texts.py`` writes such files).
 """
 
@@ -202,9 +201,7 @@ class Teacher:
                 state = applied(layer, state, mask)
             left, right = functional.normalize(pooled(state, tokens["attention_mask"]), dim=-1).chunk(2)
             loss = functional.cross_entropy(left @ right.T / 0.05, torch.arange(len(rows)))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            study.descend(optimizer, loss)
         self.heads[name] = layers.requires_grad_(False)
 
 
@@ -241,9 +238,7 @@ def student(width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors
         rows = random.choice(len(texts), min(64, len(texts)), replace=False)
         made, aimed = run([texts[row] for row in rows], 32), torch.from_numpy(targets[rows])
         loss = (made @ made.T - aimed @ aimed.T).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        study.descend(optimizer, loss)
     body.eval()
     return run
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 from hf_stitch import registries
 
 BATCH = 8192
-MAPS = ("ridge", "piecewise", "residual_mlp")
+MAPS: dict[str, Any] = {"ridge": {}, "piecewise": {}, "residual_mlp": {"epochs": 3}}
 CALLS = 500
 ROWS = (100_000, 1_000_000)
 
@@ -51,11 +51,6 @@ def timed(call: Callable[[], object], count: int) -> list[float]:
         call()
         taken.append(1e6 * (time.perf_counter() - began))
     return [round(float(each), 1) for each in np.percentile(taken, (50, 95))]
-
-
-def fit(name: str, old: Vectors, new: Vectors) -> EmbeddingMap:
-    matcher = registries.matchers.build(name, **({"epochs": 3} if name == "residual_mlp" else {}))
-    return EmbeddingMap.of(stitch_of(matcher, new, old), direction="query")
 
 
 def latencies(made: EmbeddingMap, query: Vectors) -> dict[str, list[float]]:
@@ -177,7 +172,10 @@ def main() -> None:
     texts, vectors = prepared(given)
     old, new = (vectors[name]["pairs"] for name in ("hidden_3", "final"))
     query = np.ascontiguousarray(vectors["final"]["queries"][:1])
-    maps = {name: fit(name, old, new) for name in MAPS}
+    maps = {}
+    for name, options in MAPS.items():
+        matcher = registries.matchers.build(name, **options)
+        maps[name] = EmbeddingMap.of(stitch_of(matcher, new, old), direction="query")
     record: dict[str, Any] = {
         "width": query.shape[1], "calls": CALLS, "load": round(os.getloadavg()[0], 2),
         "cores": os.cpu_count(), "latency": {name: latencies(each, query) for name, each in maps.items()},

@@ -8,33 +8,26 @@ from typing import Any
 import numpy as np
 import study
 from embedding_upgrade.encoders import Vectors, counts, parser, prepared
+from embedding_upgrade.upgrade_table import overlap
 from hf_stitch_embeddings import EmbeddingMap, LazyUpgrade, exact_search, fit_embedding_map, normalized, rows_first
 from hf_stitch_embeddings.lazy import First
 from hf_stitch_embeddings.stores import ArrayStore
 from matplotlib.figure import Figure
 from rich.console import Console
-from study import ranged, table
+from study import bootstrapped, ranged, table
 
 NAME = "embedding_lazy"
 PAIRS = (("hidden_3", "final"), ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"))
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 FIRSTS: tuple[First, ...] = ("asked", "hubs", "random")
-K, RERANK, RESAMPLES = 10, 100, 1000
+K, RERANK = 10, 100
 PAST = (10, 50, 250)  # numbers of past queries
 COMPARED = 0.2  # share at which orders of rows are compared
 
 
 def recalls(queries: Vectors, documents: Vectors, truth: Vectors) -> Vectors:
     """Return, for each query, the share of its true documents among the ten that are found."""
-    found = exact_search(queries, documents, K)[0].tolist()
-    return np.array([len(set(a) & set(b)) / K for a, b in zip(found, truth.tolist(), strict=True)])
-
-
-def interval(values: Vectors) -> list[float]:
-    """Return mean and 95% bootstrap interval over queries."""
-    random = np.random.default_rng(0)
-    means = values[random.integers(len(values), size=(RESAMPLES, len(values)))].mean(1)
-    return [round(float(each), 4) for each in (values.mean(), *np.percentile(means, (2.5, 97.5)))]
+    return overlap(exact_search(queries, documents, K)[0], truth)
 
 
 def measured(vectors: dict[str, dict[str, Vectors]], old: str, new: str) -> dict[str, Any]:
@@ -51,7 +44,7 @@ def measured(vectors: dict[str, dict[str, Vectors]], old: str, new: str) -> dict
     truth = exact_search(queries, exact, K)[0]
     made = fit_embedding_map(before["pairs"], after["pairs"], map="ridge", direction="index", progress=False)
     mapped = made(before["index"])
-    old_model = interval(recalls(before["queries"][half:], before["index"], truth))
+    old_model = bootstrapped(recalls(before["queries"][half:], before["index"], truth))
     found: dict[str, Any] = {"pair": [old, new], "pairs": len(before["pairs"]), "old": old_model}
     found |= {"shares": {}, "gain": {}, "exact_rows": {}}
     at_compared = {}
@@ -63,12 +56,12 @@ def measured(vectors: dict[str, dict[str, Vectors]], old: str, new: str) -> dict
             mixed = mapped.copy()
             mixed[rows] = exact[rows]
             values = recalls(queries, mixed, truth)
-            found["shares"][first][f"{share:g}"] = interval(values)
+            found["shares"][first][f"{share:g}"] = bootstrapped(values)
             if share == COMPARED:
                 at_compared[first] = values
                 there = np.isin(exact_search(queries, mixed, K)[0], rows).mean()
                 found["exact_rows"][first] = [round(float(there), 4), round(float(np.isin(truth, rows).mean()), 4)]
-    found["gain"] = {first: interval(at_compared[first] - at_compared["random"]) for first in FIRSTS[:-1]}
+    found["gain"] = {first: bootstrapped(at_compared[first] - at_compared["random"]) for first in FIRSTS[:-1]}
     found["pairs_from_index"] = refitted(before, after, queries, truth, made)
     found["lazy"] = lazily(mapped, exact, past, queries, truth)
     return found
@@ -85,9 +78,9 @@ def refitted(
     found = {"rows": count}
     for name, embedding_map in (("outside", made), ("with these", both)):
         mapped = embedding_map(before["index"])
-        found[f"pairs {name}"] = interval(recalls(queries, mapped, truth))
+        found[f"pairs {name}"] = bootstrapped(recalls(queries, mapped, truth))
         mapped[rows] = after["index"][rows]
-        found[f"pairs {name}, rows replaced"] = interval(recalls(queries, mapped, truth))
+        found[f"pairs {name}, rows replaced"] = bootstrapped(recalls(queries, mapped, truth))
     return found
 
 
@@ -102,11 +95,10 @@ def lazily(mapped: Vectors, exact: Vectors, past: Vectors, queries: Vectors, tru
             return exact[[int(text) for text in texts]]
 
         def answered(asked: Vectors, lazy: LazyUpgrade) -> Vectors:
-            rows = lazy.search(asked, K, rerank=min(RERANK, len(mapped)))
-            return np.array([len(set(a) & set(b)) / K for a, b in zip(rows, truth.tolist(), strict=True)])
+            return overlap(np.array(lazy.search(asked, K, rerank=min(RERANK, len(mapped)))), truth)
 
         with LazyUpgrade(store, embedded, lambda ids: [str(each) for each in ids], folder / "exact.sqlite") as lazy:
-            fresh = interval(answered(queries, lazy))
+            fresh = bootstrapped(answered(queries, lazy))
             once = lazy.embedded
         warm = []
         for count in PAST:
@@ -116,10 +108,10 @@ def lazily(mapped: Vectors, exact: Vectors, past: Vectors, queries: Vectors, tru
                 lazy.search(past[:count], K, rerank=min(RERANK, len(mapped)))
                 touched = lazy.embedded
                 lazy.update_store()
-                without = interval(recalls(queries, np.load(folder / "new.npy"), truth))
+                without = bootstrapped(recalls(queries, np.load(folder / "new.npy"), truth))
                 share = round(touched / len(mapped), 4)
                 warm.append({"queries": min(count, len(past)), "share": share, "not reranked": without})
-                warm[-1] |= {"reranked": interval(answered(queries, lazy)), "embedded": lazy.embedded - touched}
+                warm[-1] |= {"reranked": bootstrapped(answered(queries, lazy)), "embedded": lazy.embedded - touched}
         return {"reranked": fresh, "embedded": once, "warm": warm}
 
 

@@ -22,10 +22,9 @@ from study import ranged
 from torch import Tensor
 from torch.nn import functional
 
-from hf_stitch import metrics, registries
+from hf_stitch import Moments, metrics, registries
 from hf_stitch.matchers import Matcher
 from hf_stitch.matchers.base import ClosedFormMatcher, RowsMatcher
-from hf_stitch.statistics import Moments
 from hf_stitch.stitches import Stitch
 
 NAME = "embedding_upgrade"
@@ -37,9 +36,7 @@ PAIRS = (
 )  # fmt: skip
 """Old encoder, new encoder."""
 LEAD = ("hidden_3", "final")
-WITH_TRAINED = (
-    LEAD, ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"), ("final", "tuned_40"),
-)  # fmt: skip
+WITH_TRAINED = (LEAD, ("hidden_5", "final"), ("student_256", "final"), ("tfidf_256", "final"), ("final", "tuned_40"))
 """Pairs for which maps are trained by gradient descent, too."""
 EPOCHS = 20
 NEIGHBOURS: dict[str, Any] = {"temperature": 0.05, "rate": 0.003, "epochs": 30}
@@ -63,9 +60,6 @@ class Part:
 
     def rows(self, chosen: Any) -> "Part":
         return Part(self.old[chosen], self.new[chosen])
-
-
-# -- retrieval ---------------------------------------------------------------------------------------------------------
 
 
 def ranked(queries: Vectors, documents: Vectors, depth: int, without_self: bool = False) -> npt.NDArray[np.int64]:
@@ -109,9 +103,6 @@ class Neighbours(Retrieval):
         own = torch.eye(len(y), dtype=torch.bool)
         wanted, got = ((y @ rows.T / self.temperature).masked_fill(own, -1e4).log_softmax(1) for rows in (y, mapped))
         return functional.kl_div(got, wanted, reduction="batchmean", log_target=True)
-
-
-# -- maps --------------------------------------------------------------------------------------------------------------
 
 
 def stitch_of(matcher: Matcher, source: Vectors, target: Vectors) -> Stitch:
@@ -164,10 +155,7 @@ def agreement(made: EmbeddingMap, part: Part) -> dict[str, float]:
     source, target = (part.old, part.new) if made.direction == "index" else (part.new, part.old)
     found, target = made(normalized(source)), normalized(target)
     squares = np.square(target - target.mean(0)).sum()
-    return {
-        "r2": float(1 - np.square(found - target).sum() / squares),
-        "cosine": float((found * target).sum(1).mean()),
-    }
+    return {"r2": float(1 - np.square(found - target).sum() / squares), "cosine": float((found * target).sum(1).mean())}
 
 
 def baselines(part: Part, queries: Part, documents: Part, seed: int) -> dict[str, npt.NDArray[np.int64]]:
@@ -202,9 +190,6 @@ def whitened(rows: Vectors, reference: Vectors) -> Vectors:
     values, vectors = np.linalg.eigh(np.cov((reference - mean).T))
     scale = 1 / np.sqrt(np.maximum(values, values.max() * 1e-3))
     return ((rows - mean) @ (vectors * scale) @ vectors.T).astype(np.float32)
-
-
-# -- a cell ------------------------------------------------------------------------------------------------------------
 
 
 def cell(pair: tuple[str, str], count: int, seed: int, parts: dict[str, Part]) -> dict[str, Any]:
@@ -300,9 +285,6 @@ def graded(found: npt.NDArray[np.int64], relevant: Sequence[Sequence[int]]) -> d
         gains.append(sum(1 / math.log2(place + 2) for place in places if place < K) / ideal)
         ranks.append(1 / (places[0] + 1) if places else 0.0)
     return {"ndcg": float(np.mean(gains)), "mrr": float(np.mean(ranks))}
-
-
-# -- figures from cells ------------------------------------------------------------------------------------------------
 
 
 def interval(values: Hits, seed: int = 0) -> list[float]:
@@ -438,8 +420,6 @@ def predicted(chosen: Sequence[dict[str, Any]], similarity: dict[str, dict[str, 
             "similarity": {key: similarity[key] for key in names}}  # fmt: skip
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
-
 DIFFERS = 0.005  # systems differ if their nDCG@10 does by more than this
 
 
@@ -502,12 +482,9 @@ def lead_text(found: dict[str, Any]) -> str:
     _, low, high = found["gain"]
     said = "beats it" if low > 0 else "is worse" if high < 0 else "is undecided: the interval includes 0"
     plain = ", ".join(f"{key} {value:.2f}" for key, value in found["plain"].items())
-    return (
-        f"With {found['pairs']:,} pairs: {plain}. The best of these is compared with the map that `auto` chose on "
-        f"held-out pairs ({', '.join(dict.fromkeys(found['auto']))}; {found['seeds']} seeds): recall "
-        f"{ranged(found['recall'])}, gain {ranged(found['gain'])}. Rule: the choice beats it if the interval of the "
-        f"gain, paired by query, is above 0. **Verdict: the choice {said}.**"
-    )
+    auto, recall, gain = ", ".join(dict.fromkeys(found["auto"])), ranged(found["recall"]), ranged(found["gain"])
+    figures = {"plain": plain, "auto": auto, "recall": recall, "gain": gain, "said": said}
+    return study.text(__file__, "lead").format(**{**found, **figures})
 
 
 def recall_tables(rows: Sequence[Any]) -> str:
@@ -565,13 +542,8 @@ def verdicts_text(found: dict[str, Any]) -> str:
     """Write how well the held-out recall predicts ``go``."""
     if found["auc"] is None:
         return f"{found['go']} of {found['cells']} cells are go: no ROC."
-    return (
-        f"{found['go']} of {found['cells']} cells with at least 1,000 pairs of texts ({found['encoder_pairs']} pairs "
-        f"of encoders) are go ({', '.join(found['of'])}): base rate {found['go'] / found['cells']:.2f}. ROC AUC "
-        f"{ranged(found['auc'])} (bootstrap over pairs of encoders). Leaving one pair out: {found['hits']} of "
-        f"{found['go']} go found, {found['false_go']} of {found['cells'] - found['go']} others wrongly called go; "
-        f"balanced accuracy {found['balanced_accuracy']:.2f}."
-    )
+    figures = {"of": ", ".join(found["of"]), "rate": found["go"] / found["cells"], "auc": ranged(found["auc"])}
+    return study.text(__file__, "verdicts").format(**{**found, **figures}, others=found["cells"] - found["go"])
 
 
 def compared(beside: dict[str, Any]) -> tuple[int, int, int]:
@@ -587,9 +559,6 @@ def compared(beside: dict[str, Any]) -> tuple[int, int, int]:
     return above, helped, hurt
 
 
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
 def plan(available: int) -> list[tuple[tuple[str, str], int, int]]:
     """Return the cells in the order in which they are run."""
     counts_of = [100, 1000, available]
@@ -599,9 +568,7 @@ def plan(available: int) -> list[tuple[tuple[str, str], int, int]]:
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--only-kept", action="store_true", help="write the page from the cells that the cache has")
-    given = made.parse_args()
+    given = parser(__doc__).parse_args()
     warnings.filterwarnings("ignore", message=".*IProgress.*")
     texts, vectors = prepared(given)
     folder = given.cache / "cells"
@@ -612,10 +579,9 @@ def main() -> None:
 
     cells: dict[tuple[str, str], dict[tuple[int, int], dict[str, Any]]] = {}
     for pair, count, seed in plan(len(texts.parts["pairs"])):
-        path = folder / f"{'-'.join(pair)}-{count}-{seed}.json"
-        if path.is_file() or not given.only_kept:
-            made = partial(cell, pair, count, seed, parts_of(pair))
-            cells.setdefault(pair, {})[count, seed] = study.kept(path, made)
+        made = partial(cell, pair, count, seed, parts_of(pair))
+        kept = study.kept(folder / f"{'-'.join(pair)}-{count}-{seed}.json", made)
+        cells.setdefault(pair, {})[count, seed] = kept
     record: dict[str, Any] = {"sizes": {"steps": STEPS}, "texts": counts(texts), **summary(cells)}
     record["counts"] = {name: len(part) for name, part in texts.sections.items()}
     extra = {}

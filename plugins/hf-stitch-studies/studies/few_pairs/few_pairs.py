@@ -10,8 +10,6 @@ Pairs of spaces that are done are not run again.
 """
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -31,7 +29,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 
 import hf_stitch
-from hf_stitch import Moments
+from hf_stitch import Moments, Samples
 from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
 from hf_stitch.matchers import NoAlignmentError
@@ -39,24 +37,7 @@ from hf_stitch.matchers.alignment import Procrustes
 
 CUTS = {"resnet20": ("layer3.0", "layer3.2"), "tiny10": ("bn6", "bn8")}
 SHARES = {"disjoint": "none has a partner", "shared": "all have a partner"}
-RELATED = {
-    "ResNet-20 0 → 1, layer3.0": ("resnet20 0 layer3.0", "resnet20 1 layer3.0"),
-    "ResNet-20 0 → 1, layer3.2": ("resnet20 0 layer3.2", "resnet20 1 layer3.2"),
-    "Tiny-10 0 → 1, bn6": ("tiny10 0 bn6", "tiny10 1 bn6"),
-    "Tiny-10 0 → 1, bn8": ("tiny10 0 bn8", "tiny10 1 bn8"),
-    "sentence encoders, narrow → wide": ("narrow", "wide"),
-    "sentence encoders, narrow → MiniLM": ("narrow", "MiniLM 5"),
-    "MiniLM, block 3 → 5": ("MiniLM 3", "MiniLM 5"),
-    "English → Spanish (TF-IDF)": ("en", "es"),
-}
-UNRELATED = {
-    "images and text": ("resnet20 0 layer3.2", "narrow"),
-    "images and MiniLM": ("tiny10 0 bn6", "MiniLM 5"),
-    "features shuffled one by one, images": ("resnet20 0 layer3.2", "shuffled resnet20 1 layer3.2"),
-    "features shuffled one by one, text": ("narrow", "shuffled wide"),
-    "independent Gaussians": ("Gaussian 0", "Gaussian 1"),
-    "ten tight clusters each, independent": ("clusters 0", "clusters 1"),
-}
+RELATED, UNRELATED = study.listed(__file__).values()
 SIZES = {"held": 1000, "pool": 1000, "unpaired": 2000, "starts": 5, "alone": 3000, "unsupervised": 10, "draws": 2}
 """Held-out rows, pairs, and rows without partners; starts; rows for maps without pairs, and how many of these maps are
 fitted: to most spaces, and of the others from shared rows."""
@@ -73,7 +54,7 @@ def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]
     """
 
     @cache
-    def pictures() -> hf_stitch.Samples:
+    def pictures() -> Samples:
         return images.samples("cifar10", "test", count, arguments.data_dir)
 
     @cache
@@ -237,12 +218,8 @@ def findings(related: dict[str, dict[str, Any]], counts: list[str]) -> list[str]
     found = []
     for share, text in SHARES.items():
         cells = [each for row in related.values() for each in row["pairs"].values() if each[share]]
-        won = sum(
-            all(
-                cell["go"] and cell["top1"] > score for cell, score in zip(each[share], each["procrustes"], strict=True)
-            )
-            for each in cells
-        )
+        both = (zip(each[share], each["procrustes"], strict=True) for each in cells)
+        won = sum(all(cell["go"] and cell["top1"] > score for cell, score in pairs) for pairs in both)
         found.append(f"Refinement pays in {won} of {len(cells)} cells with {share} rows ({text}).")
     thirty = [
         ", ".join(f"{mean(reached(row['pairs']['30'][share]))} with {share} {rows}"
@@ -307,25 +284,17 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> None:
     options = "data-dir", "published", "networks", "texts"
-    parser = study.parser(__doc__, *options, required={"published", "texts", "out"})
-    parser.add_argument(
-        "--only", action="append", default=[], help="beginning of the names of pairs to run. Repeatable."
-    )
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, *options, required={"published", "texts", "out"}).parse_args()
     count = SIZES["held"] + SIZES["pool"] + 2 * max(SIZES["unpaired"], SIZES["alone"])
     vectors = spaces(arguments, count)
-    spaces_of = RELATED | UNRELATED
-    places = {name: arguments.out / "spaces" / f"{number}.json" for number, name in enumerate(spaces_of)}
-    for name, (first, second) in spaces_of.items():
-        if not arguments.only or name.startswith(tuple(arguments.only)):
-            made = partial(run, first, second, vectors, draws_of(name))
-            print(f"{name}: {study.kept(places[name], made)['seconds']:.0f} s", flush=True)
-    if all(place.is_file() for place in places.values()):
-        done = {name: json.loads(place.read_text()) for name, place in places.items()}
-        record = {
-            "preset": SIZES, "related": {name: done[name] for name in RELATED},
-            "unrelated": {name: done[name] for name in UNRELATED},
-            "machine": f"{platform.machine()}, torch {torch.__version__}",
-            "seconds": sum(each["seconds"] for each in done.values()),
-        }  # fmt: skip
-        study.leave("few_pairs", record, page, arguments.out)
+    done = {}
+    for number, (name, (first, second)) in enumerate((RELATED | UNRELATED).items()):
+        made = partial(run, first, second, vectors, draws_of(name))
+        done[name] = study.kept(arguments.out / "spaces" / f"{number}.json", made)
+        print(f"{name}: {done[name]['seconds']:.0f} s", flush=True)
+    record = {
+        "preset": SIZES, "related": {name: done[name] for name in RELATED},
+        "unrelated": {name: done[name] for name in UNRELATED}, "machine": study.machine(),
+        "seconds": sum(each["seconds"] for each in done.values()),
+    }  # fmt: skip
+    study.leave("few_pairs", record, page, arguments.out)

@@ -6,15 +6,12 @@ Each learns to find the second half of a passage among those of a batch, given t
     python run.py few_pairs.sentence_encoders --texts TEXTS --networks NETWORKS
 """
 
-import argparse
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from language_models.decoders import cut
-from rich.progress import track
+from language_models.decoders import cut, descend, written
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
@@ -22,7 +19,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 SOURCES = ("anarchism", "foldoc", "fortunes", "handbook", "jargon", "reference", "wordnet")
 LENGTH = 240  # characters of a passage, at least; it ends with the word
-TOKENS, BATCH, TEMPERATURE, RATE = 40, 128, 0.05, 1e-3
+TOKENS, STEPS, BATCH, TEMPERATURE = 40, 1500, 128, 0.05
 PAD, UNKNOWN = "<pad>", "<unk>"
 
 
@@ -81,38 +78,31 @@ def halves(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     return [first for first, _ in found], [second for _, second in found]
 
 
-def train(kind: Kind, texts: list[str], steps: int) -> tuple[BertModel, PreTrainedTokenizerFast]:
+def train(name: str, folder: Path) -> tuple[BertModel, PreTrainedTokenizerFast]:
+    kind, (texts, held_out) = KINDS[name], passages(folder)
     texts = texts[kind.part :: 2]
     reader = tokenizer(kind, texts)
     generator = torch.Generator().manual_seed(kind.part)
     torch.manual_seed(kind.part)
-    network = BertModel(
-        BertConfig(
-            vocab_size=len(reader), hidden_size=kind.width, num_hidden_layers=kind.depth, num_attention_heads=4,
-            intermediate_size=3 * kind.width, max_position_embeddings=2 * TOKENS, pad_token_id=reader.pad_token_id,
-        ),
-        add_pooling_layer=False,
+    config = BertConfig(
+        vocab_size=len(reader), hidden_size=kind.width, num_hidden_layers=kind.depth, num_attention_heads=4,
+        intermediate_size=3 * kind.width, max_position_embeddings=2 * TOKENS, pad_token_id=reader.pad_token_id,
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 100) * (1 - step / steps)
-    )
-    for step in track(range(steps), f"training, width {kind.width}"):
-        chosen = torch.randint(len(texts), (BATCH,), generator=generator).tolist()
-        first, second = (
-            functional.normalize(vectors(network, reader, half, TOKENS), dim=1)
-            for half in halves([texts[i] for i in chosen])
-        )
-        logits, right = first @ second.T / TEMPERATURE, torch.arange(BATCH)
-        loss = (functional.cross_entropy(logits, right) + functional.cross_entropy(logits.T, right)) / 2
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0:
-            print(f"step {step} of {steps}: loss {loss.item():.3f}", flush=True)
-    return network.eval(), reader
+    network = BertModel(config, add_pooling_layer=False)
+
+    def losses() -> Iterator[Tensor]:
+        for _ in range(STEPS):
+            chosen = torch.randint(len(texts), (BATCH,), generator=generator).tolist()
+            first, second = (
+                functional.normalize(vectors(network, reader, half, TOKENS), dim=1)
+                for half in halves([texts[i] for i in chosen])
+            )
+            logits, right = first @ second.T / TEMPERATURE, torch.arange(BATCH)
+            yield (functional.cross_entropy(logits, right) + functional.cross_entropy(logits.T, right)) / 2
+
+    descend(network, losses(), STEPS, lambda share: 1 - share, lr=1e-3, weight_decay=0.01)
+    print(f"the second half is found among 500: {found(network, reader, held_out[:500]):.2f}")
+    return network, reader
 
 
 @torch.no_grad()
@@ -123,22 +113,4 @@ def found(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
-    parser.add_argument("--networks", type=Path, required=True, help="folder for the encoders")
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--only", choices=KINDS, help="train this encoder alone")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    texts, held_out = passages(arguments.texts)
-    for name, kind in KINDS.items():
-        if arguments.only in (None, name):
-            start = time.perf_counter()
-            network, reader = train(kind, texts, arguments.steps)
-            network.save_pretrained(arguments.networks / name)
-            reader.save_pretrained(arguments.networks / name)
-            print(
-                f"{name}: {network.num_parameters():,} parameters, {time.perf_counter() - start:.0f} s; the second "
-                f"half is found among 500: {found(network, reader, held_out[:500]):.2f}"
-            )
+    written(__doc__, KINDS, train)

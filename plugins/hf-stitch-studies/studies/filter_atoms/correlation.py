@@ -66,15 +66,7 @@ class Arm:
 
 
 MAIN, SIX = "disjoint", "six"
-ARMS = {
-    MAIN: Arm("disjoint tasks, 9 atoms, statistics of BatchNorm follow the task", 3),
-    "overlapping": Arm("tasks drawn from 25 classes", 2, overlapping=True),
-    "frozen": Arm(
-        "statistics of BatchNorm stay those of the start; learning rate 0.01, as training diverges at the usual one", 1,
-        frozen=True, lr=0.01,
-    ),
-    SIX: Arm("6 atoms, so that S_Gras is defined", 1, atoms=6),
-}  # fmt: skip
+ARMS = {name: Arm(**fields) for name, fields in study.listed(__file__)["arms"].items()}
 RESAMPLES = 1000
 
 
@@ -92,9 +84,6 @@ def main() -> None:
     leave(NAME, record, page, arguments.out, pictures(record))
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
-
-
 def compared(arm: Arm, number: int, data: Cifar100, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train the networks of one start, and compare all pairs: ``similarities`` -> matrices, and what the page needs."""
     draw = task_networks.overlapping_tasks if arm.overlapping else task_networks.disjoint_tasks
@@ -106,20 +95,18 @@ def compared(arm: Arm, number: int, data: Cifar100, arguments: argparse.Namespac
     layers = task_networks.probed(models, probe)
     found = {name: np.mean(matrices, axis=0) for name, matrices in layers.items()}
     atoms = by_weights(models, FilterAtoms())
-    found[ATOM] = np.mean(atoms, axis=0)
-    orthonormal, first = list(GAUGES)[1:]
-    found[orthonormal] = np.mean(by_weights(models, FilterAtoms(gauge="orthonormal")), axis=0)
-    in_first = copy.deepcopy(models)
+    (own, orthonormal, first), in_first = GAUGES, copy.deepcopy(models)
     set_gauge(in_first, models[0])
-    found[first] = np.mean(by_weights(in_first, FilterAtoms()), axis=0)
-    found[WEIGHTS] = np.mean(by_weights(models, WeightCosine()), axis=0)
+    metrics: dict[str, Any] = {orthonormal: FilterAtoms(gauge="orthonormal"), WEIGHTS: WeightCosine()}
     others = networks.read("cifar10", "train", arguments.data_dir, SIZES["probe"])
     for name, images in ((PATCHES, others), (OWN_PATCHES, probe)):
-        path = arguments.networks / "patches.safetensors"
+        path = arguments.networks / f"{name}.safetensors"
         PatchCovariance.of(common, images.inputs().split(100)).save(path)
-        found[name] = np.mean(by_weights(models, PatchCosine(covariance=str(path))), axis=0)
+        metrics[name] = PatchCosine(covariance=str(path))
     if arm.atoms is not None:
-        found[GRASSMANN] = np.mean(by_weights(models, Grassmann()), axis=0)
+        metrics[GRASSMANN] = Grassmann()
+    found |= {own: np.mean(atoms, axis=0), first: np.mean(by_weights(in_first, FilterAtoms()), axis=0)}
+    found |= {name: np.mean(by_weights(models, metric), axis=0) for name, metric in metrics.items()}
     moved = np.mean(by_weights([common, *models], FilterAtoms()), axis=0)[0, 1:]
     found[MOVEMENT] = np.outer(moved, moved)
     found[SUPERCLASSES] = symmetric(
@@ -190,9 +177,6 @@ def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
         axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return {NAME: figure}
-
-
-# -- page --------------------------------------------------------------------------------------------------------------
 
 
 LINEAR_IN_CKA, LINEAR_IN_CCA, LINEAR_IN_GRASSMANN, RIVALRY = study.stated(__file__)

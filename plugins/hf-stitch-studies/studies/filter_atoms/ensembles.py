@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+import study
 import torch
 from filter_atoms.federated_methods import State
 from torch import Tensor, nn
@@ -32,11 +33,6 @@ def _stacked(states: Sequence[State], read: Callable[[State, str], Tensor]) -> d
     return {layer: torch.stack([read(state, layer).flatten() for state in states]) for layer in layers}
 
 
-def moved(stacked: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the difference from the start: layer -> ``(networks, parameters)``."""
-    return {layer: values - start[layer] for layer, values in stacked.items()}
-
-
 def cosines(stacked: Mapping[str, Tensor]) -> Tensor:
     """Return the cosines of all pairs, averaged over layers: ``(networks, networks)``. With atoms, this is S_Atom."""
     units = [functional.normalize(values.double(), dim=1) for values in stacked.values()]
@@ -47,21 +43,16 @@ def cosines(stacked: Mapping[str, Tensor]) -> Tensor:
 def activations(network: nn.Module, states: Sequence[State], probes: Tensor) -> dict[str, Tensor]:
     """Run probes through networks: layer ``relu1``, … -> centred activations ``(networks, n · GRID², channels)``."""
     read: dict[str, list[Tensor]] = {}
-    watched = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.ReLU)]
+    watched = {name: module for name, module in network.named_modules() if isinstance(module, nn.ReLU)}
 
     def keep(name: str, output: Tensor) -> None:
         pooled = functional.adaptive_avg_pool2d(output.float(), GRID)
         read.setdefault(name, []).append(pooled.permute(0, 2, 3, 1).flatten(0, 2))
 
-    hooks = [
-        module.register_forward_hook(lambda module, inputs, output, name=name: keep(name, output))
-        for name, module in watched
-    ]
-    for state in states:
-        network.load_state_dict(state)
-        network(probes.contiguous(memory_format=torch.channels_last))
-    for hook in hooks:
-        hook.remove()
+    with study.watched(watched, keep):
+        for state in states:
+            network.load_state_dict(state)
+            network(probes.contiguous(memory_format=torch.channels_last))
     stacked = {name: torch.stack(values) for name, values in read.items()}
     return {name: rows - rows.mean(1, keepdim=True) for name, rows in stacked.items()}
 
@@ -142,15 +133,12 @@ def _timed(compute: Callable[[], T]) -> tuple[T, float]:
 @torch.no_grad()
 def multiplications(network: nn.Module, image: Tensor) -> int:
     """Count the multiplications of the convolutions of a network for one image."""
-    counts: list[int] = []
+    found, convolutions = 0, {name: m for name, m in network.named_modules() if isinstance(m, nn.Conv2d)}
 
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del module
-        kernel = 9 * inputs[0].shape[1]
-        counts.append(kernel * output[0].numel())
+    def count(name: str, output: Tensor) -> None:
+        nonlocal found
+        found += 9 * convolutions[name].in_channels * output[0].numel()
 
-    hooks = [m.register_forward_hook(count) for m in network.modules() if isinstance(m, nn.Conv2d)]
-    network(image)
-    for hook in hooks:
-        hook.remove()
-    return sum(counts)
+    with study.watched(convolutions, count):
+        network(image)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from filter_atoms.pairwise import Pairs, bootstrap, shown, upper
 from hf_stitch_filter_atoms import atomize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from scipy.stats import rankdata
+from sklearn.metrics import roc_auc_score
 from study import table
 from torch import Tensor, nn
 
@@ -30,18 +31,11 @@ CHEAPER, PROBES = 1_000, 10_000
 MAIN = "random"
 ARMS = (MAIN, "public", "global", "evolving")
 """Where shared coefficients come from; the paper's figures have random ones."""
-SIMILARITIES = {
-    "atom": "S_Atom",
-    "atom moved": "S_Atom of the changes since round 0",
-    "weights": "cosine of the weights",
-    "cka": "CKA",
-    "cca": "CCA",
-}
+SIMILARITIES = {"atom": "S_Atom", "atom moved": "S_Atom of the changes since round 0",
+                "weights": "cosine of the weights", "cka": "CKA", "cca": "CCA"}  # fmt: skip
 KINDS = {"subtask": "same subtask", "digits": "digits"}
 MEANS = {"subtask": "same subtask", "not subtask": "other subtask", "digits": "two with digits",
          "not digits": "digits and CIFAR-100"}  # fmt: skip
-
-# -- sizes -------------------------------------------------------------------------------------------------------------
 
 
 def local(epochs: int) -> Recipe:
@@ -49,27 +43,16 @@ def local(epochs: int) -> Recipe:
     return Recipe(epochs, lr=0.01, batch=10, schedule="constant")
 
 
-WIDTH = 0.25
-"""Multiplier of the channels of AlexNet."""
-SUBTASKS, SHARED_BY, DIGIT_CLIENTS = 20, 5, 20
-"""Subtasks of CIFAR-100, of 5 classes each; clients of each, and with coloured digits."""
-TRAIN, TEST = 60, 40
-"""Images of a client."""
-ROUNDS, OTHERS, SHOWN = 16, 6, (1, 4, 8, 16)
-"""Rounds in which atoms are trained, of one epoch each, with random coefficients and with the others; rounds after
-which similarities are read."""
+SIZES: dict[str, Any] = {
+    "width": 0.25, "subtasks": 20, "shared_by": 5, "digits": 20, "train": 60, "test": 40, "rounds": 16, "others": 6,
+    "shown": (1, 4, 8, 16), "public": (8_000, 4), "probes": 500,
+}  # fmt: skip
+"""Multiplier of the channels of AlexNet; subtasks of CIFAR-100, of 5 classes each, clients of each, and with coloured
+digits; their images; rounds in which atoms are trained, of one epoch each, with random coefficients and with others,
+and after which similarities are read; images of CIFAR-10 for public pretraining, and its epochs; probes."""
+SUBTASKS, DIGIT_CLIENTS, RESAMPLES = SIZES["subtasks"], SIZES["digits"], 300
 PLAN = Plan(10, 0.1, local(4))
 """FedAvg of the global network."""
-PUBLIC_IMAGES, PUBLIC_EPOCHS = 8_000, 4
-"""Images of CIFAR-10 for public pretraining, and its epochs."""
-PROBED, RESAMPLES = 500, 300
-"""Probing images for CKA and CCA, and bootstrap resamples."""
-SIZES = {
-    "width": WIDTH, "subtasks": SUBTASKS, "shared_by": SHARED_BY, "digits": DIGIT_CLIENTS, "train": TRAIN, "test": TEST,
-    "rounds": ROUNDS, "others": OTHERS, "shown": SHOWN, "public": (PUBLIC_IMAGES, PUBLIC_EPOCHS), "probes": PROBED,
-}  # fmt: skip
-
-# -- clients -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +71,11 @@ def subtask_clients(data_dir: str | None, random: torch.Generator) -> list[Clien
     made = []
     for subtask in range(SUBTASKS):
         classes = order[5 * subtask : 5 * subtask + 5]
-        dealt = [dealt_out(part, classes, SHARED_BY, random) for part in parts]
-        made += [Client(train.take(TRAIN), test.take(TEST), subtask) for train, test in zip(*dealt, strict=True)]
+        dealt = [dealt_out(part, classes, SIZES["shared_by"], random) for part in parts]
+        made += [
+            Client(train.take(SIZES["train"]), test.take(SIZES["test"]), subtask)
+            for train, test in zip(*dealt, strict=True)
+        ]
     return made
 
 
@@ -99,8 +85,8 @@ def digit_clients(data_dir: str | None, random: torch.Generator) -> list[Client]
     made = []
     for number in range(DIGIT_CLIENTS):
         own = digits.select(torch.arange(number, len(digits), DIGIT_CLIENTS))
-        rest = own.select(torch.arange(TRAIN, len(own)))
-        made.append(Client(own.take(TRAIN), rest.take(TEST), SUBTASKS))
+        rest = own.select(torch.arange(SIZES["train"], len(own)))
+        made.append(Client(own.take(SIZES["train"]), rest.take(SIZES["test"]), SUBTASKS))
     return made
 
 
@@ -120,21 +106,19 @@ def coloured(pixels: Tensor, random: torch.Generator) -> Tensor:
     return (share * ink + (1 - share) * ground).to(torch.uint8)
 
 
-# -- networks ----------------------------------------------------------------------------------------------------------
-
-
 def initial() -> nn.Module:
-    return networks.seeded(lambda: alexnet(CLASSES + DIGITS, WIDTH), 0)
+    return networks.seeded(lambda: alexnet(CLASSES + DIGITS, SIZES["width"]), 0)
 
 
 def pretrained(arguments: argparse.Namespace) -> nn.Module:
     """Train a network on CIFAR-10, or load it, and give it the initial linear layer."""
 
     def fit(network: nn.Module) -> None:
-        data = networks.read("cifar10", "train", arguments.data_dir, PUBLIC_IMAGES)
-        networks.train(network, data, Recipe(PUBLIC_EPOCHS, lr=0.005), 0)
+        count, epochs = SIZES["public"]
+        data = networks.read("cifar10", "train", arguments.data_dir, count)
+        networks.train(network, data, Recipe(epochs, lr=0.005), 0)
 
-    made = networks.seeded(lambda: alexnet(10, WIDTH), 0)
+    made = networks.seeded(lambda: alexnet(10, SIZES["width"]), 0)
     networks.kept(arguments.networks / "federated" / "public.safetensors", made, fit)
     made.add_module("fc", initial().get_submodule("fc"))
     return made
@@ -150,18 +134,11 @@ def start(arm: str, clients: Sequence[Client], arguments: argparse.Namespace) ->
     return made
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
-
-
 def auroc(pairs: Pairs) -> float:
     """Return the AUROC of ``similarity`` for pairs ``inside`` a cluster against others that are ``counted``."""
     counted = pairs("counted") > 0
     inside = pairs("inside")[counted] > 0
-    hits = int(inside.sum())
-    if hits in (0, len(inside)):
-        return float("nan")
-    ranks = rankdata(pairs("similarity")[counted])
-    return float((ranks[inside].sum() - hits * (hits + 1) / 2) / (hits * (len(inside) - hits)))
+    return float(roc_auc_score(inside, pairs("similarity")[counted])) if 0 < inside.sum() < len(inside) else math.nan
 
 
 def clusters(groups: Array, digits: int) -> dict[str, dict[str, Array]]:
@@ -205,7 +182,7 @@ def main() -> None:
     random = torch.Generator().manual_seed(0)
     clients = [*subtask_clients(arguments.data_dir, random), *digit_clients(arguments.data_dir, random)]
     public = networks.read("cifar100_fine", "train", arguments.data_dir)
-    places = torch.randperm(len(public), generator=torch.Generator().manual_seed(1))[:PROBED]
+    places = torch.randperm(len(public), generator=torch.Generator().manual_seed(1))[: SIZES["probes"]]
     arms, matrices = {}, {}
     for arm in ARMS:
         network = start(arm, clients, arguments)
@@ -220,21 +197,22 @@ def related(
     """Train the atoms of all clients; return whether those of a cluster are similar, and S_Atom after rounds."""
     groups = np.array([client.group for client in clients], dtype=float)
     kinds = clusters(groups, SUBTASKS)
-    first = [snapshot(network)]
+    first = snapshot(network)
     matrices: dict[int, Array] = {}
 
     def read(number: int, shared: State, own: Sequence[State]) -> None:
-        if number in SHOWN:
+        if number in SIZES["shown"]:
             states = [{**shared, **each} for each in own]
             matrices[number] = ensembles.cosines(ensembles.atoms(states)).numpy()
 
     method = EVOLVING if arm == "evolving" else FIXED
-    plan = Plan(ROUNDS if arm == MAIN else OTHERS, 1.0, local(1))
+    plan = Plan(SIZES["rounds"] if arm == MAIN else SIZES["others"], 1.0, local(1))
     shared, own = federate(network, [client.train for client in clients], method, plan, seed=2, after_round=read)
     states = [{**shared, **each} for each in own]
     found, costs = ensembles.measured(network, states, probes)
     atoms = ensembles.atoms(states)
-    found["atom moved"] = ensembles.cosines(ensembles.moved(atoms, ensembles.atoms(first)))
+    start = ensembles.atoms([first])
+    found["atom moved"] = ensembles.cosines({layer: values - start[layer] for layer, values in atoms.items()})
     found["weights"] = ensembles.cosines(ensembles.filters(states))
     scores = {}
     for name in SIMILARITIES:
@@ -285,8 +263,6 @@ def picture(matrices: Mapping[str, Mapping[int, Array]]) -> Figure:
     return figure
 
 
-# -- claims ------------------------------------------------------------------------------------------------------------
-
 OF_DIGITS, OF_SUBTASK, THROUGH, SOURCES, CHEAP, MILLIONS, MEMORY, MORE = study.stated(__file__)
 
 
@@ -326,9 +302,6 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         ours = f"times S_Atom's {spent}: " + ", ".join(f"{SIMILARITIES[k]} {ratio:.1e}" for k, ratio in ratios.items())
         rows.append(claim.row(ours, n, [ratio > bound if known else None for ratio in ratios.values()], count))
     return [*rows, MEMORY.untested("a GPU"), MORE.untested("the costs of several numbers of networks")]
-
-
-# -- page --------------------------------------------------------------------------------------------------------------
 
 
 def page(record: dict[str, Any]) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import study
 import torch
-from dr_frankenstein import images
-from dr_frankenstein.networks import Tiny10, normalised
+from dr_frankenstein import images, networks
+from dr_frankenstein.networks import normalised
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -60,9 +61,9 @@ def fresh_head(network: nn.Module, classes: int, seed: int) -> None:
     network.add_module("fc", seeded(lambda: nn.Linear(features, classes), seed))
 
 
-def published(folder: Path, number: int) -> Tiny10:
+def published(folder: Path, number: int) -> nn.Module:
     """Load a published Tiny-10, trained on CIFAR-10, from the folder that contains ``drfrankenstein_tiny10``."""
-    return Tiny10.from_file(folder / "drfrankenstein_tiny10" / f"in{number}-gn{number}.safetensors")
+    return networks.read(folder / "drfrankenstein_tiny10" / f"in{number}-gn{number}.safetensors")[0]
 
 
 def kept(path: Path, network: nn.Module, fit: Callable[[nn.Module], None]) -> nn.Module:
@@ -149,9 +150,7 @@ def train(network: nn.Module, data: Images, recipe: Recipe, seed: int, *, name: 
                 with torch.autocast("cpu", torch.bfloat16):
                     logits = network(some.contiguous(memory_format=torch.channels_last))
                 loss = functional.cross_entropy(logits.float(), data.labels[places])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                study.descend(optimizer, loss)
                 rates.step()
                 bar.update()
     network.eval()

@@ -2,14 +2,15 @@
 
 import argparse
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import study
 import torch
+from dr_frankenstein.networks import Tiny10
 from filter_atoms import networks
 from filter_atoms.networks import Images, Recipe
 from filter_atoms.pairwise import symmetric
@@ -83,7 +84,7 @@ def start(arguments: argparse.Namespace, number: int) -> nn.Module:
         images = networks.read("cifar10", "train", arguments.data_dir, BASE_IMAGES)
         networks.train(network, images, BASE, number, name=f"start {number}")
 
-    return networks.kept(path, networks.seeded(networks.Tiny10, number), fit)
+    return networks.kept(path, networks.seeded(Tiny10, number), fit)
 
 
 def origin(arguments: argparse.Namespace) -> str:
@@ -126,20 +127,15 @@ def features(network: nn.Module, layers: Sequence[str], probe: Images) -> dict[s
     found: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     draws = {layer: torch.Generator().manual_seed(0) for layer in layers}
 
-    def keep(layer: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            images, channels, height, width = output.shape
-            rows, columns = torch.rand(2, images, 1, SIZES["positions"], generator=draws[layer])
-            places = (rows * height).long() * width + (columns * width).long()
-            chosen = output.flatten(2).gather(2, places.expand(-1, channels, -1))
-            found[layer].append(chosen.movedim(1, 2).flatten(0, 1))
+    def keep(layer: str, output: Tensor) -> None:
+        images, channels, height, width = output.shape
+        rows, columns = torch.rand(2, images, 1, SIZES["positions"], generator=draws[layer])
+        places = (rows * height).long() * width + (columns * width).long()
+        chosen = output.flatten(2).gather(2, places.expand(-1, channels, -1))
+        found[layer].append(chosen.movedim(1, 2).flatten(0, 1))
 
-        return hook
-
-    handles = [network.get_submodule(layer).register_forward_hook(keep(layer)) for layer in layers]
-    networks.logits(network, probe)
-    for handle in handles:
-        handle.remove()
+    with study.watched({layer: network.get_submodule(layer) for layer in layers}, keep):
+        networks.logits(network, probe)
     return {layer: torch.cat(parts).double() for layer, parts in found.items()}
 
 

@@ -20,7 +20,7 @@ from hf_stitch_studies.benching.correlation import RELIABILITY
 from how_not_to_stitch.experiment import PUBLISHED, cifar, filled, parser
 from rich.console import Console
 
-import hf_stitch
+from hf_stitch import Adapter, Samples
 
 METRICS = (
     "linear_cka:debiased=True", "pwcca:directions=all", "procrustes", "svcca", "cca:ridge=0.01", "rsa", "mutual_knn",
@@ -47,9 +47,7 @@ def main() -> None:
     study.leave("bench", record, page, arguments.out)
 
 
-def measured(
-    loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples
-) -> Bench:
+def measured(loaded: dict[str, Adapter], layers: Sequence[str], train: Samples, test: Samples) -> Bench:
     return bench(
         loaded, train, test_data=test, layers=layers, sensitivity_layers=layers[-int(LAST * len(layers)) :],
         pooling="cls" if tuple(layers) == networks.VIT_CUTS else "mean", metrics=METRICS, matchers=MATCHERS,
@@ -146,7 +144,8 @@ def _inconsistent(architectures: Mapping[str, Any], n: str, count: int) -> dict[
 def _baselines(test: str, asked: study.Claim, scores: Mapping[str, Any], n: str, count: int) -> dict[str, str]:
     found = beaten(scores, count)
     winners = [name for name, won in found.items() if won]
-    best = max(found, key=lambda name: _finite(scores[name]["tau"]["value"]))
+    taus = {name: float(scores[name]["tau"]["value"]) for name in found}
+    best = max(found, key=lambda name: -2.0 if math.isnan(taus[name]) else taus[name])
     ours = (
         f"{len(winners)} of {len(found)} measures{''.join(f', {name}' for name in winners)}; best {best}, τ "
         f"{_score(scores[best]['tau'])}; "
@@ -171,10 +170,6 @@ def beaten(scores: Mapping[str, Any], count: int) -> dict[str, bool | None]:
     return {name: won(differences) for name, differences in known.items()}
 
 
-def _finite(value: Any) -> float:
-    return -2.0 if math.isnan(float(value)) else float(value)
-
-
 def _section(name: str, found: dict[str, Any]) -> str:
     kind = "vit" if name.startswith("vit") else "convolutional"
     accuracies = ", ".join(f"{layer} {value:.3f}" for layer, value in found["accuracies"].items())
@@ -185,10 +180,7 @@ def _section(name: str, found: dict[str, Any]) -> str:
         head = ["measure", "paper, τ / ρ", "τ", "ρ", "references", "τ − rank only", "τ − depth only"]
         text += f"\n### {test.capitalize()}\n\n{study.markdown(head, lines)}\n"
     if found["networks"] < FEW:
-        text += (
-            f"\nWith {found['networks']} networks, the jackknife rests on as many values: an interval without width is "
-            "chance, and a difference that it sets apart from 0 is a hint, no proof.\n"
-        )
+        text += "\n" + study.text(__file__, "few").format(count=found["networks"]) + "\n"
     if found["undefined"]:
         reasons = "; ".join(f"{method}, {count} ({why})" for method, (count, why) in found["undefined"].items())
         text += f"\nUndefined pairs, of all references, with the most frequent reason: {reasons}. They are left out.\n"

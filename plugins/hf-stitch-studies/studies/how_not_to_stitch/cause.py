@@ -150,11 +150,8 @@ class _Cells:
         self.judged = np.any([*self._usable.values()], 0)  # layers of the target with a detector
         self.penalised = [name for name in self._matchers if name.split()[0] in PENALTIES.values()]
 
-    def accuracy(self, matcher: str) -> Array:
-        return read_array(self._matchers[matcher]["relative_accuracy"])
-
-    def error(self, matcher: str) -> Array:
-        return read_array(self._matchers[matcher]["structural_error"])
+    def accuracy(self, matcher: str, figure: str = "relative_accuracy") -> Array:
+        return read_array(self._matchers[matcher][figure])
 
     def auroc(self, matcher: str, detector: str) -> Array:
         """AUROCs of a detector, NaN where it does not tell images of noise, or noise on activations, apart."""
@@ -191,7 +188,7 @@ def _line(name: str, found: Mapping[str, _Cells], apart: NDArray[np.bool_], pres
         return np.concatenate([values(of)[where] for of in found.values()])
 
     accuracy, familiar = joined(lambda of: of.accuracy(name)), joined(lambda of: of.familiar(name))
-    fine, error = accuracy >= ACCURATE, joined(lambda of: of.error(name))
+    fine, error = accuracy >= ACCURATE, joined(lambda of: of.accuracy(name, "structural_error"))
     aurocs = (np.nanmean(joined(lambda of, d=d: of.auroc(name, d))) for d in DETECTORS)
     own = joined(lambda of: of.accuracy(name), np.equal.outer(preset["sources"], preset["targets"]))
     return [

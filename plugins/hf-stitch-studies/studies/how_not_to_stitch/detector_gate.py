@@ -13,9 +13,10 @@ import numpy as np
 import study
 from dr_frankenstein import images, networks
 from hf_stitch_studies import Energy
-from how_not_to_stitch.experiment import NAMES, cifar, filled, parser
+from how_not_to_stitch.experiment import NAMES, cifar, filled, kinds, parser
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis.detection.result import FAR, MIN_AUROC, OWN
 
 DETECTORS = ("mahalanobis", "knn", "likelihood_ratio", "classifier")
@@ -29,9 +30,7 @@ ENERGY, ENERGY_LAYERS = Energy.preset("small", epochs=6, fine_tune_epochs=6), 3
 
 
 def main() -> None:
-    asked = parser(__doc__, required={"out"})
-    asked.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
-    arguments = asked.parse_args()
+    arguments = parser(__doc__, required={"out"}).parse_args()
     train, test = cifar(arguments, TRAIN, TEST)
     far = images.samples("fashion_mnist", "test", TEST, arguments.data_dir)
     outliers = {
@@ -39,15 +38,11 @@ def main() -> None:
         "superposed images": superposed(arguments.data_dir),
     }
     record: dict[str, Any] = {"preset": {"train": TRAIN, "test": TEST, "energy": ENERGY}, "families": {}}
-    for folder in arguments.networks:
-        loaded, layers = networks.read_folder(folder)
-        kind = type(next(iter(loaded.values())).model).__name__
+    for kind, loaded, layers in kinds(arguments):
         names, found = list(loaded), dict[str, Any]()
         for number in range(TARGETS):
             a, b = names[number], names[(number + 1) % len(names)]
-            tries: dict[str, tuple[Any, Any, list[str]]] = {
-                name: (name, None, list(layers)) for name in arguments.detectors
-            }
+            tries: dict[str, tuple[Any, Any, list[str]]] = {name: (name, None, list(layers)) for name in DETECTORS}
             if kind == "Tiny10" and not number:  # minutes for each layer
                 places = np.linspace(0, len(layers) - 1, ENERGY_LAYERS + 2).round().astype(int)[1:-1]
                 deep = [layers[place] for place in places]
@@ -63,16 +58,15 @@ def main() -> None:
     study.leave("detector_gate", record, page, arguments.out)
 
 
-def superposed(data_dir: Any) -> hf_stitch.Samples:
+def superposed(data_dir: Any) -> Samples:
     """Return images with the deviation of another image from the mean image on top, which were not fitted to."""
     pixels = networks.normalised(images.read("cifar10", "train", 2 * TRAIN, data_dir)[0][TRAIN:])
-    return hf_stitch.Samples.of(pixels + pixels.roll(1, 0) - pixels.mean(0))
+    return Samples.of(pixels + pixels.roll(1, 0) - pixels.mean(0))
 
 
 def tried(
-    a: hf_stitch.Adapter, b: hf_stitch.Adapter, data: tuple[hf_stitch.Samples, ...], detector: Any, outliers: Any,
-    source: str, layers: list[str],
-) -> dict[str, dict[str, Any]]:  # fmt: skip
+    a: Adapter, b: Adapter, data: tuple[Samples, ...], detector: Any, outliers: Any, source: str, layers: list[str]
+) -> dict[str, dict[str, Any]]:
     """Return layer -> AUROCs with intervals on noise, far and training images, and why the detector fails."""
     train, test, far = data
     grid = hf_stitch.stitch_grid(

@@ -2,15 +2,15 @@
 
 import argparse
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import study
-from dr_frankenstein import images
+from dr_frankenstein import images, networks
 
-import hf_stitch
+from hf_stitch import Adapter, Samples
 
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text())
 """Figures of the paper's tables."""
@@ -28,9 +28,16 @@ def parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
     return made
 
 
-def cifar(arguments: argparse.Namespace, train: int, test: int) -> tuple[hf_stitch.Samples, hf_stitch.Samples]:
+def cifar(arguments: argparse.Namespace, train: int, test: int) -> tuple[Samples, Samples]:
     read = partial(images.samples, "cifar10", data_dir=arguments.data_dir)
     return read("train", count=train), read("test", count=test)
+
+
+def kinds(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Adapter], tuple[str, ...]]]:
+    """Load the networks of each folder: name of their class, networks, and layers."""
+    for folder in arguments.networks:
+        loaded, layers = networks.read_folder(folder)
+        yield type(next(iter(loaded.values())).model).__name__, loaded, layers
 
 
 def between(method: str, vit: bool = False) -> str:

@@ -17,6 +17,7 @@ from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, cifar, fi
 from tqdm.auto import tqdm
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis import StitchGrid, identify_layers
 
 MATCHERS = ("lstsq", "recoloured", "procrustes")
@@ -41,9 +42,7 @@ def main() -> None:
     study.leave("layer_grids", record, page, arguments.out)
 
 
-def measured(
-    loaded: dict[str, hf_stitch.Adapter], layers: Sequence[str], train: hf_stitch.Samples, test: hf_stitch.Samples
-) -> dict[str, Any]:
+def measured(loaded: dict[str, Adapter], layers: Sequence[str], train: Samples, test: Samples) -> dict[str, Any]:
     pairs = list(itertools.combinations(loaded, 2))
     values: dict[str, dict[tuple[str, str], Any]] = {}
     itself: dict[str, dict[tuple[str, str], Any]] = {}

@@ -7,26 +7,24 @@ grids, means otherwise.
 """
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import study
 import torch
 from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import NAMES, POORLY, between, pairs_of, parser
+from how_not_to_stitch.experiment import NAMES, POORLY, between, kinds, pairs_of, parser
 from timm.models.vision_transformer import VisionTransformer
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis import Activations, Identification, NetworkAtlas, Score, identify_layers
 
 METRICS = {
-    "linear CKA": "linear_cka",
-    "linear CKA, debiased": "linear_cka:debiased=True",
-    "Procrustes": "procrustes",
-    "PWCCA": "pwcca",
-    "PWCCA, all directions": "pwcca:directions=all",
-    "CCA": "cca",
-}
+    "linear CKA": "linear_cka", "linear CKA, debiased": "linear_cka:debiased=True", "Procrustes": "procrustes",
+    "PWCCA": "pwcca", "PWCCA, all directions": "pwcca:directions=all", "CCA": "cca",
+}  # fmt: skip
 MIXED = ("linear CKA", "Procrustes", "PWCCA", "PWCCA, all directions", "CCA")
 """Metrics on mixed rows: positions of one image are not independent, which debiased CKA assumes."""
 IMAGES, RESAMPLES = 2000, 20
@@ -37,15 +35,12 @@ def main() -> None:
     arguments = parser(__doc__).parse_args()
     samples = images.samples("cifar10", "test", IMAGES, arguments.data_dir)
     record: dict[str, Any] = {"preset": {"images": IMAGES, "resamples": RESAMPLES}, "families": {}}
-    for folder in arguments.networks:
-        loaded, layers = networks.read_folder(folder)
-        record["families"][type(next(iter(loaded.values())).model).__name__] = measured(loaded, layers, samples)
+    for kind, loaded, layers in kinds(arguments):
+        record["families"][kind] = measured(loaded, layers, samples)
     study.leave("layer_identification", record, page, arguments.out)
 
 
-def measured(
-    loaded: dict[str, hf_stitch.Adapter], layers: tuple[str, ...], samples: hf_stitch.Samples
-) -> dict[str, Any]:
+def measured(loaded: dict[str, Adapter], layers: tuple[str, ...], samples: Samples) -> dict[str, Any]:
     """Identify the layers of all pairs of networks of one architecture."""
     metrics, options = list(METRICS.values()), {"layers": layers, "batch_size": 200}
     trained = hf_stitch.compare_all(loaded, samples, metrics=metrics, resamples=RESAMPLES, **options)
@@ -80,7 +75,7 @@ def measured(
     }  # fmt: skip
 
 
-def untrained(loaded: dict[str, hf_stitch.Adapter]) -> dict[str, hf_stitch.Adapter]:
+def untrained(loaded: dict[str, Adapter]) -> dict[str, Adapter]:
     """Create networks of the same architecture with initial weights, another seed for each."""
     found = {}
     for seed, (name, adapter) in enumerate(loaded.items()):
@@ -90,7 +85,7 @@ def untrained(loaded: dict[str, hf_stitch.Adapter]) -> dict[str, hf_stitch.Adapt
     return found
 
 
-def noise(loaded: dict[str, hf_stitch.Adapter], widths: dict[str, int], count: int) -> dict[str, Activations]:
+def noise(loaded: dict[str, Adapter], widths: dict[str, int], count: int) -> dict[str, Activations]:
     """Draw independent normal activations of the same widths for each network."""
     generator = torch.Generator().manual_seed(0)
     return {
@@ -101,33 +96,23 @@ def noise(loaded: dict[str, hf_stitch.Adapter], widths: dict[str, int], count: i
     }
 
 
-def mixed(
-    trained: NetworkAtlas, loaded: dict[str, hf_stitch.Adapter], grids: dict[str, Any], samples: hf_stitch.Samples
-) -> dict[str, Any]:
+def mixed(trained: NetworkAtlas, loaded: dict[str, Adapter], grids: dict[str, Any], samples: Samples) -> dict[str, Any]:
     """Identify layers on the rows of the paper's code: positions if two layers have equal grids, means otherwise."""
-    metrics = [METRICS[title] for title in MIXED]
-    layers = list(grids)
-    values = {
-        metric: {pair: trained.between(*pair)[metric].copy() for pair in itertools.combinations(loaded, 2)}
-        for metric in metrics
-    }
-    for grid in dict.fromkeys(grids.values()):
-        group = [layer for layer in layers if grids[layer] == grid]
-        atlas = hf_stitch.compare_all(loaded, samples, layers=group, metrics=metrics, rows="positions", batch_size=200)
-        places = [layers.index(layer) for layer in group]
-        for metric, by_pair in values.items():
-            for pair, block in by_pair.items():
-                block[np.ix_(places, places)] = atlas.between(*pair)[metric]
-    return {
-        title: summary(identify_layers(values[metric], higher_is_better=title != "Procrustes", layers=layers))
-        for title, metric in zip(MIXED, metrics, strict=True)
-    }
+    metrics, layers, found = [METRICS[title] for title in MIXED], list(grids), {}
+    atlas = hf_stitch.compare_all(loaded, samples, layers=layers, metrics=metrics, rows="positions", batch_size=200)
+    for title, metric in zip(MIXED, metrics, strict=True):
+        values = {}
+        for pair in itertools.combinations(loaded, 2):
+            mean, equal = (of.between(*pair)[metric] for of in (trained, atlas))
+            values[pair] = np.where(np.isnan(equal), mean, equal)
+        found[title] = summary(identify_layers(values, higher_is_better=title != "Procrustes", layers=layers))
+    return found
 
 
-def summary(found: Identification) -> dict[str, Any]:
+def summary(found: Identification, along: Sequence[Literal["a", "b"]] = ("a", "b")) -> dict[str, Any]:
     """Return axis -> accuracy, numbers of hits, ties and misses, and the layer that is found most often."""
     axes: dict[str, Any] = {}
-    for axis in ("a", "b"):
+    for axis in along:
         verdicts = found.verdicts(axis)
         layer, share = found.favourite(axis)
         axes[axis] = {

@@ -137,9 +137,6 @@ def read_array(values: Sequence[Any]) -> Array:
     return np.array(values, object).astype(float)
 
 
-# -- claims ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Chosen:
     """The stitches that a claim on strangeness is about."""
@@ -181,13 +178,6 @@ class _Runs:
             {key: runs[key] for key in runs if key in itself}, {key: runs[key] for key in runs if key not in itself},
             max(names, key=lambda name: int(name.split()[2])), len(found["layers"]),
         )  # fmt: skip
-
-    @property
-    def distant(self) -> NDArray[np.bool_]:
-        return np.abs(np.subtract.outer(*[np.arange(self.layers)] * 2)) >= 2
-
-    def chosen(self, within: bool, between: bool) -> dict[str, Mapping[str, Any]]:
-        return {**(self.within if within else {}), **(self.between if between else {})}
 
     def unit(self, key: str) -> str:
         """Return the pair of networks to which a run belongs; one within a network belongs to that of the network."""
@@ -237,7 +227,7 @@ def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
 
 def _strangeness(asked: study.Claim, chosen: Chosen, runs: _Runs) -> dict[str, str]:
     """Return the row of a claim: the mean over pairs of their shares of strange stitches, which are not independent."""
-    found = runs.chosen(chosen.within, chosen.between)
+    found = {**(runs.within if chosen.within else {}), **(runs.between if chosen.between else {})}
     matcher = runs.trained if chosen.matcher == TASK else chosen.matcher
     strange: dict[str, list[NDArray[np.bool_]]] = {}
     passed = total = 0
@@ -271,21 +261,19 @@ def _separated(runs: _Runs) -> dict[str, str]:
     return SEPARATION.row(ours, runs.counted(False, True), parts, len(runs.between))
 
 
-# -- page --------------------------------------------------------------------------------------------------------------
-
+OLD_NOISE = " " + study.text(__file__, "old_noise")
 SECTION, HISTOGRAMS = (study.text(__file__, part) + "\n" for part in ("section", "histograms"))
 
 
 def page(record: Mapping[str, Any]) -> str:
     sections = "".join(_section(name, found) for name, found in record.items())
-    return filled(
-        __file__, claims(record), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN, sections=sections
-    )  # fmt: skip
+    return filled(__file__, claims(record), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN, sections=sections)
 
 
 def _section(name: str, found: Mapping[str, Any]) -> str:
     preset, runs = found["preset"], _Runs.of(found)
     within, between = list(runs.within.values()), list(runs.between.values())
+    distant = np.abs(np.subtract.outer(*[np.arange(runs.layers)] * 2)) >= 2
     detectors, matchers = list(between[0]["controls"]), list(between[0]["matchers"])
     head = ["detector", "two halves", "training v. test images", "images of noise", "noise .01", ".1", "1", "passes"]
     return SECTION.format(
@@ -300,7 +288,7 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
         matchers=study.markdown(
             ["matcher", "accurate (≥ .8)", "accurate, distant", "relative accuracy, corresponding",
              "structural error, accurate cells"],
-            [_matcher_line(each, between, runs.distant) for each in matchers],
+            [_matcher_line(each, between, distant) for each in matchers],
         ),
         histograms=_histograms(between, within),
         itself=study.markdown(
@@ -314,12 +302,6 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
              for kind in (("functional", "relative_accuracy"), ("structural", "structural_error"))],
         ),
     )  # fmt: skip
-
-
-OLD_NOISE = (
-    " Measured with noise drawn from a normal distribution for each position; noise is now made of the activations of "
-    "other samples, so that doses come out otherwise."
-)
 
 
 def _shares(pairs: Sequence[Mapping[str, Any]], trained: str, detector: str) -> list[str]:
@@ -373,8 +355,6 @@ def _histograms(between: Sequence[Mapping[str, Any]], within: Sequence[Mapping[s
 
 
 def _itself_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not pairs:
-        return [matcher, *["–"] * 6]
     accuracy = np.mean([read_array(one["matchers"][matcher]["relative_accuracy"]) for one in pairs], axis=0)
     return [matcher, *(f"{np.diagonal(accuracy, offset).mean():.2f}" for offset in (-3, -2, -1, 1, 2, 3))]
 

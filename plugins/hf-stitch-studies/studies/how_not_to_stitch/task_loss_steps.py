@@ -9,7 +9,7 @@ float32 too.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import study
@@ -17,6 +17,7 @@ import torch
 from dr_frankenstein import networks
 from filter_atoms.networks import Images, read
 from how_not_to_stitch.experiment import POORLY, WELL, paired
+from how_not_to_stitch.layer_identification import summary as summary_of
 from numpy.typing import NDArray
 from scipy.stats import binomtest, norm
 from sklearn.linear_model import LogisticRegression
@@ -31,7 +32,6 @@ from hf_stitch.analysis import Identification, identify_layers
 
 LAYERS = networks.Tiny10.cuts
 Array = NDArray[np.float64]
-AXES: tuple[Literal["a", "b"], ...] = ("a", "b")
 
 
 PAIRS, TRAIN, TEST = 4, 10_000, 5000
@@ -45,9 +45,7 @@ CHECKED = 4
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "published", "cache", required=["published"])
-    parser.add_argument("--pairs", type=int, nargs="*", help="numbers of pairs to train on: share work so; no page")
-    arguments = parser.parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required=["published"]).parse_args()
     loaded, _ = networks.read_folder(arguments.published / "drfrankenstein_tiny10")
     names = sorted(loaded, key=lambda name: int(name[2:]))
     models: dict[str, Any] = {name: loaded[name].model for name in names}
@@ -56,7 +54,7 @@ def main() -> None:
     )
     cache, pairs = arguments.cache / "task_loss_steps", paired(names, PAIRS)
     found: dict[tuple[str, str], list[Any]] = {}
-    for a, b in pairs if arguments.pairs is None else [pairs[number] for number in arguments.pairs]:
+    for a, b in pairs:
         run = partial(trained, Inside.of(models[a], train.pixels, test.pixels), train=train, test=test)
         for target in (b, a):
             inside = Inside.of(models[target], train.pixels[:FITTED], test.pixels)
@@ -69,8 +67,6 @@ def main() -> None:
             if target == b == names[1]:
                 check = partial(make, CHECKED, dtype=torch.float32)
                 exact = study.kept(cache / f"float32-{LAYERS[CHECKED]}.json", check)
-    if arguments.pairs is not None:
-        return
     rank = {a: ranks(activations(models[a], test.pixels[:500])) for a, b in found}
     record = {
         "preset": {"images": TRAIN, "test": TEST, "last": LAST}, "pairs": [list(pair) for pair in found],
@@ -188,9 +184,7 @@ def descended(
         some = order.pop()
         mapped = resized(functional.conv2d(x[some], weight.to(x.dtype), bias.to(x.dtype)), grid)
         loss = functional.cross_entropy(back(mapped).float(), labels[some])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        study.descend(optimizer, loss)
 
 
 def digits(back: Back, x: Tensor, labels: Tensor) -> str:
@@ -200,22 +194,15 @@ def digits(back: Back, x: Tensor, labels: Tensor) -> str:
     return np.packbits((found == labels).numpy()).tobytes().hex()
 
 
-# -- what the accuracies tell ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Cells:
-    """All stitches of a pair of networks.
+    """All stitches of a pair of networks."""
 
-    Attributes:
-        right: Steps -> (layers of the source, layers of the target, test images) bool, classified right.
-        error: Steps -> structural errors, (layers, layers); NaN where training is over.
-        target: (test images,) bool, classified right by the target.
-    """
-
-    right: Mapping[int, NDArray[np.bool_]]
-    error: Mapping[int, Array]
-    target: NDArray[np.bool_]
+    right: Mapping[
+        int, NDArray[np.bool_]
+    ]  # steps -> (layers of source, layers of target, test images), classified right
+    error: Mapping[int, Array]  # steps -> structural errors (layers, layers); NaN where training is over
+    target: NDArray[np.bool_]  # (test images,), classified right by the target
 
     @classmethod
     def read(cls, parts: Sequence[Mapping[str, Any]]) -> "Cells":
@@ -299,19 +286,19 @@ def summary(cells: Mapping[tuple[str, str], Cells], rank: Mapping[str, list[floa
                     {pair: one.accuracy(step, targets) for pair, one in of_kind.items()}, higher_is_better=True,
                     as_good={pair: one.as_good(step, targets) for pair, one in of_kind.items()}, layers=LAYERS,
                 )  # fmt: skip
-                rows[step] = {axis: counted(found, axis) for axis in (AXES if targets == whole else AXES[1:])}
+                rows[step] = summary_of(found, ("a", "b") if targets == whole else ("b",))
                 if targets == whole:
                     hits[kind, step] = found
         error = {pair: one.error[0] for pair, one in of_kind.items()}
         found = identify_layers(error, higher_is_better=False, layers=LAYERS)
-        identified[kind]["structural"] = {0: {axis: counted(found, axis) for axis in AXES}}
+        identified[kind]["structural"] = {0: summary_of(found)}
     start, end = (hits["between", step] for step in (0, common))
     far = np.abs(np.subtract.outer(whole, whole))
     other = [one.accuracy(common, whole) for one in kinds["between"].values()]
     return {
         "identified": identified, "common": common,
         "outperforms": {
-            axis: study.over((start.hits[axis].mean(1) - end.hits[axis].mean(1)).tolist()) for axis in AXES
+            axis: study.over((start.hits[axis].mean(1) - end.hits[axis].mean(1)).tolist()) for axis in "ab"
         },
         "distant": [nearest_far(one, common) for one in kinds["within"].values()],
         "excellent": study.over([float((one[far > 1] >= ACCURATE).mean()) for one in other]),
@@ -345,15 +332,6 @@ def nearest_far(one: Cells, step: int) -> dict[str, float]:
     best = max(differences, key=lambda each: float(each.mean()))
     half = float(norm.ppf(1 - 0.025 / len(far)) * best.std(ddof=1) / len(best) ** 0.5)
     return {"value": float(best.mean()), "low": float(best.mean()) - half, "high": float(best.mean()) + half}
-
-
-def counted(found: Identification, axis: Literal["a", "b"]) -> dict[str, Any]:
-    """Return the accuracy along an axis with its interval, and hits, ties and misses."""
-    verdicts = found.verdicts(axis)
-    return {
-        "score": found.to_dict()["scores"][axis],
-        **{name: int((verdicts == name).sum()) for name in ("hit", "tie", "miss")},
-    }
 
 
 def by_target(one: Cells, step: int) -> NDArray[np.bool_]:
@@ -405,8 +383,6 @@ def scores(table: Array, hit: NDArray[np.bool_], folds: NDArray[np.str_]) -> lis
     return found
 
 
-# -- page --------------------------------------------------------------------------------------------------------------
-
 ACCURATE, MARGIN = 0.8, 0.02
 """Relative accuracy from which two layers count as functionally similar (Csiszárik et al. 2021, section 8), and
 difference of accuracies up to which they count as equally similar."""
@@ -445,15 +421,10 @@ def _identified(found: Mapping[str, Any]) -> str:
     for kind, groups in found.items():
         for group, steps in groups.items():
             for step, axes in steps.items() if group != "structural" else ():
-                cells = [
-                    cell
-                    for axis in "ab"
-                    for cell in (
-                        (study.shown(axes[axis]["score"]), "/".join(str(axes[axis][n]) for n in ("hit", "tie", "miss")))
-                        if axis in axes
-                        else ("–", "–")
-                    )
-                ]
+                cells = []
+                for axis in "ab":
+                    counts = [str(axes[axis][name]) for name in ("hit", "tie", "miss")] if axis in axes else []
+                    cells += [study.shown(axes[axis]["score"]), "/".join(counts)] if counts else ["–", "–"]
                 rows.append([f"{kind} networks", group, _after(step), *cells])
     return study.markdown(head, rows)
 

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import study
 import torch
+from dr_frankenstein.stitching import logits
 from relative_representations import text_encoders, texts
 from relative_representations.training import train
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis import Audit
 from hf_stitch.analysis.detection.result import FAR
 from hf_stitch.training import TaskLoss
@@ -79,9 +81,7 @@ def main() -> None:
     study.leave("text_audit", record, page, arguments.out)
 
 
-def encoder(
-    seed: int, tokenizer: PreTrainedTokenizerFast, questions: hf_stitch.Samples, *, trained: bool = True
-) -> hf_stitch.Adapter:
+def encoder(seed: int, tokenizer: PreTrainedTokenizerFast, questions: Samples, *, trained: bool = True) -> Adapter:
     """Make a BERT from its config, and train it on the classes of the questions. Without training: its twin."""
     torch.manual_seed(seed)
     names = questions.label_names or ()
@@ -103,30 +103,24 @@ def encoder(
 
         train(
             model, len(listed), loss, epochs=SIZES["epochs"], batch=32, learning_rate=1e-3, weight_decay=0.01,
-            schedule=True, clip=1.0, seed=seed, name=f"training, seed {seed}",
+            schedule=True, clip=True, seed=seed, name=f"training, seed {seed}",
         )  # fmt: skip
     return hf_stitch.load(model, processor=copy.deepcopy(tokenizer))
 
 
-def accuracies(
-    encoders: Mapping[str, hf_stitch.Adapter], questions: hf_stitch.Samples, test: hf_stitch.Samples
-) -> dict[str, float]:
+def accuracies(encoders: Mapping[str, Adapter], questions: Samples, test: Samples) -> dict[str, float]:
     """Return the accuracy of encoders, of chance, and of the most frequent class of the training questions."""
     labels = np.array(test.labels)
-    found = {}
-    for name, network in encoders.items():
-        with torch.no_grad():
-            parts = [network.forward(network.preprocess(batch.samples)).logits for batch in test.batches(100)]
-        found[name] = float((torch.cat(parts).argmax(1).numpy() == labels).mean())
+    answers = {name: logits(network, test).argmax(1).numpy() for name, network in encoders.items()}
+    found = {name: float((each == labels).mean()) for name, each in answers.items()}
     (frequent, _), *_ = collections.Counter(questions.labels or ()).most_common()
     found["most frequent class"] = float((labels == frequent).mean())
     return found | {"chance": 1 / len(questions.label_names or ())}
 
 
 def audited(
-    sources: Mapping[str, hf_stitch.Adapter], target: hf_stitch.Adapter, known: hf_stitch.Samples,
-    test: hf_stitch.Samples, far: hf_stitch.Samples,
-) -> list[dict[str, Any]]:  # fmt: skip
+    sources: Mapping[str, Adapter], target: Adapter, known: Samples, test: Samples, far: Samples
+) -> list[dict[str, Any]]:
     """Stitch all layers of the sources into all layers of the target, and audit all stitches in one pass."""
     labels = {name: name for name in DIRECT} | {name: matcher.label for name, matcher in TASK_LOSS.items()}
     places, models = [], []
@@ -218,16 +212,10 @@ def caveats(audits: Sequence[Mapping[str, Any]]) -> str:
     twin = [one for one in audits if one["source"] == UNTRAINED]
     best = max(twin, key=lambda one: one["relative_accuracy"][0])
     unknown = sum(one["accurate"] and one["in_distribution"] is None for one in audits)
-    lines = [
-        f"Of {sum(one['accurate'] for one in audits)} accurate stitches, {unknown} are not decided: no detector that "
-        "passes, or an interval that contains the bound.",
-        f"Between distant layers of the two encoders, {accurate(DIRECT[0])} least-squares stitches are accurate, and "
-        f"{accurate(TASK)} by task loss: only where the first are not does task loss show a similarity that direct "
-        "matching does not.",
-        f"From the untrained twin, {sum(one['accurate'] for one in twin)} of {len(twin)} stitches are accurate; the "
-        f"most accurate one ({best['matcher']}) reaches {best['relative_accuracy'][0]:.2f}.",
-    ]
-    return "What limits the verdict:\n\n" + "\n".join(f"- {line}" for line in lines)
+    return study.text(__file__, "caveats").format(
+        fine=sum(one["accurate"] for one in audits), unknown=unknown, direct=accurate(DIRECT[0]), task=accurate(TASK),
+        fine_of_twin=sum(one["accurate"] for one in twin), of_twin=len(twin), best=best,
+    )  # fmt: skip
 
 
 def _sound(one: Mapping[str, Any]) -> bool:
@@ -266,12 +254,10 @@ def _controls(audits: Sequence[Mapping[str, Any]], detectors: Sequence[str]) -> 
     ]
     header = ["detector", *(f"layer {one['to']}" for one in controls)]
     passed = (f"`{name}` at {sum(name in one['doses'] for one in controls)}" for name in detectors)
-    return (
-        f"Controls: the target stitched into itself by least squares is accurate and in distribution at "
-        f"{sum(map(_sound, controls))} of {len(controls)} layers. Of {len(controls)} layers, detectors pass: "
-        f"{', '.join(passed)}. AUROC of two halves of the test questions / test v. training questions / Spanish "
-        f"sentences:\n\n{study.markdown(header, lines)}"
-    )
+    return study.text(__file__, "controls").format(
+        sound=sum(map(_sound, controls)), layers=len(controls), passed=", ".join(passed),
+        table=study.markdown(header, lines),
+    )  # fmt: skip
 
 
 def _table(layers: Sequence[str], audits: Sequence[Mapping[str, Any]], title: str, detectors: Sequence[str]) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import study
-from dr_frankenstein import images, networks
-from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, filled, pairs_of, parser
+from dr_frankenstein import images
+from how_not_to_stitch.experiment import NAMES, POORLY, WELL, between, filled, kinds, pairs_of, parser
 
 import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.analysis import Score, identify_layers
 
 METRICS = {"linear CKA": "linear_cka", "Procrustes": "procrustes", "PWCCA": "pwcca"}
@@ -28,21 +29,19 @@ LEAST = 0.3
 """Difference of hit rates from which on a figure is an artefact of its rows."""
 
 Values = dict[tuple[str, str], np.ndarray]
-Loaded = dict[str, hf_stitch.Adapter]
+Loaded = dict[str, Adapter]
 
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     samples = images.samples("cifar10", "test", IMAGES, arguments.data_dir)
     record: dict[str, Any] = {"preset": {"images": IMAGES}, "families": {}}
-    for folder in arguments.networks:
-        loaded, layers = networks.read_folder(folder)
-        kind = type(next(iter(loaded.values())).model).__name__
+    for kind, loaded, layers in kinds(arguments):
         record["families"][kind] = measured(loaded, layers, samples)
     study.leave("which_rows", record, page, arguments.out)
 
 
-def measured(loaded: Loaded, layers: tuple[str, ...], samples: hf_stitch.Samples) -> dict[str, Any]:
+def measured(loaded: Loaded, layers: tuple[str, ...], samples: Samples) -> dict[str, Any]:
     """Identify the layers of all pairs of networks, and within each network, by metric and rows."""
     pairs = list(itertools.combinations(loaded, 2))
     # PWCCA takes more samples than features, which flattened images have not.
@@ -64,7 +63,7 @@ def measured(loaded: Loaded, layers: tuple[str, ...], samples: hf_stitch.Samples
 
 
 def compared(
-    loaded: Loaded, pairs: list[tuple[str, str]], layers: tuple[str, ...], samples: hf_stitch.Samples,
+    loaded: Loaded, pairs: list[tuple[str, str]], layers: tuple[str, ...], samples: Samples,
     asked: Mapping[str, Sequence[str]],
 ) -> dict[str, dict[str, Values]]:  # fmt: skip
     """Return metric -> rows -> pair -> values of all pairs of layers.
@@ -99,7 +98,7 @@ def identified(title: str, values: Values, layers: tuple[str, ...]) -> dict[str,
 def contrast(found: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return the two kinds of rows, all of whose layers are candidates, whose hit rates differ most, along either axis.
 
-    Its interval allows for the choice among all of them. Empty if there is one such kind.
+    Its interval allows for the choice among all of them.
     """
     least = min(each["a"]["chance"] for each in found.values())
     whole = [rows for rows, each in found.items() if np.isclose(each["a"]["chance"], least)]
@@ -108,7 +107,7 @@ def contrast(found: Mapping[str, Any], count: int) -> dict[str, Any]:
         {"rows": rows, "axis": axis, **paired(*(found[each][axis]["hits"] for each in rows), pairs, len(choices))}
         for rows, axis in choices
     ]
-    return max(contrasts, key=lambda one: abs(one["value"]), default={})
+    return max(contrasts, key=lambda one: abs(one["value"]))
 
 
 def paired(
@@ -153,9 +152,7 @@ def artefact(found: Mapping[str, float]) -> bool | None:
 def _contrasts(kind: str, one: dict[str, Any]) -> str:
     parts = []
     for title in ("Procrustes", "PWCCA"):
-        if not (found := contrast(one["found"][title], one["networks"])):
-            parts.append(f"{title} has one kind of rows")
-            continue
+        found = contrast(one["found"][title], one["networks"])
         rates = " against ".join(
             f"{one['found'][title][rows][found['axis']]['score']['value']:.3f} ({rows})" for rows in found["rows"]
         )
@@ -178,8 +175,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     within = f"{NAMES[kind]}: at least {min(hits):.3f}"
     rows.append(WITHIN.row(within, f"{count} networks, {one['layers']} layers", [hit == 1 for hit in hits], count))
     contrasts = {title: contrast(one["found"][title], count) for title in ("Procrustes", "PWCCA")}
-    ours = "; ".join(f"{title} {study.shown(found)}" for title, found in contrasts.items() if found) or "undefined"
-    parts = [artefact(found) if found else None for found in contrasts.values()]
+    ours = "; ".join(f"{title} {study.shown(found)}" for title, found in contrasts.items())
+    parts = list(map(artefact, contrasts.values()))
     rows.append(ARTEFACT.row(f"{NAMES[kind]}, difference of hit rates: {ours}", n, parts, units))
     parts, texts = [], []
     for title in contrasts:

@@ -10,15 +10,28 @@ import argparse
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import study
 import torch
 from rich.progress import track
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+import hf_stitch
+from hf_stitch import Adapter
 
 START, PAD = "<s>", "<pad>"
 SOURCES = ("anarchism", "foldoc", "fortunes", "handbook", "jargon", "reference")
@@ -85,11 +98,46 @@ def batches(sequences: torch.Tensor, size: int, seed: int) -> Iterator[torch.Ten
         yield sequences[order[start : start + size]]
 
 
-def train(name: str, texts: list[str], share: float, threads: int) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    torch.set_num_threads(threads)
+def load(folder: Path, name: str) -> Adapter:
+    network = AutoModelForCausalLM.from_pretrained(folder / name).eval()
+    return hf_stitch.load(network, processor=AutoTokenizer.from_pretrained(folder / name))
+
+
+def descend(
+    network: PreTrainedModel, losses: Iterable[Tensor], steps: int, share: Callable[[float], float], **options: Any
+) -> None:
+    """Minimise losses that are computed one by one; the learning rate is a share of its maximum after a warm-up."""
+    optimizer = torch.optim.AdamW(network.parameters(), **options)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 100) * share(step / steps)
+    )
+    for step, loss in enumerate(track(losses, "training", steps)):
+        study.descend(optimizer, loss, network.parameters())
+        schedule.step()
+        if step % 100 == 0:
+            print(f"step {step} of {steps}: loss {loss.item():.3f}", flush=True)
+    network.eval()
+
+
+def written(description: str | None, names: Iterable[str], make: Callable[[str, Path], tuple[Any, Any]]) -> None:
+    """Read the command line, and train and save networks with their tokenizers, each in a folder of its name."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
+    parser.add_argument("--networks", type=Path, required=True, help="folder for the networks")
+    arguments = parser.parse_args()
+    for name in names:
+        start = time.perf_counter()
+        network, reader = make(name, arguments.texts)
+        network.save_pretrained(arguments.networks / name)
+        reader.save_pretrained(arguments.networks / name)
+        print(f"{name}: {network.num_parameters():,} parameters, {time.perf_counter() - start:.0f} s")
+
+
+def train(name: str, folder: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    texts, _ = passages(folder)
     kind, reader = KINDS[name], tokenizer(name, texts)
     ids = np.concatenate([np.array(each, dtype=np.int64) for each in reader(texts)["input_ids"]])
-    ids = ids[: int(len(ids) * share) // TOKENS * TOKENS]
+    ids = ids[: len(ids) // TOKENS * TOKENS]
     sequences = torch.from_numpy(ids).view(-1, TOKENS)
     torch.manual_seed(kind.seed)
     config = LlamaConfig(
@@ -98,35 +146,13 @@ def train(name: str, texts: list[str], share: float, threads: int) -> tuple[Llam
         bos_token_id=reader.bos_token_id, eos_token_id=None, pad_token_id=reader.pad_token_id,
     )  # fmt: skip
     network, size = LlamaForCausalLM(config), 32
-    steps = len(sequences) // size
-    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.1, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min(1.0, (step + 1) / 100) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2),
-    )
-    for step, batch in enumerate(track(batches(sequences, size, kind.seed), f"training {name}", steps)):
-        loss = network(input_ids=batch, labels=batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 200 == 0:
-            print(f"{name}: step {step} of {steps}, {loss.item():.3f} nats per token", flush=True)
-    return network.eval(), reader
+    losses = (network(input_ids=batch, labels=batch).loss for batch in batches(sequences, size, kind.seed))
+    descend(
+        network, losses, len(sequences) // size, lambda share: 0.05 + 0.95 * (1 + math.cos(math.pi * share)) / 2,
+        lr=3e-3, weight_decay=0.1, betas=(0.9, 0.95),
+    )  # fmt: skip
+    return network, reader
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
-    parser.add_argument("--networks", type=Path, required=True, help="folder for the decoders")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the texts to train on")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    texts, _ = passages(arguments.texts)
-    for name in KINDS:
-        start = time.perf_counter()
-        network, reader = train(name, texts, arguments.share, arguments.threads)
-        network.save_pretrained(arguments.networks / name)
-        reader.save_pretrained(arguments.networks / name)
-        print(f"{name}: {network.num_parameters():,} parameters, {time.perf_counter() - start:.0f} s")
+    written(__doc__, KINDS, train)

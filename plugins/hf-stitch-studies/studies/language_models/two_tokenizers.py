@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import study
 import torch
-from language_models.decoders import KINDS, passages
+from language_models.decoders import KINDS, load, passages
 from numpy.typing import NDArray
 from study import percentiles, ranged, table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_stitch
+from hf_stitch import Adapter, Moments
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.artefacts.joining import join
 from hf_stitch.data import PairedSamples
@@ -29,7 +29,6 @@ from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel
 from hf_stitch.scoring.passing import Scoring
-from hf_stitch.statistics import Moments
 from hf_stitch.stitches import LinearStitch, StitchingLayer
 from hf_stitch.tasks.base import resampled
 from hf_stitch.tasks.heads import task_named
@@ -44,18 +43,13 @@ SIZES, DEPTHS = {"train": 1500, "test": 300, "checked": 20}, (0.25, 0.5, 0.75)
 Values = NDArray[np.float64]
 
 
-def load(folder: Path, name: str) -> hf_stitch.Adapter:
-    network = AutoModelForCausalLM.from_pretrained(folder / name).eval()
-    return hf_stitch.load(network, processor=AutoTokenizer.from_pretrained(folder / name))
-
-
-def untrained(adapter: hf_stitch.Adapter) -> hf_stitch.Adapter:
+def untrained(adapter: Adapter) -> Adapter:
     torch.manual_seed(7)
     network = type(adapter.model)(adapter.model.config).eval()
     return hf_stitch.load(network, processor=adapter.processor)
 
 
-def layer_at(adapter: hf_stitch.Adapter, depth: float) -> str:
+def layer_at(adapter: Adapter, depth: float) -> str:
     blocks = adapter.candidates
     return blocks[min(int(depth * len(blocks)), len(blocks) - 2)]
 
@@ -75,7 +69,7 @@ def padded(layer: StitchingLayer, fitted: Any, columns: slice) -> StitchingLayer
 
 
 def measure(
-    source: hf_stitch.Adapter, target: hf_stitch.Adapter, train: list[str], test: list[str]
+    source: Adapter, target: Adapter, train: list[str], test: list[str]
 ) -> dict[str, dict[str, tuple[Values, Values]]]:
     width = source.spec(layer_at(source, 0)).width
     first, last = slice(0, width), slice(width, None)

@@ -187,7 +187,7 @@ def page(record: dict[str, Any]) -> str:
         similarity=_table(found, "similarity", "similarity"), frequency=_frequency(record["frequency"]),
         **{name: settings[name] for name in ("kinds", "similarities", "neighbours")},
         seeds=len(record["frequency"][0]["f1"]),
-        findings="\n".join(f"- {finding}" for finding in findings(record)),
+        findings="\n".join(findings(record)),
     )  # fmt: skip
 
 
@@ -220,24 +220,19 @@ def findings(record: dict[str, Any]) -> Iterator[str]:
             for part in ("number", "selection", "similarity")
         )
         steps = ", ".join(f"{numbers[b] - numbers[a]:+.1f} ({a} to {b})" for a, b in pairwise(numbers))
-        yield f"At {cut}, the stitched score changes by {steps}."
         del kinds[OUT_OF_DOMAIN]
         best, worst = (choose(kinds, key=lambda kind: kinds[kind]) for choose in (max, min))
-        yield (
-            f"At {cut}, in-domain selections reach {kinds[worst]:.1f} ({worst}) to {kinds[best]:.1f} ({best}). "
-            f"Anchors of another domain keep {found.out_of_domain(cut).shown(2)} of the score above chance of random "
-            "ones."
-        )
         ranked = sorted((name for name in names if np.isfinite(names[name])), key=lambda name: -names[name])
         beaten = [name for name, more in found.better(cut).items() if more.low > 0]
-        yield (
-            f"At {cut}, stitched, from best to worst: {', '.join(f'{name} {names[name]:.1f}' for name in ranked)}. "
-            f"Above the cosine, paired by networks: {', '.join(beaten) if beaten else 'none'}."
-        )
+        yield study.text(__file__, "findings").format(
+            cut=cut, steps=steps, least=kinds[worst], worst=worst, most=kinds[best], best=best,
+            foreign=found.out_of_domain(cut).shown(2), beaten=", ".join(beaten) if beaten else "none",
+            ranked=", ".join(f"{name} {names[name]:.1f}" for name in ranked),
+        )  # fmt: skip
     seconds = {row["setting"]: row["seconds"] for row in record["frequency"]}
     absolute = seconds.pop(ABSOLUTE)
     costs = ", ".join(f"{name} {value / absolute:.2f}" for name, value in seconds.items())
-    yield f"Time of end-to-end training over that of absolute training: {costs}."
+    yield f"- Time of end-to-end training over that of absolute training: {costs}."
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:

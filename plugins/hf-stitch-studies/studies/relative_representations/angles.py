@@ -20,8 +20,8 @@ from relative_representations import cross_seed, graph_stitching, image_encoders
 from relative_representations.kept import ABSOLUTE, Array, Estimate, Pairs, filled, span
 from torch import Tensor
 
+from hf_stitch import registries
 from hf_stitch.metrics import relative_cosine
-from hf_stitch.registry import registries
 
 SAMPLES, TWINS, TEXT_SEEDS = 300, 5, 2
 """Numbers of samples, of untrained networks on images, and of language models of each family."""
@@ -105,7 +105,7 @@ def of_graphs(arguments: argparse.Namespace) -> Iterator[Cell]:
 
 
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
+    arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"data-dir", "published"}).parse_args()
     networks: dict[str, Any] = {}
     scores: list[dict[str, Any]] = []
     for cell in (cell for of in (of_images, of_text, of_graphs) for cell in of(arguments)):

@@ -18,7 +18,7 @@ from relative_representations.image_encoders import FINAL, Published
 from relative_representations.kept import ABSOLUTE, RELATIVE, Exchange, Pairs, filled, span
 from relative_representations.swapping import CENTRED, INVERSE, TRANSLATIONS, TRUNCATED, Sizes
 
-import hf_stitch
+from hf_stitch import Samples
 from hf_stitch.matchers import Matcher
 
 SIZES = Sizes(4_000, 2_000, 300, 4)
@@ -33,7 +33,7 @@ figure was seen."""
 
 
 def swapped(
-    encoders: Sequence[Published], cut: str, train: hf_stitch.Samples, test: hf_stitch.Samples, cache: Path,
+    encoders: Sequence[Published], cut: str, train: Samples, test: Samples, cache: Path,
     sizes: Sizes, translations: Mapping[str, Matcher] = TRANSLATIONS,
 ) -> pd.DataFrame:  # fmt: skip
     """Score all encoders under the heads of each other, at one cut.

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import hf_stitch
+from hf_stitch import Adapter, Samples
 from hf_stitch.representation import Pooling
 
 
@@ -21,26 +21,22 @@ def digest(*parts: Any) -> str:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A frozen network that encodes a sample as one vector: its output, or what it has at a cut, pooled."""
+    """A frozen network that encodes a sample as one vector: what it has at a cut, pooled."""
 
     name: str
-    adapter: hf_stitch.Adapter
-    layer: str | None
+    adapter: Adapter
+    layer: str
     pooling: Pooling = "mean"
 
     @torch.no_grad()
-    def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
+    def vectors(self, samples: Samples, cache: Path) -> Tensor:
         """Encode samples as ``(n, width)`` float32, or read them from the cache."""
         made_by = self.adapter.pinned.weights_hash, self.layer, self.pooling, samples.fingerprint
         path = cache / "vectors" / f"{digest(*made_by)}.safetensors"
         if not path.is_file():
-            parts = [self._encoded(batch.samples) for batch in samples.batches(128, progress=f"encoding: {self.name}")]
+            batches = samples.batches(128, progress=f"encoding: {self.name}")
+            inputs = (self.adapter.preprocess(batch.samples) for batch in batches)
+            parts = [self.adapter.encode(each, self.layer)[self.layer].rows(self.pooling) for each in inputs]
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file({"vectors": torch.cat(parts).float().cpu().contiguous()}, path)
         return load_file(path)["vectors"]
-
-    def _encoded(self, samples: list[Any]) -> Tensor:
-        inputs = self.adapter.preprocess(samples)
-        if self.layer is None:
-            return self.adapter.forward(inputs)
-        return self.adapter.encode(inputs, self.layer)[self.layer].rows(self.pooling)

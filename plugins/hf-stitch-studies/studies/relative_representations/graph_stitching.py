@@ -28,7 +28,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 import hf_stitch
-from hf_stitch.statistics import Moments
+from hf_stitch import Moments
 from hf_stitch.storage.files import write_whole
 
 SEEDS, STEPS, ANCHORS, WIDTH, DEEP = 4, 150, 300, 64, 8
@@ -70,10 +70,8 @@ class Task:
         return round(swapping.scored(self.labels[nodes], answers[nodes]), 1)
 
 
-def task_of(name: str, data_dir: str | None) -> Task:
+def task_of(name: str, data_dir: str) -> Task:
     """Read a graph; a random tenth of the nodes with labels are test nodes, and another tenth validation nodes."""
-    if data_dir is None:
-        raise SystemExit(f"{name} is not on the Hub: pass --data-dir, a folder with planetoid/{name}.npz")
     graph = read_planetoid(Path(data_dir, "planetoid"), name).normalized()
     assert graph.y is not None
     graph = graph.induced(graph.y >= 0)
@@ -81,9 +79,6 @@ def task_of(name: str, data_dir: str | None) -> Task:
     tenth = round(len(graph) / 10)
     test, valid, train = order.tensor_split([tenth, 2 * tenth])
     return Task(graph, train, valid, test, train[:ANCHORS])
-
-
-# -- networks ----------------------------------------------------------------------------------------------------------
 
 
 def network_of(architecture: str, seed: int, task: Task) -> nn.Module:
@@ -148,9 +143,7 @@ def best_of(whole: Whole, seed: int, task: Task) -> dict[str, Tensor]:
     for step in range(1, STEPS + 1):
         whole.network.first = fast.train()
         loss = functional.cross_entropy(whole.train()(graph)[task.train], task.labels[task.train])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        study.descend(optimizer, loss)
         with torch.no_grad():
             answers = whole.eval()(graph).argmax(1)
         whole.history.append([task.f1(answers, nodes) for nodes in (task.valid, task.test)])
@@ -175,9 +168,6 @@ def trained(name: str, architecture: str, method: str, seed: int, task: Task, ca
     return whole.eval()
 
 
-# -- exchange ----------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def exchanged(networks: Mapping[str, Sequence[Whole]], task: Task) -> dict[str, list[list[float]]]:
     """Combine the encoder of every network with the head of every other one, by every method."""
@@ -196,9 +186,6 @@ def exchanged(networks: Mapping[str, Sequence[Whole]], task: Task) -> dict[str, 
     frequency, random = torch.bincount(task.labels[task.train]).double(), torch.Generator().manual_seed(0)
     draws = [frequency.multinomial(len(task.labels), True, generator=random) for _ in range(count)]
     return {**found, CHANCE: [[task.f1(draw, task.test)] for draw in draws]}
-
-
-# -- cuts --------------------------------------------------------------------------------------------------------------
 
 
 def cut(networks: Mapping[str, Sequence[Whole]], task: Task) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -234,9 +221,6 @@ def cut(networks: Mapping[str, Sequence[Whole]], task: Task) -> tuple[dict[str, 
     return cuts, rows
 
 
-# -- results -----------------------------------------------------------------------------------------------------------
-
-
 def results_of(name: str, arguments: Any) -> dict[str, Any]:
     """Train all networks of a data set and combine their parts."""
     task = task_of(name, arguments.data_dir)
@@ -259,7 +243,7 @@ def results_of(name: str, arguments: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = study.parser(__doc__, "data-dir", "cache").parse_args()
+    arguments = study.parser(__doc__, "data-dir", "cache", required={"data-dir"}).parse_args()
     results = [
         study.kept(
             arguments.cache / "graph_stitching" / f"{digest(name, SIZES)}.json", partial(results_of, name, arguments)

@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 from functools import cache as remembered
 from pathlib import Path
 
+import study
 import torch
 from dr_frankenstein import images, networks
-from relative_representations.encoders import Encoder, digest
+from relative_representations.encoders import digest
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-import hf_stitch
+from hf_stitch import Adapter, Samples
 
 FINAL = "final"
 """The pooled features before the classifier."""
@@ -24,20 +25,21 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Published(Encoder):
+class Published:
     """A published network, encoded at all cuts of its architecture in one pass.
 
     Its vectors are the means over the positions of a layer; at the last cut, after the ReLU, they are the features of
     the classifier.
     """
 
-    cuts: Mapping[str, str] | None = None  # cut -> layer of the architecture
+    name: str
+    adapter: Adapter
+    cuts: Mapping[str, str]  # cut -> layer of the architecture
     cut: str = FINAL  # whose vectors are wanted
 
     @torch.no_grad()
-    def vectors(self, samples: hf_stitch.Samples, cache: Path) -> Tensor:
+    def vectors(self, samples: Samples, cache: Path) -> Tensor:
         """Encode samples as ``(n, width)`` float32, or read them from the cache."""
-        assert self.cuts is not None
         weights = self.adapter.pinned.weights_hash
         path = cache / "vectors" / f"{digest(weights, dict(self.cuts), samples.fingerprint)}.safetensors"
         if not path.is_file():
@@ -50,24 +52,18 @@ class Published(Encoder):
         return load_file(path)[self.cut]
 
     def _cuts_of(self, inputs: Tensor) -> dict[str, Tensor]:
-        assert self.cuts is not None
         network, found = self.adapter.model, {}
 
         def keep(cut: str, values: Tensor) -> None:
             found[cut] = (functional.relu(values) if cut == FINAL else values).mean((2, 3))
 
-        hooks = [
-            network.get_submodule(layer).register_forward_hook(lambda _, inputs, output, cut=cut: keep(cut, output))
-            for cut, layer in self.cuts.items()
-        ]
-        network(inputs)
-        for hook in hooks:
-            hook.remove()
+        with study.watched({cut: network.get_submodule(layer) for cut, layer in self.cuts.items()}, keep):
+            network(inputs)
         return found
 
 
 @remembered
-def _squares(samples: hf_stitch.Samples) -> Tensor:
+def _squares(samples: Samples) -> Tensor:
     return images.squares(samples)
 
 
@@ -77,12 +73,9 @@ def published(folder: Path, architecture: str, count: int) -> list[Published]:
     if len(files) < min(count, 2):
         raise FileNotFoundError(f"{folder} has too few networks in drfrankenstein_{architecture}")
     return [
-        Published(
-            f"{architecture} {_number(file)}", networks.adapted(networks.read(file)[0]), None,
-            cuts=PUBLISHED[architecture],
-        )
+        Published(f"{architecture} {_number(file)}", networks.adapted(networks.read(file)[0]), PUBLISHED[architecture])
         for file in files
-    ]  # fmt: skip
+    ]
 
 
 def _number(file: Path) -> int:
@@ -102,9 +95,9 @@ def untrained(count: int, data_dir: str | None) -> list[Published]:
         network.train()
         for some in pixels.split(250):
             network(networks.normalised(some))
-        found.append(Published(f"untrained tiny10 {seed}", networks.adapted(network), None, cuts=PUBLISHED["tiny10"]))
+        found.append(Published(f"untrained tiny10 {seed}", networks.adapted(network), PUBLISHED["tiny10"]))
     return found
 
 
-def at(encoder: Published, cut: str) -> Encoder:
+def at(encoder: Published, cut: str) -> Published:
     return replace(encoder, cut=cut)

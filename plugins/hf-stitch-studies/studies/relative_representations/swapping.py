@@ -8,15 +8,15 @@ import pandas as pd
 import torch
 from dr_frankenstein import images
 from relative_representations import heads
-from relative_representations.encoders import Encoder
+from relative_representations.image_encoders import Published
 from relative_representations.kept import ABSOLUTE, CHANCE, RELATIVE
+from sklearn.metrics import f1_score
 from torch import Tensor
 
 import hf_stitch
+from hf_stitch import Moments, Samples, registries
 from hf_stitch.matchers import Matcher
-from hf_stitch.registry import registries
 from hf_stitch.relative import RelativeProjection, select_anchors
-from hf_stitch.statistics import Moments
 
 CENTRED, INVERSE, TRUNCATED = "relative, centred", "inverse relative", "inverse relative, truncated"
 TRANSLATIONS = {
@@ -38,7 +38,7 @@ class Sizes:
     anchors: int
     epochs: int  # of a head
 
-    def samples(self, name: str, data_dir: str | None) -> list[hf_stitch.Samples]:
+    def samples(self, name: str, data_dir: str | None) -> list[Samples]:
         """Read the training and test images of a data set."""
         return [images.raw(name, split, getattr(self, split), data_dir) for split in ("train", "test")]
 
@@ -57,14 +57,14 @@ class Encoded:
     pool: Tensor
 
 
-def encoded(encoder: Encoder, train: hf_stitch.Samples, test: hf_stitch.Samples, cache: Path) -> Encoded:
+def encoded(encoder: Published, train: Samples, test: Samples, cache: Path) -> Encoded:
     """Encode labelled samples; candidates for anchors are the training samples."""
     vectors, held_out = encoder.vectors(train, cache), encoder.vectors(test, cache)
     return Encoded(vectors, torch.tensor(train.labels), held_out, torch.tensor(test.labels), vectors)
 
 
 def choices(
-    pool: hf_stitch.Samples, sides: Collection[Encoded], selection: str, count: int, by: Tensor | None = None
+    pool: Samples, sides: Collection[Encoded], selection: str, count: int, by: Tensor | None = None
 ) -> list[list[int]]:
     """Select anchors for each side, as indices in the pool.
 
@@ -149,9 +149,4 @@ def by_frequency(labels: Tensor, count: int) -> Tensor:
 
 def scored(truth: Tensor, predictions: Tensor) -> float:
     """Return the weighted F1 in percent."""
-    classes = int(max(truth.max(), predictions.max())) + 1
-    actual, predicted, right = (
-        torch.bincount(some, minlength=classes).double() for some in (truth, predictions, truth[truth == predictions])
-    )
-    f1 = 2 * right / (actual + predicted).clamp_min(1)  # 2 · precision · recall / (precision + recall)
-    return 100 * float((f1 * actual).sum() / len(truth))
+    return 100 * float(f1_score(truth, predictions, average="weighted", zero_division=0))

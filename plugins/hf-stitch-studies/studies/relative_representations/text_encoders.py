@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import hf_stitch
+from hf_stitch import Adapter
 
 SHAPE = {
     "hidden_size": 128, "embedding_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -77,7 +78,7 @@ def local(recipe: Recipe, corpus: Sequence[str], cache: Path) -> Encoder:
     return _encoder(recipe.family, hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(folder)))
 
 
-def _encoder(name: str, adapter: hf_stitch.Adapter) -> Encoder:
+def _encoder(name: str, adapter: Adapter) -> Encoder:
     return Encoder(name, adapter, adapter.layers[-1], "mean")
 
 
@@ -119,7 +120,7 @@ def _pretrained(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, corpus: Sequ
     loss = _replaced if recipe.family == "electra" else _masked
     train(
         model, len(ids), lambda places: loss(model, _trimmed(ids[places], tokenizer), tokenizer), epochs=recipe.epochs,
-        batch=64, learning_rate=1e-3, weight_decay=0.01, schedule=True, clip=1.0, seed=recipe.seed,
+        batch=64, learning_rate=1e-3, weight_decay=0.01, schedule=True, clip=True, seed=recipe.seed,
         name=f"training {recipe.family}",
     )  # fmt: skip
     return model.base_model

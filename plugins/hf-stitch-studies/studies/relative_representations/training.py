@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 
+import study
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -11,7 +12,7 @@ from tqdm.auto import tqdm
 
 def train(
     network: nn.Module, samples: int, loss: Callable[[Tensor], Tensor], *, epochs: int, batch: int,
-    learning_rate: float, seed: int, weight_decay: float = 0.0, schedule: bool = False, clip: float | None = None,
+    learning_rate: float, seed: int, weight_decay: float = 0.0, schedule: bool = False, clip: bool = False,
     name: str = "training",
 ) -> None:  # fmt: skip
     """Minimise a loss over shuffled batches with AdamW, and switch the network to eval mode."""
@@ -26,12 +27,7 @@ def train(
     with tqdm(total=steps, desc=name, delay=3, disable=not sys.stderr.isatty()) as bar:
         for _ in range(epochs):
             for places in torch.randperm(samples).split(batch)[: samples // batch]:
-                value = loss(places)
-                optimizer.zero_grad()
-                value.backward()
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(parameters, clip)
-                optimizer.step()
+                study.descend(optimizer, loss(places), parameters if clip else ())
                 rates.step()
                 bar.update()
     network.eval()

@@ -8,7 +8,7 @@ other languages by 500 parallel anchors. A ladder of encoders shows how alike en
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -28,21 +28,18 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn import functional
 
-import hf_stitch
+from hf_stitch import Moments, Samples
 from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.matchers.alignment import InverseRelative, Procrustes
 from hf_stitch.matchers.regression import Ridge
 from hf_stitch.metrics import relative_cosine
 from hf_stitch.relative import nearest
-from hf_stitch.statistics import Moments
 
-POOL, SHARD, TEST = 1_500, 1_946, 2_000
+SIZES = {"pool": 1_500, "shard": 1_946, "test": 2_000, "anchors": 500, "width": 128, "few": 200, "seeds": 5}
 """Parallel sentences that reach no encoder in fitting, among which the anchors are; sentences that the encoder of a
-language is fitted to, and its head; test sentences."""
-ANCHORS, WIDTH, TRANSLATIONS = 500, 128, 200
-"""Number of anchors; width of the encoders, except for students; translations that the weak student learns from."""
-SEEDS, RESAMPLES = 5, 2_000
-"""Draws of shards, encoders and anchors; resamples of the bootstrap."""
+language is fitted to, and its head; test sentences; anchors; width of the encoders, except for students; translations
+that the weak student learns from; draws of shards, encoders and anchors."""
+RESAMPLES = 2_000
 LANGUAGES = ("en", "es", "fr", "ja")
 OTHERS = LANGUAGES[1:]
 TOPICS = 8
@@ -75,36 +72,18 @@ Bridge = tuple[str, str]
 Cells = dict[tuple[str, ...], list[float]]
 """Keys -> a figure and the limits of its interval."""
 
-# ---- labels ----------------------------------------------------------------------------------------------------------
 
-_NEGATION = re.compile(r"\b(?:not|no|never|none|nothing|nobody|nowhere|neither|nor|cannot|without)\b|n't\b")
-_PERSON = re.compile(r"\b(?:i|me|my|mine|myself|we|us|our|ours|ourselves)\b")
-_IRREGULAR = (
-    "was|were|did|had|went|came|saw|said|told|got|gave|took|made|knew|thought|found|left|felt|kept|held|brought|"
-    "bought|caught|taught|ate|drank|drove|rode|wrote|spoke|broke|chose|stole|froze|woke|wore|tore|threw|grew|flew|"
-    "drew|blew|sang|rang|swam|began|ran|sat|stood|understood|met|lost|won|sold|paid|sent|spent|built|slept|swept|"
-    "wept|meant|heard|led|fell|forgot|forgave|fought|sought|shot|shook|hid|bit|lay|died|lied|became|overcame|stuck|"
-    "struck|swore|dug|hung|fled|fed|bled|sank|shrank|stank|rose|arose"
-)
-_PAST = re.compile(rf"\b(?:{_IRREGULAR}|\w{{2,}}ed)\b|\b(?:was|were|did|had)n't\b")
-_NOT_PAST = re.compile(
-    r"\b(?:need|indeed|speed|seed|feed|bleed|breed|weed|exceed|succeed|proceed|hundred|naked|wicked)\b"
-)
-RULES = {
-    NEGATION: "a negative word (not, n't, no, never, nothing, nobody, none, without, …)",
-    PAST: "a past form (was, were, did, had, some hundred irregular verbs, or a word in -ed, participles too)",
-    PERSON: "a pronoun of the first person (I, me, my, we, us, our, …)",
-}
-"""Task -> what the rule finds in the English sentence."""
+LISTED = study.listed(__file__)
+PATTERNS = {name: re.compile(pattern) for name, pattern in LISTED["patterns"].items()}
 
 
 def by_rules(english: Iterable[str]) -> dict[str, Tensor]:
     """Label English sentences by the rules: task -> 0 or 1 ``(n,)``."""
     lowered = [text.lower().replace("’", "'") for text in english]
     found = {
-        NEGATION: [bool(_NEGATION.search(text)) for text in lowered],
-        PAST: [bool(_PAST.search(_NOT_PAST.sub("", text))) for text in lowered],
-        PERSON: [bool(_PERSON.search(text)) for text in lowered],
+        NEGATION: [bool(PATTERNS[NEGATION].search(text)) for text in lowered],
+        PAST: [bool(PATTERNS[PAST].search(PATTERNS["not past"].sub("", text))) for text in lowered],
+        PERSON: [bool(PATTERNS[PERSON].search(text)) for text in lowered],
     }
     return {task: torch.tensor(labels, dtype=torch.int64) for task, labels in found.items()}
 
@@ -118,9 +97,6 @@ def labelled(
         {TOPIC: torch.tensor(topics.predict(functional.normalize(some).numpy())).long(), **by_rules(sentences)}
         for sentences, some in ((train, vectors), (test, test_vectors))
     ]
-
-
-# ---- sentences -------------------------------------------------------------------------------------------------------
 
 
 def read(split: str, data_dir: str) -> dict[str, list[str]]:
@@ -146,12 +122,12 @@ def apart(sentences: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[
 def shards(rows: Sequence[int], seed: int) -> tuple[list[int], dict[str, list[int]]]:
     """Divide rows at random into the pool of anchors and one shard for each language, all disjoint."""
     order = np.random.default_rng(seed).permutation(np.asarray(rows)).tolist()
-    needed = POOL + len(LANGUAGES) * SHARD
+    needed = SIZES["pool"] + len(LANGUAGES) * SIZES["shard"]
     if len(order) < needed:
         raise ValueError(f"{needed} sentences are needed, there are {len(order)}")
-    begins = range(POOL, needed, SHARD)
-    found = {language: order[begin : begin + SHARD] for language, begin in zip(LANGUAGES, begins, strict=True)}
-    return order[:POOL], found
+    begins = range(SIZES["pool"], needed, SIZES["shard"])
+    found = {language: order[begin : begin + SIZES["shard"]] for language, begin in zip(LANGUAGES, begins, strict=True)}
+    return order[: SIZES["pool"]], found
 
 
 def distinct(pools: Iterable[Tensor], count: int) -> Tensor:
@@ -162,9 +138,6 @@ def distinct(pools: Iterable[Tensor], count: int) -> Tensor:
         kept = set(firsts.tolist()) if kept is None else kept & set(firsts.tolist())
     assert kept is not None
     return torch.tensor(sorted(kept)[:count])
-
-
-# ---- encoders, heads and maps ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -197,11 +170,11 @@ def ladder(
     for number, language in enumerate(LANGUAGES):
         own = 1_000 * seed + 100 * number
         features = ngram_encoders.tfidf(sentences[language])
-        vectors = ngram_encoders.reduced(features, WIDTH, own)
+        vectors = ngram_encoders.reduced(features, SIZES["width"], own)
         made = {
-            (RANDOM, TASKS): ngram_encoders.projected(sentences[language], WIDTH, own),
+            (RANDOM, TASKS): ngram_encoders.projected(sentences[language], SIZES["width"], own),
             (SVD, TASKS): vectors,
-            (FEW, TASKS): ngram_encoders.student(features, teacher[language][:TRANSLATIONS], own),
+            (FEW, TASKS): ngram_encoders.student(features, teacher[language][: SIZES["few"]], own),
             (STUDENT, TASKS): ngram_encoders.student(features, teacher[language], own + 1),
         }
         for place, task in enumerate(TASKS):
@@ -285,9 +258,6 @@ def _normalised(vectors: Tensor) -> NDArray[np.float32]:
     return functional.layer_norm(vectors.float(), vectors.shape[1:]).numpy()
 
 
-# ---- statistics ------------------------------------------------------------------------------------------------------
-
-
 class Bootstrap:
     """Resamples of the test sentences and of the seeds, the same for all figures, which are thereby paired."""
 
@@ -323,8 +293,6 @@ def interval(values: Array, digits: int, error: float = 0.05) -> list[float]:
     low, high = np.quantile(values[1:], [error / 2, 1 - error / 2])
     return [round(float(value), digits) for value in (values[0], low, high)]
 
-
-# ---- claims ----------------------------------------------------------------------------------------------------------
 
 ACCEPTED, FAILS, OUTSIDE, CENTRES = study.stated(__file__)
 
@@ -385,17 +353,17 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-# ---- experiment ------------------------------------------------------------------------------------------------------
-
-
 def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     """Run the experiment and return the record."""
     minilm = text_encoders.installed()
 
     def encoded(sentences: Sequence[str]) -> Tensor:
-        return minilm.vectors(hf_stitch.Samples.of(list(sentences)), cache)
+        return minilm.vectors(Samples.of(list(sentences)), cache)
 
-    raw, raw_test = read("train", data_dir), {name: some[:TEST] for name, some in read("test", data_dir).items()}
+    raw, raw_test = (
+        read("train", data_dir),
+        {name: some[: SIZES["test"]] for name, some in read("test", data_dir).items()},
+    )
     train, test = ({name: list(map(plain, some)) for name, some in part.items()} for part in (raw, raw_test))
     everything = {language: list(map(plain, read("test", data_dir)[language])) for language in LANGUAGES}
     rows = apart(train, everything)
@@ -408,10 +376,10 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     label_of = {task: dict(zip(rows, classes.tolist(), strict=True)) for task, classes in labels.items()}
 
     results = Results()
-    for seed in range(SEEDS):
-        print(f"seed {seed + 1} of {SEEDS}", flush=True)
+    for seed in range(SIZES["seeds"]):
+        print(f"seed {seed + 1}", flush=True)
         pool, parts = shards(rows, seed)
-        chosen = np.random.default_rng(seed).permutation(news_rows)[:ANCHORS].tolist()
+        chosen = np.random.default_rng(seed).permutation(news_rows)[: SIZES["anchors"]].tolist()
         own_labels = {
             language: {task: torch.tensor([classes[row] for row in part]) for task, classes in label_of.items()}
             for language, part in parts.items()
@@ -430,13 +398,10 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
             "train": english[parts["en"]], "pool": english[pool], "news": english_news[chosen], "test": english_test,
         }  # fmt: skip
         results.add(rungs, pretrained, own_labels, seed)
-    bootstrap = Bootstrap(len(test["en"]), SEEDS, RESAMPLES)
+    bootstrap = Bootstrap(len(test["en"]), SIZES["seeds"], RESAMPLES)
     f1 = {key: bootstrap.f1(truth[key[0]].numpy(), each) for key, each in results.answers.items()}
     return {
-        "sizes": {
-            "pool": POOL, "shard": SHARD, "test": TEST, "anchors": ANCHORS, "width": WIDTH, "few": TRANSLATIONS,
-            "seeds": SEEDS, "resamples": RESAMPLES,
-        },
+        "sizes": {**SIZES, "resamples": RESAMPLES},
         "sentences": {"kept": len(rows), "of": len(train["en"]), "news_kept": len(news_rows)},
         "classes": {
             task: [round(float(share), 3) for share in torch.bincount(classes).double() / len(classes)]
@@ -470,7 +435,7 @@ class Results:
         self, rungs: Sequence[Rung], pretrained: Vectors, labels: Mapping[str, Mapping[str, Tensor]], seed: int
     ) -> None:
         """Add the results of a seed, with MiniLM's vectors of the English sentences."""
-        places = distinct((side["pool"] for rung in rungs for side in rung.sides.values()), ANCHORS)
+        places = distinct((side["pool"] for rung in rungs for side in rung.sides.values()), SIZES["anchors"])
         minilm = English(pretrained, labels["en"], places)
         for rung in rungs:
             own = English(rung.sides["en"], {task: labels["en"][task] for task in rung.tasks}, places)
@@ -540,11 +505,8 @@ def _nested(values: Cells) -> dict[str, Any]:
     return found
 
 
-# ---- page ------------------------------------------------------------------------------------------------------------
-
-
 def page(record: dict[str, Any]) -> str:
-    sizes, rules = record["sizes"], ";\n".join(f"  *{task}*: {rule}" for task, rule in RULES.items())
+    sizes, rules = record["sizes"], ";\n".join(f"  *{task}*: {rule}" for task, rule in LISTED["rules"].items())
     shares = "; ".join(
         f"{task} {', '.join(f'{100 * share:.1f}%' for share in some)}" for task, some in record["classes"].items()
     )
@@ -606,16 +568,10 @@ def _cautions(record: Mapping[str, Any]) -> str:
     maps = {method: _mean(record, SVD, PARALLEL, method) for method in MAPS}
     best = max(maps, key=lambda method: maps[method])
     student, published = (_mean(record, STUDENT, PARALLEL, method) for method in ("procrustes", RELATIVE))
-    return (
-        f"- **The fraction alone is a weak test**: the random projection, which learns nothing, keeps "
-        f"{untrained[0]:.2f} of its own, lower ceiling as published and {untrained[1]:.2f} centred ({SVD}: "
-        f"{learnt[0]:.2f} and {learnt[1]:.2f}). Parallel anchors make use of similar spelling within each language.\n"
-        f"- **A map fitted on the same anchors**: for {SVD}, the best is {best} with {maps[best]:.2f}; as published "
-        f"{learnt[0]:.2f}. With learnt cross-lingual likeness ({STUDENT}): Procrustes {student:.2f}, as published "
-        f"{published:.2f}.\n"
-        f"- **Anchors of news** change {learnt[0]:.2f} to {_mean(record, SVD, NEWS, RELATIVE):.2f} ({SVD}, as "
-        "published)."
-    )
+    return study.text(__file__, "cautions").format(
+        untrained=untrained, learnt=learnt, SVD=SVD, STUDENT=STUDENT, best=best, most=maps[best], student=student,
+        published=published, news=_mean(record, SVD, NEWS, RELATIVE),
+    )  # fmt: skip
 
 
 def _methods_table(record: Mapping[str, Any], task: str) -> str:
@@ -629,13 +585,14 @@ def _methods_table(record: Mapping[str, Any], task: str) -> str:
     return f"**{task.capitalize()}** (chance {_f1(record['chance'][task])})\n\n{table}"
 
 
+def _by_encoder(bridges: Mapping[str, Bridge], cell: Callable[[str, str, Bridge], str]) -> str:
+    rows = [(*of, *(cell(*of, each) for each in bridges.values())) for of in product(TASKS, LADDER)]
+    return study.markdown(("task", "encoder", *bridges), rows)
+
+
 def _minilm_table(record: Mapping[str, Any]) -> str:
     bridges = {**PARALLELS, f"shuffled, {CENTRED}": (SHUFFLED, CENTRED)}
-    rows = [
-        (*cell, *(_joined(_values(record, *cell, each, MINILM), 2) for each in bridges.values()))
-        for cell in product(TASKS, LADDER)
-    ]
-    return study.markdown(("task", "encoder", *bridges), rows)
+    return _by_encoder(bridges, lambda *cell: _joined(_values(record, *cell, MINILM), 2))
 
 
 def _news_table(record: Mapping[str, Any]) -> str:
@@ -645,11 +602,7 @@ def _news_table(record: Mapping[str, Any]) -> str:
         for method in (*CLAIMED, "ridge", "procrustes")
         for end, anchors in ends.items()
     }
-    rows = [
-        (*cell, *(f"{np.mean(_values(record, *cell, each)):.2f}" for each in bridges.values()))
-        for cell in product(TASKS, LADDER)
-    ]
-    return study.markdown(("task", "encoder", *bridges), rows)
+    return _by_encoder(bridges, lambda *cell: f"{np.mean(_values(record, *cell)):.2f}")
 
 
 def _alike_table(record: Mapping[str, Any]) -> str:
@@ -671,23 +624,18 @@ def _alike_table(record: Mapping[str, Any]) -> str:
     return study.markdown(header, rows) + "\n\nRetrieval: " + " / ".join(OTHERS) + ", percent."
 
 
-Point = tuple[str, str, str, float, float]
-
-
-def points(record: Mapping[str, Any], task: str) -> list[Point]:
-    """Return encoder, English encoder, language, their likeness, and the fraction (centred, parallel anchors)."""
-    return [
-        (encoder, decoder, language, record["likeness"][name_of(encoder, task)][decoder][language][0], fraction)
-        for encoder, decoder in product(LADDER, (SAME, MINILM))
-        for language, fraction in zip(OTHERS, _values(record, task, encoder, (PARALLEL, CENTRED), decoder), strict=True)
-    ]
-
-
 def _curve_sentences(record: Mapping[str, Any]) -> str:
     """Return a sentence on each task: how the fraction follows the likeness, and from which likeness it is enough."""
     lines = []
     for task in TASKS:
-        likeness, fractions = np.array([each[3:] for each in points(record, task)]).T
+        points = [
+            (record["likeness"][name_of(encoder, task)][decoder][language][0], fraction)
+            for encoder, decoder in product(LADDER, (SAME, MINILM))
+            for language, fraction in zip(
+                OTHERS, _values(record, task, encoder, (PARALLEL, CENTRED), decoder), strict=True
+            )
+        ]
+        likeness, fractions = np.array(points).T
         size = len(OTHERS)  # consecutive points with the same encoders are drawn together
         count = len(likeness) // size
         groups = np.random.default_rng(0).integers(count, size=(2_000, count, 1))
@@ -709,8 +657,5 @@ def _curve_sentences(record: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "cache")
-    arguments = parser.parse_args()
-    if arguments.data_dir is None:
-        parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")
+    arguments = study.parser(__doc__, "data-dir", "cache", required={"data-dir"}).parse_args()
     study.leave("translated_labels", measured(arguments.data_dir, arguments.cache), page, arguments.out)

@@ -23,9 +23,8 @@ from relative_representations.word_training import WORDS, parts_of, trained, wri
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_stitch import metrics, registries
+from hf_stitch import Moments, metrics, registries
 from hf_stitch.relative import RelativeProjection, select_anchors
-from hf_stitch.statistics import Moments
 
 NAME = "word_vectors"
 ABSOLUTE, RELATIVE, CENTRED, SHUFFLED = "absolute", "relative", "relative, centred", "relative, shuffled anchors"
@@ -33,9 +32,7 @@ WITH_CSLS = (RELATIVE, "procrustes")
 """Methods whose words are also ranked by CSLS."""
 PANELS = (ABSOLUTE, RELATIVE, CENTRED)
 """Methods of the figure."""
-MAPS = (
-    "lstsq", "ridge", "lasso", "low_rank", "recoloured", "procrustes", "inverse_relative", "permutation", "random",
-)  # fmt: skip
+MAPS = ("lstsq", "ridge", "lasso", "low_rank", "recoloured", "procrustes", "inverse_relative", "permutation", "random")
 """Closed-form matchers, without the identity, which is the absolute row."""
 LASSO = 0.05
 """Penalty of the lasso, as a share of the least one that makes all weights 0."""
@@ -60,12 +57,6 @@ ENOUGH_MRR, ENOUGH_JACCARD, CHANCE = 0.9, 0.3, 0.01
 """Least values of relative representations, and greatest of absolute vectors, at k = 10."""
 HIGH, LOW = 0.8, 0.1
 """Least cosine of relative representations, and greatest of absolute vectors."""
-CATEGORIES = {
-    "colours": "green blue yellow white black brown purple orange pink grey scarlet crimson",
-    "animals": "horse sheep goat wolf bear lion tiger rabbit eagle snake whale camel",
-    "numbers": "three four five seven eight nine twelve fifteen twenty thirty fifty hundred",
-    "relatives": "mother father sister brother daughter uncle aunt cousin wife husband nephew niece",
-}
 
 
 TRAINED: dict[str, Any] = {"vector_size": 100, "epochs": 4, "min_count": 8}
@@ -73,9 +64,6 @@ OF_LANGUAGES: dict[str, Any] = {"vector_size": 50, "epochs": 20, "min_count": 3,
 """Training of word vectors, on many texts and on parallel sentences."""
 WORDS_OF_BOTH, ANCHORS, SEEDS, QUERIES = 20_000, 300, 10, 2_000
 """Words that both sides share, the most frequent ones; anchors; draws of them; words that are searched in each draw."""
-
-
-# -- two spaces --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -178,7 +166,10 @@ def within(sides: tuple[WordVectors, WordVectors], words: list[str]) -> dict[str
 def plane(sides: tuple[WordVectors, WordVectors], words: list[str]) -> dict[str, Any]:
     """Project words of four categories on the two main axes of both sides together, absolute and relative."""
     shared = set(words)
-    chosen = {name: [w for w in listed.split() if w in shared] for name, listed in CATEGORIES.items()}
+    chosen = {
+        name: [w for w in listed.split() if w in shared]
+        for name, listed in study.listed(__file__)["categories"].items()
+    }
     names = [word for listed in chosen.values() for word in listed]
     anchors = [str(word) for word in select_anchors(word_samples(words), ANCHORS, "random", seed=0).ids]
     own = [side.rows(names) for side in sides]
@@ -195,9 +186,6 @@ def plane(sides: tuple[WordVectors, WordVectors], words: list[str]) -> dict[str,
         axes = torch.linalg.svd(rows - rows.mean(0), full_matrices=False).Vh[:2]
         found[method] = [[[round(v, 3) for v in row] for row in side.tolist()] for side in (rows @ axes.T).chunk(2)]
     return found
-
-
-# -- two languages -----------------------------------------------------------------------------------------------------
 
 
 def derived(pairs: Sequence[tuple[list[str], list[str]]], least: int) -> list[tuple[str, str]]:
@@ -244,9 +232,6 @@ def languages(data_dir: str, cache: Path) -> dict[str, Any]:
         "sentences": len(table), "vocabularies": [len(side) for side in sides], "fitted": len(fitted),
         "held_out": len(held_out), "examples": dictionary[:40:4], "rows": rows,
     }  # fmt: skip
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 class Scores:
@@ -418,16 +403,8 @@ def _bands(record: Mapping[str, Any]) -> str:
 
 def _reading(found: Scores) -> str:
     seeds, main, texts_alone, both = (found.mean(RELATIVE, "mrr 10", pair) for pair in (CEILING, MAIN, TEXTS, APART))
-    return (
-        f"Relative representations find {seeds:.3f} (MRR) if only the seed differs, {main:.3f} if the algorithm does,\n"
-        f"{texts_alone:.3f} if the texts do, and {both:.3f} if both do; other texts are half as long. "
-        + (
-            f"One algorithm falls short\nof {ENOUGH_MRR}, too, once the texts differ: so little text does not decide "
-            "the vectors, whatever the algorithm."
-            if texts_alone < ENOUGH_MRR
-            else f"One algorithm\nreaches {ENOUGH_MRR} on other texts: what is lost is between the algorithms."
-        )
-    )
+    part = "texts_decide" if texts_alone < ENOUGH_MRR else "algorithms_decide"
+    return study.text(__file__, part).format(seeds=seeds, main=main, texts=texts_alone, both=both, least=ENOUGH_MRR)
 
 
 def _languages(found: Mapping[str, Any]) -> str:
@@ -491,9 +468,6 @@ def measured(folder: Path, data_dir: str, cache: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = study.parser(__doc__, "data-dir", "cache", "texts", required={"texts"})
-    arguments = parser.parse_args()
-    if arguments.data_dir is None:
-        parser.error(f"the parallel sentences are not on the Hub: pass --data-dir, a folder with {texts.TATOEBA}/")
+    arguments = study.parser(__doc__, "data-dir", "cache", "texts", required={"data-dir", "texts"}).parse_args()
     record = measured(arguments.texts, arguments.data_dir, arguments.cache)
     study.leave(NAME, record, page, arguments.out, {NAME: picture(record)})

@@ -17,15 +17,16 @@ import numpy as np
 import study
 import torch
 from hf_stitch_transfer import SparseAutoencoder, transfer_direction, transfer_probe, transfer_sae
+from language_models import decoders
 from rich.progress import track
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from study import ranged, table
+from study import bootstrapped, ranged, table
 from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 import hf_stitch
-from hf_stitch import Moments
+from hf_stitch import Adapter, Moments
 from hf_stitch.analysis import extract_activations
 from hf_stitch.data import read_data
 from hf_stitch.matchers.regression import Ridge
@@ -40,12 +41,11 @@ COUNT, STEPS = 10_000, 300
 """Texts, at most, and steps of training."""
 
 
-def load(folder: Path, name: str) -> hf_stitch.Adapter:
-    if name == "MiniLM":
-        place, kind = study.minilm(), AutoModel
-    else:
-        place, kind = folder / name, AutoModelForCausalLM
-    return hf_stitch.load(kind.from_pretrained(place).eval(), processor=AutoTokenizer.from_pretrained(place))
+def load(folder: Path, name: str) -> Adapter:
+    if name != "MiniLM":
+        return decoders.load(folder, name)
+    place = study.minilm()
+    return hf_stitch.load(AutoModel.from_pretrained(place).eval(), processor=AutoTokenizer.from_pretrained(place))
 
 
 def fitted(x: Tensor, y: Tensor) -> LinearStitch:
@@ -61,12 +61,6 @@ def probe(x: Tensor, labels: np.ndarray[Any, Any]) -> LogisticRegression:
         return LogisticRegression(C=10.0 * x.shape[1] / scale, max_iter=300).fit(x.numpy(), labels)
 
 
-def interval(right: np.ndarray[Any, Any]) -> list[float]:
-    """Mean with a 95% interval (bootstrap over samples)."""
-    draws = np.random.default_rng(0).integers(0, len(right), (1000, len(right)))
-    return [float(right.mean()), *map(float, np.quantile(right[draws].mean(1), [0.025, 0.975]))]
-
-
 def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[str, Any]:
     """Accuracy of carried probes, and of probes trained with few labels."""
     found = {}
@@ -78,7 +72,7 @@ def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[s
             "rcond .01": transfer_probe(whole[a], stitch, rcond=0.01),
             "all labels there": whole[b],
         }
-        row: dict[str, Any] = {name: interval(each.predict(t[b].numpy()) == z) for name, each in scores.items()}
+        row: dict[str, Any] = {name: bootstrapped(each.predict(t[b].numpy()) == z) for name, each in scores.items()}
         for count in LABELS:
             drawn = []
             for seed in SEEDS:
@@ -87,7 +81,7 @@ def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[s
                 rest = [i for i in random.permutation(len(y)) if i not in first]
                 chosen = [*first, *rest][:count]
                 drawn.append(probe(x[b][chosen], y[chosen]).predict(t[b].numpy()) == z)
-            row[f"{count} labels"] = interval(np.mean(drawn, 0))
+            row[f"{count} labels"] = bootstrapped(np.mean(drawn, 0))
         row["chance"] = float(np.bincount(z).max() / len(z))
         found[f"{a} → {b}"] = row
     return found
@@ -111,7 +105,7 @@ def directions(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> di
             for name, several in steers.items():
                 after = [whole[b].predict_proba((rows + length * v / v.norm()).numpy())[:, place] for v in several]
                 rises[name].append(np.mean(after, 0) - before)
-        found[f"{a} → {b}"] = {name: interval(np.concatenate(values)) for name, values in rises.items()}
+        found[f"{a} → {b}"] = {name: bootstrapped(np.concatenate(values)) for name, values in rises.items()}
     return found
 
 
@@ -129,16 +123,14 @@ def trained(autoencoder: SparseAutoencoder, rows: Tensor, held_out: Tensor, seed
         features = autoencoder.encode(batch)
         error = (autoencoder.decode(features) - batch).pow(2).sum(1).mean() / rows.shape[1]
         sparsity = (features * autoencoder.W_dec.norm(dim=1)).sum(1).mean() / rows.shape[1]
-        optimizer.zero_grad()
-        (error + SPARSITY * sparsity).backward()
-        optimizer.step()
+        study.descend(optimizer, error + SPARSITY * sparsity)
         if step % EVERY == 0:
             curve.append(explained(autoencoder, held_out))
     with torch.no_grad():
         return curve, float((autoencoder.encode(held_out) > 0).sum(1).double().mean())
 
 
-def autoencoders(adapter: hf_stitch.Adapter, texts: list[str]) -> list[dict[str, Any]]:
+def autoencoders(adapter: Adapter, texts: list[str]) -> list[dict[str, Any]]:
     """Train from scratch, from the carried one, from a random map, and from the same weights."""
     kept = extract_activations(adapter, texts, layers=[FROM, TO], pooling="none")
     assert kept.mask is not None  # texts are padded
