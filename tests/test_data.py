@@ -216,11 +216,7 @@ MASK = [True, False]
         (lambda samples: samples.take(11), ValueError, "n must be 1 to 10, the number of samples, got 11"),
         (lambda samples: samples.batches(0), ValueError, "batch_size must be an integer >= 1, got 0"),
         *(
-            (
-                lambda samples, size=size: samples.split(size),
-                ValueError,
-                f"test_size={size} of 10 samples leaves a",
-            )
+            (lambda samples, size=size: samples.split(size), ValueError, f"test_size={size} of 10 samples leaves a")
             for size in (0.01, 0.99, 1.0, 10, 11)
         ),
         *(

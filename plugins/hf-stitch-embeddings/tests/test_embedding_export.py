@@ -109,7 +109,6 @@ def test_the_layers_are_the_map() -> None:
         np.testing.assert_allclose(y.numpy(), embedding_map(x), atol=2e-6)
 
 
-@pytest.mark.slow
 def test_it_loads_without_hf_stitch(encoder: Path, tmp_path: Path) -> None:
     embedding_map = EmbeddingMap.of(filled(ResidualMLPStitch(12, 9, hidden=7)))
     folder = export_sentence_transformer(embedding_map, encoder, tmp_path / "out")

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embedding_unpaired_cases import CUT, networks
 from hf_stitch_embeddings import SeededRefinement
 from hf_stitch_embeddings.few_pairs import mutual_neighbours, refined, span
 from torch import Tensor
-from torch.nn import Linear, ReLU, Sequential
+from torch.nn import ReLU
 
 import hf_stitch
 from hf_stitch.matchers import NoAlignmentError
@@ -109,13 +110,6 @@ def test_refinement_ends_when_pairs_are_stable() -> None:
     assert not once.stable and once.rounds == 1
 
 
-def test_a_fit_leaves_the_random_state() -> None:
-    x, y = planted()
-    state = torch.get_rng_state()
-    SEEDED.fit(x[:100], y[:100], unpaired=(x[100:], y[100:].flip(0)))
-    assert torch.equal(state, torch.get_rng_state())
-
-
 def test_rows_that_determine_nothing_are_refused() -> None:
     x, y = planted(400)
     rest = x[100:], y[100:]
@@ -123,57 +117,12 @@ def test_rows_that_determine_nothing_are_refused() -> None:
         SEEDED.fit(x[:4], y[:4], unpaired=rest)
     with pytest.raises(ValueError, match="needs rows without partners beside the 20 pairs"):
         SEEDED.fit(x[:20], y[:20])
-    with pytest.raises(ValueError, match=r"unpaired rows of the target must have shape \(n, 32\)"):
-        SEEDED.fit(x[:20], y[:20], unpaired=(x[20:], y[20:, :5]))
-    with pytest.raises(ValueError, match="unpaired rows of the source contain NaN"):
-        SEEDED.fit(x[:20], y[:20], unpaired=(x[20:] * float("nan"), y[20:]))
-    with pytest.raises(TypeError, match="must be floating point"):
-        SEEDED.fit(x[:20], y[:20], unpaired=(x[20:].long(), y[20:]))
 
 
 @pytest.mark.parametrize("option", ["neighbours", "rows"])
 def test_options_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must"):
         SeededRefinement(**{option: 0})
-
-
-# -- networks ----------------------------------------------------------------------------------------------------------
-
-
-def networks() -> tuple[Any, Any, Tensor]:
-    """Two networks whose hidden units are those of each other in another order, and points in clusters."""
-    torch.manual_seed(0)
-    nets = [Sequential(Linear(6, 16), ReLU(), Linear(16, 3)).eval() for _ in "ab"]
-    order = torch.randperm(16)
-    with torch.no_grad():
-        nets[1][0].weight.copy_(nets[0][0].weight[order])
-        nets[1][0].bias.copy_(nets[0][0].bias[order])
-        nets[1][2].weight.copy_(nets[0][2].weight[:, order])
-        nets[1][2].bias.copy_(nets[0][2].bias)
-    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 6)) for net in nets)
-    return a, b, 2 * (torch.randn(12, 6)[torch.randint(12, (900,))] + 0.2 * torch.randn(900, 6))
-
-
-CUT: dict[str, Any] = {"source_layer": "1", "target_layer": "1", "task": "image-classification", "progress": False}
-
-
-def test_networks_are_stitched_and_saved_with_it(tmp_path: Any) -> None:
-    a, b, x = networks()
-    unpaired = x[:400], x[400:800]
-    stitched = hf_stitch.stitch(a, b, x[800:], test_size=0.5, matcher=SEEDED, unpaired=unpaired, **CUT)
-    fitted = stitched.stitch.body.fitted
-    assert fitted["n"] > 100 and stitched.stitch.body_mean.abs().sum() > 0
-    assert (stitched(input=x).logits.argmax(1) == b.model(x).argmax(1)).double().mean() > 0.8
-    assert stitched.config.recipe["matcher"]["name"] == "seeded_refinement"
-    assert stitched.config.recipe["unpaired"] == [hf_stitch.Samples.of(side).fingerprint for side in unpaired]
-    assert stitched.config.recipe["fitted_samples"]["n"] == 800 + 50
-    assert hf_stitch.evaluate(stitched, x[:50], target=b, progress=False).fitted_share == 1
-    plan = hf_stitch.plan(hf_stitch.stitch, a, b, x[800:], test_size=0.5, matcher=SEEDED, unpaired=unpaired, **CUT)
-    assert plan.memory["rows without partners"] == 400 * 2 * 16 * 4
-    assert plan.stages["reading samples without partners"] > 0
-    stitched.stitcher.save_pretrained(tmp_path)
-    again = hf_stitch.Stitcher.from_pretrained(tmp_path).attach(a, b)
-    assert torch.equal(again(input=x[:9]).logits, stitched(input=x[:9]).logits)
 
 
 def test_a_refusal_and_what_is_trained_further_reach_the_user() -> None:

@@ -99,7 +99,6 @@ def test_text_added_to_the_card_is_kept(linear: EmbeddingMap, tmp_path: Path) ->
     assert card.read_text().count("## Embedding map") == 1
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_operation_leaves_the_old_map_and_card_or_the_new_ones(
     linear: EmbeddingMap, tmp_path: Path
 ) -> None:

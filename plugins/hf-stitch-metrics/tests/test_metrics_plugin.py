@@ -24,6 +24,8 @@ from hf_stitch.analysis.permutation import maximum_test
 from hf_stitch.metrics import direct_matching
 from hf_stitch.registry import UnknownNameError
 
+from tests.metrics.metric_rows import case, centred, related  # isort: skip
+
 METRICS: list[tuple[str, dict[str, Any]]] = [
     ("correlation_matching", {}), ("correlation_matching", {"assignment": "soft"}), ("distance_correlation", {}),
     ("frechet", {}), ("soft_matching", {}), ("soft_matching", {"compare": "distance"}),
@@ -35,26 +37,6 @@ ORACLE_OF: dict[str, tuple[str, dict[str, Any]]] = {
     "correlation_matching_hard": ("correlation_matching", {}),
     "correlation_matching_soft": ("correlation_matching", {"assignment": "soft"}),
 }
-
-
-def rows(
-    seed: int, n: int, p: int, q: int, shared: int, noise: float, mean: float = 0.0, decay: float = 0.0,
-    scale: float = 1.0,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Paired rows from their recipe."""
-    g = np.random.default_rng(seed)
-    z = g.standard_normal((n, shared)) * np.exp(-decay * np.arange(shared))
-    x = z @ g.standard_normal((shared, p)) + noise * g.standard_normal((n, p)) + mean * g.standard_normal(p)
-    y = np.tanh(z) @ g.standard_normal((shared, q)) + noise * g.standard_normal((n, q)) + mean * g.standard_normal(q)
-    return x * scale, y
-
-
-def related(n: int, dx: int, dy: int, seed: int = 0, mean: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    return rows(seed, n, dx, dy, shared=min(dx, dy), noise=0.5, mean=mean)
-
-
-def centred(side: np.ndarray) -> np.ndarray:
-    return side - side.mean(0)
 
 
 X, Y = related(60, 6, 4)
@@ -73,7 +55,7 @@ def test_it_is_used_by_name_with_its_paper() -> None:
 )
 def test_values_of_independent_implementations(recipe: dict[str, Any], key: str, value: float) -> None:
     name, options = ORACLE_OF[key]
-    x, y = (side[: 600 if name == "distance_correlation" else None] for side in rows(**recipe))
+    x, y = (side[: 600 if name == "distance_correlation" else None] for side in case(**recipe))
     metric = registries.metrics.build(name, **options)
     dense = metric.function(x, y, **metric.options)
     assert dense == pytest.approx(value, rel=1e-6)
