@@ -223,7 +223,7 @@ PAIRS = [(("causal", "gpt2"),) * 2, (("causal", "gpt2"), ("masked", "bert")), ((
 
 @pytest.mark.parametrize(
     ("pair", "rows"),
-    zip(PAIRS, ("mean", "tokens") * 2, strict=True),
+    [*zip(PAIRS, ("mean", "tokens") * 2, strict=True)],
     ids=["gpt2", "gpt2-bert", "rwkv-gpt2", "fnet-convbert"],
 )
 def test_similarities_depend_neither_on_the_batch_nor_on_the_order(pair: Any, rows: str) -> None:
