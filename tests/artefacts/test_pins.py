@@ -21,11 +21,10 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch import Adapter, ModelReference, Stitcher
+from hf_stitch.adapters.pinning import settings_of_config
 
 from records import rewrite  # isort: skip
-from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, adapted, build, plain_tokenizer, tokenizer, stitched  # isort: skip
-
-CHANNELS = (16, 24, 32, 48)
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, adapted, build, plain_tokenizer, stitched, tokenizer  # isort: skip
 
 
 def vit(seed: int = 0, processor: dict[str, Any] | None = None, **config: Any) -> Adapter:
@@ -44,7 +43,7 @@ def bert(seed: int = 0, tokens: Any = None, **config: Any) -> Adapter:
 
 
 def cnn(seed: int = 0, mean: float | None = None, **arguments: Any) -> Adapter:
-    made = timm.create_model("resnet10t", num_classes=CLASSES, channels=CHANNELS, **arguments)
+    made = timm.create_model("resnet10t", num_classes=CLASSES, channels=(16, 24, 32, 48), **arguments)
     made.load_state_dict(build("cnn", seed).state_dict())
     made.pretrained_cfg["input_size"] = (3, SIZE, SIZE)
     if mean is not None:
@@ -87,11 +86,7 @@ def saved(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
 # -- attaching -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("side", "changed"),
-    [
-        *(("source", each) for each in CHANGES),
-        ("target", "activation of a ViT"),
-    ],
+    ("side", "changed"), [*(("source", each) for each in CHANGES), ("target", "activation of a ViT")]
 )
 def test_the_same_weights_with_other_settings_are_refused_unless_allowed(
     side: str, changed: str, saved: Callable[[str], Path], tmp_path: Path
@@ -270,15 +265,14 @@ def test_what_a_forward_of_user_code_keeps_is_no_change(of_user_code: Path, capl
     assert found.stitcher.source.weights_hash
 
 
-HALVES = {name: BY_HAND[name][0] for name in ("eps", "function", "buffer")} | {
-    "hook": lambda net: net.between.register_forward_hook(lambda _, __, output: 2 * output)
-}
-
-
 def test_a_half_of_user_code_that_was_changed_has_no_stitcher() -> None:
     a, b = (hf_stitch.load(written(seed), example_inputs=example()) for seed in (0, 1))
     made = stitched(a, b, torch.randn(100, 4), ("last", "first"), task=None)
-    for change in HALVES.values():
+    changes = [
+        *(BY_HAND[name][0] for name in ("eps", "function", "buffer")),
+        lambda net: net.between.register_forward_hook(lambda _, __, output: 2 * output),
+    ]
+    for change in changes:
         found = copy.deepcopy(made)
         found(input=torch.randn(9, 4))
         assert found.stitcher.source.weights_hash
@@ -344,14 +338,8 @@ def test_what_no_forward_reads_is_not_pinned() -> None:
 
 
 def test_the_configs_inside_a_config_are_pinned() -> None:
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    made = []
-    for activation in ("quick_gelu", "relu"):
-        text, vision = (
-            {**small, "vocab_size": 20},
-            {**small, "image_size": 8, "patch_size": 4, "hidden_act": activation},
-        )
-        made.append(transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision)).eval())
-    inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long), "pixel_values": torch.zeros(2, 3, 8, 8)}
-    a, b = (hf_stitch.load(model, example_inputs=inputs, content="pixel_values") for model in made)
-    assert a.settings().changes(b.settings()) == ["vision_config.hidden_act 'quick_gelu', now 'relu'"]
+    a, b = (
+        settings_of_config(transformers.CLIPConfig(vision_config={"hidden_act": activation}))
+        for activation in ("quick_gelu", "relu")
+    )
+    assert a.changes(b) == ["vision_config.hidden_act 'quick_gelu', now 'relu'"]

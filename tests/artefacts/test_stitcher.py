@@ -8,27 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import hf_stitch
 from hf_stitch import Stitcher
 
 from records import rewrite  # isort: skip
 from tiny_networks import LAYERS, adapted, build, stitched  # isort: skip
-
-
-def test_networks_of_user_code_are_attached_as_modules(tmp_path: Path) -> None:
-    nets = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
-    a, b = (hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets)
-    x = torch.randn(60, 4)
-    model = stitched(a, b, x, ("1", "1"), matcher="lstsq")
-    model.stitcher.save_pretrained(tmp_path)
-    stitcher = Stitcher.from_pretrained(tmp_path)
-    assert torch.equal(stitcher.attach(a, b)(input=x), model(input=x))
-    for side, given in (("source", {"target": b}), ("target", {"source": a})):
-        message = f"the {side}, .* parameters, .*, was a module in memory or in a local folder: pass it, as {side}=…"
-        with pytest.raises(ValueError, match=message):
-            stitcher.attach(**given)
 
 
 def test_a_local_folder_is_passed_to_attach(images: Any, inputs: Any, net: Any, tmp_path: Path) -> None:
@@ -43,6 +28,7 @@ def test_a_local_folder_is_passed_to_attach(images: Any, inputs: Any, net: Any, 
 
 def test_attaching_changes_neither_the_stitcher_nor_the_networks(saved_stitcher: Path, net: Any) -> None:
     stitcher = Stitcher.from_pretrained(saved_stitcher)
+    assert sum(path.stat().st_size for path in saved_stitcher.iterdir()) < 22_000
     attached = stitcher.attach(net("cnn"), net("vit", 1))
     assert attached.parents == (net("cnn"), net("vit", 1))
     with torch.no_grad():
@@ -50,17 +36,11 @@ def test_attaching_changes_neither_the_stitcher_nor_the_networks(saved_stitcher:
             parameter.zero_()
     assert bool(stitcher.stitch.body.weight.any())
     assert all(bool(p.any()) for p in net("vit", 1).model.vit.layers[2].mlp.parameters() if p.dim() > 1)
-
-
-def test_a_single_changed_weight_is_rejected(saved_stitcher: Path, net: Any) -> None:
-    for side, family, seed in (("source", "cnn", 0), ("target", "vit", 1)):
-        model: Any = build(family, seed)
-        assert adapted(family, model).pinned.weights_hash == net(family, seed).pinned.weights_hash
-        with torch.no_grad():
-            list(model.parameters())[-1][0] += 1e-3
-        ends = {"source": net("cnn"), "target": net("vit", 1), side: adapted(family, model)}
-        with pytest.raises(ValueError, match=f"the {side} .* has other weights than the stitch was fitted to"):
-            Stitcher.from_pretrained(saved_stitcher).attach(**ends)
+    other: Any = build("vit", 1)
+    with torch.no_grad():
+        list(other.parameters())[-1][0] += 1e-3  # a single weight
+    with pytest.raises(ValueError, match=r"the target .* has other weights than the stitch was fitted to"):
+        stitcher.attach(net("cnn"), adapted("vit", other))
 
 
 def test_an_unknown_task_is_rejected(saved_stitcher: Path, net: Any) -> None:
@@ -76,7 +56,3 @@ def test_a_synchronised_save_waits_for_the_names_of_new_folders(
     monkeypatch.setattr(os, "fsync", lambda file: flushed.add(os.fstat(file).st_ino))
     Stitcher.from_pretrained(saved_stitcher).save_pretrained(tmp_path / "new" / "below", sync=True)
     assert {path.stat().st_ino for path in (tmp_path, tmp_path / "new", tmp_path / "new" / "below")} <= flushed
-
-
-def test_it_is_small(saved_stitcher: Path) -> None:
-    assert sum(path.stat().st_size for path in saved_stitcher.iterdir()) < 22_000

@@ -1,28 +1,20 @@
-"""What newcomers do with folders of networks, data and results, and mostly on the command line."""
+"""What newcomers have and ask: vocabularies, labels, files of data, configs, and a stitch above its target."""
 
 from __future__ import annotations
 
-import json
-import warnings
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from tokenizers import Tokenizer, models
+from torch import nn
 from transformers.utils import logging
-from typer.testing import CliRunner
 
 import hf_stitch
-from hf_stitch import Samples
+from hf_stitch import Adapter, Samples
 from hf_stitch.adapters.pinning import settings_of_config, settings_of_processor
-from hf_stitch.cli import app
 from hf_stitch.data import read_data
-from hf_stitch.data.classes import numbered_as
-from hf_stitch.training import TaskLoss
 
 
 def test_no_word_of_a_vocabulary_is_taken_for_a_setting(tmp_path: Path) -> None:
@@ -42,67 +34,6 @@ def test_no_word_of_a_vocabulary_is_taken_for_a_setting(tmp_path: Path) -> None:
     assert torch.equal(hf_stitch.StitchedModel.from_pretrained(tmp_path)(input_ids=ids).logits, net(ids).logits)
 
 
-# -- classes of the data and of the network ----------------------------------------------------------------------------
-
-
-class Brightness(torch.nn.Module):
-    """Names the darkest, the middle and the brightest third of grey values: 0, 1 and 2."""
-
-    def __init__(self, names: dict[int, str]) -> None:
-        super().__init__()
-        self.config: Any = transformers.PretrainedConfig(id2label=names)
-        weighted = torch.nn.Linear(12, 1)
-        self.body = torch.nn.Sequential(torch.nn.Flatten(), weighted, torch.nn.ReLU())
-        self.head = torch.nn.Linear(1, 3)
-        with torch.no_grad():
-            torch.nn.init.constant_(weighted.weight, 1 / 12)
-            torch.nn.init.zeros_(weighted.bias)
-            self.head.weight.copy_(torch.tensor([[0.0], [3.0], [6.0]]))
-            self.head.bias.copy_(torch.tensor([0.0, -1.0, -3.0]))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.head(self.body(x))
-
-
-def grey(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) / 255
-
-
-@pytest.fixture
-def shades(tmp_path: Path) -> Path:
-    """A folder of images, one folder per class; the alphabet orders the classes differently than the network."""
-    for name, low in (("dark_grey", 0), ("Medium", 95), ("bright", 185)):
-        (tmp_path / "shades" / name).mkdir(parents=True)
-        for place in range(20):
-            Image.new("RGB", (2, 2), (low + place,) * 3).save(tmp_path / "shades" / name / f"{place}.png")
-    return tmp_path / "shades"
-
-
-NAMES = {0: "Dark grey", 1: "medium", 2: "BRIGHT"}
-
-
-def named(names: dict[int, str]) -> hf_stitch.Adapter:
-    """A network whose config names its classes."""
-    return hf_stitch.load(Brightness(names).eval(), example_inputs=torch.rand(2, 3, 2, 2), processor=grey)
-
-
-@pytest.mark.parametrize("matcher", ["identity", TaskLoss(epochs=1, labels="hard", initial="identity", lr=1e-6)])
-def test_labels_of_a_folder_of_images_are_matched_by_name(matcher: str | TaskLoss, shades: Path) -> None:
-    a, data = named(NAMES), read_data(str(shades))
-    assert data.features["label"].names != ["dark_grey", "Medium", "bright"]
-    with pytest.warns(
-        UserWarning, match=r"Medium, bright, dark_grey\) are not numbered as .*Dark grey, medium, BRIGHT"
-    ):
-        made = hf_stitch.stitch(a, a, data, source_layer="body", target_layer="body", matcher=matcher, progress=False)
-    assert made.evaluation is not None
-    assert made.evaluation["accuracy"].value == made.evaluation.scores["target"]["accuracy"].value == 1
-    with pytest.warns(UserWarning, match="matched by name"):
-        again = hf_stitch.evaluate(made, data, progress=False)
-    assert again["accuracy"].value == 1 and again.data == Samples.of(data).fingerprint
-    some = Samples.of(data.select(range(20, 60)))  # classes that are absent keep their numbers
-    assert numbered_as(some, a.model.config).labels == [2] * 20 + [0] * 20
-
-
 def test_labels_are_renumbered_once_for_each_class() -> None:
     samples = Samples.of(["a", "b", "c"], label=[0, 1, 1])
     twice = samples.renumbered([2, 0], ["x", "y", "z"]).renumbered([1, 2, 0], ["z", "x", "y"])
@@ -110,37 +41,6 @@ def test_labels_are_renumbered_once_for_each_class() -> None:
     for numbers in ([0], [0, 0], [0, 2], [-1, 0]):
         with pytest.raises(ValueError, match="numbers must"):
             samples.renumbered(numbers, ["x", "y"])
-
-
-# -- on the command line -----------------------------------------------------------------------------------------------
-
-
-def test_a_stitch_on_the_command_line_names_its_layers_and_its_folder_leads_to_the_model(
-    shades: Path, tmp_path: Path
-) -> None:
-    torch.manual_seed(0)
-    for name in "ab":
-        config = transformers.ResNetConfig(
-            embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic", id2label=NAMES
-        )
-        transformers.ResNetForImageClassification(config).save_pretrained(tmp_path / name)
-        transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path / name)
-    out, run = tmp_path / "out", CliRunner().invoke
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = run(
-            app,
-            ["stitch", str(tmp_path / "a"), str(tmp_path / "b"), "--data", str(shades), "--out", str(out), "--json"],
-        )
-    assert made.exit_code == 0, made.stderr
-    record = json.loads(made.stdout)
-    layers = (record["source_layer"], record["target_layer"])
-    found = hf_stitch.StitchedModel.from_pretrained(out / "model")
-    assert layers == (found.source.cut.layer, found.target.cut.layer) and " → ".join(layers) in made.stderr
-    for command in (["evaluate", "--data", str(shades)], ["push", "--private"]):
-        failed = run(app, [command[0], str(out), *command[1:], *(["me/it"] if command[0] == "push" else [])])
-        assert failed.exit_code == 1
-        assert f"name one of its subfolders: {out / 'model'}, {out / 'stitcher'}" in failed.stderr.replace("\n", "")
 
 
 def test_a_file_of_data_is_told_to_be_one(tmp_path: Path) -> None:
@@ -160,3 +60,29 @@ def test_pinning_a_config_logs_nothing(caplog: pytest.LogCaptureFixture) -> None
     finally:
         logger.removeHandler(caplog.handler)
     assert not caplog.records and logging.get_verbosity() == before
+
+
+def test_a_stitch_above_its_target_is_scored_beside_its_source(tmp_path: Path) -> None:
+    """The first layer of the target confuses two classes, that of the source none: 1.33 of the target's accuracy."""
+    torch.manual_seed(0)
+    labels = torch.arange(600) % 4
+    images = torch.eye(4)[labels].reshape(-1, 1, 2, 2).repeat(1, 3, 1, 1) + 0.05 * torch.randn(600, 3, 2, 2)
+
+    def network(mixing: torch.Tensor) -> Adapter:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(12, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+        with torch.no_grad():
+            net[1].weight.copy_(mixing @ torch.eye(4).repeat(1, 3) / 3)
+            net[3].weight.copy_(torch.eye(4))
+        return hf_stitch.load(net, example_inputs=images[:2])
+
+    confused = torch.eye(4)
+    confused[:2, :2] = 0.5
+    source, target = network(torch.eye(4)), network(confused)
+    data = Samples.of(images, label=labels.tolist())
+    stitched = hf_stitch.stitch(source, target, data, source_layer="2", target_layer="2", matcher="identity")
+    scores = {who: row["accuracy"].value for who, row in stitched.evaluation.scores.items()}
+    assert scores["stitched"] == scores["source"] == 1.0 and scores["target"] < 0.85
+    stitched.stitcher.save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "source alone 1.000" in card and "not shown to be better than: no map, source alone." in card
+    assert "| source |" in card and "source" in str(stitched.evaluation)
