@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from pathlib import Path
 from typing import Any
@@ -39,27 +40,18 @@ def test_a_network_stitched_to_itself_gives_its_own_and_the_mapped_one(
     data = images if family == "vit" else texts
     model = model_of(net, data, family, family, "identity")
     inputs = inputs_of(model, data)
-    network: Any = net(family).model
-    kept = network.config._attn_implementation
+    network: Any = copy.deepcopy(net(family).model)
     network.set_attn_implementation("eager")
-    try:
-        with torch.no_grad():
-            expected, found = network(**inputs, **ASKED), model(**inputs, **ASKED)
-    finally:
-        network.set_attn_implementation(kept)
+    with torch.no_grad():
+        expected, found = network(**inputs, **ASKED), model(**inputs, **ASKED)
     cut = int(model.source.cut.layer.rpartition(".")[2]) + 1
     assert torch.equal(found.hidden_states[cut], found.hidden_states[cut + 1])
     real = inputs.get("attention_mask", torch.ones(5, found.hidden_states[0].shape[1])).bool()
-    for name, mine in (
-        ("hidden_states", (*found.hidden_states[:cut], *found.hidden_states[cut + 1 :])),
-        ("attentions", found.attentions),
-    ):
-        own = getattr(expected, name)
-        assert len(mine) == len(own)
-        for value, wanted in zip(mine, own, strict=True):
-            if name == "hidden_states":
-                value, wanted = value[real], wanted[real]
-            torch.testing.assert_close(value, wanted)
+    mine = (*found.hidden_states[:cut], *found.hidden_states[cut + 1 :])
+    for value, wanted in zip(mine, expected.hidden_states, strict=True):
+        torch.testing.assert_close(value[real], wanted[real])
+    for value, wanted in zip(found.attentions, expected.attentions, strict=True):
+        torch.testing.assert_close(value, wanted)
 
 
 @pytest.mark.parametrize(("source", "target"), [("bert", "bert"), ("gpt2", "llama"), ("vit", "vit")])
