@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-import hf_stitch
 from hf_stitch import StitchedModel
 
-from tiny_networks import LAYERS  # isort: skip
+from tiny_networks import LAYERS, stitched  # isort: skip
 
 ASKED = {"output_hidden_states": True, "output_attentions": True}
 FAMILIES = ("bert", "gpt2", "llama", "vit")
 
 
-def model_of(net: Any, data: Any, source: str, target: str, matcher: str = "lstsq", **options: Any) -> StitchedModel:
+def model_of(net: Any, data: Any, source: str, target: str, matcher: str = "lstsq") -> StitchedModel:
     """Stitch one network, or two with other weights, with eager attention, which gives its weights."""
     a, b = net(source), net(target, 0 if matcher == "identity" else 1)
-    layers = {"source_layer": LAYERS[source], "target_layer": LAYERS[target]}
-    model = hf_stitch.stitch(a, b, data, matcher=matcher, progress=False, **layers, **options)
+    model: StitchedModel = stitched(a, b, data, (LAYERS[source], LAYERS[target]), matcher=matcher)
     model.set_attn_implementation("eager")
     return model
 

@@ -134,47 +134,27 @@ def test_two_processes(tmp_path: Path, cnn_vit: StitchedModel) -> None:
     torch.testing.assert_close(trained.stitch.body.weight, model.stitch.body.weight, rtol=1e-3, atol=1e-4)
 
 
-def accumulated(model: Any, texts: Any, folder: Path, size: int) -> list[float]:
-    """Train on 8 texts a step, in batches of one size, and return the losses and the norms of the gradients."""
-    ids = [plain_tokenizer()(sample["text"])["input_ids"] for sample in texts[:16]]
+def losses(model: Any, texts: Any, folder: Path, size: int) -> list[float]:
+    """Evaluate, train on 8 texts a step in batches of one size, and return losses and norms of gradients."""
+    ids = [{"input_ids": plain_tokenizer()(sample["text"])["input_ids"]} for sample in texts[:16]]
     arguments = transformers.TrainingArguments(
         str(folder), max_steps=2, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size,
         logging_steps=1, learning_rate=1e-3, report_to=[], disable_tqdm=True, use_cpu=True, seed=0,
     )  # fmt: skip
     collator = transformers.DataCollatorForLanguageModeling(plain_tokenizer(), mlm=False)
-    run = transformers.Trainer(model, arguments, train_dataset=[{"input_ids": i} for i in ids], data_collator=collator)
+    run = transformers.Trainer(model, arguments, train_dataset=ids, eval_dataset=ids[:8], data_collator=collator)
+    evaluated = run.evaluate()["eval_loss"]
     run.train()
-    return [entry[key] for entry in run.state.log_history for key in ("loss", "grad_norm") if "loss" in entry]
+    logged = [entry for entry in run.state.log_history if "loss" in entry]
+    return [evaluated, *(entry[key] for entry in logged for key in ("loss", "grad_norm"))]
 
 
-@pytest.fixture(scope="module")
-def of_llama(texts: Any) -> StitchedModel:
-    """A Llama stitched to itself, which no test changes."""
-    model: StitchedModel = stitched(
-        network("llama"), network("llama"), texts, (LAYERS["llama"],) * 2, matcher="identity"
-    )
-    return model
-
-
-def test_gradient_accumulation_gives_the_loss_of_an_ordinary_network(
-    of_llama: StitchedModel, texts: Any, tmp_path: Path
-) -> None:
-    expected = accumulated(build("llama", 0), texts, tmp_path / "plain", 2)
-    parts = accumulated(copy.deepcopy(of_llama), texts, tmp_path / "parts", 2)
-    once = accumulated(copy.deepcopy(of_llama), texts, tmp_path / "once", 8)
-    assert parts == pytest.approx(expected, rel=1e-3)  # the log rounds
-    assert once == pytest.approx(expected, rel=1e-3)
-
-
-def test_a_trainer_computes_the_loss_of_evaluation_of_a_language_model(
-    of_llama: StitchedModel, texts: Any, tmp_path: Path
-) -> None:
+def test_a_trainer_computes_the_losses_of_an_ordinary_language_model(texts: Any, tmp_path: Path) -> None:
     """Transformers looks for arguments with "label" in their names, and computes no loss if a batch lacks one."""
-    collator = transformers.DataCollatorForLanguageModeling(plain_tokenizer(), mlm=False)
-    data = [{"input_ids": plain_tokenizer()(sample["text"])["input_ids"]} for sample in texts[:8]]
-    arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], disable_tqdm=True, use_cpu=True)
-    found, expected = (
-        transformers.Trainer(each, arguments, eval_dataset=data, data_collator=collator).evaluate()["eval_loss"]
-        for each in (of_llama, build("llama", 0))
-    )
-    assert found == pytest.approx(expected)
+    layer, adapter = LAYERS["llama"], network("llama")
+    model = stitched(adapter, adapter, texts, (layer, layer), matcher="identity")
+    expected = losses(build("llama", 0), texts, tmp_path / "plain", 2)
+    for size in (2, 8):
+        found = losses(copy.deepcopy(model), texts, tmp_path / str(size), size)
+        assert found[0] == pytest.approx(expected[0])
+        assert found == pytest.approx(expected, rel=1e-3)  # the log rounds

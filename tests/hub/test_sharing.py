@@ -62,22 +62,6 @@ json.dump({each["label"]: each["score"] for each in scores}, open(f"{folder}/pip
 """
 
 
-def in_a_fresh_process(hub: Hub, code: str, *arguments: object, cache: Path, **environment: str) -> str:
-    """Run Python code with a Hub in a new process with an empty cache; return what it prints."""
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("HF_")},
-        "HF_ENDPOINT": hub.url,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(cache),
-        "HF_TOKEN": "alice-token",
-        **environment,
-    }
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Push both artefacts of all cases; return the folder with inputs, outputs, and outputs of a new process."""
@@ -113,8 +97,13 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
             found = {"logits": model(**inputs).logits, "swapped": swapped(**inputs).logits}
         save_file(found, folder / f"{name}.expected")
         save_file(inputs, folder / f"{name}.inputs")
-    names = (*CASES, *ANCHORED)
-    in_a_fresh_process(shared_hub, PULL, folder, " ".join(ANCHORED), *names, cache=folder / "cache")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | {
+        "HF_ENDPOINT": shared_hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "cache"),
+        "HF_TOKEN": "alice-token",
+    }  # fmt: skip
+    command = [sys.executable, "-c", PULL, str(folder), " ".join(ANCHORED), *CASES, *ANCHORED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
 
