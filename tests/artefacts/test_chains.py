@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,7 +16,7 @@ from hf_stitch_testing import check_adapter
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch import Adapter, StitchedModel, load
+from hf_stitch import Adapter, StitchedModel, Stitcher, load
 from hf_stitch.adapters import ExampleError
 from hf_stitch.artefacts import Description
 from hf_stitch.artefacts.joining import join
@@ -101,23 +103,6 @@ def test_decoding_the_last_network_of_a_chain_skips_the_others() -> None:
     assert {"source.model.source.model.transformer.h.0", "source.model.target.model.model.layers.1.inner"} <= set(stubs)
 
 
-def test_a_chain_of_user_code_equals_plain_torch() -> None:
-    torch.manual_seed(0)
-    nets = [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(3)]
-    data = torch.randn(60, 4)
-    a, b, c = (load(net, example_inputs=data[:2]) for net in nets)
-    ab = hf_stitch.stitch(a, b, data, source_layer="1", target_layer="1", task=None, progress=False)
-    abc = hf_stitch.stitch(load(ab), c, data, source_layer="target.3", target_layer="1", task=None, progress=False)
-    maps: Any = [ab.stitch.body, abc.stitch.body]
-    with torch.no_grad():
-        hidden = nets[0][:2](data) @ maps[0].weight.T + maps[0].bias
-        hidden = nets[1][2:4](hidden) @ maps[1].weight.T + maps[1].bias
-        expected = nets[2][2:](hidden)
-        torch.testing.assert_close(abc(input=data), expected, rtol=1e-5, atol=1e-6)
-        assert load(abc).interface.content == ("input",)  # the name of the first network, not pixel_values
-        torch.testing.assert_close(load(abc).forward(data), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_a_saved_chain_of_language_models_generates_the_same_with_and_without_its_cache(tmp_path: Path) -> None:
     for name, model in zip(("left", "right"), chains(CHAINS[1])[1:], strict=True):
         model.save_pretrained(tmp_path / name)
@@ -187,3 +172,85 @@ def test_a_damaged_record_inside_a_chain_is_refused(
     rewrite(tmp_path / "config.json", lambda record: change(record["source"]["blueprint"]))
     with pytest.raises(ValueError, match=message):
         StitchedModel.from_pretrained(tmp_path, allow_modified=True)
+
+
+# -- networks of user code ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_user_code() -> tuple[list[Any], StitchedModel, StitchedModel, Tensor]:
+    """Three networks, the stitched model of the first two and that of all three, and vectors."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(3)]
+    data = torch.randn(60, 4)
+    a, b, c = (load(net, example_inputs=data[:2]) for net in nets)
+    options: dict[str, Any] = {"task": None, "progress": False}
+    ab = hf_stitch.stitch(a, b, data, source_layer="1", target_layer="1", **options)
+    return nets, ab, hf_stitch.stitch(ab, c, data, source_layer="target.3", target_layer="1", **options), data
+
+
+def test_a_chain_of_user_code_equals_plain_torch_and_is_loaded_again_without_an_example(of_user_code: Any) -> None:
+    nets, ab, abc, data = of_user_code
+    maps: Any = [ab.stitch.body, abc.stitch.body]
+    with torch.no_grad():
+        hidden = nets[0][:2](data) @ maps[0].weight.T + maps[0].bias
+        hidden = nets[1][2:4](hidden) @ maps[1].weight.T + maps[1].bias
+        expected = nets[2][2:](hidden)
+        torch.testing.assert_close(abc(input=data), expected, rtol=1e-5, atol=1e-6)
+        again = load(abc)
+        assert again.interface.content == ("input",)  # the name of the first network, not pixel_values
+        assert {"source.source.1", "source.target.1", "source.target.3", "target.3"} <= set(again.layers)
+        torch.testing.assert_close(again.forward(data), expected, rtol=1e-5, atol=1e-6)
+    for _ in range(2):
+        adapter = load(ab)
+        assert adapter.example["input"].shape[1:] == (4,) and {"source.1", "target.1"} <= set(adapter.layers)
+        ab.parents = None  # as in a copy, or after loading
+
+
+def test_a_chain_of_user_code_is_saved_in_one_folder(of_user_code: Any, tmp_path: Path) -> None:
+    nets, ab, abc, data = of_user_code
+    abc.stitcher.save_pretrained(tmp_path / "chain")
+    stitcher, example = Stitcher.from_pretrained(tmp_path / "chain"), {"example_inputs": data[:2]}
+    a, b, c = (load(net, **example) for net in nets)
+    with torch.no_grad():
+        expected = abc(input=data)
+        for ends, options in (
+            (((a, b), c), {}), ((tuple(nets[:2]), nets[2]), example), (((a, b), nets[2]), example), ((ab, c), {}),
+        ):  # fmt: skip
+            assert torch.equal(stitcher.attach(*ends, **options)(input=data), expected)
+    timm: Any = ("timm:resnet10t", b)  # is loaded with the option
+    alone = "pretrained: options of loading, but no netw"
+    for given, error, message in (
+        ({"source": timm, "target": c, "pretrained": False}, ValueError, "the source Sequential, .* has other weights"),
+        ({"source": (a, b), "target": c, "pretrained": False}, TypeError, alone),
+        ({"target": c}, ValueError, r"the source is stitched itself, .* as source=\(source, target\)"),
+        ({"source": (b, a), "target": c}, ValueError, "the network given as the source, Sequential, .* are swapped"),
+        ({"source": (a, b), "target": (b, c)}, TypeError, "the target is one network, got a tuple of 2"),
+        ({"source": (a, b, c), "target": c}, TypeError, "the source is stitched from two networks, .*, got 3"),
+    ):
+        with pytest.raises(error, match=message):
+            stitcher.attach(**given)
+    for changed in ("stitch.source.safetensors", "stitcher.json"):
+        copied = Path(shutil.copytree(tmp_path / "chain", tmp_path / changed))
+        content = bytearray((copied / changed).read_bytes())
+        content[-20] ^= 1
+        (copied / changed).write_bytes(bytes(content))
+        with pytest.raises(ValueError, match=re.escape(changed)):
+            Stitcher.from_pretrained(copied)
+    stitcher.save_pretrained(tmp_path / "again")
+    assert {p.name for p in (tmp_path / "again").iterdir()} == {p.name for p in (tmp_path / "chain").iterdir()}
+    ab.stitcher.save_pretrained(tmp_path / "again")  # over the chain, of which no file remains
+    assert [p.name for p in (tmp_path / "again").glob("*.safetensors")] == ["stitch.safetensors"]
+
+
+def test_a_chain_is_the_new_encoder_of_a_network(of_user_code: Any) -> None:
+    nets, ab, _, data = of_user_code
+    a = load(nets[0], example_inputs=data[:2])
+    with pytest.raises(TypeError, match=r"the layer at which .* one of source\..*, target\."):
+        hf_stitch.swap(a, ab, data, target_layer="1")
+    swapped = hf_stitch.swap(a, ab, data, encoder_layer="target.3", target_layer="3", matcher="lstsq", task=None)
+    with torch.no_grad():
+        hidden = load(ab).encode(data, "target.3")["target.3"].rows("mean")
+        body: Any = swapped.stitch.body
+        expected = nets[0][4](hidden @ body.weight.T + body.bias)
+        torch.testing.assert_close(swapped(input=data), expected, rtol=1e-4, atol=1e-5)

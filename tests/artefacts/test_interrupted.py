@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import hf_stitch
-from hf_stitch import StitchedModel
+from hf_stitch import StitchedModel, Stitcher
 from hf_stitch.relative import AnchorSet
 from hf_stitch.storage.files import ASIDE
 
@@ -65,3 +66,12 @@ def test_files_of_the_previous_artefact_do_not_outlive_it_and_those_of_others_st
         "optimizer.pt", "preprocessor_config.json", "vocab_notes.txt", "w2v.model",
     ]  # fmt: skip
     assert all((tmp_path / name).read_text() == "of others" for name in others)
+
+
+def test_a_synchronised_save_waits_for_the_names_of_new_folders(
+    saved_stitcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.add(os.fstat(file).st_ino))
+    Stitcher.from_pretrained(saved_stitcher).save_pretrained(tmp_path / "new" / "below", sync=True)
+    assert {path.stat().st_ino for path in (tmp_path, tmp_path / "new", tmp_path / "new" / "below")} <= flushed
