@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import json
 import math
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import torch
 import transformers
 from fixture_models import PROMPT, generated, output_of
-from fixture_networks import EXACT, FIXTURES, SENTENCES
+from fixture_networks import EXACT, FIXTURES, SENTENCES, networks
 from hf_stitch_embeddings import Ageing, Calibration, EmbeddingMap, PairsCurve, RetrievalResult, Upgraded, Verdict
 from hf_stitch_filter_atoms import PatchCovariance
 from hf_stitch_studies import Bench, Curves, ModeConnectivity, Trajectory
@@ -31,9 +32,12 @@ from hf_stitch import Activations, Samples, StitchedModel, Stitcher, analysis, l
 from hf_stitch.adapters.doctor import Diagnosis
 from hf_stitch.analysis.comparison.asking import ROWS_OF
 from hf_stitch.artefacts import Description, Head
+from hf_stitch.artefacts.parents import warn_if_only_weights_are_pinned
 from hf_stitch.relative import AnchorSet
 from hf_stitch.results import Result
 from hf_stitch.stitches import Stitch
+
+from records import rewrite  # isort: skip
 
 LOADERS: dict[str, list[Any]] = {
     "encoder": [StitchedModel],
@@ -166,6 +170,18 @@ def test_an_attached_stitcher_has_the_same_outputs(path: Path) -> None:
     check_outputs(model, expected)
 
 
+@written("stitcher")
+def test_a_stitcher_of_user_code_warns_once_that_only_weights_are_pinned(path: Path) -> None:
+    expected = answer(path)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        stitcher = Stitcher.from_pretrained(path)
+        warn_if_only_weights_are_pinned.cache_clear()
+        with pytest.warns(UserWarning, match="only the weights of its networks are compared with the record"):
+            stitcher.attach(*networks())
+        close(stitcher.attach(*networks())(input=expected["input"]), expected["output"])  # warns no more
+
+
 @written("relative")
 def test_the_encoder_of_a_relative_model_can_still_be_swapped(path: Path) -> None:
     """Its anchors were saved with it, so that no samples are needed."""
@@ -184,6 +200,41 @@ def test_scores_are_read(path: Path) -> None:
     scores = set(Description.read(path).scores["scores"])
     assert "stitched" in scores
     assert path.name != "model" or scores == {"stitched", "identity", "mean_only", "target", "chance"}
+
+
+# -- what a newer version writes ---------------------------------------------------------------------------------------
+FUTURE: dict[str, tuple[str, list[tuple[str, ...]]]] = {
+    "stitcher": ("stitcher.json", [(), ("stitch",), ("stitch", "source"), ("target", "reference")]),
+    "model": (
+        "config.json",
+        [(), ("source",), ("target", "plan"), ("target", "cut"), ("source", "interface"), ("source", "cut", "spec")],
+    ),
+}
+"""Artefact -> its record, and places in the record where a newer version may add keys."""
+
+
+@written(*FUTURE)
+def test_keys_of_a_newer_version_are_named(path: Path, tmp_path: Path) -> None:
+    """Except options of a map, which could change the output."""
+    record, ways = FUTURE[path.name]
+    folder = Path(shutil.copytree(path, tmp_path / path.name))
+
+    def add(values: dict[str, Any]) -> None:
+        for number, way in enumerate(ways):
+            holder = values
+            for key in way:
+                holder = holder[key]
+            holder[f"of_the_future_{number}"] = 1
+
+    rewrite(folder / record, add)
+    for loader in LOADERS.get(path.name, [Stitcher]):
+        with pytest.warns(UserWarning, match="which this version does not know") as warned:
+            loader.from_pretrained(folder)
+        told = " ".join(str(each.message) for each in warned)
+        assert [number for number in range(len(ways)) if f"of_the_future_{number}" not in told] == []
+    rewrite(folder / record, lambda record: record["stitch"]["body"].update(of_the_future=1))
+    with pytest.raises(ValueError, match=r"was written by another version .*of_the_future"):
+        LOADERS.get(path.name, [Stitcher])[0].from_pretrained(folder)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
