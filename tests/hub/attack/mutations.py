@@ -67,37 +67,32 @@ def places(value: Any, way: Way = ()) -> Iterator[Way]:
 
 
 # -- damage: a broken disk or transfer, or files of another artefact --------------------------------------------------
+DAMAGES: dict[str, Callable[[bytes, int, random.Random], bytes]] = {
+    "bit": lambda data, place, draw: data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :],
+    "cut": lambda data, place, draw: data[:place],
+    "insert": lambda data, place, draw: data[:place] + draw.randbytes(draw.randrange(1, 9)) + data[place:],
+    "zero": lambda data, place, draw: data[:place] + bytes(len(data[place : place + 16])) + data[place + 16 :],
+    "empty": lambda data, place, draw: b"",
+    "text": lambda data, place, draw: b"<html>404</html>",
+}
+"""Change of the content of a file, at a random place."""
+
+
 def damage(folder: Path, draw: random.Random, others: list[Path]) -> Way:
     """Damage, remove or swap one of the files that the record names, or the record itself."""
     record = record_of(folder)
-    names = sorted({record.name, *read(folder)["manifest"]})
-    path = folder / draw.choice([record.name, *names])
+    path = folder / draw.choice([record.name, *sorted({record.name, *read(folder)["manifest"]})])
     data = path.read_bytes()
-    place = draw.randrange(len(data))
-    match draw.choice(["bit", "bit", "cut", "insert", "zero", "empty", "missing", "swap", "folder", "text"]):
-        case "bit":
-            data = data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
-        case "cut":
-            data = data[:place]
-        case "insert":
-            data = data[:place] + draw.randbytes(draw.randrange(1, 9)) + data[place:]
-        case "zero":
-            data = data[:place] + bytes(len(data[place : place + 16])) + data[place + 16 :]
-        case "empty":
-            data = b""
-        case "text":
-            data = b"<html>404</html>"
-        case "missing":
-            path.unlink()
-            return ()
-        case "folder":
-            path.unlink()
+    kind = draw.choice(["bit", *DAMAGES, "missing", "folder", "swap"])
+    if kind in DAMAGES:
+        path.write_bytes(DAMAGES[kind](data, draw.randrange(len(data)), draw))
+    elif kind == "swap":
+        files = [file for other in others for file in other.iterdir() if file.suffix == path.suffix]
+        path.write_bytes(draw.choice(files).read_bytes())
+    else:
+        path.unlink()
+        if kind == "folder":
             path.mkdir()
-            return ()
-        case "swap":
-            files = [file for other in others for file in other.iterdir() if file.suffix == path.suffix]
-            data = draw.choice(files).read_bytes()
-    path.write_bytes(data)
     return ()
 
 
@@ -277,31 +272,31 @@ def _outputs(folder: Path, record: dict[str, Any], ways: list[Way], draw: random
     return way
 
 
+WEIGHTS: dict[str, Callable[[dict[str, torch.Tensor], str], object]] = {
+    "shape": lambda weights, name: weights.update({name: weights[name].flatten()[:1].expand(7).clone()}),
+    "dtype": lambda weights, name: weights.update(
+        {name: weights[name].to(torch.int64 if weights[name].is_floating_point() else torch.float32)}
+    ),
+    "missing": lambda weights, name: weights.pop(name),
+    "more": lambda weights, name: weights.update(x=torch.zeros(1)),
+    "many": lambda weights, name: weights.update({f"x{index}": torch.zeros(0) for index in range(20_000)}),
+    "empty": lambda weights, name: weights.clear(),
+}
+"""Change of the weights, at a random name."""
+
+
 def _weights(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
     """Change the weights and their digest: other shapes, dtypes, names, or a header that lies."""
     path = draw.choice(sorted(folder.glob("*.safetensors")))
     weights = {name: tensor.clone() for name, tensor in load_file(path).items()}  # the file is written again
-    name = draw.choice(sorted(weights))
-    match draw.choice(["shape", "dtype", "missing", "more", "many", "header", "pickle", "empty"]):
-        case "shape":
-            weights[name] = weights[name].flatten()[:1].expand(7).clone()
-        case "dtype":
-            weights[name] = weights[name].to(torch.int64 if weights[name].is_floating_point() else torch.float32)
-        case "missing":
-            del weights[name]
-        case "more":
-            weights["x"] = torch.zeros(1)
-        case "many":
-            weights |= {f"x{index}": torch.zeros(0) for index in range(20_000)}
-        case "header":
-            path.write_bytes(draw.choice([2**62, 2**31, 0]).to_bytes(8, "little") + path.read_bytes()[8:])
-            return ()
-        case "pickle":
-            torch.save(weights, path)
-            return ()
-        case "empty":
-            weights = {}
-    save_file(weights, path)
+    kind = draw.choice([*WEIGHTS, "header", "pickle"])
+    if kind == "header":
+        path.write_bytes(draw.choice([2**62, 2**31, 0]).to_bytes(8, "little") + path.read_bytes()[8:])
+    elif kind == "pickle":
+        torch.save(weights, path)
+    else:
+        WEIGHTS[kind](weights, draw.choice(sorted(weights)))
+        save_file(weights, path)
     return ()
 
 
