@@ -248,12 +248,6 @@ def written(seed: int = 0) -> Written:
     return Written().eval()
 
 
-def by_hand(change: Callable[[Any], object]) -> Written:
-    net = written()
-    change(net)
-    return net
-
-
 BY_HAND: dict[str, tuple[Callable[[Any], object], str]] = {
     "eps": (lambda net: setattr(net.norm, "eps", 0.5), r"LayerNorm\.eps 1e-05, now 0\.5"),
     "config": (lambda net: setattr(net.sizes, "slope", 3), r"Written\.sizes\.slope 1\.0, now 3"),
@@ -282,7 +276,8 @@ def of_user_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_user_code_that_was_changed_by_hand_is_refused_by_name(changed: str, of_user_code: Path) -> None:
     change, message = BY_HAND[changed]
     stitcher = Stitcher.from_pretrained(of_user_code)
-    net, b = by_hand(change), written(1)
+    net, b = written(), written(1)
+    change(net)
     with pytest.raises(ValueError, match=rf"config: modules\.{message}"):
         stitcher.attach(net, b, example_inputs=example())
     stitcher.attach(net, b, example_inputs=example(), allow_changed=("config",))

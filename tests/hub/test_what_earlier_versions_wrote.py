@@ -39,19 +39,13 @@ from hf_stitch.stitches import Stitch
 
 from records import rewrite  # isort: skip
 
+IMAGES = ("inverse", "model", "model_of_timm", "relative", "rewritten", "swapped")
+TEXTS = ("language_chain", "language_model", "language_model_of_an_encoder", "two_tokenizers")
 LOADERS: dict[str, list[Any]] = {
     "encoder": [StitchedModel],
-    "inverse": [StitchedModel, transformers.AutoModelForImageClassification],
-    "language_chain": [StitchedModel, transformers.AutoModelForCausalLM],
-    "language_model": [StitchedModel, transformers.AutoModelForCausalLM],
-    "language_model_of_an_encoder": [StitchedModel, transformers.AutoModelForCausalLM],
-    "model": [StitchedModel, transformers.AutoModelForImageClassification],
-    "model_of_timm": [StitchedModel, transformers.AutoModelForImageClassification],
-    "relative": [StitchedModel, transformers.AutoModelForImageClassification],
-    "rewritten": [StitchedModel, transformers.AutoModelForImageClassification],
-    "swapped": [StitchedModel, transformers.AutoModelForImageClassification],
     "text_classifier": [StitchedModel, transformers.AutoModelForSequenceClassification],
-    "two_tokenizers": [StitchedModel, transformers.AutoModelForCausalLM],
+    **dict.fromkeys(IMAGES, [StitchedModel, transformers.AutoModelForImageClassification]),
+    **dict.fromkeys(TEXTS, [StitchedModel, transformers.AutoModelForCausalLM]),
 }
 """Folder of a stitched model -> classes that load it."""
 
