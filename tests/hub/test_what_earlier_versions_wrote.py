@@ -44,8 +44,8 @@ TEXTS = ("language_chain", "language_model", "language_model_of_an_encoder", "tw
 LOADERS: dict[str, list[Any]] = {
     "encoder": [StitchedModel],
     "text_classifier": [StitchedModel, transformers.AutoModelForSequenceClassification],
-    **dict.fromkeys(IMAGES, [StitchedModel, transformers.AutoModelForImageClassification]),
-    **dict.fromkeys(TEXTS, [StitchedModel, transformers.AutoModelForCausalLM]),
+    **{name: [StitchedModel, transformers.AutoModelForImageClassification] for name in IMAGES},
+    **{name: [StitchedModel, transformers.AutoModelForCausalLM] for name in TEXTS},
 }
 """Folder of a stitched model -> classes that load it."""
 
