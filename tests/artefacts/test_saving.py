@@ -257,11 +257,11 @@ def test_scores_of_other_weights_are_left_out(cnn_vit: StitchedModel, images: An
     assert saved_and_loaded(scored, tmp_path / "same", state_dict=state).config.scores
     state["stitch.body.weight"] *= 0.5
     assert saved_and_loaded(scored, tmp_path / "other", state_dict=state).config.scores is None
-    del scored.config.recipe["scored_weights"]  # as earlier versions wrote it
-    assert "Its accuracy" in str(scored)
+    del cnn_vit.config.recipe["scored_weights"]  # as earlier versions wrote it
+    assert "Its accuracy" in str(cnn_vit)
     with torch.no_grad():
-        next(scored.target.parameters()).mul_(0.5)
-    assert "Its accuracy" not in str(scored)
+        next(cnn_vit.target.parameters()).mul_(0.5)
+    assert "Its accuracy" not in str(cnn_vit)
 
 
 # -- what cannot be saved ----------------------------------------------------------------------------------------------

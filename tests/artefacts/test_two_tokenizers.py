@@ -297,6 +297,7 @@ def a_long_text() -> Any:
 def an_encoder() -> Any:
     config = transformers.BertConfig(
         vocab_size=len(fine()), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        initializer_range=0.3,
     )  # fmt: skip
     return PrefixAdapter(hf_stitch.load(transformers.BertModel(config).eval(), processor=fine()), decoder("gpt2"))
 

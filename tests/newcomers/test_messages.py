@@ -64,6 +64,7 @@ def layers(example: Tensor) -> Callable[[], Any]:
     return lambda: hf_stitch.load(Net(), example_inputs=example).layers
 
 
+ROOT = Path(__file__).parents[2]
 SAVED = Activations({"layer": torch.randn(6, 4)}, range(6))
 OF_0, RUNS = "the processor= of sample 0 ", "Net does not run on its example inputs, "
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -75,8 +76,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a pickle": (
         lambda: hf_stitch.load("weights.pt"), ValueError, r"weights\.pt is a file.*net\.load_state_dict\(torch\.load",
     ),
-    "a file": (lambda: hf_stitch.load(Path(__file__)), ValueError, "is a file, and a network is loaded from a folder"),
-    "no folder": (lambda: hf_stitch.load(Path("nothing")), FileNotFoundError, "no folder"),
+    "a file": (lambda: hf_stitch.load(ROOT / "LICENSE"), ValueError, "is a file, and a network is loaded from a fold"),
+    "no folder": (lambda: hf_stitch.load(ROOT / "nothing"), FileNotFoundError, "no folder"),
     "one channel": (layers(torch.randn(2, 1, 8, 8)), ExampleError, RUNS + r"x \(2, 1, 8, 8\).*channels"),
     "no batch": (
         layers(torch.randn(3, 8, 8)), ExampleError,
