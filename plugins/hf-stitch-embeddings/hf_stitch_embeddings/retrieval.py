@@ -162,6 +162,8 @@ def served(
         return System(old_queries, old_documents, metric)
     if embedding_map.direction == "index":
         return System(new_queries, embedding_map(old_documents), metric)
+    if metric != "cosine":
+        embedding_map.check_lengths(old_documents, "the old documents", "old")
     # <Wᵀq, d> of the adjoint ranks by inner product; with cosine, lengths of documents are 1 in both spaces.
     return System(embedding_map(new_queries), old_documents, metric)
 
@@ -544,6 +546,9 @@ def evaluate_retrieval(
     notes: list[str] = []
     ks = _possible(k, len(old), notes)
 
+    for each in named.values():
+        if metric != "cosine" and not each.keeps_old:
+            each.check_lengths(new, "new_documents", "new")
     truth = System(asked, new, metric)
     systems = {name: served(each, old, old_asked, asked) for name, each in named.items()}
     systems[OLD] = System(old_asked, old, metric)
