@@ -27,6 +27,9 @@ LENGTHS = (12, 5, 9, 12, 3, 7, 12, 10)
 MOST_VALUES = 2**28
 """Most values that the modules of a network return for a longer input: 2 GiB in float64."""
 
+OTHER_SIDE = "padding is on the other side"
+"""What is told of inputs that differ in their padding only."""
+
 NAMED = {
     r"(\w+_)?window(_size|_len)?|local_attention|local_radius|original_max_position_embeddings": 1,
     r"(\w+_)?max_(bucket_)?distance|(\w+_)?max_relative_positions?|index_topk|clamp_len": 1,
@@ -268,7 +271,7 @@ def differences(feed: Feed, a: Adapter, b: Adapter) -> list[str]:
             at = f" at {place[0]}" if place else ""
             values = one[(row, *place)].item(), two[(row, *place)].item()
             found.append(f"{name} differs in sample {feed.ids[row]!r}{at}: {values[0]} against {values[1]}")
-    return ["padding is on the other side", *found] if _padded_elsewhere(feed.mask, feed.own, b) else found
+    return [OTHER_SIDE, *found] if _padded_elsewhere(feed.mask, feed.own, b) else found
 
 
 def _padded_elsewhere(mask: Tensor | None, own: Mapping[str, Any], b: Adapter) -> bool:
