@@ -249,6 +249,20 @@ def check_halves(adapter: Adapter) -> nn.Module:
     return back
 
 
+@pytest.mark.filterwarnings("ignore:.*pass processor= to hf_stitch.load to use raw samples")
+@pytest.mark.parametrize(
+    ("name", "places"), [("causal llama", ("cpu",)), ("causal llama", ("cpu", "disk")), ("vit", ("disk", "cpu"))]
+)
+def test_models_loaded_with_device_map(name: str, places: tuple[str, ...], tmp_path: Path) -> None:
+    plain: Any = make(name)
+    plain.save_pretrained(tmp_path / "model")
+    options = {"device_map": spread(plain, places), "offload_folder": str(tmp_path / "offload")}
+    adapter = hf_stitch.load(str(tmp_path / "model"), **options)
+    check_as(adapter, plain)
+    check_halves(adapter)
+    assert any(p.is_meta for p in adapter.model.parameters()) == ("disk" in places)
+
+
 OFFLOADED: dict[str, tuple[str, Callable[[nn.Module, Path], nn.Module]]] = {
     "all on the cpu": (
         "headless swin", lambda model, folder: accelerate.cpu_offload(model, execution_device="cpu"),

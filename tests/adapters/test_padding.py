@@ -78,7 +78,6 @@ def test_activations_of_a_family_do_not_depend_on_the_batch(which: tuple[str, st
             network.model.float()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["text", "causal", "masked"])
 def test_activations_of_no_family_depend_on_the_batch(suite: str) -> None:
     moved = {row.family: row.moved for row in zoo.read().values() if row.suite == suite and row.moved is not None}
@@ -224,7 +223,7 @@ PAIRS = [(("causal", "gpt2"),) * 2, (("causal", "gpt2"), ("masked", "bert")), ((
 
 @pytest.mark.parametrize(
     ("pair", "rows"),
-    zip(PAIRS, ("mean", "tokens") * 2, strict=True),
+    [*zip(PAIRS, ("mean", "tokens") * 2, strict=True)],
     ids=["gpt2", "gpt2-bert", "rwkv-gpt2", "fnet-convbert"],
 )
 def test_similarities_depend_neither_on_the_batch_nor_on_the_order(pair: Any, rows: str) -> None:

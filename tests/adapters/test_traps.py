@@ -31,6 +31,15 @@ def test_in_place_operations_after_the_cut_do_not_change_captured_values() -> No
         assert torch.equal(captured["bn1"].values, model.bn1(model.conv1(images(2))))
 
 
+def test_the_content_of_padding_does_not_matter() -> None:
+    adapter = hf_stitch.load(make("bert"))
+    inputs = texts(3, 8, "right")
+    other = {**inputs, "input_ids": torch.where(inputs["attention_mask"].bool(), inputs["input_ids"], 7)}
+    with torch.no_grad():
+        a, b = (adapter.encode(x, adapter.layers[1])[adapter.layers[1]].rows("none") for x in (inputs, other))
+    assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_head_that_searches_for_the_last_token_finds_it_without_the_ids(side: str) -> None:
     """GPT-2's classifier reads input_ids, which decode never sees.

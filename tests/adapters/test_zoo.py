@@ -1,4 +1,4 @@
-"""Exact cuts in unusual families; with ``-m slow`` in all families."""
+"""Exact cuts in unusual families, and in all families."""
 
 from __future__ import annotations
 
@@ -110,7 +110,6 @@ def test_the_committed_records_are_a_row_per_family_and_keep_their_promises(tmp_
     assert all(f"\n| {record.family} | {record.model} |" in page for record in found.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suite", zoo.SUITES)
 def test_no_family_has_an_inexact_cut_and_enough_families_have_two(suite: str) -> None:
     found = [zoo.examined(suite, family) for family in zoo.families(suite)]

@@ -26,7 +26,6 @@ from tiny_networks import LAYERS, SIZE, WORDS, network  # isort: skip
 FIRST = {"vit": "vit.layers.0", "llama": "model.layers.0", "bert": "bert.encoder.layer.0"}
 """The layer at which the network in the middle of a chain begins."""
 CHAINS = [("cnn", "vit", "convnext"), ("gpt2", "llama", "gpt2"), ("bert", "bert", "roberta")]
-EACH = [*CHAINS[:2], pytest.param(CHAINS[2], marks=pytest.mark.slow)]
 
 
 def samples(family: str) -> Any:
@@ -61,7 +60,7 @@ def chains(families: tuple[str, str, str]) -> tuple[StitchedModel, StitchedModel
     return ab, left, right
 
 
-@pytest.mark.parametrize("families", EACH, ids="-".join)
+@pytest.mark.parametrize("families", CHAINS, ids="-".join)
 def test_both_ways_to_build_a_chain_of_three_networks_give_the_same_bits(
     families: tuple[str, str, str], tmp_path: Path
 ) -> None:
@@ -77,7 +76,7 @@ def test_both_ways_to_build_a_chain_of_three_networks_give_the_same_bits(
         assert load(str(tmp_path / name)).pinned.changes(load(model).pinned) == {}
 
 
-@pytest.mark.parametrize("families", EACH, ids="-".join)
+@pytest.mark.parametrize("families", CHAINS, ids="-".join)
 def test_layers_of_a_chain_have_the_names_of_their_own_networks_and_are_cuts(families: tuple[str, str, str]) -> None:
     ab, left, right = (load(model) for model in chains(families))
     first, (la, lb, lc) = FIRST[families[1]], (LAYERS[family] for family in families)
@@ -97,9 +96,7 @@ def test_layers_of_a_chain_have_the_names_of_their_own_networks_and_are_cuts(fam
     assert Description.of(chains(families)[1].config.to_dict(), whole=True).source_layer == f"target.{lb}"
 
 
-@pytest.mark.parametrize(
-    "families", [CHAINS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in CHAINS[1:])], ids="-".join
-)
+@pytest.mark.parametrize("families", CHAINS, ids="-".join)
 def test_a_chain_satisfies_the_contract_of_adapters(families: tuple[str, str, str]) -> None:
     adapter, data = load(chains(families)[1]), samples(families[0])
     check_adapter(adapter, adapter.preprocess(data[:3]), adapter.preprocess(data[3:8]))

@@ -22,7 +22,7 @@ LOAD: dict[str, Callable[..., Any]] = {
     "stitcher": Stitcher.from_pretrained,
     "anchors": AnchorSet.from_pretrained,
 }
-KINDS = [pytest.param("model", marks=pytest.mark.slow), "stitcher", "anchors"]
+KINDS = ["model", "stitcher", "anchors"]
 """A model is written by the same function as a stitcher, which takes a tenth of its time."""
 
 

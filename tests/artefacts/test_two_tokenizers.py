@@ -242,9 +242,7 @@ def family(name: str, **options: Any) -> hf_stitch.Adapter:
     return hf_stitch.load(getattr(transformers, f"{name}ForCausalLM")(config).eval(), processor=fine())
 
 
-@pytest.mark.parametrize(
-    "name", ["Qwen2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("GPTNeoX", "Gemma"))]
-)
+@pytest.mark.parametrize("name", ["Qwen2", "GPTNeoX", "Gemma"])
 def test_other_families(name: str) -> None:
     options = {} if name == "GPTNeoX" else {"num_key_value_heads": 1}
     a, b = family(name, **options, **({"head_dim": 8} if name == "Gemma" else {})), decoder("gpt2", torch.float32)
@@ -265,13 +263,8 @@ BRANCHLESS: list[Any] = [
     ("Falcon", {"alibi": True}, "takes a mask of queries by keys; FalconForCausalLM raised"),
     ("Mamba", {}, "masks of their own ("),
     ("Bloom", {"n_head": 2}, "BloomForCausalLM takes no position_ids"),
-    *(
-        pytest.param(*each, marks=pytest.mark.slow)
-        for each in (
-            ("Gemma2", {**ONE_HEAD, "head_dim": 8}, "masks of their own (sliding_attention)"),
-            ("Doge", {"keep_window_size": 24, **ONE_HEAD}, "masks of their own (keep_window_size)"),
-        )
-    ),
+    ("Gemma2", {**ONE_HEAD, "head_dim": 8}, "masks of their own (sliding_attention)"),
+    ("Doge", {"keep_window_size": 24, **ONE_HEAD}, "masks of their own (keep_window_size)"),
 ]
 
 

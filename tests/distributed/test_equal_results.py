@@ -34,7 +34,7 @@ def share(rank: int, folder: Path) -> None:
     jobs.run_all(rank, folder)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, 3])
 def test_several_processes_have_the_results_of_one(count: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     run_ranks(count, share, tmp_path)
@@ -64,7 +64,6 @@ def train_text(rank: int, folder: Path, shard: bool) -> None:
     np.save(folder / f"{rank}.npy", torch.cat([value.flatten() for value in layer.state_dict().values()]))
 
 
-@pytest.mark.slow
 def test_distributed_weights_of_language_models(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     run_ranks(2, train_text, tmp_path, True)

@@ -15,7 +15,6 @@ from processes import run_ranks
 import hf_stitch
 
 pytest.importorskip("hf_stitch_towers")
-pytestmark = pytest.mark.slow
 
 
 def clip(width: int) -> Any:

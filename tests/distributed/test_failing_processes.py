@@ -110,7 +110,6 @@ script.main(sys.argv[4])
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_a_launcher_prints_the_error_and_ends_all(how: str, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(SCRIPT)
@@ -124,7 +123,6 @@ def test_a_launcher_prints_the_error_and_ends_all(how: str, tmp_path: Path) -> N
     assert ("OSError: the disk of this process is full" if how == "fails" else "Signal 9 (SIGKILL)") in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("who", [0, 2])
 @pytest.mark.parametrize("name", WORK)

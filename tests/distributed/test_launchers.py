@@ -41,7 +41,6 @@ def debug(folder: Path) -> None:
     run(HERE / "debugged.py", folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [launch, torchrun, debug])
 def test_the_script_has_the_same_results(launcher: Any, tmp_path: Path) -> None:
     for name in ("one", "two"):

@@ -43,12 +43,7 @@ def served(hub: Hub) -> Hub:
 
 @pytest.mark.parametrize(
     ("id", "status", "file"),
-    [
-        pytest.param(id, status, file, marks=[pytest.mark.slow] * (bool(file) == (id == IDS[0])))
-        for id in IDS
-        for status in KINDS
-        for file in ("", "model.safetensors")
-    ],
+    [(id, status, file) for id in IDS for status in KINDS for file in ("", "model.safetensors")],
 )
 def test_a_network_that_the_hub_refuses(id: str, status: int, file: str, served: Hub) -> None:
     served.fail(file, status=status)

@@ -181,7 +181,6 @@ def test_networks_are_cut_with_the_special_ids_of_their_own_configs(suite: str, 
     check_single_samples(with_own_ids(suite, kind))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", tiny.types("text"))
 def test_every_classifier_of_texts_is_cut_with_its_own_special_ids(kind: str) -> None:
     try:

@@ -28,7 +28,7 @@ LIKE = {"cnn": "images", "bert": "texts"}
 """Family of both networks -> the fixture with their samples."""
 
 
-@pytest.mark.parametrize("family", ["cnn", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["cnn", "bert"])
 def test_a_stitched_model_is_loaded_examined_compared_and_stitched_like_any_network(
     family: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

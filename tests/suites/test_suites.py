@@ -10,7 +10,6 @@ pytest.importorskip("parameterized", reason="the tests of transformers need it")
 import suites
 
 
-@pytest.mark.slow
 def test_stitched_models_pass_the_tests_of_transformers() -> None:
     try:
         found = suites.reports()

@@ -13,7 +13,7 @@ import numpy as np
 from hf_stitch.results import Result
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, written
-from hf_stitch_embeddings.vectors import BATCH, are_normalized
+from hf_stitch_embeddings.vectors import BATCH
 
 if TYPE_CHECKING:
     import pandas
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 TOLERANCE = 2e-2
 """Largest difference between a stored vector and the mapped one, as a share of its length: stores may keep float16 or
 eight bits."""
-
-ENOUGH = 20
-"""Rows whose lengths tell whether a store keeps normalised vectors."""
 
 
 @dataclass(frozen=True)
@@ -179,11 +176,7 @@ def _mapped(embedding_map: EmbeddingMap, ids: Sequence[Any], rows: Rows, descrip
             f"{int(bad.sum())} vectors of {description.name} are zero or not finite, e.g. those with ids {some}; "
             "remove or repair them and run again, which continues from here"
         )
-    if embedding_map.record.get("input_normalized") is False and len(rows) >= ENOUGH and are_normalized(rows):
-        raise ValueError(
-            f"the vectors of {description.name} have length 1, and the map was fitted to vectors of other lengths: "
-            "normalise the old vectors of the pairs and fit again"
-        )
+    embedding_map.check_lengths(rows, f"the vectors of {description.name}")
     return embedding_map(rows)
 
 

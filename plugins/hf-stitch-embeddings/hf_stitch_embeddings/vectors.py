@@ -30,6 +30,10 @@ UNIT = 1e-2
 """Largest deviation from 1 of the length of a vector that counts as normalised (float16 and int8 are not exact)."""
 SAMPLED = 4096
 """Rows whose lengths decide whether vectors are normalised."""
+ENOUGH = 20
+"""Rows of length 1 that are no coincidence."""
+SCALE = 2
+"""How many times longer than all others, or shorter, vectors are that come from somewhere else."""
 
 
 def read_vectors(given: Any, name: str = "vectors") -> Vectors:
@@ -162,8 +166,55 @@ def are_normalized(vectors: Vectors) -> bool:
         >>> are_normalized(np.eye(3)), are_normalized(2 * np.eye(3))
         (True, False)
     """
-    rows = np.asarray(vectors[:: max(1, len(vectors) // SAMPLED)], dtype=np.float32)
-    return bool((np.abs(np.linalg.norm(rows, axis=1) - 1) < UNIT).all())
+    return _unit(lengths(vectors))
+
+
+def _unit(found: npt.NDArray[np.float64]) -> bool:
+    return found.size > 0 and bool((np.abs(found - 1) < UNIT).all())
+
+
+def lengths(vectors: Vectors) -> npt.NDArray[np.float64]:
+    """Compute the lengths of a sample of evenly spaced rows; those of zero rows are left out."""
+    found: npt.NDArray[np.float64] = np.linalg.norm(
+        np.asarray(vectors[:: max(1, len(vectors) // SAMPLED)], dtype=np.float64), axis=1
+    )
+    return found[found > 0]
+
+
+def check_lengths(vectors: Vectors, fitted: Sequence[float], name: str) -> None:
+    """Check that vectors have lengths like those that a map was fitted to, since it would take others without a word.
+
+    Args:
+        vectors: ``(n, d)``.
+        fitted: The smallest and the greatest length of the fit.
+        name: What the vectors are, for messages.
+
+    Raises:
+        ValueError: If only the one or the other have length 1, or most are more than twice as long, or as short, as any
+            of the fit.
+    """
+    found, (low, high) = lengths(vectors), fitted
+    if not found.size:
+        return
+    shown = f"{name} have lengths from {found.min():.3g} to {found.max():.3g}"
+    if _unit(np.array(fitted)):
+        if not _unit(found):
+            raise ValueError(f"the map was fitted to vectors of length 1 ± {UNIT}, and {shown}; normalise them first")
+    elif _unit(found) and (found.size >= ENOUGH or not low <= 1 <= high):
+        raise ValueError(
+            f"{name} have length 1, and the map was fitted to vectors of other lengths: normalise the vectors of the "
+            "pairs and fit again, or pass vectors as the encoder makes them"
+        )
+    elif differ(found, fitted):
+        raise ValueError(
+            f"the map was fitted to vectors of lengths from {low:.3g} to {high:.3g}, and {shown}: pass vectors as the "
+            "encoder makes them, or fit again to pairs of such vectors"
+        )
+
+
+def differ(found: npt.NDArray[np.float64], fitted: Sequence[float]) -> bool:
+    """Return whether most lengths are far outside a range."""
+    return not fitted[0] / SCALE <= float(np.median(found)) <= fitted[1] * SCALE
 
 
 @checked

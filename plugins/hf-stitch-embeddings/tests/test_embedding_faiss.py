@@ -104,9 +104,7 @@ def saved(folder: Path, factory: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "factory", [*FACTORIES, "SQfp16", "HNSW8,SQ8", pytest.param("IVF4,PQ4", marks=pytest.mark.slow), "IDMap,HNSW8"]
-)
+@pytest.mark.parametrize("factory", [*FACTORIES, "SQfp16", "HNSW8,SQ8", "IVF4,PQ4", "IDMap,HNSW8"])
 def test_the_new_index_is_of_the_same_kind(factory: str, tmp_path: Path) -> None:
     old = saved(tmp_path, factory.replace("IDMap,", ""))
     if "IDMap" in factory:

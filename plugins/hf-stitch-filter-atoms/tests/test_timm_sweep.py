@@ -63,7 +63,6 @@ def error(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("module", timm.list_modules())
 def test_modules_of_timm(module: str) -> None:

@@ -750,7 +750,6 @@ print(found.n, *(f"{part.effect.patch} {part.effect.local:.6g} {part.move and pa
 """
 
 
-@pytest.mark.slow
 def test_two_processes_find_what_one_does(code: Path, alone_and_launched: Callable[..., str]) -> None:
     alone_and_launched(SCRIPT, code)
 

@@ -36,11 +36,10 @@ from exported import (  # noqa: E402
 
 from tests.tiny_networks import plain_tokenizer  # noqa: E402  isort: skip
 
-FAST = [("vit", True), ("vit", False), ("cnn", False)]
 FAMILIES = ("vit", "cnn", "bert", "deit", "swin", "convnext", "gpt2", "llama", "roberta", "t5")
 BY_EXPORTER = [True, pytest.param(False, id="torchscript")]
 HONEST = [
-    pytest.param(family, dynamo, marks=[pytest.mark.slow] * ((family, dynamo) not in FAST))
+    (family, dynamo)
     for family in FAMILIES for dynamo in (True, False) if (family, dynamo) != ("t5", True)  # which is not exported
 ]  # fmt: skip
 OLD = "/bert/encoder/layer.1/"
@@ -113,7 +112,6 @@ def test_an_honest_export_is_the_same(family: str, dynamo: bool, exports: Any) -
     assert found.by_names and len(found.modules) > 30
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", BY_EXPORTER)
 def test_a_layer_that_is_called_several_times(dynamo: bool, tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
@@ -144,8 +142,7 @@ def test_calls_are_numbered(tmp_path: Path) -> None:
 # -- wrong operators ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("family", "dynamo", "kind", "scope", "change", "named"),
-    [pytest.param(*each, id="-".join((*map(str, each[:4]),)), marks=[pytest.mark.slow] * (place > 3))
-     for place, each in enumerate(WRONG)],
+    [pytest.param(*each, id="-".join((*map(str, each[:4]),))) for each in WRONG],
 )  # fmt: skip
 def test_the_module_of_a_wrong_operator_is_named(
     family: str, dynamo: bool, kind: str, scope: str, change: Change, named: str, exports: Any, tmp_path: Path
@@ -176,7 +173,6 @@ def test_values_pair_what_has_lost_its_names(exports: Any, tmp_path: Path) -> No
     assert compared(a, without_names(wrong, wrong)).findings[0].module == "vit.layers.1.layernorm_after"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", BY_EXPORTER)
 @pytest.mark.parametrize("family", ["bert", "cnn", "deit"])
 def test_a_graph_that_was_optimised_before_is_the_same(family: str, dynamo: bool, exports: Any) -> None:

@@ -408,6 +408,5 @@ print(found.verdict, found.largest, flush=True)
 """
 
 
-@pytest.mark.slow
 def test_two_processes_find_what_one_does(code: Path, alone_and_launched: Callable[..., str]) -> None:
     alone_and_launched(SCRIPT, code)

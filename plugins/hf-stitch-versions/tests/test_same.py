@@ -148,12 +148,9 @@ def test_not_a_number_on_one_side_is_a_difference() -> None:
 
 
 # -- honest pairs ------------------------------------------------------------------------------------------------------
-FAST = ("bfloat16", "eager", "LoRA", "headless", "timm", "port")
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in FAST)) for kind in honest.TABLE]
-)
+@pytest.mark.parametrize("kind", honest.TABLE)
 def test_an_honest_pair_is_the_same(kind: str) -> None:
     pair = honest.pair(kind, honest.TABLE[kind][1][0])
     found = compared(pair.a, pair.b, pair.data, **pair.options)
@@ -261,7 +258,6 @@ for given in (data, None):
 """
 
 
-@pytest.mark.slow
 def test_two_processes_find_what_one_does(alone_and_launched: Callable[..., str]) -> None:
     assert alone_and_launched(SCRIPT).startswith("20 ['1'] ")
 
@@ -478,7 +474,6 @@ def test_the_command_ends_with_what_it_found(code: Path, second: str, status: in
 
 
 # -- the whole corpus --------------------------------------------------------------------------------------------------
-@pytest.mark.slow
 def test_most_bugs_are_named_exactly() -> None:
     named, missed = 0, []
     for each in planted.names():
@@ -492,7 +487,6 @@ def test_most_bugs_are_named_exactly() -> None:
     assert named >= 0.95 * (named + len(missed)), missed
 
 
-@pytest.mark.slow
 def test_honest_pairs_are_the_same() -> None:
     flagged = []
     for each in honest.names():

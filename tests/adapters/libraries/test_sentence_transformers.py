@@ -295,6 +295,11 @@ def test_an_incomplete_copy_is_refused(lost: str, message: str, place: Path) -> 
         hf_stitch.load(place)
 
 
+def test_an_option_that_nothing_takes_is_named(folder: Path) -> None:
+    with pytest.raises(TypeError, match="no_such_option"):
+        hf_stitch.load(folder, no_such_option=1)
+
+
 def test_a_cross_encoder_is_a_network_with_a_head(tmp_path: Path) -> None:
     config = transformers.BertConfig(**TEXT, num_labels=1)
     kind = transformers.AutoModelForSequenceClassification

@@ -139,7 +139,7 @@ ten times as many."""
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "more"])
+@pytest.mark.parametrize("more", [False, True], ids=["", "more"])
 def test_a_mutation_is_refused_or_harmless(
     kind: str, family: str, more: bool, artefacts: dict[str, Artefact], tmp_path: Path, contact: list[str]
 ) -> None:

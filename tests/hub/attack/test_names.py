@@ -106,7 +106,6 @@ def test_only_sealed_code_is_sealed() -> None:
     assert results == [0] and subprocess.run(["true"], check=False).returncode == 0
 
 
-@pytest.mark.slow
 def test_no_type_of_transformers_has_more_layers_or_classes() -> None:
     found = 0
     for name in CONFIG_MAPPING_NAMES.values():
@@ -133,9 +132,7 @@ def classes() -> dict[str, str]:
 DOZEN = ("bert", "clip", "detr", "distilbert", "dpt", "gpt2", "llama", "marian", "mixtral", "rwkv", "t5", "vit")
 
 
-@pytest.mark.parametrize(
-    "model_type", [pytest.param(each, marks=[] if each in DOZEN else pytest.mark.slow) for each in sorted(classes())]
-)
+@pytest.mark.parametrize("model_type", sorted(classes()))
 def test_building_any_network_opens_no_connection(
     model_type: str, contact: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
