@@ -19,7 +19,7 @@ from hf_stitch_versions.changes.moved import Moved
 from hf_stitch_versions.changes.outputs import Array, Measure, agreement, elsewhere, per_sample, quality
 from hf_stitch_versions.changes.parts import Pairing, Part
 from hf_stitch_versions.changes.weights import dense, packed
-from hf_stitch_versions.inputs import differences, for_second
+from hf_stitch_versions.inputs import Vocabulary, differences, for_second
 from hf_stitch_versions.recording import dtype_of, in_dtype, values_of
 from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.sources import Feed, Network
@@ -80,6 +80,7 @@ class Effects:
         self.order: tuple[str, ...] = ()
         self.inputs = list[str]()
         self.widths = list[int]()
+        self.vocabulary = Vocabulary(a, b)
         self.moved = Moved()
         self.local: dict[str, list[float]] = {}
 
@@ -114,9 +115,11 @@ class Effects:
         inputs = self.a.preprocess(batch.samples)
         mask = inputs.get(self.a.interface.mask)
         self.mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+        given_b = for_second(inputs, self.a, self.b)
+        self.vocabulary.check(batch.ids, given_b)
         arguments = {
             "a": Network(self.a).arguments(Feed((), inputs)),
-            "b": Network(self.b).arguments(Feed((), for_second(inputs, self.a, self.b))),
+            "b": Network(self.b).arguments(Feed((), given_b)),
         }
         own = Recording(self.a, arguments["a"], list(self.modules))
         other = Recording(self.b, arguments["b"], list(self.modules.values()))

@@ -25,7 +25,7 @@ from hf_stitch_versions.changes.outputs import Array, Measure, per_sample
 from hf_stitch_versions.changes.parts import named
 from hf_stitch_versions.changes.weights import Distance, Weights, aligned, effective
 from hf_stitch_versions.changes.workflow import FEWEST, Resampling
-from hf_stitch_versions.inputs import differences, for_second
+from hf_stitch_versions.inputs import Vocabulary, differences, for_second
 from hf_stitch_versions.recording import dtype_of, in_dtype
 from hf_stitch_versions.sources import Feed, Network
 
@@ -228,6 +228,8 @@ def _add(found: Measured, versions: Mapping[str, Version], batch: Batch, measure
     outputs = list[Tensor]()
     for name, version in versions.items():
         own = inputs if version.network is first else for_second(inputs, first, version.network)
+        if version.network is not first:
+            Vocabulary(first, version.network).check(batch.ids, own)
         with version.put():
             output = forward(version.network, Network(version.network).arguments(Feed((), own)))
         outputs.append(measure.output(output).to(first.device))

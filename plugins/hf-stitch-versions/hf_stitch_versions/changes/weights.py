@@ -201,11 +201,30 @@ def _packed(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.ao.nn.") and callable(getattr(module, "weight", None))
 
 
+def integers(model: nn.Module) -> tuple[float, list[str]]:
+    """Return the share of the weights of a network that are kept as integers, and the classes that keep them."""
+    count, whole, kinds = 0, 0, list[str]()
+    for module in model.modules():
+        for name, value in _own(module):
+            kept = module._parameters.get(name)
+            kept = module._buffers.get(name) if kept is None else kept
+            whole += value.numel()
+            if _packed(module) if kept is None else _is_quantized(kept) or not kept.is_floating_point():
+                count += value.numel()
+                kinds.append(type(kept if kept is not None and _is_quantized(kept) else module).__name__)
+    return count / whole if whole else 0.0, kinds
+
+
+def _is_quantized(value: Tensor) -> bool:
+    """Return whether a tensor stands for numbers that its class makes of others."""
+    own = type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")
+    return own or value.is_quantized
+
+
 def dequantized(value: Tensor) -> Tensor:
     """Return the numbers that a quantised tensor stands for, as its class tells; another tensor as it is."""
     value = value.detach()
-    own = type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")
-    return value.dequantize() if own or value.is_quantized else value
+    return value.dequantize() if _is_quantized(value) else value
 
 
 @torch.no_grad()

@@ -94,7 +94,8 @@ def _is_plain(value: Any) -> bool:
 def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
     """Tell which parameters and buffers of two modules differ by more than rounding, in shares of the first's norm."""
     mine, theirs = (_state(m) for m in (one, two))
-    if mine.keys() != theirs.keys():  # adapted, parametrised, pruned or quantised: what they compute with
+    forms = [{name: (x.shape, x.is_floating_point()) for name, x in each.items()} for each in (mine, theirs)]
+    if forms[0] != forms[1]:  # adapted, parametrised, pruned, quantised or packed: what they compute with
         mine, theirs = (_effective(m) for m in (one, two))
     if not set(mine) & set(theirs):
         return _unnamed(mine, theirs, max(rounding, SAME))
