@@ -75,6 +75,7 @@ class Network:
     adapter: Adapter
     second: bool = False  # whether it takes what the second network takes
     computed: torch.dtype | None = None  # to which its weights are converted; None: as they are
+    own: bool = False  # whether events have what modules computed where outputs are put
     modules: Mapping[str, nn.Module] = field(init=False)
     inferred: ClassVar[bool] = False
 
@@ -105,7 +106,7 @@ class Network:
     ) -> None:  # fmt: skip
         """Run the network."""
         with in_dtype(self.adapter.model, self.computed):
-            watch(self.adapter, self.arguments(feed), see, with_inputs=with_inputs, put=put)
+            watch(self.adapter, self.arguments(feed), see, with_inputs=with_inputs, put=put, own=self.own)
 
     def arguments(self, feed: Feed) -> dict[str, Any]:
         """Return the arguments of a batch on its device and in its dtype."""

@@ -256,7 +256,7 @@ def test_dynamic_integers_of_torch_are_int8_wherever_the_largest_number_is(outli
 def form_of_integers(model: nn.Module) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
-        return torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear})  # type: ignore[no-any-return]
+        return torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear})
 
 
 def test_parametrisations_and_masks_are_applied() -> None:
@@ -309,36 +309,36 @@ def longer(old: nn.Module, places: int) -> nn.Module:
 
 def more_tokens(model: Any) -> nn.Module:
     model.set_input_embeddings(longer(model.get_input_embeddings(), 90))
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def more_positions(model: Any) -> nn.Module:
     embeddings = model.bert.embeddings
     embeddings.position_embeddings = longer(embeddings.position_embeddings, 600)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def one_more_layer(model: Any) -> nn.Module:
     model.bert.encoder.layer.append(copy.deepcopy(model.bert.encoder.layer[0]))
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def without_a_bias(model: Any) -> nn.Module:
     model.bert.encoder.layer[1].intermediate.dense.bias = None
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def with_another_axis(model: Any) -> nn.Module:
     norm = model.bert.encoder.layer[1].output.LayerNorm
     norm.register_buffer("scale", torch.ones(1, 1))
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def more_classes(model: Any) -> nn.Module:
     new = nn.Linear(32, 7)
     new.weight.data[:3], new.bias.data[:3] = model.classifier.weight.data, model.classifier.bias.data
     model.classifier, model.config.num_labels = new, 7
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 PARTNERLESS: dict[str, tuple[Callable[[Any], nn.Module], str]] = {
@@ -477,6 +477,26 @@ def test_a_tied_weight_takes_no_other_along() -> None:
     found = compared(*(hf_stitch.load(each, processor=plain_tokenizer()) for each in (a, b)), TEXTS)
     shares = {part.name: part.effect.share.value for part in found.parts if part.effect is not None}
     assert shares["cls"] == pytest.approx(1, rel=1e-3) and abs(shares["bert.embeddings"]) < 1e-4
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_all_answers_of_a_network_are_compared(row: int) -> None:
+    """Where an answer starts and where it ends are two outputs."""
+    torch.manual_seed(0)
+    models = [transformers.BertForQuestionAnswering(transformers.BertConfig(**TEXT)).eval() for _ in "ab"]
+    models[1].load_state_dict(models[0].state_dict())
+    models[1].qa_outputs.weight.data[row] += 0.1
+    a, b = (hf_stitch.load(model, processor=plain_tokenizer()) for model in models)
+    found = compared(a, b, TEXTS, fail_above={"squared_difference": 1e-6})
+    assert len(found.failed) == 1 and [part.name for part in found.parts if part.effect is not None] == ["qa_outputs"]
+
+
+def test_an_output_that_is_not_compared_is_told() -> None:
+    body = copy.deepcopy(network("bert").model).bert
+    found = compared(
+        *(hf_stitch.load(each, processor=plain_tokenizer()) for each in (body, copy.deepcopy(body))), TEXTS
+    )
+    assert any("pooler_output is not compared" in note for note in found.notes) == (body.pooler is not None)
 
 
 def untied(change: str) -> nn.Module:

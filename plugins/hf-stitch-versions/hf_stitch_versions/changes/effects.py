@@ -65,6 +65,7 @@ class Effects:
         order: Modules of the first network that are called once, in the order in which they end.
         inputs: How the second network's own inputs differ; it reads those of the first.
         widths: Sizes of the vocabularies of both networks, if they differ.
+        left_out: Outputs that are not compared.
         moved: Activations behind blocks.
         local: Name of a part -> sum of squares of the difference of its outputs on the same inputs, and of them.
     """
@@ -80,6 +81,7 @@ class Effects:
         self.order: tuple[str, ...] = ()
         self.inputs = list[str]()
         self.widths = list[int]()
+        self.left_out = list[str]()
         self.vocabulary = Vocabulary(a, b)
         self.moved = Moved()
         self.local: dict[str, list[float]] = {}
@@ -171,6 +173,7 @@ class Effects:
         if reads and not self.inputs:
             theirs = self.b.preprocess(batch.samples)
             self.inputs = differences(Feed(tuple(batch.ids), inputs, theirs, self.mask), self.a, self.b)
+        self.left_out = self.left_out or self.measure.left_out(own.output)
         if self.batches == 1 and self.measure.per_token:
             self.measure = replace(self.measure, nested=not self.inputs)
             self.widths = [self.measure.output(each.output).shape[-1] for each in (own, other)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_stitch.tasks.base import logits_of
-from hf_stitch_versions.recording import values_of
+from hf_stitch_versions.recording import is_value, values_of
 
 Array = NDArray[np.float64]
 
@@ -70,8 +70,17 @@ class Measure:
                     "(task='feature-extraction'), or leave out the data to compare weights"
                 )
             return logits_of(output).double().log_softmax(-1)
-        found = next(value for value in values_of(output, whole=True).values() if value.is_floating_point()).double()
-        return found if found.dim() > 1 else found[:, None]
+        found = answers(output)
+        first = next(iter(found.values()))
+        return torch.cat([value for value in found.values() if value.shape[:-1] == first.shape[:-1]], -1)
+
+    def left_out(self, output: Any) -> list[str]:
+        """Return the names of what is not compared of the output of a network."""
+        if self.is_divergence:
+            return []
+        found = answers(output)
+        first = next(iter(found.values()))
+        return [name for name, value in found.items() if value.shape[:-1] != first.shape[:-1]]
 
     def fits(self, reference: Tensor, other: Tensor) -> bool:
         """Return whether two outputs can be compared: of one shape, or of vocabularies of which one is longer."""
@@ -109,6 +118,17 @@ class Measure:
         squares = per_sample(rows.square().sum(-1), mask)
         means = np.stack([per_sample(rows[..., each], mask) for each in range(rows.shape[-1])], 1)
         return {"squares": squares, "means": means}
+
+
+def answers(output: Any) -> dict[str, Tensor]:
+    """Return what a network answers, in float64, with two axes or more: its first output, and others of its own.
+
+    Start and end of an answer, classes and boxes are several. Hidden states and what is nested count as the first only.
+    """
+    every = {place: value.double() for place, value in values_of(output, whole=True).items() if is_value(value)}
+    first = next(iter(every))
+    found = {place: v for place, v in every.items() if place == first or not ("." in place or "hidden" in place)}
+    return {place: value if value.dim() > 1 else value.reshape(-1, 1) for place, value in found.items()}
 
 
 def elsewhere(one: Tensor, other: Tensor) -> Tensor:

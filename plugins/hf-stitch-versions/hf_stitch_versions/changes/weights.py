@@ -206,7 +206,7 @@ def integers(model: nn.Module) -> tuple[float, list[str]]:
     count, whole, kinds = 0, 0, list[str]()
     for module in model.modules():
         for name, value in _own(module):
-            kept = module._parameters.get(name)
+            kept: Tensor | None = module._parameters.get(name)
             kept = module._buffers.get(name) if kept is None else kept
             whole += value.numel()
             if _packed(module) if kept is None else _is_quantized(kept) or not kept.is_floating_point():

@@ -155,6 +155,7 @@ def _difference(
             notes.append(f"{len(ids)} samples are too few for intervals: pass {FEWEST} or more")
         inputs = tuple(engine.inputs)
         notes += [f"the second network reads the inputs of the first; its own differ: {each}" for each in inputs[:1]]
+        notes += [f"of the outputs, {name} is not compared" for name in engine.left_out]
         if not engine.replays:
             notes.append("the network cannot go on from outputs of its parts, so that halves were not exchanged")
     parts = [

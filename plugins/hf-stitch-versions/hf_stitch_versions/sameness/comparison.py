@@ -137,7 +137,7 @@ class Comparison:
                 self.unpair([seen])
                 continue
             key = self.cause(seen, repaired)
-            alike = self.alike(key)
+            alike = self.alike(key, repaired)
             repaired += [key, *alike]
             before, found = found, self.repaired(repaired)
             finding = self.finding(key, seen, before, found)
@@ -367,19 +367,28 @@ class Comparison:
             return [], []
         return evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
 
-    def alike(self, key: Key) -> list[Key]:
-        """Return the other calls of modules of the same class whose settings differ in the same way."""
+    def alike(self, key: Key, repaired: Collection[Key]) -> list[Key]:
+        """Return the other calls of modules of the same class whose settings and outputs differ, on equal inputs."""
         weights, settings = self.facts(key)
-        if not settings:
+        if not settings or not isinstance(self.source, Network):
             return []
         same_kind = [
             each for each in self.calls
             if each != key and self.kinds[each] == self.kinds[key] and not self.inside(each, key)
         ]  # fmt: skip
         found = {each[0]: self.facts(each) for each in same_kind}
-        return [
+        others = [
             each for each in same_kind
             if found[each[0]][1] == settings and bool(found[each[0]][0]) == bool(weights)
+        ]  # fmt: skip
+        if not others:
+            return []
+        look = Look(replace(self.source, own=True), self.calls, [*repaired, key, *others])
+        (seen,) = self.measure(self.reference, [look], others)
+        return [
+            each for each in others if each in seen
+            and seen[each].output > self.tolerance * self.null[each].output
+            and seen[each].input <= self.tolerance * self.null[each].input
         ]  # fmt: skip
 
     def quantized(self) -> str:
