@@ -122,7 +122,7 @@ def test_one_wrong_setting_at_many_places_is_one_finding(count: int) -> None:
     assert finding.restored and found.complete and f"and {count - 1} more that differ in the same way" in found.verdict
     wrong[7].weight.data += 1
     found = compared(a, b, data)
-    assert [len(each.places) for each in found.findings] == [3, 0, count - 4] and found.complete
+    assert [len(each.places) for each in found.findings] == [count - 1, 0] and found.complete
     assert found.findings[1].module == "7" and found.findings[1].weights
 
 
@@ -400,7 +400,7 @@ def with_tokens(rows: int, words: int = 60) -> Adapter:
 def test_random_texts_have_tokens_that_both_networks_know(backwards: bool) -> None:
     pair = [with_tokens(80), with_tokens(95)]
     found = compared(*(pair[::-1] if backwards else pair))
-    assert [each.module for each in found.findings] == ["lm_head"]
+    assert found.findings[0].module == "lm_head"
     assert found.findings[0].weights[0].startswith("weight has the shape ")
 
 

@@ -140,9 +140,7 @@ class Comparison:
             alike = self.alike(key, repaired)
             repaired += [key, *alike]
             before, found = found, self.repaired(repaired)
-            finding = self.finding(key, seen, before, found)
-            places = tuple(dict.fromkeys(each[0] for each in self.order if each in (key, *alike)))
-            findings.append(replace(finding, places=places if len(places) > 1 else ()))
+            self.add(findings, self.finding(key, seen, before, found), [key, *alike])
         rows = [
             Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
                    found[key].output)
@@ -367,6 +365,22 @@ class Comparison:
             return [], []
         return evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
 
+    def add(self, findings: list[Finding], finding: Finding, keys: Collection[Key]) -> None:
+        """Add what was found at some calls to the findings, or to the one that is of the same class and settings."""
+
+        def kind(each: Finding) -> tuple[str, Sequence[str], bool]:
+            return each.kind, each.settings, bool(each.weights)
+
+        first = next((i for i, each in enumerate(findings) if finding.settings and kind(each) == kind(finding)), None)
+        names = {key[0] for key in keys}
+        if first is not None:
+            names |= {findings[first].module, *findings[first].places}
+        places = tuple(dict.fromkeys(key[0] for key in self.order if key[0] in names)) if len(names) > 1 else ()
+        if first is None:
+            findings.append(replace(finding, places=places))
+        else:
+            findings[first] = replace(findings[first], places=places, restored=finding.restored)
+
     def alike(self, key: Key, repaired: Collection[Key]) -> list[Key]:
         """Return the other calls of modules of the same class whose settings and outputs differ, on equal inputs."""
         weights, settings = self.facts(key)
@@ -374,7 +388,7 @@ class Comparison:
             return []
         same_kind = [
             each for each in self.calls
-            if each != key and self.kinds[each] == self.kinds[key] and not self.inside(each, key)
+            if self.kinds[each] == self.kinds[key] and not any(self.inside(each, one) for one in (key, *repaired))
         ]  # fmt: skip
         found = {each[0]: self.facts(each) for each in same_kind}
         others = [

@@ -60,7 +60,8 @@ def integers_of(graph: Any) -> tuple[float, list[str]]:
 
     sizes: dict[str, int] = {}
     packed = {node.input[1]: node for node in graph.node if node.op_type == PACKED}
-    for weight in graph.initializer:
+    scales = {name for node in packed.values() for name in node.input[2:]}
+    for weight in (each for each in graph.initializer if each.name not in scales):
         kind, size = onnx.TensorProto.DataType.Name(weight.data_type).lower(), math.prod(weight.dims)
         if node := packed.get(weight.name):
             given = {each.name: each.i for each in node.attribute}
