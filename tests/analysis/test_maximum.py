@@ -55,6 +55,19 @@ def test_p_values_equal_those_of_numpy() -> None:
     assert (found.p_values >= found.unadjusted).all()
 
 
+@pytest.mark.parametrize("name", ["linear_cka", "linear_cka:debiased=True", "rbf_cka", "rsa", "rsa:compare=pearson"])
+def test_matrices_of_samples_give_the_values_of_the_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    metric = registries.metrics.build(name)
+    x, y = layers(15, 3, 20, 6, seed=2), layers(15, 4, 7, seed=3)
+    by_matrices = maximum_test(metric, x, y, permutations=9, seed=0, memory=PLENTY)
+    in_blocks = maximum_test(metric, x, y, permutations=9, seed=0, memory=8 * 15**2 * 12)  # one layer at a time
+    np.testing.assert_allclose(in_blocks.maxima, by_matrices.maxima, rtol=1e-12)
+    monkeypatch.setattr(type(metric), "sample_matrix", lambda *_: None)
+    by_pairs = maximum_test(metric, x, y, permutations=9, seed=0, memory=PLENTY)
+    for field in ("chance", "scores", "unadjusted", "maxima", "maxima_a", "maxima_b"):
+        np.testing.assert_allclose(getattr(by_matrices, field), getattr(by_pairs, field), rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["linear_cka", "linear_cka:debiased=True", "rbf_cka"])
 def test_a_layer_that_outputs_a_constant_is_refused(name: str) -> None:
     x, y = torch.randn(12, 3), torch.ones(12, 4)

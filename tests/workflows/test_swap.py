@@ -427,3 +427,50 @@ def test_a_map_that_is_worse_than_the_mean_gives_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         swap(A, **options)
+
+
+# -- anchors among the samples
+
+
+def test_a_model_is_not_scored_on_its_anchors_which_it_knows_by_their_contents(tmp_path: Path) -> None:
+    swapped = swap(RELATIVE, anchors=ANCHORS, data=TEST)
+    both = DATA.select([*ANCHORS.ids, *TEST.ids])
+    with pytest.warns(UserWarning, match=r"20 of 120 samples are anchors, the first is \d+: they are left out"):
+        again = swap(RELATIVE, anchors=ANCHORS, data=both).evaluation
+    assert (again.n, again.scores) == (100, swapped.evaluation.scores)
+    swapped.anchors.save_pretrained(tmp_path)
+    swapped.anchors = AnchorSet.from_pretrained(tmp_path)
+    others = torch.randn(9, 4, generator=torch.Generator().manual_seed(7))
+    renamed = Samples.of(others, label=[0] * 9)
+    mixed = Samples.of([*others, X[ANCHORS.ids[0]]], label=[0] * 10)
+    for scored in (RELATIVE, swapped):
+        with pytest.warns(UserWarning, match="1 of 10 samples are anchors, the first is 9"):
+            assert hf_stitch.evaluate(scored, mixed, target=RELATIVE, progress=False).n == 9
+        assert hf_stitch.evaluate(scored, renamed, target=RELATIVE, progress=False).n == 9
+    assert swapped.anchors.among(mixed) == [9]
+
+
+def test_a_head_belongs_to_its_anchors(tmp_path: Path) -> None:
+    place: dict[str, Any] = {"layer": LAYER, "progress": False}
+    model = hf_stitch.relative_model(A, ANCHORS, num_labels=4, task=TASK, **place)
+    assert model.target.model.config.anchors_fingerprint == AnchorSet.of(ANCHORS).fingerprint
+    head = Head(HeadConfig(in_features=20, num_labels=4))
+    hf_stitch.relative_model(A, ANCHORS, head=head, **place)
+    head.save_pretrained(tmp_path)
+    for trained_head in (head, str(tmp_path)):
+        with pytest.raises(ValueError, match=r"the head takes similarities to other anchors .*Use its anchors"):
+            hf_stitch.relative_model(B, TEST.take(20), head=trained_head, **place)
+        hf_stitch.relative_model(B, ANCHORS, head=trained_head, **place)
+
+
+def test_samples_that_are_preprocessed_otherwise_than_the_anchors_are_told() -> None:
+    told = r"unlike those on its anchors \(their means are [\d.]+ standard deviations"
+    anchors = TRAIN.take(60)
+    model = hf_stitch.relative_model(A, anchors, layer=LAYER, num_labels=4, task=TASK, progress=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=f".*{told}")
+        swapped = swap(model, anchors=anchors, data=TEST)
+    otherwise = Samples.of(0.25 * torch.stack([X[i] for i in TEST.ids]) + 0.5, label=TEST.labels)
+    for scored in (model, swapped):
+        with pytest.warns(UserWarning, match=told):
+            hf_stitch.evaluate(scored, otherwise, target=model, progress=False)
