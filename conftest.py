@@ -15,8 +15,7 @@ gc.disable()  # until all libraries and tests are imported, which stay
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from here on, but not among what is there already."""
-    gc.collect()
+    """Look for garbage from here on, but not among what is there already, which would take a second."""
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # so that what is left ends as in any program

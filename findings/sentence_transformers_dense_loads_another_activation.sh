@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# sentence-transformers 6.2.0: a Dense module whose activation is no class of torch is saved, and loads with Tanh instead.
+# sentence-transformers 6.2.0: a Dense module whose activation is no class of torch is saved, and loads with Tanh
+# instead.
 #
-# The same encoder, saved with save_pretrained and loaded from the folder, returns other embeddings. A line of the log is
-# the only sign ("Activation function path 'squares.Square' is not trusted, falling back to the default activation
+# The same encoder, saved with save_pretrained and loaded from the folder, returns other embeddings. A line of the log
+# is the only sign ("Activation function path 'squares.Square' is not trusted, falling back to the default activation
 # function (Tanh)"), while a module of another package in modules.json is refused with an error. Only names that begin
 # with "torch." are kept, so that activations of transformers are replaced, too.
 #

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# transformers 5.24.0: with eager attention in float64, real tokens beside padding on the left are NaN (BLOOM, MPT, Gemma 2); in
-# float32 they are finite.
+# transformers 5.24.0: with eager attention in float64, real tokens beside padding on the left are NaN (BLOOM, MPT,
+# Gemma 2); in float32 they are finite.
 #
 # Output seen: logits of real tokens are finite: float32 True, float64 False
 set -euo pipefail

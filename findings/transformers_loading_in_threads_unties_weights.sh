@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # transformers 5.24.0 (torch 2.15.0): from_pretrained in several threads leaves networks with random, untied output
 # layers, and so does every later from_pretrained of the process, in any thread. The loading replaces
-# PreTrainedModel.tie_weights by an empty function for its time (initialization.no_tie_weights), without a lock: a second
-# load that begins meanwhile stores the empty function as the original, and "restores" it.
+# PreTrainedModel.tie_weights by an empty function for its time (initialization.no_tie_weights), without a lock: a
+# second load that begins meanwhile stores the empty function as the original, and "restores" it.
 #
 # Output seen:
 #   3 threads: 45 of 45 networks are not tied (43 to 45, in five runs)

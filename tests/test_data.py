@@ -8,6 +8,7 @@ import os
 import pickle
 import warnings
 from collections import Counter
+from typing import Any
 
 import datasets
 import numpy as np
@@ -186,7 +187,8 @@ KIND = type(COLUMNS.features["x"]).__name__  # List; Sequence before datasets 4
         ("one text", {}, TypeError, "a list of images, texts"),
         (datasets.DatasetDict(train=images()), {}, TypeError, "datasets.DatasetDict: pass one of its splits, train"),
         (["a", "b"], {"label": [0, "x"]}, TypeError, "must be numbers, or lists of numbers, got 'x' for sample 1"),
-        (["a", "b"], {"label": [[0], [True]]}, TypeError, r"must be numbers, or lists of numbers, got \[True\] for"),
+        (["a", "b"], {"label": [[0], ["x"]]}, TypeError, r"must be numbers, or lists of numbers, got \['x'\] for"),
+        (["a", "b"], {"label": [[0], []]}, TypeError, r"must be numbers, or lists of numbers, got \[\] for"),
         (["a"], {"label": [2**70]}, ValueError, r"numbers of classes, below 2\*\*31, got 1180591620717411303424"),
         (["a", "b"], {"id": [0, 0.5]}, TypeError, "ids must be integers or texts, got 0.5 at place 1"),
     ],
@@ -214,11 +216,7 @@ MASK = [True, False]
         (lambda samples: samples.take(11), ValueError, "n must be 1 to 10, the number of samples, got 11"),
         (lambda samples: samples.batches(0), ValueError, "batch_size must be an integer >= 1, got 0"),
         *(
-            (
-                lambda samples, size=size: samples.split(size),
-                ValueError,
-                f"test_size={size} of 10 samples leaves a",
-            )
+            (lambda samples, size=size: samples.split(size), ValueError, f"test_size={size} of 10 samples leaves a")
             for size in (0.01, 0.99, 1.0, 10, 11)
         ),
         *(
@@ -547,7 +545,9 @@ def test_whole_numbers_are_labels_also_as_floats(kind: str) -> None:
     [
         ([0.5, 1.0], r"column 'label' has other values \(labels must be integers, got 0.5 for sample 0\)"),
         ([float("nan"), 1.0], "labels must be integers, got nan for sample 0"),
-        ([[0, 1], [1, 1]], "column 'label' has List values, and labels must be classes"),
+        ([[0, 1], [1, 1]], r"column 'label' has other values \(labels must be integers, got \[0, 1\] for sample 0\)"),
+        ([[0] * 900, [1]], r"got \[0, 0, 0, 0, 0, 0, ...\] for sample 0\), and labels must be classes"),
+        ([["a"], ["b"]], r"column 'label' has other values \(labels must be integers, got \['a'\] for sample 0\)"),
         (["good", "bad"], r"column 'label' has text values, .* \(data.class_encode_column of datasets\), or leave"),
     ],
 )
@@ -579,6 +579,85 @@ def test_labels_are_numbers_or_lists_of_numbers_too() -> None:
     for missing in (None, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"sample 1 has the label {missing}: drop unlabelled samples"):
             _ = Samples.of(["a", "b"], label=[0.5, missing]).label_values
-    lists = Samples.of(datasets.Dataset.from_dict({"text": list("ab"), "label": [[0, 1], [1, 1]]}))
-    with pytest.raises(ValueError, match="column 'label' has List values"):  # not read unless it is named
-        _ = lists.label_values
+
+
+class Items(torch.utils.data.Dataset):
+    """A data set of torch with the items of a list."""
+
+    def __init__(self, items: list[object]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> object:
+        return self.items[place]
+
+
+VALUES = {
+    "several labels": [[0, 1, 1], [1, 0, 0]],
+    "booleans": [[False, True, True], [True, False, False]],
+    "several numbers": [[0.5, -1.0], [2.0, 0.25]],
+    "words": [[0, -100, 4], [1]],
+    "a number": [0.5, -1.0],
+    "a whole number": [0.5, 2],
+    "a class": [3, 0],
+}
+
+
+@pytest.mark.parametrize("name", ["label", "labels", "target"])
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_labels_of_every_kind_are_found_by_the_name_of_their_column(name: str, values: list[Any]) -> None:
+    expected = [tuple(map(float, each)) if isinstance(each, list) else each for each in values]
+    rows = [{"text": text, name: value} for text, value in zip("ab", values, strict=True)]
+    pictures = [{"image": picture(place), name: value} for place, value in enumerate(values)]
+    stored = datasets.Dataset.from_list(rows)
+    forms = [
+        rows,
+        stored,
+        stored.to_iterable_dataset(),
+        pictures,
+        datasets.Dataset.from_list(rows).with_format("torch"),
+    ]
+    if not isinstance(values[1], int) or isinstance(values[0], int):  # items are of one type
+        forms += [Items(rows), torch.utils.data.DataLoader(Items(rows))]
+    if len({len(each) if isinstance(each, list) else 0 for each in values}) == 1:  # one shape
+        forms += [[{"x": torch.ones(3, 2), name: torch.tensor(each)} for each in values]]
+        forms += [[{"x": torch.ones(3, 2), name: np.array(each)} for each in values]]
+    for data in forms:
+        for samples in (Samples.of(data), Samples.of(data, label=name)):
+            assert samples.label_values == expected, data
+            assert samples.is_labelled and next(samples.select([1]).batches(1)).label_values == expected[1:]
+    if name == "target":  # another column comes first, and a text is no label
+        named = [{**row, "label": 1} for row in rows]
+        assert Samples.of(named).labels == [1, 1]
+        assert not Samples.of([{"text": "a", "target": "b"}], text="text").is_labelled
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_labels_of_every_kind_are_found_in_pairs(values: list[Any]) -> None:
+    expected = [tuple(map(float, each)) if isinstance(each, list) else each for each in values]
+    texts: list[object] = list(zip("ab", values, strict=True))
+    forms: list[object] = [texts, [list(pair) for pair in texts]]
+    if not isinstance(values[1], int) or isinstance(values[0], int):
+        forms += [Items(texts), torch.utils.data.DataLoader(Items(texts))]
+    if len({len(each) if isinstance(each, list) else 0 for each in values}) == 1:
+        forms += [[(torch.ones(3, 2), torch.tensor(each)) for each in values]] if isinstance(values[0], list) else []
+        forms += [torch.utils.data.TensorDataset(torch.ones(2, 3, 2), torch.tensor(values))]
+    for data in forms:
+        assert Samples.of(data).label_values == expected, data
+
+
+def test_two_inputs_of_one_shape_are_no_sample_and_its_label() -> None:
+    ids = torch.arange(6).view(2, 3)
+    for data in (torch.utils.data.TensorDataset(ids, ids), [(ids[0], ids[0])], [(np.ones(3), np.ones(3))]):
+        with pytest.raises(ValueError, match=r"samples and labels of shape|Pass labels as label="):
+            Samples.of(data)
+
+
+def test_samples_without_a_label_are_named_where_labels_are_lists() -> None:
+    rows = [{"text": "a", "label": [0, 1]}, {"text": "b", "label": None}]
+    for samples in (Samples.of(rows), Samples.of(rows, label="label")):
+        assert samples.select([0]).label_values == [(0, 1)]
+        with pytest.raises(ValueError, match="sample 1 has the label None: drop unlabelled samples"):
+            _ = samples.label_values

@@ -41,17 +41,7 @@ class Bag(Record):
     rest: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)
 
 
-TREE = Tree(
-    (Leaf(2), Leaf(3, 0.0)),
-    "elm",
-    "bfloat16",
-    "tall",
-    {1: float("nan"), 2: 3.0},
-    {"a": [1]},
-    twin=Tree(
-        (),
-    ),
-)
+TREE = Tree((Leaf(2), Leaf(3, 0.0)), "elm", "bfloat16", "tall", {1: float("nan"), 2: 3.0}, {"a": [1]}, twin=Tree(()))
 
 
 def test_a_record_is_read_as_it_was_written() -> None:

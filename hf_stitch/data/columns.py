@@ -15,6 +15,12 @@ ANSWER = "answer"
 LISTS = ("List", "LargeList", "Sequence", "list", "tuple", "ndarray", "tensor")
 """Kinds of columns with several numbers per sample, which can be labels."""
 
+NUMBERS = ("class", "integer", "float", *LISTS)
+"""Kinds of columns that can be labels."""
+
+LABELS = ("label", "labels", "target")
+"""Names of columns of labels, of which the last one may also contain what a text is made into."""
+
 LISTED = 12
 """Number of columns that an error lists; some data sets have a hundred."""
 
@@ -38,6 +44,12 @@ def kind_of(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return "integer" if value.ndim == 0 and value.dtype.kind in "iu" else "tensor"
     return type(value).__name__
+
+
+def is_list_of_numbers(value: Any) -> bool:
+    """Whether a value is the label of several outputs, classes or words: numbers along one axis."""
+    found = value.tolist() if getattr(value, "ndim", 0) == 1 else value
+    return isinstance(found, list | tuple) and bool(found) and all(isinstance(each, int | float) for each in found)
 
 
 def common_kind(values: Sequence[Any]) -> str:
@@ -116,6 +128,8 @@ def find_samples(
         answers = kinds.get(ANSWER) == "text"
         return ("image and text", (image, ANSWER)) if answers else ("image", (image,))
     candidates = {name: kind for name, kind in kinds.items() if kind in get_args(Modality) and name not in taken}
+    if len(candidates) > 1:
+        candidates = {name: kind for name, kind in candidates.items() if kind != "tensor" or name not in LABELS}
     if sorted(kind for name, kind in candidates.items() if name != ANSWER or len(candidates) == 2) == ["image", "text"]:
         order = sorted(candidates, key=lambda name: (candidates[name] != "image", name == ANSWER))
         return "image and text", tuple(order)
@@ -150,7 +164,9 @@ def fields_of(columns: Sequence[str]) -> tuple[str, ...]:
 def find_labels(kinds: Mapping[str, str], taken: Iterable[Any]) -> list[str]:
     """The columns that can contain the labels; with several, the user must choose before labels are read."""
     classes = [name for name, kind in kinds.items() if kind == "class" and name not in taken]
-    return classes or [name for name in ("label", "labels") if name in kinds and name not in taken]
+    named = [name for name in LABELS if name in kinds and name not in taken]
+    some = [name for name in named if name != LABELS[-1]]
+    return classes or some or [name for name in named if kinds[name].startswith(NUMBERS)]
 
 
 def unread_labels(kinds: Mapping[str, str], found: Sequence[str]) -> str:
@@ -162,7 +178,7 @@ def unread_labels(kinds: Mapping[str, str], found: Sequence[str]) -> str:
         )
     # A label column may have gaps; reading the labels raises an error that names the sample.
     kind = kinds[found[0]] if found else "class"
-    return "" if kind == "class" or kind.startswith(("integer", "float")) else no_classes(found[0], f"{kind} values")
+    return "" if kind.startswith(NUMBERS) else no_classes(found[0], f"{kind} values")
 
 
 def no_classes(name: str, found: str) -> str:

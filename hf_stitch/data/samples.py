@@ -18,10 +18,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from hf_stitch.data.columns import LISTS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
+from hf_stitch.data.columns import NUMBERS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
 from hf_stitch.options import Constraint, Count, Natural, Within, check, checked
-from hf_stitch.printing import see, warn
+from hf_stitch.printing import progress_bar, see, warn
 
 Share = Annotated[float, Within(0, 1, above=True)]
 
@@ -118,10 +118,10 @@ class Samples:
         Samples stay raw: each network preprocesses them itself. Tensors count as preprocessed.
 
         Columns are detected by type: images by the feature ``Image``, texts by ``string``, labels by ``ClassLabel`` or
-        otherwise by the name ``label`` or ``labels``, with numbers. Integers (also ``1.0``) are classes, for tasks with
-        classes; other numbers are the labels of regression. Lists of numbers (of several outputs, classes or words) are
-        labels if their column is named. Labels of another kind raise an error when they are read. For dictionaries, the
-        first one determines the columns. One column of images beside one of texts makes samples of both,
+        otherwise by the name ``label`` or ``labels``, else ``target``, with numbers or lists of numbers. Integers (also
+        ``1.0``) are classes, for tasks with classes; other numbers are the labels of regression, and lists those of
+        several outputs, classes or words. Labels of another kind raise an error when they are read. For dictionaries,
+        the first one determines the columns. One column of images beside one of texts makes samples of both,
         ``{"image": …, "text": …}``, of which each network reads what it takes. A further column of texts with the name
         ``answer`` is what should be written about an image, ``{"image": …, "text": …, "answer": …}``.
 
@@ -149,7 +149,8 @@ class Samples:
         table = as_table(data)
         named = [name for name in (image, text, text_pair, label, id) if isinstance(name, str)]
         if isinstance(label, str):
-            check_named(table.kinds, "label", label, ("class", "integer", "float", *LISTS))
+            kinds = {name: kind.partition(", but ")[0] for name, kind in table.kinds.items()}  # some may have no label
+            check_named(kinds, "label", label, NUMBERS)
         if isinstance(id, str):
             check_named(table.kinds, "id", id, ("integer", "text"))
         modality, columns = find_samples(table.kinds, image, text, text_pair, taken=named)
@@ -361,15 +362,13 @@ class Samples:
 
         Args:
             batch_size: Samples per batch.
-            progress: Label of a progress bar, which is shown on terminals after three seconds. None: no bar.
+            progress: Label of a progress bar, which is shown on terminals after three seconds; elsewhere, a line tells
+                of the progress each minute. None: no bar.
         """
         return self._batches(batch_size, progress)
 
     def _batches(self, batch_size: int, progress: str | None) -> Iterator[Batch]:
-        from tqdm.auto import tqdm
-
-        hide = True if progress is None else None  # None: shown on terminals only
-        with tqdm(total=len(self), desc=progress, unit="sample", delay=3, disable=hide) as bar:
+        with progress_bar(progress, len(self), "sample") as bar:
             for start in range(0, len(self), batch_size):
                 part = Samples(self._source, self._positions[start : start + batch_size])
                 samples = self._source.read(part._positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
-from hf_stitch.data.columns import Modality, common_kind, content, feature_kind, fields_of, kind_of
+from hf_stitch.data.columns import Modality, common_kind, content, feature_kind, fields_of, is_list_of_numbers, kind_of
 
 if TYPE_CHECKING:
     import datasets
@@ -218,7 +219,7 @@ def as_label(value: Any, id_: Id) -> int | None:
         whole = isinstance(value, (float, np.floating)) and value.is_integer()
         label = None if value is None else int(value if whole else operator.index(value))
     except TypeError as error:
-        raise TypeError(f"labels must be integers, got {value!r} for sample {id_!r}") from error
+        raise TypeError(f"labels must be integers, got {reprlib.repr(value)} for sample {id_!r}") from error
     if label is not None and label >= 2**31:
         raise ValueError(f"labels must be numbers of classes, below 2**31, got {label} for sample {id_!r}")
     return label
@@ -229,9 +230,10 @@ def as_value(value: Any, id_: Id) -> Value | None:
     found = value.tolist() if hasattr(value, "tolist") else value
     several = isinstance(found, list | tuple)
     numbers = tuple(found) if isinstance(found, list | tuple) else (found,)
-    wrong = not numbers or any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers)
+    wrong = not numbers or not all(isinstance(number, int | float) for number in numbers)
     if found is not None and wrong:
-        raise TypeError(f"labels must be numbers, or lists of numbers, got {value!r} for sample {id_!r}")
+        raise TypeError(f"labels must be numbers, or lists of numbers, got {reprlib.repr(value)} for sample {id_!r}")
+    numbers = tuple(int(number) if isinstance(number, bool) else number for number in numbers)
     return None if found is None else numbers if several else numbers[0]
 
 
@@ -254,9 +256,11 @@ def as_row(item: Any) -> dict[str, Any]:
     if isinstance(item, Mapping):
         return dict(item)
     if isinstance(item, (tuple, list)) and kind_of(item) != "text":
-        if len(item) == 2 and kind_of(item[0]) in get_args(Modality) and kind_of(item[1]) in ("integer", "float"):
-            label = item[1]
-            return {SAMPLE: item[0], LABEL: operator.index(label) if kind_of(label) == "integer" else label}
+        if len(item) == 2 and kind_of(item[0]) in get_args(Modality):
+            sample, label = item
+            several = getattr(sample, "ndim", 2) > 1 and is_list_of_numbers(label)  # else both may be inputs
+            if several or kind_of(label) in ("integer", "float"):
+                return {SAMPLE: sample, LABEL: operator.index(label) if kind_of(label) == "integer" else label}
         if len(item) == 1:
             return {SAMPLE: item[0]}
     return {SAMPLE: item}
@@ -337,11 +341,11 @@ def columns_of(dataset: torch.utils.data.TensorDataset) -> dict[str, Sequence[An
     if not others:
         return {SAMPLE: samples}
     labels = others[0]
-    if len(others) > 1 or labels.dim() != 1:
+    if len(others) > 1 or not (labels.dim() == 1 or 2 == labels.dim() < samples.dim()):
         shapes = ", ".join(f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in dataset.tensors)
         raise ValueError(
-            f"a TensorDataset must contain samples, or samples and labels of shape (n,), got {shapes}: pass "
-            "Samples.of(samples, label=labels)"
+            "a TensorDataset must contain samples, or samples and labels of shape (n,), for samples of several axes "
+            f"also (n, outputs), got {shapes}: pass Samples.of(samples, label=labels)"
         )
     return {SAMPLE: samples, LABEL: labels.tolist()}
 

@@ -43,7 +43,6 @@ def peak(samples: int) -> int:
     return int(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not report the peak")
 def test_ten_times_the_samples_use_no_more_memory() -> None:
     few, many = peak(2_000), peak(20_000)

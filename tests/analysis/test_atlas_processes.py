@@ -109,7 +109,6 @@ def test_a_killed_and_resumed_comparison_is_bit_identical(whole: Any, tmp_path: 
         compared(True, lambda: (a, other, points), checkpoint_dir=tmp_path)
 
 
-@pytest.mark.slow
 def test_a_comparison_killed_at_any_operation_resumes_bit_identical(whole: Any, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder = tmp_path / "job"
@@ -133,7 +132,6 @@ def test_several_processes_return_the_atlas_of_one_process(tmp_path: Path) -> No
             np.testing.assert_allclose(first[name], whole[name], rtol=rounding, atol=rounding)
 
 
-@pytest.mark.slow
 def test_only_the_first_process_prints_under_accelerate_launch(tmp_path: Path) -> None:
     arguments = {"num_classes": 10, "channels": (8, 12, 16, 16)}
     torch.manual_seed(0)

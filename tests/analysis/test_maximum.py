@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +36,26 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
     return float((x.T @ y).__pow__(2).sum() / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y))
 
 
+@pytest.mark.parametrize("metric", ["procrustes", "linear_cka"])
+def test_a_long_test_says_what_it_takes_and_how_far_it_is(
+    metric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = layers(18, 3, 8, seed=0), layers(18, 4, 6, 5, seed=1)
+    a, b = (Activations({str(i): rows for i, rows in enumerate(side)}, range(18)) for side in (x, y))
+    compare(a, b, metrics=[metric], permutations=19)
+    assert not capsys.readouterr().err
+    for place in ("printing", "analysis.comparison.comparing"):
+        monkeypatch.setattr(f"hf_stitch.{place}.SILENT", 0)
+    compare(a, b, metrics=[metric], permutations=19)
+    told = capsys.readouterr().err.splitlines()
+    assert re.match(r"19 permutations of 2 × 3 pairs of layers take about \S+ minutes, after the samples are", told[0])
+    assert any(line.startswith("comparing: 18 of 18 samples") for line in told)
+    assert any(line.startswith(f"permuting, {metric}: ") for line in told)
+    assert f"permuting, {metric}: 120 of 120 values" in told[-1]
+    compare(a, b, metrics=[metric], permutations=19, progress=False)
+    assert not capsys.readouterr().err
+
+
 def test_p_values_equal_those_of_numpy() -> None:
     n, count = 18, 39
     x, y = layers(n, 3, 8, seed=0), layers(n, 4, 6, 5, seed=1)
@@ -53,6 +75,19 @@ def test_p_values_equal_those_of_numpy() -> None:
     of_rows = [(1 + (scores[1:, i].max(1) >= scores[0, i, places[i]] - 1e-9).sum()) / (1 + count) for i in range(2)]
     np.testing.assert_allclose(found.match_p_values(places, "a"), of_rows)
     assert (found.p_values >= found.unadjusted).all()
+
+
+@pytest.mark.parametrize("name", ["linear_cka", "linear_cka:debiased=True", "rbf_cka", "rsa", "rsa:compare=pearson"])
+def test_matrices_of_samples_give_the_values_of_the_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    metric = registries.metrics.build(name)
+    x, y = layers(15, 3, 20, 6, seed=2), layers(15, 4, 7, seed=3)
+    by_matrices = maximum_test(metric, x, y, permutations=9, seed=0, memory=PLENTY)
+    in_blocks = maximum_test(metric, x, y, permutations=9, seed=0, memory=8 * 15**2 * 12)  # one layer at a time
+    np.testing.assert_allclose(in_blocks.maxima, by_matrices.maxima, rtol=1e-12)
+    monkeypatch.setattr(type(metric), "sample_matrix", lambda *_: None)
+    by_pairs = maximum_test(metric, x, y, permutations=9, seed=0, memory=PLENTY)
+    for field in ("chance", "scores", "unadjusted", "maxima", "maxima_a", "maxima_b"):
+        np.testing.assert_allclose(getattr(by_matrices, field), getattr(by_pairs, field), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["linear_cka", "linear_cka:debiased=True", "rbf_cka"])

@@ -11,12 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tiny_networks import LAYERS, LANGUAGE, stitched  # isort: skip
 
-FAST = [("cnn", "vit"), ("gpt2", "llama")]
-MORE = [("vit", "cnn"), ("swin", "deit"), ("bert", "bert"), ("t5", "bert")]
-PAIRS = [*FAST, *(pytest.param(pair, marks=pytest.mark.slow) for pair in MORE)]
+PAIRS = [("cnn", "vit"), ("gpt2", "llama"), ("vit", "cnn"), ("swin", "deit"), ("bert", "bert"), ("t5", "bert")]
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids=["-".join(pair) for pair in (*FAST, *MORE)])
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any) -> tuple[Any, Any]:
     """A stitched model, which no test changes, and a batch for it."""
     source, target = request.param
@@ -33,7 +31,7 @@ def logits(model: Any, batch: Any) -> torch.Tensor:
         return model(**batch).logits
 
 
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strict", [False, True])
 def test_it_exports(strict: bool, model_and_batch: Any) -> None:
     model, batch = model_and_batch
     program = torch.export.export(model, (), batch, strict=strict)

@@ -6,17 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hf_stitch.cli import app
+from calls import DIGITS, run  # isort: skip
 
 
 @pytest.mark.parametrize("command", ["compare", "stitch", "grid"])
 def test_commands_plan_and_write_nothing(command: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    a, b = map(str, folders.values())
-    call = [command, a, b, "--data", "sklearn:digits", "--split", "test", "--max-samples", "100", "--plan"]
-    call += ["--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, [*call, "--json"])
+    result = run(command, *folders.values(), *DIGITS, "--plan", "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["seconds"] > 0 and "networks" in result.stderr
     assert not (tmp_path / "out").exists()

@@ -1,28 +1,24 @@
-"""``--report``: a page with the command, checked before any work."""
+"""``--report``: a page with the command."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import hf_stitch
-from hf_stitch.cli import app
+
+from calls import DIGITS, run  # isort: skip
 
 
 @pytest.mark.parametrize(("command", "result"), [("compare", "SimilarityAtlas"), ("stitch", "Evaluation")])
 def test_a_page_is_written(
     command: str, result: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = map(str, folders.values())
-    place = tmp_path / "page.html"
-    call = [command, a, b, "--data", "sklearn:digits", "--split", "test", "--max-samples", "100"]
-    call += ["--out", str(tmp_path / "out"), "--report", str(place)]
-    if command == "stitch":
-        call += ["--pooling", "mean"]
-    monkeypatch.setattr("sys.argv", ["hf-stitch", *call])
-    found = CliRunner().invoke(app, call)
+    place, pooling = tmp_path / "page.html", ["--pooling", "mean"] if command == "stitch" else []
+    call = [command, *map(str, folders.values()), *DIGITS, "--out", str(tmp_path / "out"), "--report", str(place)]
+    monkeypatch.setattr("sys.argv", ["hf-stitch", *call, *pooling])
+    found = run(*call, *pooling)
     assert found.exit_code == 0, found.output
     (read,) = hf_stitch.load_report(place)
     names = " ".join(folder.name for folder in folders.values())

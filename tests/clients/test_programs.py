@@ -24,7 +24,7 @@ from hf_stitch import StitchedModel
 
 from tiny_networks import LAYERS, TEXT, adapted, network, plain_tokenizer, stitched  # isort: skip
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 
 
 def ending() -> Any:

@@ -68,7 +68,6 @@ def test_a_killed_job_is_resumed(tmp_path: Path) -> None:
     check(tmp_path, 2, "grid", who=1, saves=9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORK)
 def test_a_job_killed_anywhere_is_resumed(name: str, tmp_path: Path) -> None:
     for number in range(10):

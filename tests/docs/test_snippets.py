@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
@@ -34,17 +33,6 @@ def every_page() -> list[str]:
     """List README and all pages of the documentation, relative to the repository."""
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
     return sorted(str(page.relative_to(ROOT)) for page in pages)
-
-
-FIRST = ("README.md", "docs/start.md", "docs/how-to/stitch.md")
-"""Pages whose commands are run by fast tests."""
-LARGE = ("plugins/hf-stitch-filter-atoms/README.md",)
-"""Pages whose snippets have networks of the usual size."""
-
-
-def slow(page: str, is_slow: bool) -> Any:
-    """Return a parameter of a test, which may be a slow one."""
-    return pytest.param(page, marks=[pytest.mark.slow] * is_slow)
 
 
 COMMANDS = {
@@ -83,7 +71,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
-@pytest.mark.parametrize("page", [slow(page, page in LARGE) for page in PAGES])
+@pytest.mark.parametrize("page", PAGES)
 def test_python(page: str, hub: None, registered: None) -> None:
     words = set(re.findall(r"\w+", (ROOT / page).read_text()))
     scene = Scene(PAGES[page]())
@@ -94,7 +82,7 @@ def test_python(page: str, hub: None, registered: None) -> None:
     plt.close("all")
 
 
-@pytest.mark.parametrize("page", [slow(page, page not in FIRST) for page, commands in COMMANDS.items() if commands])
+@pytest.mark.parametrize("page", [page for page, commands in COMMANDS.items() if commands])
 def test_commands(page: str, hub: None) -> None:
     PAGES.get(page, dict)()
     stands_for = folders()

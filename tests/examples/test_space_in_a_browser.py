@@ -17,7 +17,6 @@ import pytest
 
 import hf_stitch
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-space" / "bin" / "python"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

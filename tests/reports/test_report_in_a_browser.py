@@ -19,7 +19,6 @@ from hf_stitch.analysis.comparison.atlas import LayerSize
 from hf_stitch.analysis.evaluation import Example
 from hf_stitch.reports.drawing import COLOURS
 
-pytestmark = pytest.mark.slow
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (360, 800, 1400)
 SIZES = {side: {f"layer{i}": LayerSize(8 * i, i / 10) for i in range(3)} for side in "ab"}

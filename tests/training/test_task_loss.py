@@ -90,6 +90,12 @@ def matcher(**options: Any) -> TaskLoss:
     return TaskLoss(**{"labels": "hard", "max_steps": 20, "batch_size": 16, "schedule": "constant", **options})
 
 
+def fit(training: TaskLoss, model: Any = None, data: Any = None, **options: Any) -> Any:
+    """Train the map of a model, by default one of its own, or those of several, without a bar."""
+    given = stitched() if model is None else model, samples() if data is None else data
+    return training.fit(*given, **{"progress": False, **options})
+
+
 def weights(layer: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in layer.parameters()])
 
@@ -97,18 +103,18 @@ def weights(layer: Any) -> torch.Tensor:
 # -- agreement of all ways --------------------------------------------------------------------------------------------
 def test_trainer_and_task_loss_agree() -> None:
     training = matcher(shuffle=False, max_grad_norm=0.5, lr=1e-2, schedule="linear")
-    ours = training.fit(stitched(), samples(96), progress=False)
+    ours = fit(training, data=samples(96))
     (trained,) = of_the_trainer(None)
     assert torch.allclose(weights(ours), weights(trained), atol=1e-5, rtol=0)
 
 
 def test_stored_and_recomputed_activations_agree() -> None:
     model, training = stitched(), matcher(labels={"hard": 0.5, "target": 0.3, "source": 0.2})
-    kept = training.fit(model, samples(), progress=False)
+    kept = fit(training, model)
     with pytest.warns(UserWarning, match="recomputed for each batch; raise cache_size"):
-        recomputed = training.fit(model, samples(), progress=False, cache_size=1)
+        recomputed = fit(training, model, cache_size=1)
     assert torch.allclose(weights(kept), weights(recomputed), atol=1e-10, rtol=0)
-    same = training.fit(model, samples(), progress=False, augment=lambda images, generator: images)
+    same = fit(training, model, augment=lambda images, generator: images)
     assert torch.allclose(weights(kept), weights(same), atol=1e-10, rtol=0)
 
 
@@ -131,7 +137,7 @@ def mixture_of_two(folder: Path | None) -> list[Any]:
     training = matcher(labels={"hard": 0.5, "target": 0.5})
     state = None if folder is None else folder / "state"
     models = [stitched(), stitched(("c3", "c2"))]
-    return training.fit(models, samples(), validation_data=samples(31), progress=False, checkpoint_dir=state)
+    return fit(training, models, validation_data=samples(31), checkpoint_dir=state)
 
 
 def of_the_trainer(folder: Path | None) -> list[Any]:
@@ -157,18 +163,18 @@ def accumulated_with_a_tail_of_one(folder: Path | None) -> list[Any]:
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     training = matcher(penalties={"l1": 1e-2}, max_grad_norm=0.5)
-    found = training.fit([stitched()], samples(81), accelerator=accelerator, progress=False)
+    found = fit(training, [stitched()], samples(81), accelerator=accelerator)
     accelerator.gradient_accumulation_steps = 1  # a setting that all accelerators share
     return found
 
 
 def next_tokens_after_features(folder: Path | None) -> list[Any]:
-    return matcher(feature_steps=12).fit([of_texts("gpt2", "llama")], words(65), progress=False)
+    return fit(matcher(feature_steps=12), [of_texts("gpt2", "llama")], words(65))
 
 
 def classes_of_texts_with_patience(folder: Path | None) -> list[Any]:
     training = matcher(feature_steps=5, max_steps=60, patience=2, lr=3e-2)
-    return training.fit([of_texts("bert", "bert")], words(33), validation_data=words(21), progress=False)
+    return fit(training, [of_texts("bert", "bert")], words(33), validation_data=words(21))
 
 
 OF_IMAGES = (of_the_trainer, mixture_of_two, accumulated_with_a_tail_of_one)
@@ -179,7 +185,7 @@ def share(rank: int, folder: Path, cases: Any) -> None:
     torch.save([[weights(layer) for layer in case(folder)] for case in cases], folder / f"{rank}.pt")
 
 
-@pytest.mark.parametrize("cases", [OF_IMAGES, pytest.param(OF_TEXTS, marks=pytest.mark.slow)], ids=["images", "texts"])
+@pytest.mark.parametrize("cases", [OF_IMAGES, OF_TEXTS], ids=["images", "texts"])
 def test_two_processes_agree_with_one(cases: Any, tmp_path: Path) -> None:
     run_ranks(2, share, tmp_path, cases)
     both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
@@ -190,33 +196,32 @@ def test_two_processes_agree_with_one(cases: Any, tmp_path: Path) -> None:
                 assert difference < 1e-6, (case.__name__, rank, difference)
 
 
-@pytest.mark.slow
 def test_training_killed_at_any_operation_resumes_bit_identical(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder, kills = tmp_path / "job", 0
 
-    def fit() -> Any:
-        return matcher().fit(stitched(), samples(), checkpoint_dir=folder, save_every=5, progress=False)
+    def job() -> Any:
+        return fit(matcher(), checkpoint_dir=folder, save_every=5)
 
-    whole = matcher().fit(stitched(), samples(), progress=False)
-    for _ in killed_at_every_operation(fit):
-        assert torch.equal(weights(whole), weights(fit()))
+    whole = fit(matcher())
+    for _ in killed_at_every_operation(job):
+        assert torch.equal(weights(whole), weights(job()))
         shutil.rmtree(folder)
         kills += 1
     assert kills >= 20
 
 
 def test_folder_of_another_job_raises_with_the_differences(tmp_path: Path) -> None:
-    matcher().fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
+    fit(matcher(), checkpoint_dir=tmp_path)
     with pytest.raises(ValueError, match=r"another job, which differs in matcher.lr \(0.001, now 0.5\)\. Use"):
-        matcher(lr=0.5).fit(stitched(), samples(), checkpoint_dir=tmp_path, progress=False)
+        fit(matcher(lr=0.5), checkpoint_dir=tmp_path)
     for name, data, options in (
         ("data", samples(40), {}),
         ("validation_data", samples(), {"validation_data": samples(20)}),
         ("augment", samples(), {"augment": lambda images, generator: images}),
     ):
         with pytest.raises(ValueError, match=f"another job, which differs in {name} "):
-            matcher().fit(stitched(), data, checkpoint_dir=tmp_path, progress=False, **options)
+            fit(matcher(), data=data, checkpoint_dir=tmp_path, **options)
 
 
 def test_non_finite_loss_stops_and_keeps_the_last_state(monkeypatch: Any, tmp_path: Path) -> None:
@@ -233,11 +238,11 @@ def test_non_finite_loss_stops_and_keeps_the_last_state(monkeypatch: Any, tmp_pa
     with pytest.raises(
         DivergedError, match=r"stitch '0' diverged, as the loss is nan at step 12; the last saved .*: lower"
     ):
-        matcher().fit(model, samples(), checkpoint_dir=folder, save_every=5, callback=poison, progress=False)
+        fit(matcher(), model, checkpoint_dir=folder, save_every=5, callback=poison)
     assert not list((tmp_path / "temporary").iterdir())
     assert flags == [(parameter.requires_grad, parameter.device) for parameter in model.parameters()]
     seen: list[int] = []
-    matcher().fit(model, samples(), checkpoint_dir=folder, progress=False, callback=lambda step, _: seen.append(step))
+    fit(matcher(), model, checkpoint_dir=folder, callback=lambda step, _: seen.append(step))
     assert seen[0] == 11
 
 
@@ -246,7 +251,7 @@ def test_a_diverging_stitch_spares_those_trained_with_it(tmp_path: Path, limited
     """The others have the weights of training without poison; also after resuming, which trains nothing anew."""
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)] + [stitched(("c1", "c1"))]
     training = matcher(max_grad_norm=0.1 if limited else None)
-    expected = training.fit(models, samples(), progress=False)
+    expected = fit(training, models)
 
     def poison(step: int, layers: Any) -> None:
         if step == 7 and len(layers) == 3:
@@ -254,10 +259,7 @@ def test_a_diverging_stitch_spares_those_trained_with_it(tmp_path: Path, limited
 
     for again in (False, True):
         with pytest.raises(DivergedError, match="stitch '1' diverged, as the loss is nan at step 7; the last") as error:
-            training.fit(
-                models, samples(), checkpoint_dir=tmp_path, save_every=5, progress=False,
-                callback=None if again else poison,
-            )  # fmt: skip
+            fit(training, models, checkpoint_dir=tmp_path, save_every=5, callback=None if again else poison)
         assert list(error.value.reasons) == [1] and error.value.trained[1] is None
         for place in (0, 2, 3):
             assert torch.equal(weights(error.value.trained[place]), weights(expected[place]))
@@ -267,7 +269,7 @@ def test_weights_that_the_last_step_breaks_are_an_error() -> None:
     with pytest.raises(
         DivergedError, match="2 of 2 stitches diverged, first '0', as weights are NaN or infinite after"
     ):
-        matcher(max_steps=1, lr=1e300, weight_decay=1e300).fit([stitched(), stitched()], samples(), progress=False)
+        fit(matcher(max_steps=1, lr=1e300, weight_decay=1e300), [stitched(), stitched()])
 
 
 # -- objective -------------------------------------------------------------------------------------------------------
@@ -286,13 +288,13 @@ def test_loss_equals_its_definition() -> None:
 def test_training_lowers_the_loss_and_does_not_change_the_model() -> None:
     """Training mode, in which BatchNorm would take the statistics of a batch, plays no part and is restored."""
     model = stitched()
-    expected = matcher(max_steps=60, lr=1e-2).fit(model, samples(), progress=False)
+    expected = fit(matcher(max_steps=60, lr=1e-2), model)
     before = copy.deepcopy(model.state_dict())
     model.train()
     model.source.model.c1.eval()
     flags = [p.requires_grad for p in model.parameters()]
     modes = [module.training for module in model.modules()]
-    layer = matcher(max_steps=60, lr=1e-2).fit(model, samples(), progress=False)
+    layer = fit(matcher(max_steps=60, lr=1e-2), model)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert flags == [p.requires_grad for p in model.parameters()]
     assert modes == [module.training for module in model.modules()]
@@ -313,9 +315,7 @@ def test_penalties_change_weights_and_similarity() -> None:
     model, cka = stitched(("c2", "c3")), hf_stitch.metrics.linear_cka
 
     def trained(**penalties: float) -> Any:
-        return matcher(max_steps=60, lr=1e-2, penalties=penalties, labels="target").fit(
-            model, samples(), progress=False
-        )
+        return fit(matcher(max_steps=60, lr=1e-2, penalties=penalties, labels="target"), model)
 
     plain, sparse, apart = trained(), trained(l1=0.3), trained(linear_cka=10.0)
     assert sparse.body.weight.abs().sum() < 0.5 * plain.body.weight.abs().sum()
@@ -332,7 +332,7 @@ def test_a_proximal_step_is_a_soft_threshold_after_the_step_of_the_optimizer() -
 
     def trained(steps: int, **penalties: float) -> Any:
         training = matcher(max_steps=steps, lr=1e-2, schedule="constant", penalties=penalties, labels="target")
-        return training.fit(model, samples(), progress=False).body
+        return fit(training, model).body
 
     plain, sparse = trained(1), trained(1, proximal_l1=5.0)
     shrunk = plain.weight.sign() * (plain.weight.abs() - 0.05).clamp(min=0)
@@ -345,7 +345,7 @@ def test_a_proximal_step_is_a_soft_threshold_after_the_step_of_the_optimizer() -
 
 def test_feature_steps_reduce_the_distance_of_final_features() -> None:
     model = stitched(("c1", "c1"), matcher="random")
-    layer = matcher(feature_steps=200, max_steps=1, lr=3e-2).fit(model, samples(), progress=False)
+    layer = fit(matcher(feature_steps=200, max_steps=1, lr=3e-2), model)
     a, b = model.parents  # type: ignore[misc]
     images = b.preprocess(next(samples().batches(N)).samples)
     wanted, given = b.encode(images, "c3")["c3"].values, a.encode(images, "c1")["c1"]
@@ -365,9 +365,9 @@ CUTS = (("c2", "c2"), ("c3", "c2"), ("c2", "c3"), ("c3", "c3"))
 def test_several_cuts_in_one_call_are_those_of_separate_training(penalty: str) -> None:
     models, data = [stitched(cut) for cut in CUTS], samples()
     training = matcher(max_grad_norm=0.1, penalties={penalty: 0.5 if penalty == "direct_matching" else 1e-3})
-    together = training.fit(models, data, progress=False)
+    together = fit(training, models, data)
     for model, layer in zip(models, together, strict=True):
-        alone = training.fit(model, data, progress=False)
+        alone = fit(training, model, data)
         assert torch.allclose(weights(layer), weights(alone), rtol=1e-10, atol=1e-12)
         assert layer.body.fitted["steps"] == 20
 
@@ -387,14 +387,14 @@ def test_several_cuts_read_each_cut_of_the_source_once() -> None:
 
     for layer, model in {cut[0]: model for cut, model in models.items()}.items():
         count(model.source, layer)
-    matcher(batch_size=N, max_steps=3).fit(list(models.values()), samples(), progress=False)
+    fit(matcher(batch_size=N, max_steps=3), list(models.values()))
     # Once for the rehearsal of all groups, and once for the stored activations.
     assert counts == {"c2": 2, "c3": 2}
 
 
 def test_several_cuts_resume_to_the_same_bits(tmp_path: Path) -> None:
     models, data, training = [stitched(cut) for cut in CUTS], samples(), matcher()
-    whole = training.fit(models, data, progress=False)
+    whole = fit(training, models, data)
     calls = 0
 
     def stop(step: int, layers: Any) -> None:
@@ -405,16 +405,16 @@ def test_several_cuts_resume_to_the_same_bits(tmp_path: Path) -> None:
 
     options: dict[str, Any] = {"checkpoint_dir": tmp_path, "save_every": 5, "progress": False}
     with pytest.raises(KeyboardInterrupt):
-        training.fit(models, data, callback=stop, **options)
+        fit(training, models, data, callback=stop, **options)
     seen: list[int] = []
-    resumed = training.fit(models, data, callback=lambda step, layers: seen.append(step), **options)
+    resumed = fit(training, models, data, callback=lambda step, layers: seen.append(step), **options)
     assert seen == list(range(6, 21))  # the state after step 5 of the second cut
     for one, other in zip(whole, resumed, strict=True):
         assert torch.equal(weights(one), weights(other))
 
 
 def test_orthogonal_maps_stay_orthogonal_with_plain_weights() -> None:
-    layer = matcher(orthogonal=True, lr=1e-2).fit(stitched(matcher="procrustes"), samples(), progress=False)
+    layer = fit(matcher(orthogonal=True, lr=1e-2), stitched(matcher="procrustes"))
     eye = torch.eye(8, dtype=torch.float64)
     assert torch.allclose(layer.body.weight @ layer.body.weight.T, eye, atol=1e-6)
     assert {name for name, _ in layer.body.named_parameters()} == {"weight", "bias"}
@@ -425,11 +425,10 @@ def test_patience_keeps_the_best_layers_and_stops_early() -> None:
     held_out = samples(40)
     options: dict[str, Any] = {"lr": 3.0, "batch_size": 30, "feature_steps": 20}
     model = stitched()
-    layer = matcher(max_steps=600, patience=2, **options).fit(
-        model, samples(), validation_data=held_out, progress=False, callback=lambda s, _: steps.append(s)
-    )
+    watched = {"validation_data": held_out, "callback": lambda step, _: steps.append(step)}
+    layer = fit(matcher(max_steps=600, patience=2, **options), model, **watched)
     assert 20 < steps[-1] == layer.body.fitted["steps"] < 600
-    last = matcher(max_steps=steps[-1] - 20, **options).fit(model, samples(), progress=False)
+    last = fit(matcher(max_steps=steps[-1] - 20, **options), model)
 
     assert losses(model, layer, held_out) < losses(model, last, held_out)
 
@@ -440,9 +439,7 @@ def test_losses_are_logged_to_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator, rows = Accelerator(cpu=True), list[Any]()
     accelerator.trackers = ["kept"]
     monkeypatch.setattr(accelerator, "log", lambda values, step: rows.append((step, values)))
-    matcher(max_steps=6, batch_size=30).fit(
-        stitched(), samples(), validation_data=samples(20), accelerator=accelerator, progress=False
-    )
+    fit(matcher(max_steps=6, batch_size=30), validation_data=samples(20), accelerator=accelerator)
     assert [step for step, row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
     assert [step for step, row in rows if "validation accuracy" in row] == [3, 6]
 
@@ -452,7 +449,7 @@ def test_non_finite_validation_loss_stops() -> None:
     images[3] = torch.full_like(images[3], 1e308)
     poisoned = Samples.of(torch.stack(images), label=[0] * 20)
     with pytest.raises(DivergedError, match="stitch '0' diverged, as the validation loss is inf at step"):
-        matcher().fit(stitched(), samples(), validation_data=poisoned, progress=False)
+        fit(matcher(), validation_data=poisoned)
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
@@ -464,7 +461,7 @@ def ridge(a: Any, b: Any, data: Any, source: str, target: str, **options: Any) -
 def test_padding_does_not_change_the_loss(net: Any, texts: Any) -> None:
     """The loss of the first step equals that of the model for texts of different lengths."""
     model = ridge(net("gpt2"), net("llama", 1), texts, "gpt2", "llama")
-    layer = matcher(max_steps=1, batch_size=80, lr=1e-9).fit(model, texts, progress=False)
+    layer = fit(matcher(max_steps=1, batch_size=80, lr=1e-9), model, texts)
     inputs = model.preprocess([text["text"] for text in texts])
     labels = inputs["input_ids"].masked_fill(~inputs["attention_mask"].bool(), -100)
     with torch.no_grad():
@@ -474,8 +471,8 @@ def test_padding_does_not_change_the_loss(net: Any, texts: Any) -> None:
 # -- errors ----------------------------------------------------------------------------------------------------------
 def test_texts_without_a_next_token_are_refused() -> None:
     with pytest.raises(ValueError, match="no text has a second token to predict, neither sample 0 nor any other"):
-        matcher().fit(of_texts("gpt2", "llama"), ["w1"] * 20, progress=False)
-    layer = matcher(batch_size=1).fit(of_texts("gpt2", "llama"), ["w1", "w2", "w1 w2 w3"], progress=False)
+        fit(matcher(), of_texts("gpt2", "llama"), ["w1"] * 20)
+    layer = fit(matcher(batch_size=1), of_texts("gpt2", "llama"), ["w1", "w2", "w1 w2 w3"])
     assert layer.body.fitted["n"] == 3  # the first batch may contain none
 
 
@@ -521,11 +518,7 @@ def of_another_processor() -> dict[str, Any]:
     changed = dataclasses.replace(recorded, processor=Settings.of({"image_mean": 0.5}))
     model.config.target = {**model.config.target, "reference": changed.to_dict()}
     target.processor = torch.as_tensor
-    return {"model": model, "target": target, "labels": "target"}
-
-
-def fitted(model: StitchedModel | None = None, target: Any = None, **options: Any) -> Any:
-    return matcher(**options).fit(model or stitched(), samples(), target=target, progress=False)
+    return {"training": matcher(labels="target"), "model": model, "target": target}
 
 
 def backwards() -> StitchedModel:
@@ -537,19 +530,19 @@ OF_RANK_2 = {"matcher": {"name": "low_rank", "rank": 2}}
 REFUSALS: dict[str, Callable[[], object]] = {
     "labels='hard' needs labelled samples": lambda: stitched(data=samples().unlabelled(), matcher=matcher()),
     "task_loss needs a task": lambda: stitched(matcher=TaskLoss(), task=None),
-    r"must have the same target, got None \(sha256:\w+\), None \(sha256:\w+\)": lambda: matcher().fit(
-        [stitched(), backwards()], samples()
+    r"must have the same target, got None \(sha256:\w+\), None \(sha256:\w+\)": lambda: fit(
+        matcher(), [stitched(), backwards()]
     ),
-    "patience needs validation samples": lambda: fitted(patience=1),
+    "patience needs validation samples": lambda: fit(matcher(patience=1)),
     "patience needs validation": lambda: stitched(("auto", "c2"), matcher=matcher(patience=1)),
-    "can be kept orthogonal, but the body map is LowRank": lambda: fitted(stitched(**OF_RANK_2), orthogonal=True),
-    "'proximal_l1' needs affine maps, but the body map of stitch '0' is LowRank": lambda: fitted(
-        stitched(**OF_RANK_2), penalties={"proximal_l1": 0.1}
+    "can be kept orthogonal, but the body map is LowRank": lambda: fit(matcher(orthogonal=True), stitched(**OF_RANK_2)),
+    "'proximal_l1' needs affine maps, but the body map of stitch '0' is LowRank": lambda: fit(
+        matcher(penalties={"proximal_l1": 0.1}), stitched(**OF_RANK_2)
     ),
-    "has no parameters to train; start from another map": lambda: fitted(doubling()),
+    "has no parameters to train; start from another map": lambda: fit(matcher(), doubling()),
     "no parameter that takes a gradient; stitch with another": lambda: stitched(matcher="identity").freeze_networks(),
-    "has other weights than the target of the stitched": lambda: fitted(target=adapters()[0], labels="target"),
-    r"other processor than .* \(class not set, now 'user code'; image_mean": lambda: fitted(**of_another_processor()),
+    "has other weights than the target of the stitched": lambda: fit(matcher(labels="target"), target=adapters()[0]),
+    r"other processor than .* \(class not set, now 'user code'; image_mean": lambda: fit(**of_another_processor()),
 }
 
 
@@ -584,16 +577,16 @@ def test_errors_of_training_are_raised_before_activations_are_computed(message: 
     with pytest.raises(ValueError, match=re.escape(message)):
         hf_stitch.stitch(a, b, data, matcher=training, test_data=test, **options, progress=False)
     with pytest.raises(ValueError, match=re.escape(message)):
-        training.fit(model, data, progress=False)
+        fit(training, model, data)
     if "label 9" in message:
         with pytest.raises(ValueError, match=re.escape(message)):
-            training.fit(model, test, validation_data=data, progress=False)
+            fit(training, model, test, validation_data=data)
 
 
 def test_metric_penalty_is_left_out_of_a_last_batch_of_one_row() -> None:
     options: dict[str, Any] = {"pooling": "mean", "matcher": "ridge"}
     training = matcher(penalties={"linear_cka": -1.0}, labels="target", max_steps=12)
-    with_tail = training.fit(stitched(**options), samples(33), progress=False)
+    with_tail = fit(training, stitched(**options), samples(33))
     assert bool(weights(with_tail).isfinite().all())
 
 
@@ -601,9 +594,9 @@ def test_penalties_count_once_in_accumulated_batches() -> None:
     from accelerate import Accelerator
 
     training = {"shuffle": False, "max_steps": 6, "penalties": {"l1": 0.1}}
-    whole = matcher(batch_size=40, **training).fit(stitched(), samples(), progress=False)
+    whole = fit(matcher(batch_size=40, **training))
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    parts = matcher(batch_size=20, **training).fit(stitched(), samples(), progress=False, accelerator=accelerator)
+    parts = fit(matcher(batch_size=20, **training), accelerator=accelerator)
     assert torch.allclose(weights(whole), weights(parts), atol=1e-9, rtol=0)
     assert whole.body.fitted["loss"] == pytest.approx(parts.body.fitted["loss"], rel=1e-6)
 
@@ -612,8 +605,8 @@ def test_stitches_trained_together_stop_independently() -> None:
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
     training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2, max_grad_norm=1.0, weight_decay=1e-3)
     options = {"validation_data": samples(40), "progress": False}
-    together = training.fit(models, samples(), **options)
-    alone = [training.fit(model, samples(), **options) for model in models]
+    together = fit(training, models, **options)
+    alone = [fit(training, model, **options) for model in models]
     for one, other in zip(together, alone, strict=True):
         assert torch.allclose(weights(one), weights(other), atol=1e-6, rtol=0)
         assert one.body.fitted["steps"] == other.body.fitted["steps"]
@@ -626,7 +619,7 @@ def test_resuming_restores_patience(tmp_path: Path) -> None:
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
     training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2)
     options: dict[str, Any] = {"validation_data": samples(40), "progress": False}
-    whole = training.fit(models, samples(), **options)
+    whole = fit(training, models, **options)
     done = sorted(layer.body.fitted["steps"] for layer in whole)
 
     def interrupt(step: int, layers: Any) -> None:
@@ -635,8 +628,8 @@ def test_resuming_restores_patience(tmp_path: Path) -> None:
 
     assert done[0] + 1 < done[-1]
     with pytest.raises(InterruptedError):
-        training.fit(models, samples(), callback=interrupt, checkpoint_dir=tmp_path, save_every=done[0], **options)
-    resumed = training.fit(models, samples(), checkpoint_dir=tmp_path, **options)
+        fit(training, models, callback=interrupt, checkpoint_dir=tmp_path, save_every=done[0], **options)
+    resumed = fit(training, models, checkpoint_dir=tmp_path, **options)
     for one, other in zip(resumed, whole, strict=True):
         assert torch.equal(weights(one), weights(other)) and one.body.fitted == other.body.fitted
 
@@ -648,14 +641,14 @@ def test_maps_of_half_precision_are_trained_in_float32(dtype: torch.dtype) -> No
     model = stitched(data=data, dtype=dtype)
     assert model.stitch.body.weight.dtype == model.target.model.fc.weight.dtype == dtype
     training = matcher(lr=1e-4, max_steps=30)
-    half = training.fit(model, data, progress=False)
+    half = fit(training, model, data)
     model.stitch.float()
-    whole = training.fit(model, data, progress=False)
+    whole = fit(training, model, data)
     assert (half.body.weight.dtype, whole.body.weight.dtype) == (dtype, torch.float32)
     assert torch.equal(half.body.weight, whole.body.weight.to(dtype))
     assert (
-        training.fit(model, data, progress=False).body.fitted["loss"]
-        < matcher(lr=1e-9, max_steps=30).fit(model, data, progress=False).body.fitted["loss"]
+        fit(training, model, data).body.fitted["loss"]
+        < fit(matcher(lr=1e-9, max_steps=30), model, data).body.fitted["loss"]
     )
 
 
@@ -691,19 +684,16 @@ def test_cache_size_is_compared_with_the_size_of_the_files(monkeypatch: Any, tmp
     sizes: list[int] = []
 
     def trained(cache_size: float) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return matcher(max_steps=2).fit(
-                model, texts, cache_size=cache_size, progress=False, callback=lambda *_: sizes.append(written(tmp_path))
-            )
+        watched = {"cache_size": cache_size, "callback": lambda *_: sizes.append(written(tmp_path))}
+        return fit(matcher(max_steps=2), model, texts, **watched)
 
-    kept = trained(8e9)
-    assert sizes[0] > 0 and not list(tmp_path.iterdir())
-    assert torch.equal(weights(trained(sizes[0])), weights(kept))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = trained(8e9)
+        assert sizes[0] > 0 and not list(tmp_path.iterdir())
+        assert torch.equal(weights(trained(sizes[0])), weights(kept))
     with pytest.warns(UserWarning, match="recomputed for each batch"):
-        recomputed = matcher(max_steps=2).fit(
-            model, texts, cache_size=sizes[0] - 1, progress=False, callback=lambda *_: sizes.append(written(tmp_path))
-        )
+        recomputed = trained(sizes[0] - 1)
     assert sizes[-1] == 0
     assert torch.allclose(weights(recomputed), weights(kept), atol=1e-9)
 
@@ -712,10 +702,8 @@ def test_accelerator_does_not_keep_trained_layers_alive() -> None:
     from accelerate import Accelerator
 
     accelerator, seen = Accelerator(cpu=True), []
-    matcher(max_steps=2).fit(
-        stitched(), samples(), accelerator=accelerator, progress=False,
-        callback=lambda step, layers: seen.append(weakref.ref(layers[0])),
-    )  # fmt: skip
+    watched = {"callback": lambda step, layers: seen.append(weakref.ref(layers[0]))}
+    fit(matcher(max_steps=2), accelerator=accelerator, **watched)
     gc.collect()
     assert seen[0]() is None
 
@@ -723,12 +711,12 @@ def test_accelerator_does_not_keep_trained_layers_alive() -> None:
 def test_samples_are_not_hashed_without_checkpoint(monkeypatch: Any) -> None:
     model = stitched()
     monkeypatch.setattr(Samples, "fingerprint", property(lambda self: pytest.fail("fingerprint was computed")))
-    matcher(max_steps=2).fit(model, samples(), validation_data=samples(20), progress=False)
+    fit(matcher(max_steps=2), model, validation_data=samples(20))
 
 
 def test_maps_of_prefix_tokens_are_trained(net: Any, images: Any) -> None:
     model = ridge(net("deit"), net("vit", 1), images, "deit", "vit")
-    layer = matcher(penalties={"l1": 1e-3}, lr=1e-2).fit(model, images, progress=False)
+    layer = fit(matcher(penalties={"l1": 1e-3}, lr=1e-2), model, images)
     assert layer.parts == ("body", "prefix")
     for part in layer.parts:
         assert not torch.allclose(getattr(layer, part).weight, getattr(model.stitch, part).weight, atol=1e-3)
@@ -771,7 +759,7 @@ def test_a_matcher_of_rows_is_a_start() -> None:
 
     trainer = TaskLoss(initial=start, epochs=2, lr=0.01)
     assert trainer.initial.name == "residual_mlp" and TaskLoss(**registries_options(trainer)) == trainer
-    trainer.fit(first, data, callback=record, progress=False)
+    fit(trainer, first, data, callback=record)
     assert all(torch.equal(value, first.stitch.state_dict()[name]) for name, value in kept[0].items())
     model = hf_stitch.stitch(a, b, data, matcher=trainer, **place)
     before = dict(first.stitch.named_parameters())

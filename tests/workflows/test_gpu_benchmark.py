@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from benchmarks import gpu
 
 
-@pytest.mark.slow
 def test_it_runs_and_statistics_are_exact() -> None:
     before = torch.get_float32_matmul_precision()
     table, found = gpu.run(torch.device("cpu"), small=True)

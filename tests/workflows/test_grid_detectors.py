@@ -24,6 +24,10 @@ from killing import killed_at_every_operation  # isort: skip
 from tiny_networks import network  # isort: skip
 
 
+class Interrupted(BaseException):
+    """As by a keyboard; pytest would end at a ``KeyboardInterrupt`` that a test does not expect."""
+
+
 class _Times(Scorer):
     def __init__(self, scorer: Scorer, factor: float) -> None:
         self.scorer, self.factor = scorer, factor
@@ -60,7 +64,7 @@ def stops_after_one_batch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def measure(self: Scoring, batch: Any, twin: Any) -> Any:
         if left[0] == 0:
-            raise KeyboardInterrupt
+            raise Interrupted
         left[0] -= 1
         return original(self, batch, twin)
 
@@ -74,7 +78,7 @@ def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
 ) -> None:
     left = stops_after_one_batch
     left[0] = 1
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         watched(tmp_path / "job", images)
     shutil.copytree(tmp_path / "job", tmp_path / "half")
     left[0] = 1  # 16 samples are scored, in two batches: one is left
@@ -90,7 +94,6 @@ def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
             assert watched(tmp_path / name, images).to_dict() == expected
 
 
-@pytest.mark.slow
 def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     whole = watched(tmp_path / "whole", images)

@@ -16,7 +16,7 @@ from hf_stitch.options import checked
 from hf_stitch.stitches import Stitch
 from hf_stitch_embeddings.embedding_map import Direction, EmbeddingMap
 from hf_stitch_embeddings.retrieval import Floats, System, interval, measure, query_weights, served
-from hf_stitch_embeddings.vectors import Metric, Vectors, are_normalized, batches, normalized
+from hf_stitch_embeddings.vectors import Metric, Vectors, are_normalized, batches, lengths, normalized
 
 FEW = 500
 """Pairs below which only maps with a safe start are tried, and must beat the old model beyond chance."""
@@ -188,13 +188,15 @@ class Fits:
         if key not in self._fitted:
             self._fitted[key] = self._fit(candidate, forward)
         stitch, matcher = self._fitted[key]
-        unit = are_normalized(self._sides(forward)[0])
+        ends = dict(zip(("old", "new"), self._sides(forward)[:: 1 if forward else -1], strict=True))
+        found_lengths = {side: lengths(each) for side, each in ends.items()}
         found = EmbeddingMap.of(
             stitch,
             direction="index" if forward else "query",
             metric=self.metric,
             recipe={**recipe, "matcher": matcher},
-            input_normalized=unit if self.metric == "cosine" else None,
+            input_normalized=are_normalized(self._sides(forward)[0]),
+            lengths={side: [float(each.min()), float(each.max())] for side, each in found_lengths.items() if each.size},
         )
         return found.adjoint() if candidate.direction == "adjoint" else found
 

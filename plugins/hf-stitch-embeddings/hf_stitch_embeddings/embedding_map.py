@@ -20,10 +20,13 @@ from hf_stitch.options import check, checked
 from hf_stitch.representation import RepresentationSpec
 from hf_stitch.stitches import IdentityStitch, LinearStitch, Stitch, StitchingLayer
 from hf_stitch.storage.files import decoding, replacing
-from hf_stitch_embeddings.vectors import BATCH, UNIT, Metric, are_normalized, check_vectors, normalized, read_vectors
+from hf_stitch_embeddings.vectors import BATCH, Metric, Vectors, check_lengths, check_vectors, normalized, read_vectors
 
 Direction: TypeAlias = Literal["index", "query", "adjoint"]
 """What a map is applied to: old documents, or new queries; ``adjoint``: new queries, by the transposed index map."""
+
+Side: TypeAlias = Literal["input", "old", "new"]
+"""Vectors that are mapped, or those of an encoder."""
 
 RECORD = "embedding_map"
 """Key in the recipe of the stitcher."""
@@ -199,7 +202,7 @@ class EmbeddingMap:
 
         Raises:
             ValueError: If the width is wrong, a row is not finite or zero where it must not be, before or after the
-                map, or the map was fitted to normalised vectors and these are not.
+                map, or their lengths are not like those that the map was fitted to.
         """
         rows = read_vectors(vectors)
         if rows.shape[1] != self.in_features:
@@ -207,12 +210,7 @@ class EmbeddingMap:
             other = " (this is the width of its outputs: wrong side?)" if rows.shape[1] == self.out_features else ""
             raise ValueError(f"the map takes {side} vectors of width {self.in_features}, got {rows.shape[1]}{other}")
         check_vectors(rows, metric=self.metric)
-        if self.record.get("input_normalized") and not are_normalized(rows):
-            lengths = np.linalg.norm(np.asarray(rows[:BATCH], dtype=np.float32), axis=1)
-            raise ValueError(
-                f"the map was fitted to vectors of length 1 ± {UNIT}, got lengths from {lengths.min():.3g} to "
-                f"{lengths.max():.3g}; normalise them first"
-            )
+        self.check_lengths(rows)
         mapped = np.empty((len(rows), self.out_features), dtype=np.float32)
         for start in range(0, len(rows), BATCH):
             batch = torch.from_numpy(np.array(rows[start : start + BATCH], dtype=np.float32))
@@ -220,6 +218,30 @@ class EmbeddingMap:
             mapped[start : start + BATCH] = normalized(found) if self.normalized else found
         check_vectors(mapped, "the mapped vectors", metric=self.metric)
         return mapped
+
+    @checked
+    def check_lengths(self, vectors: Vectors, name: str = "these", side: Side = "input") -> None:
+        """Check that vectors have lengths like those of the pairs that the map was fitted to.
+
+        Args:
+            vectors: ``(n, d)``.
+            name: What they are, for messages.
+            side: Whether they are what is mapped, or vectors of the old or the new encoder.
+
+        Raises:
+            ValueError: If they have not. A map without a record of them takes all lengths.
+        """
+        if side == "input":
+            side = "old" if self.direction == "index" else "new"
+            if self.direction == "adjoint":  # scaling a query does not change its ranking
+                return
+            unit = self.record.get("input_normalized")
+            fitted = None if unit is None else (1.0, 1.0) if unit else (0.0, np.inf)
+        else:
+            fitted = None
+        fitted = (self.record.get("lengths") or {}).get(side, fitted)
+        if fitted is not None:
+            check_lengths(vectors, fitted, name)
 
     def affine(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
         """Return weights and bias of an affine map.
@@ -253,7 +275,7 @@ class EmbeddingMap:
         if self.metric == "l2":
             raise ValueError("with metric l2, ranking depends on the lengths of mapped documents: no adjoint")
         record = {key: value for key, value in self.record.items() if key not in ("direction", "normalized")}
-        record |= {"scores": {}, "input_normalized": None}  # scaling a query does not change its ranking
+        record |= {"scores": {}, "input_normalized": None}
         metric = record.pop("metric")
         stitch = LinearStitch.of(weight=torch.from_numpy(affine[0].T.copy()))
         stitch.fitted = dict(self.stitch.fitted)

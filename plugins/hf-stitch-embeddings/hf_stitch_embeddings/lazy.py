@@ -15,7 +15,7 @@ from hf_stitch.options import checked
 from hf_stitch.storage.files import decoding
 from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Rows, VectorStore, written
-from hf_stitch_embeddings.vectors import Metric, encode, normalized, read_vectors
+from hf_stitch_embeddings.vectors import Metric, differ, encode, lengths, normalized, read_vectors
 
 First: TypeAlias = Literal["hubs", "asked", "random"]
 """Which rows to embed again first: those nearest to other documents, to queries of the past, or random ones."""
@@ -228,6 +228,8 @@ class LazyUpgrade:
             there = [(each, text) for each, text in zip(unknown, texts, strict=True) if text is not None]
             fresh = encode(self.encoder, [text for _, text in there]) if there else np.empty((0, 0), np.float32)
             fresh = normalized(fresh) if self.metric == "cosine" else fresh
+            if there and self.metric != "cosine" and not self.embedded:
+                self._check_lengths([each for each, _ in there], fresh)
             vectors: dict[Any, Rows | None] = dict.fromkeys(unknown) | dict(
                 zip([each for each, _ in there], fresh, strict=True)
             )
@@ -242,6 +244,16 @@ class LazyUpgrade:
         if self._read(f"SELECT count(*) FROM exact WHERE {WAITING}")[0][0] >= self.every:
             self.update_store()
         return {each: row for each, row in known.items() if row is not None}
+
+    def _check_lengths(self, ids: list[Any], fresh: Rows) -> None:
+        """Refuse vectors of other lengths than those that they replace, which would outrank all others, or none."""
+        there = lengths(self.store.vectors(ids))
+        if there.size and (found := lengths(fresh)).size and differ(found, (float(there.min()), float(there.max()))):
+            raise ValueError(
+                f"the encoder makes vectors of lengths from {found.min():.3g} to {found.max():.3g}, and those in the "
+                f"store have {there.min():.3g} to {there.max():.3g}, on which ranking by {self.metric} depends: let it "
+                "make vectors like those of the pairs, normalised or not"
+            )
 
 
 @contextmanager

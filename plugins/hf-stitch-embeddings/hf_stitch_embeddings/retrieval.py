@@ -38,6 +38,8 @@ CURVE_ERROR = 0.0075
 """Error of a predicted recall per doubling of the pool: 0.03 (root mean square, mean 0.00) from 800 to 12,800 documents
 over 14 systems: ridge on documents and on queries and the old model, for four real pairs of encoders, and two synthetic
 pairs."""
+TIE = 1e-6
+"""Difference of two similarities, as a share of the greatest, that is rounding: the documents are equally near."""
 ANCHORS, LOCAL, POPULATION = 500, 10, 5000
 """Anchors of relative representations; neighbours and largest number of queries from which CSLS corrects."""
 
@@ -160,6 +162,8 @@ def served(
         return System(old_queries, old_documents, metric)
     if embedding_map.direction == "index":
         return System(new_queries, embedding_map(old_documents), metric)
+    if metric != "cosine":
+        embedding_map.check_lengths(old_documents, "the old documents", "old")
     # <Wᵀq, d> of the adjoint ranks by inner product; with cosine, lengths of documents are 1 in both spaces.
     return System(embedding_map(new_queries), old_documents, metric)
 
@@ -190,6 +194,9 @@ def measure(
 ) -> Measured:
     """Compute recall in the pool and in random parts of it, ``repeats`` of each size, of which the mean counts.
 
+    No figure depends on the order of the documents: all that are as near as the k-th count as true, and found ones that
+    are equally near share the last places (the expectation over all orders).
+
     ``exclude`` has for each query the document that is itself, which counts neither as found nor as true. The figures:
     ``recall@k``, NaN in parts with fewer than 4 k documents; in pools of 1,000 or more ``reranked@10``, the recall@10
     if the first 100 are re-embedded and ranked again; with ``inside``, ``recall@k in`` and ``recall@k out`` of the
@@ -217,27 +224,24 @@ def measure(
         rows = slice(start, min(start + step, count))
         own = None if exclude is None else torch.from_numpy(np.asarray(exclude[rows], dtype=np.int64))[:, None]
         exact = _without(truth.similarities(rows), own)
-        masks = [
-            {k: _marked(cells.topk(k).indices, cells.shape[1]) for k in ks if k <= cells.shape[1]}
-            for cells in (exact if part is None else exact[:, part] for _, part in parts)
-        ]
+        cuts = [exact if part is None else exact[:, part] for _, part in parts]
+        masks = [{k: _true(cells, k) for k in ks if k <= cells.shape[1]} for cells in cuts]
         for name, system in systems.items():
             near = _without(system.similarities(rows), own)
             for (size, part), true in zip(parts, masks, strict=True):
                 place = sizes.index(size)
                 again = reranks and size >= 2 * RERANKED
                 cells = near if part is None else near[:, part]
-                order = cells.topk(min(max(top, RERANKED if again else 0), size)).indices
+                order = cells.topk(min(max(top, RERANKED if again else 0) + 1, size))
                 for k in true:
-                    hits = true[k].gather(1, order[:, :k]).sum(1).numpy() / k
-                    values[name][f"recall@{k}"][place, rows] += hits / share[size]
+                    values[name][f"recall@{k}"][place, rows] += _expected(true[k], cells, order, k) / k / share[size]
                 if again:
-                    hits = true[10].gather(1, order[:, :RERANKED]).sum(1).numpy() / 10
-                    values[name]["reranked@10"][place, rows] += hits / share[size]
+                    hits = np.minimum(_expected(true[10], cells, order, RERANKED), 10)  # more, if some are equally near
+                    values[name]["reranked@10"][place, rows] += hits / 10 / share[size]
                 if part is None:
-                    found[name].append(order[:, :top].numpy())
+                    found[name].append(order.indices[:, :top].numpy())
                     if inside is not None:
-                        _apart(values[name], true, order, ks, rows, torch.from_numpy(inside))
+                        _apart(values[name], true, exact, cells, rows, torch.from_numpy(inside))
     return Measured(sizes, values, {name: np.concatenate(blocks) for name, blocks in found.items()})
 
 
@@ -245,20 +249,44 @@ def _without(similarities: Tensor, own: Tensor | None) -> Tensor:
     return similarities if own is None else similarities.scatter(1, own, -torch.inf)
 
 
-def _marked(places: Tensor, size: int) -> Tensor:
-    return torch.zeros(len(places), size, dtype=torch.bool).scatter(1, places, True)
+def _slack(order: Any, k: int) -> Tensor:
+    """Return what counts as rounding at rank k of similarities in descending order."""
+    best: Tensor = torch.maximum(order.values[:, :1].abs(), order.values[:, k - 1 : k].abs())
+    return TIE * best
+
+
+def _true(similarities: Tensor, k: int) -> Tensor:
+    """Mark the k nearest documents of each query, and those that are as near as the last of them."""
+    order = similarities.topk(k)
+    return similarities >= order.values[:, -1:] - _slack(order, k)
+
+
+def _expected(marked: Tensor, similarities: Tensor, order: Any, k: int) -> Floats:
+    """Count the marked documents among the k nearest; of equally near ones at rank k each has an equal chance."""
+    hits = marked.gather(1, order.indices[:, :k]).sum(1).double()
+    slack = _slack(order, k)
+    if order.values.shape[1] > k:
+        tied = (order.values[:, k - 1 : k] - order.values[:, k : k + 1] <= slack)[:, 0].nonzero()[:, 0]
+        cells, last, slack = similarities[tied], order.values[tied, k - 1 : k], slack[tied]
+        above = cells > last + slack
+        level = (cells >= last - slack) & ~above
+        left, share = k - above.sum(1), (marked[tied] & level).sum(1).double() / level.sum(1)
+        hits[tied] = (marked[tied] & above).sum(1) + left * share
+    counted: Floats = hits.numpy()
+    return counted
 
 
 def _apart(
-    values: dict[str, Floats], true: dict[int, Tensor], order: Tensor, ks: Sequence[int], rows: slice, inside: Tensor
+    values: dict[str, Floats], true: dict[int, Tensor], exact: Tensor, near: Tensor, rows: slice, inside: Tensor
 ) -> None:
     """Fill in the recall of marked documents and of all others."""
-    for k in ks:
-        hit = _marked(order[:, :k], true[k].shape[1]) & true[k]
+    top = min(max(true) + 1, near.shape[1])
+    best, found = exact.topk(top), near.topk(top)
+    for k in true:
         for side, documents in (("in", inside), ("out", ~inside)):
-            wanted = (true[k] & documents).sum(1).numpy()
-            got = (hit & documents).sum(1).numpy()
-            values[f"recall@{k} {side}"][0, rows] = np.where(wanted > 0, got / np.maximum(wanted, 1), np.nan)
+            wanted = _expected(documents.expand(near.shape), exact, best, k)
+            got = np.minimum(_expected(true[k] & documents, near, found, k), wanted)
+            values[f"recall@{k} {side}"][0, rows] = np.where(wanted > 0, got / np.maximum(wanted, 1e-12), np.nan)
 
 
 # -- intervals and extrapolation ---------------------------------------------------------------------------------------
@@ -518,6 +546,9 @@ def evaluate_retrieval(
     notes: list[str] = []
     ks = _possible(k, len(old), notes)
 
+    for each in named.values():
+        if metric != "cosine" and not each.keeps_old:
+            each.check_lengths(new, "new_documents", "new")
     truth = System(asked, new, metric)
     systems = {name: served(each, old, old_asked, asked) for name, each in named.items()}
     systems[OLD] = System(old_asked, old, metric)

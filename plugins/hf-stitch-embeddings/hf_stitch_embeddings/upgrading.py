@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import numpy as np
 from hf_stitch.results import Result
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, written
-from hf_stitch_embeddings.vectors import BATCH, are_normalized
+from hf_stitch_embeddings.vectors import BATCH, is_unit, normalized
 
 if TYPE_CHECKING:
     import pandas
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 TOLERANCE = 2e-2
 """Largest difference between a stored vector and the mapped one, as a share of its length: stores may keep float16 or
 eight bits."""
-
-ENOUGH = 20
-"""Rows whose lengths tell whether a store keeps normalised vectors."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +116,13 @@ def upgrade(
     begun = time.perf_counter()
     description = store.describe()
     _check(description, embedding_map)
+    if description.error > TOLERANCE:
+        warnings.warn(
+            f"the vectors that {description.name} returns differ from those that were put into it by about "
+            f"{description.error:.2f} of their lengths, which no map repairs: expect a lower recall than that of the "
+            "verdict, or upgrade the vectors themselves if you have them",
+            stacklevel=2,
+        )
     with written(description.name):
         store.start(fingerprint(embedding_map), embedding_map.out_features)
         mapped, left = 0, store.missing()
@@ -179,11 +184,10 @@ def _mapped(embedding_map: EmbeddingMap, ids: Sequence[Any], rows: Rows, descrip
             f"{int(bad.sum())} vectors of {description.name} are zero or not finite, e.g. those with ids {some}; "
             "remove or repair them and run again, which continues from here"
         )
-    if embedding_map.record.get("input_normalized") is False and len(rows) >= ENOUGH and are_normalized(rows):
-        raise ValueError(
-            f"the vectors of {description.name} have length 1, and the map was fitted to vectors of other lengths: "
-            "normalise the old vectors of the pairs and fit again"
-        )
+    unit = embedding_map.record.get("input_normalized")
+    if unit and description.error and is_unit(rows, description.error):
+        rows = normalized(rows)
+    embedding_map.check_lengths(rows, f"the vectors of {description.name}")
     return embedding_map(rows)
 
 

@@ -23,6 +23,7 @@ from hf_stitch_embeddings.export import (
 from hf_stitch.stitches import IdentityStitch, LinearStitch, LowRankStitch, PiecewiseStitch, ResidualMLPStitch, Stitch
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
+RANDOM = np.random.default_rng(0)
 TEXTS = ["a small dog", "the house", "seven red apples", "dog"]
 
 
@@ -109,7 +110,6 @@ def test_the_layers_are_the_map() -> None:
         np.testing.assert_allclose(y.numpy(), embedding_map(x), atol=2e-6)
 
 
-@pytest.mark.slow
 def test_it_loads_without_hf_stitch(encoder: Path, tmp_path: Path) -> None:
     embedding_map = EmbeddingMap.of(filled(ResidualMLPStitch(12, 9, hidden=7)))
     folder = export_sentence_transformer(embedding_map, encoder, tmp_path / "out")
@@ -213,3 +213,25 @@ def test_the_source_of_text_embeddings_inference_is_followed(encoder: Path, tmp_
     pooled = vectors(encoder)
     unit = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
     np.testing.assert_allclose(without(pooled), without(unit), atol=1e-6)
+
+
+def test_the_encoder_before_a_map_normalises_as_that_of_the_pairs_did(encoder: Path, tmp_path: Path) -> None:
+    """An encoder with ``Normalize`` and without it, and maps of vectors of length 1 and of others."""
+    raw = sentence_transformers.SentenceTransformer(str(encoder), device="cpu")
+    vectors = np.concatenate([3 * RANDOM.normal(size=(300, 12)).astype(np.float32), raw.encode(TEXTS)])
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    of_raw, of_unit = (
+        fit_embedding_map(side, side[:, ::-1], map="ridge", direction="index", progress=False)
+        for side in (vectors, unit)
+    )
+    shutil.copytree(encoder, tmp_path / "unit")
+    modules = json.loads((encoder / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
+    (tmp_path / "unit" / "modules.json").write_text(json.dumps(modules))
+    for source, made, given in ((encoder, of_raw, raw.encode(TEXTS)), (encoder, of_unit, unit[-4:])):
+        place = export_sentence_transformer(made, source, tmp_path / str(made.record["input_normalized"]))
+        found = sentence_transformers.SentenceTransformer(str(place), device="cpu").encode(TEXTS)
+        np.testing.assert_allclose(found, made(given), atol=1e-5)
+    export_sentence_transformer(of_unit, tmp_path / "unit", tmp_path / "both")
+    with pytest.raises(ValueError, match="whose last module is Normalize, have length 1, and the map was fitted to"):
+        export_sentence_transformer(of_raw, tmp_path / "unit", tmp_path / "neither")

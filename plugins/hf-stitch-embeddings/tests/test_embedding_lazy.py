@@ -59,14 +59,31 @@ def test_reranking_all_documents_is_re_embedding(store: ArrayStore, tmp_path: Pa
     np.testing.assert_allclose(np.load(tmp_path / "new.npy"), EXACT, atol=1e-7)
 
 
-@pytest.mark.parametrize(("metric", "length"), [("cosine", 1), ("l2", 3)])
-def test_lengths_are_kept_where_they_count(metric: Any, length: int, store: ArrayStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("metric", "length"), [("cosine", 1), ("l2", 1.5)])
+def test_lengths_are_kept_where_they_count(metric: Any, length: float, store: ArrayStore, tmp_path: Path) -> None:
     def encoder(texts: list[str]) -> Any:
-        return 3 * EXACT[[int(text) for text in texts]]
+        return 1.5 * EXACT[[int(text) for text in texts]]
 
     with LazyUpgrade(store, encoder, texts_of, tmp_path / "exact.sqlite", metric=metric) as lazy:
         assert lazy.embed(range(20)) == 20
     np.testing.assert_allclose(np.load(tmp_path / "new.npy")[:20], length * EXACT[:20], atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+def test_vectors_of_other_lengths_than_those_in_the_store_are_refused(
+    metric: Any, store: ArrayStore, tmp_path: Path
+) -> None:
+    def encoder(texts: list[str]) -> Any:
+        return 5 * EXACT[[int(text) for text in texts]]
+
+    with (
+        pytest.raises(
+            ValueError, match="encoder makes vectors of lengths from 5 to 5, and those in the store have 1 to 1"
+        ),
+        LazyUpgrade(store, encoder, texts_of, tmp_path / "exact.sqlite", metric=metric) as lazy,
+    ):
+        lazy.search(QUERIES, 3)
+    assert not replaced(tmp_path)
 
 
 def test_reranked_answers_are_the_best_of_those_found(store: ArrayStore, tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hf_stitch_embeddings import EmbeddingMap, exact_search, fit_embedding_map, normalized
+from hf_stitch_embeddings import EmbeddingMap, evaluate_retrieval, exact_search, fit_embedding_map, normalized
 
 from hf_stitch import registries
 from hf_stitch.stitches import LinearStitch
@@ -34,8 +35,8 @@ def test_outputs_are_the_affine_map_then_normalised(linear: EmbeddingMap) -> Non
     np.testing.assert_allclose(linear(vectors), wanted, atol=1e-6)
 
 
-def test_memory_mapped_int8_and_float16_vectors_are_mapped(linear: EmbeddingMap, tmp_path: Path) -> None:
-    vectors = (rows(50, 4) * 40).astype(np.int8)
+def test_memory_mapped_and_float16_vectors_are_mapped(linear: EmbeddingMap, tmp_path: Path) -> None:
+    vectors = rows(50, 4)
     np.save(tmp_path / "index.npy", vectors)
     np.testing.assert_array_equal(linear(np.load(tmp_path / "index.npy", mmap_mode="r")), linear(vectors))
     half = rows(50, 4).astype(np.float16)
@@ -99,7 +100,6 @@ def test_text_added_to_the_card_is_kept(linear: EmbeddingMap, tmp_path: Path) ->
     assert card.read_text().count("## Embedding map") == 1
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_operation_leaves_the_old_map_and_card_or_the_new_ones(
     linear: EmbeddingMap, tmp_path: Path
 ) -> None:
@@ -152,12 +152,65 @@ def test_wrong_vectors_are_refused(linear: EmbeddingMap) -> None:
         EmbeddingMap(linear.stitcher)
 
 
-def test_maps_of_unit_vectors_refuse_others() -> None:
-    old = normalized(rows(200, 6))
-    made = fit_embedding_map(old, old[:, ::-1], map="ridge", direction="index", progress=False)
-    made(old[:5])
-    with pytest.raises(ValueError, match="normalise them first"):
-        made(3 * old[:5])
+LENGTHS = np.random.default_rng(1).uniform(3, 9, size=(400, 1)).astype(np.float32)
+RAW = LENGTHS * normalized(rows(400, 6))
+UNIT = normalized(RAW)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+@pytest.mark.parametrize("direction", ["index", "query"])
+@pytest.mark.parametrize(
+    ("fitted", "given", "message"),
+    [
+        (UNIT, RAW, "the map was fitted to vectors of length 1 .* have lengths from .* to .*; normalise them first"),
+        (RAW, UNIT, "these have length 1, and the map was fitted to vectors of other lengths: normalise .* fit again"),
+        (RAW, 100 * RAW, "vectors of lengths from 3.* to 8.*, and these have lengths from .*encoder makes them"),
+        (RAW, RAW, None),
+        (UNIT, UNIT, None),
+        (RAW, 1.2 * RAW, None),
+    ],
+    ids=["raw after unit", "unit after raw", "of another scale", "raw", "unit", "slightly longer"],
+)  # fmt: skip
+def test_vectors_of_other_lengths_than_the_pairs_are_refused(
+    fitted: np.ndarray, given: np.ndarray, message: str | None, direction: Any, metric: Any
+) -> None:
+    made = fit_embedding_map(
+        fitted[:300], fitted[:300, ::-1], map="ridge", direction=direction, metric=metric, progress=False
+    )
+    for some in (given[300:], given[300:301]):  # a single query, too
+        if message is None:
+            assert made(some).shape == some.shape
+        else:
+            with pytest.raises(ValueError, match=message):
+                made(some)
+
+
+@pytest.mark.parametrize(
+    ("direction", "metric"), [("index", "dot"), ("index", "l2"), ("query", "dot"), ("query", "l2"), ("adjoint", "dot")]
+)
+def test_documents_of_other_lengths_are_refused_on_both_sides_of_an_evaluation(direction: Any, metric: Any) -> None:
+    made = fit_embedding_map(
+        UNIT[:300], UNIT[:300, ::-1], map="ridge", direction=direction, metric=metric, progress=False
+    )
+    unit, raw = (UNIT[300:], UNIT[300:, ::-1]), (RAW[300:], RAW[300:, ::-1])
+    for documents in ((raw[0], unit[1]), (unit[0], raw[1])):
+        with pytest.raises(
+            ValueError, match=r"fitted to vectors of length 1 .* have lengths from 3.*normalise them first"
+        ):
+            evaluate_retrieval(made, *documents, *unit, k=10, resamples=2)
+    evaluate_retrieval(made, *unit, *unit, k=10, resamples=2)
+
+
+def test_zero_rows_have_no_length_and_maps_without_a_record_take_all() -> None:
+    given = UNIT[300:].copy()
+    given[::7] = 0
+    made = fit_embedding_map(UNIT[:300], UNIT[:300, ::-1], map="ridge", direction="index", metric="dot", progress=False)
+    assert made(given).shape == (100, 6) and made(np.zeros((2, 6), np.float32)).shape == (2, 6)
+    old = EmbeddingMap.of(made.stitch, input_normalized=False)  # as 0.2 wrote it
+    old(UNIT[:3]), old(100 * RAW)
+    with pytest.raises(ValueError, match="these have length 1, and the map was fitted to vectors of other lengths"):
+        old(UNIT)
+    EmbeddingMap.of(made.stitch)(UNIT), made.adjoint()(RAW)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +85,55 @@ def test_reranking_is_not_scored_where_chance_finds_most() -> None:
     old, new, index = noisy(0.8, n=600)
     result = evaluate_retrieval(index, old[100:], new[100:], old[:100], new[:100], k=10, resamples=20)
     assert "reranked@10" not in result.scores[index.name]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+@pytest.mark.parametrize("copies", [2, 3, 25])
+def test_documents_that_occur_several_times_do_not_count_against_an_exact_map(copies: int, metric: Any) -> None:
+    """Whichever copies the map and the truth rank first, in sequence or shuffled; also apart, in parts, reranked."""
+    old, _, index = noisy(0)
+    index = EmbeddingMap.of(index.stitch, metric=metric)
+    new = old @ (index.affine() or pytest.fail("affine"))[0].T
+    documents = np.random.default_rng(0).permutation(np.repeat(np.arange(100, 100 + max(400, 1200 // copies)), copies))
+    marked = np.arange(len(documents)) % 3 == 0
+    result = evaluate_retrieval(
+        index,
+        old[documents],
+        new[documents],
+        old[:40],
+        new[:40],
+        k=(1, 10),
+        in_pairs=marked,
+        resamples=20,
+        index_size=9000,
+    )
+    assert "reranked@10" in result.scores[index.name]
+    for figure, score in result.scores[index.name].items():
+        assert score["value"] == pytest.approx(1), figure
+    assert all(value == pytest.approx(1) for value in result.pools[index.name]["recall@10"] if np.isfinite(value))
+    assert result.scores["random map"]["recall@10"]["value"] < 0.2
+
+
+def test_no_recall_depends_on_the_order_of_the_documents() -> None:
+    """Signs of 12 dimensions have few inner products: most ranks are ties, and their places are shared by chance."""
+    old, new, index = noisy(0.5, n=500, d=12)
+    signs, order = np.where(old > 0, 1, -1).astype(np.float32), np.random.default_rng(1).permutation(400)
+    found = [
+        evaluate_retrieval(
+            {"signs": index}, signs[100:][some], new[100:][some], signs[:100], new[:100], k=(1, 10), resamples=2
+        ).scores
+        for some in (np.arange(400), np.argsort(signs[100:, 0]), order)
+    ]
+    for name in ("old model", "no map", "re-embedding"):
+        values = [scores[name]["recall@10"]["value"] for scores in found]
+        assert max(values) - min(values) < 1e-6, name
+    similarities = signs[:100] @ signs[100:].T
+    true, draws = exact_search(new[:100], new[100:], 10)[0], np.random.default_rng(0)
+    drawn = [
+        recall_at(np.lexsort((draws.random(similarities.shape), -similarities))[:, :10], true).mean()
+        for _ in range(200)
+    ]
+    assert found[0]["old model"]["recall@10"]["value"] == pytest.approx(np.mean(drawn), abs=3e-3)
 
 
 def test_ndcg_agrees_with_scikit_learn() -> None:

@@ -11,13 +11,7 @@ from hf_stitch_embeddings.stores import registry
 from hf_stitch_embeddings.testing import StoreCase, check_store
 from hf_stitch_testing import Part
 
-FAST, PROCESSES = ("arrays",), ("killed", "killed_anytime", "full_disk")
-"""Of the other cases, the parts that start processes are slow tests."""
-PARTS = [
-    pytest.param(part, id=str(part), marks=[pytest.mark.slow] * (case.name not in FAST and part.name in PROCESSES))
-    for case in CASES
-    for part in check_store.parts(case)
-]
+PARTS = [pytest.param(part, id=str(part)) for case in CASES for part in check_store.parts(case)]
 
 
 @pytest.mark.parametrize("part", PARTS)

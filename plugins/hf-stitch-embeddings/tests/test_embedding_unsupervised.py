@@ -56,7 +56,7 @@ def unrelated(kind: str, seed: int) -> tuple[Tensor, Tensor]:
     return x, clustered(clusters=17, seed=seed + 1000)[1]
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 10), marks=pytest.mark.slow)], ids=["", "more"])
+@pytest.mark.parametrize("seeds", [range(2), range(2, 10)], ids=["", "more"])
 @pytest.mark.parametrize("kind", ["independent Gaussians", "features shuffled one by one", "other clusters"])
 def test_unrelated_spaces_are_refused(kind: str, seeds: range) -> None:
     for seed in seeds:

@@ -70,7 +70,6 @@ def test_what_it_writes_has_no_lint(tmp_path: Path) -> None:
         assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.slow
 def test_what_it_writes_is_typed(tmp_path: Path) -> None:
     for kind in Kind:
         call = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]  # strict by its own pyproject

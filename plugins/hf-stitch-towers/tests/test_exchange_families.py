@@ -17,10 +17,10 @@ import hf_stitch
 from benchmarks.towers_zoo import Noise, encoder_of, network, prompted, read
 
 FOLDED = {
-    "idefics3": "vision", "smolvlm": "vision", "cohere2_vision": "vision", "blip": "vision", "blip-2": "vision",
-    "whisper": "audio", "moonshine": "audio", "voxtral": "audio",
+    "idefics3": "vision", "cohere2_vision": "vision", "blip": "vision", "blip-2": "vision", "whisper": "audio",
+    "voxtral": "audio",
 }  # fmt: skip
-STITCHED = {"gemma3": "norm", "siglip": "attention", "ovis2": "norm"}
+STITCHED = {"gemma3": "norm", "siglip": "attention"}
 
 
 def built(kind: str) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks import towers_zoo
 
 ROWS = towers_zoo.read()
@@ -18,7 +16,6 @@ def test_every_type_has_exact_cuts_or_a_reason() -> None:
     assert not [kind for kind, row in ROWS.items() if row.inexact or not (row.cuts or row.reason)]
 
 
-@pytest.mark.parametrize("kind", ["llava", "clip"])
-def test_a_type_is_examined_again(kind: str) -> None:
-    row, recorded = towers_zoo.examine(kind, towers_zoo.types()[kind]), ROWS[kind]
+def test_a_type_is_examined_again() -> None:
+    row, recorded = towers_zoo.examine("clip", towers_zoo.types()["clip"]), ROWS["clip"]
     assert (row.tower, row.projector, row.decoder) == (recorded.tower, recorded.projector, recorded.decoder)

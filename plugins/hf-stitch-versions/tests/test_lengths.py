@@ -118,10 +118,7 @@ def answer(one: Any, two: Any, data: Any = None) -> Sameness:
     return same(one, two, data, progress=False)
 
 
-SOME = [pytest.param(each, marks=[pytest.mark.slow] * (each == "local_radius")) for each in FAMILIES]
-
-
-@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_changes_only_long_texts_is_found(family: str) -> None:
     one, two = pair(family)
     assert not answer(one, two).is_same

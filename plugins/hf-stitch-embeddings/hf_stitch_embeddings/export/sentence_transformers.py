@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -93,7 +94,8 @@ def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path
     """Write an encoder with the map behind it as a folder that sentence-transformers loads, versions 5 and 6.
 
     The folder of the encoder is copied, so that its prompts, similarity and tokenizer stay. Modules for the map are
-    added and, if the map normalises, one for normalisation. The card gets a section on the map. The result
+    added and, if the map normalises, one for normalisation; one more before them if the map takes vectors of length 1
+    and the encoder makes others. The card gets a section on the map. The result
     needs no hf-stitch and no ``trust_remote_code``.
 
     Args:
@@ -128,7 +130,7 @@ def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path
         layers = dense_layers(embedding_map)
         _check_width(source, modules, embedding_map.in_features, f"{embedding_map!r} takes")
         shutil.copytree(source, fresh, dirs_exist_ok=True)
-        for path, kind, layer in _added(embedding_map, layers, len(modules)):
+        for path, kind, layer in _added(embedding_map, layers, modules):
             modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": KINDS + kind})
             _write_module(layer, fresh / path)
         (fresh / MODULES).write_text(json.dumps(modules, indent=2), encoding="utf-8")
@@ -181,7 +183,7 @@ def export_query_document(
                 types[path] = kind
                 structure[route].append(path)
             if route == "query":
-                for path, kind, layer in _added(embedding_map, layers, len(modules)):
+                for path, kind, layer in _added(embedding_map, layers, modules):
                     types[f"query_{path}"] = KINDS + kind
                     structure[route].append(f"query_{path}")
                     _write_module(layer, fresh / f"query_{path}")
@@ -266,10 +268,19 @@ def _new_folder(folder: str | Path) -> Iterator[Path]:
 
 
 def _added(
-    embedding_map: EmbeddingMap, layers: list[DenseLayer], number: int
+    embedding_map: EmbeddingMap, layers: list[DenseLayer], modules: list[dict[str, Any]]
 ) -> Iterator[tuple[str, str, DenseLayer | None]]:
-    """Yield folder, kind and layer of each module of the map, the first of which is the ``number``-th."""
-    for layer in [*layers, *([None] if embedding_map.normalized else [])]:
+    """Yield folder, kind and layer of each module of the map, behind those of the encoder.
+
+    A map of vectors of length 1 gets a module that normalises first, if the encoder does not.
+    """
+    unit, before = np.eye(1, embedding_map.in_features), []
+    if modules and str(modules[-1]["type"]).endswith(".Normalize"):
+        embedding_map.check_lengths(unit, "the outputs of the encoder, whose last module is Normalize,")
+    elif embedding_map.record.get("input_normalized"):
+        before = [None]
+    number = len(modules)
+    for layer in [*before, *layers, *([None] if embedding_map.normalized else [])]:
         kind = "Normalize" if layer is None else "Dense"
         yield f"{number}_{kind}", kind, layer
         number += 1
