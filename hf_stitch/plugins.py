@@ -217,15 +217,27 @@ GONE = {
 
 
 def hint_for(kind: str, name: str) -> str:
-    """Return how to install a name that this installation lacks, or what to do instead, for messages.
-
-    The names in the plugins of this project are in ``distributions.json``, which a test keeps up to date.
-    """
+    """Return how to install a name that this installation lacks, or what to do instead, for messages."""
     if instead := GONE.get(kind, {}).get(name):
         return instead
+    found = distribution_of(kind, name)
+    return f"it comes with {found}: pip install {found}" if found else ""
+
+
+def distribution_of(kind: str, name: str) -> str:
+    """Return the plugin of this project that has a name, or takes the networks of a package; empty if none has it.
+
+    These are in ``distributions.json``, which a test keeps up to date.
+    """
     table = json.loads(Path(__file__).with_name("distributions.json").read_text(encoding="utf-8"))
-    found = (distribution for distribution, names in table.get(kind, {}).items() if name in names.split())
-    return next((f"it comes with {distribution}: pip install {distribution}" for distribution in found), "")
+    return next((plugin for plugin, names in table.get(kind, {}).items() if name in names.split()), "")
+
+
+def plugin_of(*modules: object) -> str:
+    """Say which plugin takes the networks of the packages from which modules come; empty if none does."""
+    packages = {type(module).__module__.partition(".")[0] for module in modules}
+    found = {package: plugin for package in sorted(packages) if (plugin := distribution_of("packages", package))}
+    return "; ".join(f"networks of {each}: pip install {found[each]}, and see its README" for each in found)
 
 
 def installed(kind: str) -> list[Entry]:

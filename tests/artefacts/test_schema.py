@@ -76,6 +76,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("model", "source.interface.content", [], "a list of one text or more, got []"),
     ("model", "source.interface.modality", "sound", "one of 'image', 'text', 'tensor'"),
     ("model", "source.interface.special_ids", ["x"], "an integer, got 'x'"),
+    ("model", "source.interface.prompt", {"input_ids": [[1, None]]}, "nested lists of numbers, got [[1, None]]"),
     ("model", "stitch.pooling", "max", "one of 'none', 'flatten', 'mean', 'cls', 'last'"),
     ("model", "recipe.changed_since_fit", 5, "a list, got 5"),
     ("model", "scores", {"scores": {}}, "an object with task and n and data, got ['scores']"),

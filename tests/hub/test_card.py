@@ -105,21 +105,6 @@ def test_audits_undefined_figures_and_the_text_of_others_in_a_card(stitcher: Sti
     assert path.read_text().endswith("\nMine.\n") and path.read_text().count(BEGIN) == 1
 
 
-def test_the_card_contains_no_local_path(images: Any, tmp_path: Path) -> None:
-    build("vit", 0).save_pretrained(tmp_path / "parent")
-    a = hf_stitch.load(str(tmp_path / "parent"))
-    model = stitched(a, a, images, (LAYERS["vit"],) * 2)
-    model.save_pretrained(tmp_path / "model")
-    stitcher = model.stitcher
-    stitcher.source = a.pinned  # as in a stitcher made by hand
-    stitcher.save_pretrained(tmp_path / "stitcher")
-    for folder in ("model", "stitcher"):
-        for path in (tmp_path / folder).iterdir():
-            assert str(tmp_path).encode() not in path.read_bytes(), path
-    assert "a network that is not on the Hub" in (tmp_path / "stitcher" / "README.md").read_text()
-    assert "attach(source=your_source, target=your_target)" in (tmp_path / "stitcher" / "README.md").read_text()
-
-
 HARM = f"x\x1b[2J\x9b\u202e\ud800` | <img src=x onerror=owned()> [a](b) {END}\n# Title"
 
 

@@ -282,17 +282,13 @@ def test_a_model_checks_its_networks(hub: Hub, stitcher: Stitcher) -> None:
         model.parent("target", cache_dir="nowhere", local_files_only=True)
 
 
-def test_weights_are_checked_before_the_cast(hub: Hub, stitcher: Stitcher) -> None:
+def test_weights_are_checked_before_a_cast_also_under_another_name(hub: Hub, stitcher: Stitcher, images: Any) -> None:
     live = hf_stitch.load("alice/vit")
     for model in (stitcher.attach(dtype="bfloat16"), stitcher.attach(source=live, dtype=torch.bfloat16)):
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert next(live.model.parameters()).dtype == torch.float32
     with pytest.raises(ValueError, match="dtype must be"):
         stitcher.attach(dtype="bf16")
-
-
-def test_a_network_loaded_with_options_is_accepted_under_another_name(hub: Hub, images: Any) -> None:
-    serve(hub, "alice/vit")
     hub.put("alice/moved", files_of("vit", 0))
     a = hf_stitch.load("alice/vit", dtype="bfloat16")
     made = stitched(a, a, images, (LAYERS["vit"],) * 2).stitcher

@@ -77,6 +77,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: hf_stitch.load("weights.pt"), ValueError, r"weights\.pt is a file.*net\.load_state_dict\(torch\.load",
     ),
     "a file": (lambda: hf_stitch.load(ROOT / "LICENSE"), ValueError, "is a file, and a network is loaded from a fold"),
+    "an export": (
+        lambda: hf_stitch.load("model.onnx"), ValueError, r"model\.onnx is a file.*hf_stitch\.same\(network, file\)",
+    ),
+    "what a plugin takes": (
+        lambda: hf_stitch.load(type("KeyedVectors", (), {"__module__": "gensim.models"})()), TypeError,
+        r"got gensim\.KeyedVectors: for networks of gensim: pip install hf-stitch-word-vectors",
+    ),
     "no folder": (lambda: hf_stitch.load(ROOT / "nothing"), FileNotFoundError, "no folder"),
     "one channel": (layers(torch.randn(2, 1, 8, 8)), ExampleError, RUNS + r"x \(2, 1, 8, 8\).*channels"),
     "no batch": (
