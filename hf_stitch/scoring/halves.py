@@ -255,10 +255,7 @@ def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[st
 
 
 def reference(stitched: StitchedModel, target: Any = None) -> Whole:
-    """Return the reference that predictors are compared with: the whole target, or a stitched model given instead.
-
-    The head of a relative model reads vectors: its whole target is the model with the encoder that it was made with.
-    """
+    """Return what predictors are compared with: the target, a stitched model given instead, or a relative model."""
     if target is None and _has_first_encoder(stitched):
         target = stitched
     if not isinstance(target, StitchedModel):
