@@ -117,6 +117,14 @@ def test_a_timm_network_of_one_channel_gets_grey_images(architecture: str, mode:
     assert len(adapter.layers) > 1
 
 
+def test_a_timm_network_of_transformers_gets_images_of_its_size_and_channels() -> None:
+    config = transformers.TimmWrapperConfig(architecture="test_vit", model_args={"in_chans": 1, "img_size": 64})
+    of_three = transformers.TimmWrapperImageProcessor({"input_size": (3, 160, 160), "mean": (0.4, 0.5, 0.6)})
+    adapter = hf_stitch.load(transformers.TimmWrapperModel(config).eval(), processor=of_three)
+    inputs = adapter.preprocess([Image.fromarray(COLOURS)])
+    assert inputs["pixel_values"].shape == (1, 1, 64, 64) and len(adapter.layers) > 1
+
+
 def test_images_do_not_fill_four_channels() -> None:
     adapter = hf_stitch.load(timm.create_model("resnet10t", in_chans=4).eval())
     assert adapter.example["x"].shape[1] == 4 and len(adapter.layers) == 4

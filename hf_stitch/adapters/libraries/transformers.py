@@ -171,7 +171,6 @@ class Transformers(Library):
         An encoder-decoder takes two texts. By default, that of the encoder is the content, and that of the decoder is
         part of the context and must be among the inputs. With ``content="decoder_input_ids"`` the roles are exchanged.
         """
-        config: Any = model.config
         name: str = content or str(getattr(model, "main_input_name", "input_ids"))
         arguments = arguments_of(model, name)
         if content is not None and content not in arguments:
@@ -184,9 +183,12 @@ class Transformers(Library):
         if example_inputs is None:
             example_inputs = override.example(model)
         if type(processor).__name__ == "TimmWrapperImageProcessor":  # cannot be saved with another model
+            from timm.models import get_model_input_config
+
             from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 
-            processor = TimmImageProcessor(**processor.data_config)
+            size = get_model_input_config(model.timm_model)["input_size"]
+            processor = TimmImageProcessor(**{**processor.data_config, "input_size": size})
         if example_inputs is not None:
             example = named(model, example_inputs, override.options, name)
         elif name in IDS:
@@ -194,7 +196,7 @@ class Transformers(Library):
             if name != "input_ids" and mask_of(name) in arguments:
                 example[mask_of(name)] = torch.ones_like(example[name])
         elif name == "pixel_values":
-            example = {name: _image_example(config, processor)}
+            example = {name: _image_example(model, processor)}
         elif name in (dummy := dict(model.dummy_inputs)):
             example = {name: dummy[name]}
         else:
@@ -445,7 +447,8 @@ def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, t
     return {**example, MASK: torch.ones_like(example["input_ids"])} if MASK in arguments else example
 
 
-def _image_example(config: Any, processor: Any) -> torch.Tensor:
+def _image_example(model: Any, processor: Any) -> torch.Tensor:
+    config, inside = model.config, getattr(model, "timm_model", None)
     size = getattr(config, "image_size", None)
     if size is None and processor is not None:
         given = getattr(processor, "crop_size", None) or processor.size
@@ -453,4 +456,5 @@ def _image_example(config: Any, processor: Any) -> torch.Tensor:
     size = size or 224
     height, width = (size, size) if isinstance(size, int) else size
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, getattr(config, "num_channels", 3), height, width, generator=generator)
+    channels = getattr(config, "num_channels", getattr(inside, "in_chans", 3))
+    return torch.randn(2, channels, height, width, generator=generator)
