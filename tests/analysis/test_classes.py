@@ -39,19 +39,17 @@ def network(*names: str) -> hf_stitch.Adapter:
 
 
 class Vectors(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Samples of classes in turn, each with a unit vector."""
+    """Samples of three classes in turn, each with a unit vector."""
 
-    def __init__(self, names: list[str], samples: dict[str, int]) -> None:
-        self.classes, self._samples = names, list(samples.items())
+    classes = ("dog", "cow", "pig")
 
     def __len__(self) -> int:
-        return 20 * len(self._samples)
+        return 60
 
     def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
         if place >= len(self):
             raise IndexError
-        name, unit = self._samples[place % len(self._samples)]
-        return torch.eye(8)[unit] + 1e-3 * place, self.classes.index(name)
+        return torch.eye(8)[place % 3] + 1e-3 * place, place % 3
 
 
 def data(names: list[str], classes: list[str]) -> Dataset:
@@ -111,21 +109,8 @@ def test_other_names_are_compared_by_number_with_a_warning(theirs: list[str]) ->
 PAIR = {"source_layer": "body", "target_layer": "body", "task": "image-classification", "progress": False}
 
 
-def test_a_superset_of_names_is_scored_by_name_and_a_class_of_its_own_refused() -> None:
-    net, names = network("dog", "cat"), ["bird", "cat", "dog"]
-    with pytest.warns(UserWarning, match="matched by name"):
-        made = hf_stitch.stitch(net, net, Vectors(names, {"dog": 0, "cat": 1}), matcher="identity", **PAIR)
-    assert made.evaluation is not None and made.evaluation.scores["target"]["accuracy"].value == 1
-    with (
-        pytest.warns(UserWarning, match="matched by name"),
-        pytest.raises(ValueError, match="sample 2 has label 2, and the target predicts classes 0 to 1"),
-    ):
-        hf_stitch.evaluate(made, Vectors(names, {"dog": 0, "cat": 1, "bird": 1}), progress=False)
-
-
 def test_every_verb_warns_of_other_classes() -> None:
-    net = network("zebra", "ant", "cat")
-    animals = Vectors(["dog", "cow", "pig"], {"dog": 0, "cow": 1, "pig": 2})
+    net, animals = network("zebra", "ant", "cat"), Vectors()
     with pytest.warns(UserWarning, match=BY_NUMBER):
         made = hf_stitch.stitch(net, net, animals, matcher="identity", **PAIR)
     fitted = hf_stitch.stitch(net, net, [vector for vector, _ in animals], matcher="ridge", **PAIR)
