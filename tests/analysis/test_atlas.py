@@ -524,7 +524,7 @@ def test_a_value_that_independent_rows_reach_too_is_undefined_with_the_reason() 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 200), nn.Tanh())
     both = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
-    layers = {"layers_a": ["1", "3"], "layers_b": ["1", "3"]}
+    layers: dict[str, Any] = {"layers_a": ["1", "3"], "layers_b": ["1", "3"]}
     atlas = compare(both, both, torch.randn(10, 4), **layers, rows="flat", progress=False)
     assert np.isnan(atlas["linear_cka"]).tolist() == [[False, False], [False, True]]  # of pairs that are too wide
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from transformers import BertConfig, BertModel, T5Config
 
@@ -17,6 +18,7 @@ from hf_stitch.data import read_data
 from hf_stitch.registry import registries
 
 from calls import DIGITS, error_line, recorded, run, usage_error, words  # isort: skip
+from two_tokenizers import LAYER, SENTENCES, decoder  # isort: skip
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +164,34 @@ def test_audit_tells_whether_states_are_like_those_of_the_target(
     assert list(record["detections"]["body"]) == ["mahalanobis", "knn(k=3)"]
     assert record["verdict"] in " ".join(shown.split()) and "mahalanobis" in shown and "mean_only" in shown
     assert {*record["saved"]} == {"audit.json", "audit.png"} == {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_decoders_with_two_tokenizers_and_samples_without_partners(tmp_path: Path) -> None:
+    def written(name: str, sentences: list[str]) -> Path:
+        (tmp_path / name).mkdir()
+        lines = ["text", *(f'"{" ".join(each.split())}"' for each in sentences)]
+        (tmp_path / name / "train.csv").write_text("\n".join(lines), encoding="utf-8")
+        return tmp_path / name
+
+    def stitched(source: str, target: str, data: Path, *options: object) -> hf_stitch.StitchedModel:
+        call = ("stitch", tmp_path / source, tmp_path / target, "--data", data, "--out", tmp_path / "out" / data.name)
+        result = run(*call, "--source-layer", LAYER[source], "--target-layer", LAYER[target], "--matcher", *options)
+        assert result.exit_code == 0, result.output
+        return hf_stitch.StitchedModel.from_pretrained(tmp_path / "out" / data.name / "model")
+
+    for name in LAYER:
+        adapter = decoder(name, torch.float32)
+        adapter.model.save_pretrained(tmp_path / name)
+        adapter.processor.save_pretrained(tmp_path / name)
+    source, target = LAYER
+    model = stitched(source, target, written("texts", SENTENCES), "ridge", "--align", "prefix", "--own")
+    assert model.config.recipe["own"] is True and model.stitch.body.in_features == 16 + 12
+    pairs, *unpaired = (
+        written(name, some)
+        for name, some in (("pairs", SENTENCES[:20]), ("left", SENTENCES[20:120]), ("right", SENTENCES[120:]))
+    )
+    recipe = stitched("llama", "llama", pairs, "seeded_refinement", "--unpaired", *unpaired).config.recipe
+    assert len(recipe["unpaired"]) == 2 and recipe["fitted_samples"]["n"] == 16 + 100 + len(SENTENCES) - 120
 
 
 # -- swap --------------------------------------------------------------------------------------------------------------

@@ -272,7 +272,7 @@ def test_auto_takes_the_matcher_that_changes_the_head_least_on_held_out_anchors(
     last = nn.Linear(12, 12, bias=False)
     last.weight.data = weight
     other = hf_stitch.load(nn.Sequential(*A.model[:2], last), example_inputs=torch.randn(2, 4))  # type: ignore[index]
-    place: dict[str, Any] = {"encoder_layer": LAYER, "target_layer": LAYER, "task": TASK, "progress": False}
+    place: dict[str, Any] = {"target_layer": LAYER, "task": TASK}
     swapped = swap(A, other, TRAIN.take(count), data=TEST, **place)
     recipe = swapped.config.recipe
     assert recipe["matcher"]["name"] == expected
@@ -300,10 +300,9 @@ def test_auto_says_if_the_head_cannot_be_compared() -> None:
             return x.mean(0)
 
     mean = hf_stitch.load(nn.Sequential(*A.model[:3], OverBatch()), example_inputs=torch.randn(2, 4))  # type: ignore[index]
-    place: dict[str, Any] = {"encoder_layer": LAYER, "target_layer": LAYER, "task": None, "progress": False}
     with pytest.raises(ValueError, match=r"matcher='auto' compares outputs of the head, .* pass another"):
-        swap(mean, B, ANCHORS, **place)
-    assert swap(mean, B, ANCHORS, matcher="ridge", **place).stitch.widths == (12, 12)
+        swap(mean, B, ANCHORS, target_layer=LAYER, task=None)
+    assert swap(mean, B, ANCHORS, matcher="ridge", target_layer=LAYER, task=None).stitch.widths == (12, 12)
 
 
 def test_encoders_can_take_paired_samples() -> None:
