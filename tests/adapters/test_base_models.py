@@ -261,11 +261,6 @@ OFFLOADED: dict[str, tuple[str, Callable[[nn.Module, Path], nn.Module]]] = {
             model, spread(model, ("disk", "cpu")), main_device="cpu", offload_dir=str(folder)
         ),
     ),
-    "end on disk": (
-        "causal gpt2", lambda model, folder: accelerate.dispatch_model(
-            model, spread(model, ("cpu", "disk")), main_device="cpu", offload_dir=str(folder)
-        ),
-    ),
 }  # fmt: skip
 
 
