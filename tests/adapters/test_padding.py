@@ -78,13 +78,18 @@ def test_activations_of_a_family_do_not_depend_on_the_batch(which: tuple[str, st
             network.model.float()
 
 
-@pytest.mark.parametrize("suite", ["text", "causal", "masked"])
-def test_activations_of_no_family_depend_on_the_batch(suite: str) -> None:
-    moved = {row.family: row.moved for row in zoo.read().values() if row.suite == suite and row.moved is not None}
-    for name, before in moved.items():
-        if before <= 1e-5:
-            network = padding.tokenizing(zoo.adapter_of(suite, name))
-            assert max(padding.moved(network, side, 8) for side in ("right", "left")) <= 1e-5, name
+@pytest.mark.parametrize(
+    ("suite", "family"),
+    [
+        (row.suite, row.family)
+        for row in zoo.read().values()
+        if row.suite in ("text", "causal", "masked") and row.moved is not None and row.moved <= 1e-5
+    ][::8],
+)
+def test_activations_of_no_family_depend_on_the_batch(suite: str, family: str) -> None:
+    """One family of eight: the records of ``python -m benchmarks.zoo`` have all."""
+    network = padding.tokenizing(zoo.adapter_of(suite, family))
+    assert max(padding.moved(network, side, 8) for side in ("right", "left")) <= 1e-5
 
 
 @pytest.mark.parametrize(

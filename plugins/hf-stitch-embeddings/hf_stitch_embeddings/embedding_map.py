@@ -219,6 +219,7 @@ class EmbeddingMap:
         check_vectors(mapped, "the mapped vectors", metric=self.metric)
         return mapped
 
+    @checked
     def check_lengths(self, vectors: Vectors, name: str = "these", side: Side = "input") -> None:
         """Check that vectors have lengths like those of the pairs that the map was fitted to.
 
