@@ -48,6 +48,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet": lambda: base(hf.ResNetConfig(**RESNET)),
     "causal gpt2": lambda: causal(hf.GPT2Config(**GPT2)),
     "causal llama": lambda: causal(hf.LlamaConfig(**LLAMA)),
+    "causal bert": lambda: causal(hf.BertConfig(**BERT, is_decoder=True)),
     "backbone resnet": lambda: backbone(hf.ResNetConfig(**RESNET, **SOME)),
     "backbone swin": lambda: backbone(hf.SwinConfig(**SWIN, out_features=["stage1", "stage2"])),
     "backbone convnext": lambda: backbone(hf.ConvNextConfig(**CONVNEXT, out_features=["stage2", "stage4"])),
