@@ -83,9 +83,11 @@ def file_of(repo_id: str, name: str, *, subfolder: str = "", **options: Unpack[D
         return None
 
 
-def commit_of(repo_id: str, *, subfolder: str = "", **options: Unpack[DownloadOptions]) -> str | None:
-    """Resolve a revision of a model to a commit, so that all files of one load belong to one commit."""
-    file = file_of(repo_id, "config.json", subfolder=subfolder, **options)
+def commit_of(
+    repo_id: str, name: str = "config.json", *, subfolder: str = "", **options: Unpack[DownloadOptions]
+) -> str | None:
+    """Resolve a revision of a model, which has a file, to a commit: all files of one load belong to one commit."""
+    file = file_of(repo_id, name, subfolder=subfolder, **options)
     return file.parents[len(Path(subfolder or "").parts)].name if file else None
 
 

@@ -15,6 +15,7 @@ A file registers its entries when it runs (``registries.matchers.register``), an
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
@@ -23,7 +24,9 @@ import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,7 +125,7 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring; for an entry of a plugin, the summary of its distribution."""
+        """The first line of the docstring; of an entry of a plugin without one, the summary of its distribution."""
         return self.about()
 
     @property
@@ -134,6 +137,37 @@ class Entry:
 def first_line(docstring: str | None) -> str:
     """Return the first line of a docstring."""
     return (docstring or "").partition("\n")[0]
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """Parse the file of a module, which is not imported."""
+    top, *inner = module.split(".")
+    spec = find_spec(top)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"no module {module!r}: name the verb of a command as module:function")
+    place = Path(spec.origin).parent.joinpath(*inner) if inner else Path(spec.origin)
+    return ast.parse((place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_bytes())
+
+
+def docstring_in(source: str) -> str:
+    """Read the first line of the docstring of an entry, ``module:attribute``, without importing it.
+
+    A command that is made of a verb shares its docstring; a typer app has a help instead. Empty if there is none.
+    """
+    module, _, name = source.partition(":")
+    for node in reversed(tree_of(module).body):  # a function stands behind its overloads
+        match node:
+            case ast.Assign([ast.Name(found)], ast.Call(keywords=options)) if found == name:
+                given = (each.value for each in options if each.arg == "help")
+                return next((str(text.value) for text in given if isinstance(text, ast.Constant)), "")
+            case ast.ClassDef(found) | ast.FunctionDef(found) if found == name:
+                for each in node.decorator_list:
+                    match each:
+                        case ast.Call(args=[ast.Constant(str(verb))]) if ":" in verb:
+                            return docstring_in(verb)
+                return first_line(ast.get_docstring(node))
+    return ""
 
 
 def entry_of(kind: str, point: EntryPoint) -> Entry:
@@ -158,9 +192,15 @@ def entry_of(kind: str, point: EntryPoint) -> Entry:
                 "uninstall that distribution."
             ) from error
 
+    def about() -> str:
+        try:
+            found = docstring_in(point.value)
+        except (ImportError, OSError, SyntaxError, ValueError):  # which importing it tells
+            found = ""
+        return found or ("" if dist is None else str(dist.metadata.json.get("summary", "")))
+
     return Entry(
-        point.name, point.value, load,
-        about=lambda: "" if dist is None else str(dist.metadata.json.get("summary", "")),
+        point.name, point.value, load, about=about,
         origin=origin, distribution=None if dist is None else (dist.name, dist.version), problem=problem,
     )  # fmt: skip
 
@@ -177,15 +217,27 @@ GONE = {
 
 
 def hint_for(kind: str, name: str) -> str:
-    """Return how to install a name that this installation lacks, or what to do instead, for messages.
-
-    The names in the plugins of this project are in ``distributions.json``, which a test keeps up to date.
-    """
+    """Return how to install a name that this installation lacks, or what to do instead, for messages."""
     if instead := GONE.get(kind, {}).get(name):
         return instead
+    found = distribution_of(kind, name)
+    return f"it comes with {found}: pip install {found}" if found else ""
+
+
+def distribution_of(kind: str, name: str) -> str:
+    """Return the plugin of this project that has a name, or takes the networks of a package; empty if none has it.
+
+    These are in ``distributions.json``, which a test keeps up to date.
+    """
     table = json.loads(Path(__file__).with_name("distributions.json").read_text(encoding="utf-8"))
-    found = (distribution for distribution, names in table.get(kind, {}).items() if name in names.split())
-    return next((f"it comes with {distribution}: pip install {distribution}" for distribution in found), "")
+    return next((plugin for plugin, names in table.get(kind, {}).items() if name in names.split()), "")
+
+
+def plugin_of(*modules: object) -> str:
+    """Say which plugin takes the networks of the packages from which modules come; empty if none does."""
+    packages = {type(module).__module__.partition(".")[0] for module in modules}
+    found = {package: plugin for package in sorted(packages) if (plugin := distribution_of("packages", package))}
+    return "; ".join(f"networks of {each}: pip install {found[each]}, and see its README" for each in found)
 
 
 def installed(kind: str) -> list[Entry]:

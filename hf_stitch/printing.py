@@ -1,4 +1,4 @@
-"""What people read: text of others on terminals, warnings, numbers, and the pages that messages of errors end with."""
+"""What people read: text of others on terminals, warnings, progress, numbers, and the pages that errors name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -35,6 +35,9 @@ Page = Literal[
 ]
 """All pages, each the name of a file in ``docs/errors``."""
 
+SILENT = 60
+"""Seconds after which a job tells of its progress where output goes to a file, and again after as many."""
+
 ADDRESS = "https://github.com/hf-stitch/hf-stitch/blob/main/docs/errors/{}.md"
 
 
@@ -52,6 +55,31 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
             outside = level
         frame = frame.f_back  # type: ignore[assignment]
     warnings.warn(visible(message), category, stacklevel=outside)
+
+
+def progress_bar(label: str | None, total: int, unit: str, done: int = 0, *, leave: bool = True) -> Any:
+    """Return a bar of tqdm, on terminals and in notebooks after three seconds; elsewhere, as in a log, a line a minute.
+
+    Without a label, nothing is shown; ``done`` steps of the total were done before; a terminal can ``leave`` the bar.
+    """
+    from tqdm.auto import tqdm
+
+    given: dict[str, Any] = {"total": total, "initial": done, "desc": label, "unit": unit}
+    bar = tqdm(**given, delay=3, leave=leave, disable=True if label is None else None)  # None: where nobody looks
+    if label is None or not bar.disable:
+        return bar
+    often: dict[str, Any] = {"delay": SILENT, "mininterval": SILENT, "miniters": 1}
+    form = "{desc}: {n_fmt} of {total_fmt} {unit}s, about {remaining} left{postfix}"
+    return tqdm(**given, **often, bar_format=form, file=_Lines(), disable=False)
+
+
+class _Lines(io.TextIOBase):
+    """The file of errors, to which each state of a bar is written as a line."""
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            print(visible(line), file=sys.stderr, flush=True)
+        return len(text)
 
 
 def see(page: Page) -> str:

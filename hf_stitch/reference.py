@@ -185,7 +185,8 @@ class ModelReference(Record):
         if Path(text).expanduser().is_dir():
             folder = Path(text).expanduser().resolve()
             place = folder / str(kwargs.get("subfolder", ""))
-            return cls(str(folder), _library_of(place, whole=task is None), task=task, kwargs=kwargs)
+            library = HUB_DEFAULT if kwargs.get("gguf_file") else _library_of(place, whole=task is None)
+            return cls(str(folder), library, task=task, kwargs=kwargs)
         name, at, revision = text.rpartition("@") if "@" in text else (text, "", "")
         if at and not (name and revision):
             raise ValueError(f"{text!r} has nothing {'after' if name else 'before'} '@'; write 'owner/name@revision'")
@@ -435,8 +436,10 @@ def _library_of(folder: Path, *, whole: bool) -> str:
     if not path.is_file():
         if (folder / PEFT_CONFIG).is_file():
             raise ValueError(adapter_of_peft(folder))
-        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
-        raise ValueError(f"{folder} has no config.json, so it contains no model; found: {found or 'nothing'}")
+        names = sorted(p.name for p in folder.iterdir())
+        gguf = next((f". To load a GGUF file, pass gguf_file={name!r}" for name in names if name.endswith(".gguf")), "")
+        found = ", ".join(names[:8]) or "nothing"
+        raise ValueError(f"{folder} has no config.json, so it contains no model; found: {found}{gguf}")
     with decoding(path):
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict):

@@ -6,20 +6,18 @@ files add entries as :mod:`hf_stitch.plugins` describes.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from pathlib import Path
 from pkgutil import resolve_name
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from hf_stitch.built_ins import BASES, BUILT_INS
 from hf_stitch.options import check, check_names, did_you_mean, options_in
-from hf_stitch.plugins import RUNNING, VARIABLE, Entry, PluginError, first_line, hint_for, installed
+from hf_stitch.plugins import RUNNING, VARIABLE, Entry, PluginError, docstring_in, hint_for, installed
 from hf_stitch.printing import warn
 
 if TYPE_CHECKING:
@@ -56,25 +54,6 @@ def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
     return [kind for kind in kinds if not any(issubclass(other, kind) for other in kinds if other is not kind)]
 
 
-def _docstring(source: str) -> str:
-    """Read the first line of the docstring of a built-in entry, without importing it.
-
-    A command that is made of a verb shares its docstring; a typer app has that of its module.
-    """
-    module, _, name = source.partition(":")
-    root = Path(__file__).parent.joinpath(*module.split(".")[1:])
-    path = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
-    tree = ast.parse(path.read_bytes())
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            for each in node.decorator_list:
-                match each:
-                    case ast.Call(args=[ast.Constant(str(verb))]) if ":" in verb:
-                        return _docstring(verb)
-            return first_line(ast.get_docstring(node))
-    return first_line(ast.get_docstring(tree))
-
-
 class Registry(Generic[T]):
     """A mapping from names to classes or functions of one kind, for example matchers or metrics.
 
@@ -108,7 +87,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._base = base
         self._entries = {
-            name: Entry(name, source, partial(resolve_name, source), partial(_docstring, source))
+            name: Entry(name, source, partial(resolve_name, source), partial(docstring_in, source))
             for name, source in built_ins.items()
         }
 

@@ -166,7 +166,7 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         batch_size: Number of samples per forward pass. Default: 64.
         seed: Seed of all that is drawn: splits, permutations, noise and the resamples of intervals. Default: 0.
-        progress: Whether to show progress bars. Default: yes.
+        progress: Whether to show progress: bars on terminals, else a line a minute. Default: yes.
         accelerator: The ``accelerate.Accelerator`` of the processes, each of which takes a part of the samples and
             returns the same result. Default: created if several were launched (``accelerate launch``).
         checkpoint_dir: Folder for the state of the job, from which a repeated call resumes an interrupted one with

@@ -21,7 +21,7 @@ from rich.text import Text
 from hf_stitch import SimilarityAtlas, load_report, registries
 from hf_stitch.cli.output import Output, as_json
 from hf_stitch.options import checked
-from hf_stitch.printing import Visible, visible, warn
+from hf_stitch.printing import Visible, progress_bar, visible, warn
 from hf_stitch.results import Result
 from hf_stitch.training import History
 from hf_stitch.training.history import Measurement
@@ -192,3 +192,40 @@ def test_a_warning_points_at_the_line_that_called_and_shows_control_characters()
     with pytest.warns(UserWarning) as seen:
         job("x\x1b[2J")
     assert [(each.filename, str(each.message)) for each in seen] == [(__file__, r"unlike x\u001b[2J")]
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+def test_progress_is_a_line_each_minute_where_output_is_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job(label: str | None) -> list[str]:
+        with progress_bar(label, 4, "sample", 1) as bar:
+            for _ in range(3):
+                bar.update()
+                bar.set_postfix(loss="0.5", refresh=False)
+        shown = capsys.readouterr()
+        assert not shown.out
+        return shown.err.splitlines()
+
+    assert job("reading") == []  # within a minute
+    monkeypatch.setattr("hf_stitch.printing.SILENT", 0)
+    lines = job("reading \x1b[2J")
+    assert [re.sub(r"[\d:?]+ left", "… left", line) for line in lines[:3]] == [
+        "reading \\u001b[2J: 1 of 4 samples, about … left", "reading \\u001b[2J: 2 of 4 samples, about … left",
+        "reading \\u001b[2J: 3 of 4 samples, about … left, loss=0.5",
+    ]  # fmt: skip
+    assert "4 of 4 samples" in lines[-1]
+    assert job(None) == []
+
+
+def test_progress_is_a_bar_on_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stderr", screen := Terminal())
+    with progress_bar("reading", 4, "sample") as bar:
+        bar.delay = 0
+        bar.update(2)
+        bar.refresh()
+    assert "\rreading:  50%" in screen.getvalue()

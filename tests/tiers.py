@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-LIMIT = 0.4  # seconds; a listed test leaves the list below half of it, so that noise does not change the list
+LIMIT = 0.3  # seconds; a listed test leaves the list below half of it, so that noise does not change the list
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.preprocess import place_of
+from hf_stitch.plugins import plugin_of
 from hf_stitch.printing import see
 
 SAMPLES: dict[str, tuple[Any, ...]] = {
@@ -38,7 +39,8 @@ class ExampleError(ValueError):
         self.model = model
 
     def __str__(self) -> str:
-        return super().__str__() + see("no-example")
+        text, plugin = super().__str__(), plugin_of(*self.model.modules())
+        return text + (f". For {plugin}" if plugin and "hf_stitch_" not in text else "") + see("no-example")
 
 
 def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: str | None = None) -> dict[str, Any]:
@@ -206,9 +208,10 @@ def _passes_on(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def _names(model: nn.Module) -> list[str]:
-    """Return the names of the arguments of a forward; if it has none, of the first module inside that has some."""
+    """Return the names of the arguments of a forward; if it names none, of the first method inside that does."""
     for module in model.modules():
-        parameters = inspect.signature(module.forward).parameters.values()
-        if names := [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
-            return names
+        for method in (module.forward, getattr(module, "call", None)):  # layers of Keras pass on to call
+            parameters = inspect.signature(method).parameters.values() if method else ()
+            if names := [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
+                return names
     return list(inspect.signature(model.forward).parameters)

@@ -22,6 +22,7 @@ from hf_stitch.adapters.examples import check_runs
 from hf_stitch.adapters.libraries.base import Described, Library
 from hf_stitch.adapters.untrusted import weightless
 from hf_stitch.options import Constraint, check
+from hf_stitch.plugins import plugin_of
 from hf_stitch.reference import FUNCTION, HUB_DEFAULT, MODULES, SENTENCES, ModelReference, as_recorded
 from hf_stitch.registry import most_special, registries
 from hf_stitch.storage.files import reading
@@ -58,6 +59,7 @@ def load(
             (``"Describe the image"``).
         **options: Passed to ``from_pretrained`` of transformers or ``create_model`` of timm (``dtype``,
             ``device_map``, ``num_classes``, …). ``pretrained=False`` gives random weights in both libraries.
+            ``gguf_file`` names a GGUF file in the folder or repository, with its config and tokenizer.
 
     Raises:
         FileNotFoundError: If the model or revision does not exist or is hidden from the token, or if some of its files
@@ -84,13 +86,16 @@ def load(
             f"{type(processor).__name__}"
         )
     if isinstance(model, str | os.PathLike | ModelReference):
-        name = str(model) if isinstance(model, ModelReference) else os.fspath(model)
+        recording = isinstance(model, ModelReference)
+        name = str(model) if recording else os.fspath(model)
+        if not recording and name.endswith(".gguf") and (file := Path(name).expanduser()).is_file():
+            name, options = str(file.parent), {**options, "gguf_file": file.name}
         _check_no_file(name)
         reference = ModelReference.parse(name, task=task, **options)
         files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
         try:
             with reading(files):
-                recorded = isinstance(model, ModelReference) and as_recorded(reference, model)
+                recorded = recording and as_recorded(reference, model)
                 reference = recorded or _whole(reference, options)
                 loaded = _library(reference).load(reference, processor, **options)
                 library = _library(loaded.reference)
@@ -136,7 +141,12 @@ def described(network: Any) -> Described:
 
 def _whole(reference: ModelReference, options: Mapping[str, Any]) -> ModelReference:
     """Return the reference of a name with the library that loads all modules, if a model of the Hub lists some."""
-    if reference.is_local or reference.library != HUB_DEFAULT or reference.task or "subfolder" in options:
+    if (
+        reference.is_local
+        or reference.library != HUB_DEFAULT
+        or reference.task
+        or options.keys() & {"subfolder", "gguf_file"}
+    ):
         return reference
     place, revision = str(reference.id), reference.revision
     access: Any = {key: options[key] for key in hub.DownloadOptions.__annotations__ if key in options}
@@ -213,11 +223,20 @@ def _check_no_file(name: str) -> None:
             "For a network that a record names so, pass the network, as source=… or target=…"
         )
     if path.is_file() or name.endswith(FILES_OF_WEIGHTS):
+        how = (
+            "For a file of weights, create the network and pass it: net.load_state_dict(torch.load(path, "
+            "weights_only=True)); hf_stitch.load(net, example_inputs=…)"
+        )
+        if path.suffix == ".gguf":
+            how = f"For GGUF, name the file, which must exist, or its folder: load(folder, gguf_file={path.name!r})"
+        elif path.suffix == ".onnx":
+            how = (
+                "hf_stitch.same(network, file) compares an export to ONNX with its network; to cut, compare or stitch "
+                "it, load that network"
+            )
         raise ValueError(
             f"{name} is a file, and a network is loaded from a folder (with config.json and its weights) or from the "
-            "Hub. For a file of weights, create the network and pass it: net.load_state_dict(torch.load(path, "
-            "weights_only=True)); hf_stitch.load(net, example_inputs=…). For GGUF, pass what from_pretrained(folder, "
-            "gguf_file=…) of transformers returns"
+            f"Hub. {how}"
         )
 
 
@@ -233,7 +252,9 @@ class Loadable(Constraint):
         return f"a network (a name, an nn.Module, or one of a library that has an adapter: {names})"
 
     def hint(self, value: Any) -> str:
-        """Say what to do about a class or a state dict."""
+        """Say what to do about a class, a state dict, or what a plugin takes."""
+        if plugin := plugin_of(value):
+            return f"for {plugin}"
         if isinstance(value, type):
             return "pass an instance, with its weights"
         if isinstance(value, Mapping) and value and all(isinstance(each, torch.Tensor) for each in value.values()):

@@ -12,10 +12,10 @@ import numpy as np
 from torch import nn
 
 from hf_stitch.adapters import Adapter
+from hf_stitch.analysis.shown import names_of
 from hf_stitch.artefacts.record import SCORED
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import FITTED, held_out
-from hf_stitch.reference import ModelReference
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score as Score
 from hf_stitch.tasks.base import Answers, Task
@@ -59,11 +59,12 @@ class StitchedParts:
         """Describe the parts of a stitched model."""
         found = model.describe()
         width, other = found.widths
+        names = names_of(*({"reference": e.public.to_dict(), "class": e.library} for e in (found.source, found.target)))
         known = [source, target] if model.parents is None else model.parents
         whole = [_count(parent.model) if isinstance(parent, Adapter) else None for parent in known]
         return cls(
-            _name(found.source), found.source_layer, _count(model.source), whole[0], found.source.weights_hash,
-            _name(found.target), found.target_layer, _count(model) - _count(model.source) - _count(model.stitch),
+            names[0], found.source_layer, _count(model.source), whole[0], found.source.weights_hash,
+            names[1], found.target_layer, _count(model) - _count(model.source) - _count(model.stitch),
             whole[1], found.target.weights_hash, f"{found.body['name']}, {width} → {other}", _count(model.stitch),
             {key: value for key, value in found.recipe.items() if key not in (FITTED, SCORED)},
         )  # fmt: skip
@@ -95,10 +96,6 @@ class StitchedParts:
             rest = max(self.target_whole - self.target_parameters, 0)
             found.append(("target", f"target up to {self.target_layer}", rest, "left out"))
         return [*found, ("target", f"target {back}", self.target_parameters, "target")]
-
-
-def _name(network: ModelReference) -> str:
-    return network.public.id or (network.summary or network.library).split(",")[0]
 
 
 def _count(module: nn.Module) -> int:
@@ -222,13 +219,15 @@ class Evaluation(Result):
         return table
 
     def plot(self, figure: str | None = None) -> Figure:
-        """Plot one figure of every predictor with its interval."""
+        """Plot one figure of every predictor that has it, with its interval."""
         from hf_stitch.plots import intervals
 
         name = figure or next(iter(self.scores["stitched"]))
+        rows = {who.replace("_", " "): row[name] for who, row in self.scores.items() if name in row}
+        if not rows:
+            raise KeyError(f"the evaluation has no figure {name!r}; it has {', '.join(self.scores['stitched'])}")
         return intervals(
-            {who.replace("_", " "): (s[name].value, s[name].low, s[name].high) for who, s in self.scores.items()},
-            label=name.replace("_", " "),
+            {who: (score.value, score.low, score.high) for who, score in rows.items()}, label=name.replace("_", " ")
         )
 
     def plot_parts(self) -> Figure:

@@ -16,6 +16,7 @@ from hf_stitch.analysis.resampling import Array, Places, chosen_metric, rows_by_
 from hf_stitch.metrics._rows import Rows, paired
 from hf_stitch.metrics.base import ActivationMetric, Metric, MomentsMetric
 from hf_stitch.options import Natural, Several, checked
+from hf_stitch.printing import progress_bar
 from hf_stitch.results import Result
 
 if TYPE_CHECKING:
@@ -305,23 +306,28 @@ class MaximumTest:
 
 def maximum_test(
     metric: ActivationMetric, x: Sequence[Tensor], y: Sequence[Tensor], *, defined: NDArray[np.bool_] | None = None,
-    permutations: int, seed: int, memory: int,
+    permutations: int, seed: int, memory: int, shown: str | None = None,
 ) -> MaximumTest:  # fmt: skip
-    """Test the similarities of all pairs of layers: one permutation of the samples of y for all pairs."""
+    """Test the similarities of all pairs of layers: one permutation of the samples of y for all pairs.
+
+    ``shown`` is the label of the progress bar, which counts values.
+    """
     random, n = np.random.default_rng(seed), len(x[0])
     orders = [torch.arange(n), *(torch.from_numpy(random.permutation(n)) for _ in range(permutations))]
     known = np.ones((len(x), len(y)), bool) if defined is None else defined
     of_x, of_y = (np.flatnonzero(known.any(axis)) for axis in (1, 0))
     some_x, some_y = [x[int(i)] for i in of_x], [y[int(j)] for j in of_y]
-    found = _by_matrices(metric, some_x, some_y, orders, memory)
-    if found is None:
-        found = np.full((len(orders), len(some_x), len(some_y)), np.nan)
-        kept = max(1, memory // (16 * n * max(rows.shape[1] for rows in some_y)))
-        prepared_y = lru_cache(kept)(lambda j: metric._prepared("y", some_y[j]))
-        for i, defined_here in enumerate(known[np.ix_(of_x, of_y)]):
-            own = metric._prepared("x", some_x[i])
-            for j in np.flatnonzero(defined_here):
-                found[:, i, j] = [metric._permuted(own, prepared_y(j), order) for order in orders]
+    with progress_bar(shown, len(orders) * len(some_x) * len(some_y), "value") as bar:
+        found = _by_matrices(metric, some_x, some_y, orders, memory, bar)
+        if found is None:
+            found = np.full((len(orders), len(some_x), len(some_y)), np.nan)
+            kept = max(1, memory // (16 * n * max(rows.shape[1] for rows in some_y)))
+            prepared_y = lru_cache(kept)(lambda j: metric._prepared("y", some_y[j]))
+            for i, defined_here in enumerate(known[np.ix_(of_x, of_y)]):
+                own = metric._prepared("x", some_x[i])
+                for j in np.flatnonzero(defined_here):
+                    found[:, i, j] = [metric._permuted(own, prepared_y(j), order) for order in orders]
+                    bar.update(len(orders))
     values = np.full((len(orders), *known.shape), np.nan)
     values[np.ix_(np.arange(len(orders)), of_x, of_y)] = found
     values[:, ~known] = np.nan
@@ -345,7 +351,7 @@ def _p_values(observed: Array, null: Array) -> Array:
 
 
 def _by_matrices(
-    metric: ActivationMetric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor], memory: int
+    metric: ActivationMetric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor], memory: int, bar: Any
 ) -> Array | None:
     """Compute all values as inner products of matrices of samples; None if the metric has none, or they are too big."""
     n = len(x[0])
@@ -361,4 +367,5 @@ def _by_matrices(
                 some = orders[first : first + _ORDERS]
                 others = torch.stack([permuted(matrix, order).flatten() for order in some])
                 values[first : first + len(some), start : start + len(block), j] = (others @ block.T).numpy()
+                bar.update(len(some) * len(block))
     return values

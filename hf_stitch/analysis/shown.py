@@ -33,9 +33,20 @@ def ends_of(values: NDArray[np.float64], whole: Ends | None = None) -> Ends | No
 
 def titles_of(a: Mapping[str, Any], b: Mapping[str, Any], sides: tuple[str, str] = ("a", "b")) -> tuple[str, str]:
     """Return titles of axes with the names of networks, from their records."""
-    found = (f"layers of {side}" + (f": {name}" if (name := name_of(of)) else "")
-             for side, of in zip(sides, (a, b), strict=True))  # fmt: skip
+    found = (f"layers of {side}" + (f": {name}" if name else "")
+             for side, name in zip(sides, names_of(a, b), strict=True))  # fmt: skip
     return next(found), next(found)
+
+
+def names_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the names of two networks from their records; revision, size or weights tell those of one name apart."""
+    first, second = name_of(a), name_of(b)
+    for key in ("revision", "summary", "weights_hash"):
+        values = ((side.get("reference") or {}).get(key) or f"no {key}" for side in (a, b))
+        own, other = (value.rpartition(", ")[2].removeprefix("sha256:")[:24] for value in values)
+        if first == second != "" and own != other:
+            return f"{first} ({own})", f"{second} ({other})"
+    return first, second
 
 
 def name_of(side: Mapping[str, Any]) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
+
 from hf_stitch.adapters.cutting.cut import Cut, CutPlan
 from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.surgery import KEPT
@@ -386,6 +388,11 @@ def _check_half(half: dict[str, Any], at: Place) -> None:
             raise (at / "interface" / name).wrong(
                 f"an object with {' and '.join(interface['content'])}", interface[name]
             )
+    for name, row in interface["prompt"].items():
+        try:
+            torch.tensor(row)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise (at / "interface" / "prompt" / name).wrong("nested lists of numbers", row) from None
 
 
 def _rank(outline: dict[str, Any], path: list[Any]) -> int | None:

@@ -29,8 +29,10 @@ class _Listed(TyperCommand):
 
     def __init__(self, name: str) -> None:
         entry = registries.commands.entry(name)
-        origin = "" if entry.origin == "built-in" else f" ({entry.origin})."
-        super().__init__(name, callback=None, help=f"{entry.summary or 'A command'}{origin}")
+        summary = entry.summary or "A command."
+        if entry.origin != "built-in":
+            summary = f"{summary.removesuffix('.')} ({entry.origin})."
+        super().__init__(name, callback=None, help=summary)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         return command_of(str(self.name)).make_context(info_name, args, parent=parent, **extra)

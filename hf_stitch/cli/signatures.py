@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
+
+from hf_stitch.plugins import tree_of
 
 LEAVES = ("Data", "Adapter", "StitchedModel")
 """Types with a meaning of their own on the command line, whose definitions are not looked up."""
@@ -69,7 +68,7 @@ class Parameter:
 def read(verb: str) -> tuple[str, list[Parameter]]:
     """Return the summary of a verb, ``module:function``, and its parameters, with those of the options of its run."""
     module, _, name = verb.partition(":")
-    functions = {each.name: each for each in _tree(module).body if isinstance(each, ast.FunctionDef)}
+    functions = {each.name: each for each in tree_of(module).body if isinstance(each, ast.FunctionDef)}
     if (function := functions.get(name)) is None:
         raise ValueError(f"{module} defines no function {name!r}: name the verb of a command as module:function")
     summary, about = _described(function)
@@ -149,19 +148,9 @@ def in_options(message: str, command: Any) -> str:
     return "".join(parts)
 
 
-@cache
-def _tree(module: str) -> ast.Module:
-    top, *inner = module.split(".")
-    spec = find_spec(top)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"no module {module!r}: name the verb of a command as module:function")
-    place = Path(spec.origin).parent.joinpath(*inner) if inner else Path(spec.origin)
-    return ast.parse((place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_bytes())
-
-
 def _definition(name: str, module: str) -> tuple[ast.expr, str] | None:
     """Return what a name in a module stands for, and the module that says so; nothing for a class."""
-    for each in _tree(module).body:
+    for each in tree_of(module).body:
         match each:
             case ast.Assign([ast.Name(found)], value) if found == name:
                 return value, module
@@ -193,7 +182,7 @@ def _described(node: ast.FunctionDef | ast.ClassDef) -> tuple[str, dict[str, str
 def _of_the_run(options: str) -> Iterator[Parameter]:
     """Return the options of a run that a verb uses, which the description of its ``**options`` names."""
     module = "hf_stitch.running"
-    classes = {each.name: each for each in _tree(module).body if isinstance(each, ast.ClassDef)}
+    classes = {each.name: each for each in tree_of(module).body if isinstance(each, ast.ClassDef)}
     about = _described(classes["RunOptions"])[1]
     for each in classes["Run"].body:
         match each:

@@ -148,7 +148,10 @@ def _choices(candidates: Mapping[str, str]) -> str:
     """Return the calls that choose one of several columns, in Python and on the command line."""
     named = [(kind, name) for name, kind in candidates.items() if kind in ("image", "text")]
     if not named:
-        return "Samples.of([row[name] for row in data])"
+        return (
+            "Samples.of([row[name] for row in data]). A sample is one tensor: networks that read several (packed "
+            "patches with their coordinates) take images instead, or inputs one batch at a time, adapter.encode(inputs)"
+        )
     kind, name = named[0]
     return f"Samples.of(data, {kind}={name!r}), or --{kind} {name} on the command line"
 

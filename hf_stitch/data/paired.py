@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hf_stitch.data.samples import Batch, Samples, check_same_order
+from hf_stitch.printing import progress_bar
 from hf_stitch.running import Run
 
 
@@ -91,11 +92,8 @@ class PairedSamples:
         Yields:
             Number of samples including the batch, and the batch of each network.
         """
-        from tqdm.auto import tqdm
-
         own = self.of_process(run)
-        hide = True if run.shown(label) is None else None  # None: shown on terminals only
-        with tqdm(total=len(own), initial=done, desc=label, unit="sample", delay=3, disable=hide) as bar:
+        with progress_bar(run.shown(label), len(own), "sample", done) as bar:
             if done >= len(own):
                 return
             rest = own.select(range(done, len(own))) if done else own

@@ -21,7 +21,7 @@ import numpy as np
 from hf_stitch.data.columns import NUMBERS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
 from hf_stitch.options import Constraint, Count, Natural, Within, check, checked
-from hf_stitch.printing import see, warn
+from hf_stitch.printing import progress_bar, see, warn
 
 Share = Annotated[float, Within(0, 1, above=True)]
 
@@ -362,15 +362,13 @@ class Samples:
 
         Args:
             batch_size: Samples per batch.
-            progress: Label of a progress bar, which is shown on terminals after three seconds. None: no bar.
+            progress: Label of a progress bar, which is shown on terminals after three seconds; elsewhere, a line tells
+                of the progress each minute. None: no bar.
         """
         return self._batches(batch_size, progress)
 
     def _batches(self, batch_size: int, progress: str | None) -> Iterator[Batch]:
-        from tqdm.auto import tqdm
-
-        hide = True if progress is None else None  # None: shown on terminals only
-        with tqdm(total=len(self), desc=progress, unit="sample", delay=3, disable=hide) as bar:
+        with progress_bar(progress, len(self), "sample") as bar:
             for start in range(0, len(self), batch_size):
                 part = Samples(self._source, self._positions[start : start + batch_size])
                 samples = self._source.read(part._positions)

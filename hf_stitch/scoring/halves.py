@@ -20,6 +20,7 @@ from hf_stitch.pairs import Pair
 from hf_stitch.pairs.pair import Ran, check_finite
 from hf_stitch.printing import warn
 from hf_stitch.reference import ModelReference, weights_hash
+from hf_stitch.relative import RelativeProjection
 from hf_stitch.representation import Representation
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Whole, logits_of
@@ -210,6 +211,11 @@ def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> No
 
 def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
     """Return the whole target network of a stitched model; warn if the one that is given is another."""
+    if target is None and isinstance(stitched.stitch.body, RelativeProjection):
+        raise ValueError(
+            "the head of a relative model reads similarities to anchors, so that it is no whole target: pass target=, "
+            "to hf_stitch.evaluate the model with its first encoder, to others a network that reads samples"
+        )
     if target is None:
         return stitched.parent("target")
     given = load(target)
@@ -231,6 +237,15 @@ def scored_target(stitched: StitchedModel, target: Any = None) -> Adapter:
     return whole
 
 
+def _has_first_encoder(stitched: StitchedModel) -> bool:
+    """Return whether a head on vectors is behind the encoder with which :func:`hf_stitch.relative_model` joined it."""
+    recipe, source = stitched.config.recipe or {}, stitched.config.source
+    if (space := recipe.get("space")) is None or "matcher" in recipe:
+        return False
+    first, own = (ModelReference.from_dict(each["reference"]).public for each in (space, source))
+    return first == own and space["layer"] == source["cut"]["layer"]
+
+
 def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[str]]:
     """Compare a network with the recorded target of a stitched model."""
     record = (stitched.config.target or {}).get("reference")
@@ -240,7 +255,9 @@ def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[st
 
 
 def reference(stitched: StitchedModel, target: Any = None) -> Whole:
-    """Return the reference that predictors are compared with: the whole target, or a stitched model given instead."""
+    """Return what predictors are compared with: the target, a stitched model given instead, or a relative model."""
+    if target is None and _has_first_encoder(stitched):
+        target = stitched
     if not isinstance(target, StitchedModel):
         return scored_target(stitched, target)
     for each in (stitched, target):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_stitch.printing import progress_bar
 from hf_stitch.running import Processes
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -232,11 +233,9 @@ def train(
     the last step. A stitch whose loss is NaN or infinite is trained no further, and the others go on. If no stitch
     goes on, the last saved state is kept.
     """
-    from tqdm.auto import tqdm
-
     every, samples = accelerator.gradient_accumulation_steps, len(prepared.samples)
     last, per_epoch = schedule.feature_steps + schedule.max_steps, math.ceil(samples / (schedule.batch_size * every))
-    hide = None if progress and accelerator.is_main_process else True
+    label = "training" if progress and accelerator.is_main_process else None
     with _prepared(accelerator, processes, stitches, schedule) as (model, optimizer):
         run = Progress(stitches, optimizer, accelerator.scaler, schedule.patience)
         step = 0
@@ -245,7 +244,7 @@ def train(
         accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
         if callback is not None and step == 0:
             callback(0, stitches.trained)
-        with tqdm(total=last, initial=step, desc="training", unit="step", delay=3, disable=hide) as bar:
+        with progress_bar(label, last, "step", step) as bar:
             for parts in schedule.batches(samples, step, every, processes):
                 if step >= last or not bool(run.active.any()):
                     break

@@ -70,7 +70,8 @@ def evaluate(
             :meth:`hf_stitch.Samples.of` accepts. Samples that it was fitted to are recognised by their content; a
             warning and the result state their share.
         target: The whole target network. Default: the network from which the model was made, or the one that its config
-            names. After :func:`hf_stitch.swap`, this can also be the stitched model with its original encoder.
+            names; of a relative model with its first encoder, the model itself. After :func:`hf_stitch.swap`, this can
+            also be the stitched model with its original encoder.
         source: The whole source network, for its score. Default: the network from which the model was made, if it is in
             memory; it is never downloaded for a baseline. What is missing is stated in ``Evaluation.left_out``.
             Refused for models without a head.

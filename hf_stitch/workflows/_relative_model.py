@@ -123,8 +123,7 @@ def relative_model(
             means = {"body": body(vectors).mean(0)}
         joint = StitchingLayer(source.spec(layer), RepresentationSpec("bd", width), pooling, body, means=means)
         recipe = {"anchors": known.fingerprint, "pooling": pooling, "samples": len(known), "versions": versions()}
-        if similarities is None:
-            recipe["space"] = as_space(source.pinned, layer, pooling)
+        recipe["space"] = as_space(source.pinned, layer, pooling)
         model = join(source, layer, joint.to(source.device), target, entry, task=task, recipe=recipe)
         model.parents = None  # training changes the model's own copy of the head, not the head that was given
         model.anchors = known

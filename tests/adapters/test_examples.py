@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,34 @@ def bert() -> Any:
     return hf.BertModel(hf.BertConfig(**BERT)).eval()
 
 
+class Called(nn.Module):
+    """A network whose forward takes anything and passes it on to another method, as those of Keras do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return self.second(self.first(inputs).relu())
+
+
+class Listed(Called):
+    """A network with layers in a list, which are no submodules, and perhaps one before them."""
+
+    def __init__(self, *, stem: bool) -> None:
+        super().__init__()
+        self.layers, self.stem = [nn.Linear(4, 4), nn.Linear(4, 4)], stem
+
+    def call(self, inputs: Tensor) -> Tensor:
+        inputs = self.first(inputs) if self.stem else inputs
+        for layer in self.layers:
+            inputs = layer(inputs).relu()
+        return self.second(inputs)
+
+
 RESNET, PIXELS = "timm:resnet10t", torch.randn(2, 3, 64, 64)
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "an array": (Two, {"example_inputs": X.numpy()}, "a tensor, a tuple .* or a dict .*ndarray"),
@@ -54,6 +83,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "content": (Two, {"example_inputs": X, "content": "y"}, "content must be one of x, .* got 'y'"),
     "content of timm": (lambda: RESNET, {"pretrained": False, "content": "pixels"}, "one of x, .* got 'pixels'"),
     "content of transformers": (bert, {"content": "y"}, "an argument of BertModel, got 'y'; it takes input_ids, "),
+    "a network of a plugin": (
+        lambda: nn.Sequential(type("GCNConv", (nn.Linear,), {"__module__": "torch_geometric.nn.conv"})(4, 4)), {},
+        "For networks of torch_geometric: pip install hf-stitch-graphs, and see its README",
+    ),
     "lazy weights": (lambda: nn.Sequential(nn.LazyLinear(4)), {"example_inputs": X}, "module '0' .* has lazy weights"),
     "a mistyped name of timm": (lambda: "timm:rexnt_100", {}, "did you mean 'rexnet_100'"),
     "a head of timm": (lambda: RESNET, {"task": "text-classification", "pretrained": False}, "head of timm:resnet10t"),
@@ -76,6 +109,27 @@ def test_what_does_not_fit_a_network_is_refused(case: str) -> None:
 @pytest.mark.parametrize("example", [X, (X, 2.0), {"x": X, "scale": 2.0}])
 def test_an_example_is_a_tensor_a_tuple_or_a_mapping(example: Any) -> None:
     assert hf_stitch.load(Two(), example_inputs=example).layers == ("first", "second")
+
+
+def test_an_example_has_the_name_of_the_method_that_is_called() -> None:
+    adapter = hf_stitch.load(Called(), example_inputs=X)
+    assert (adapter.interface.content, adapter.layers) == (("inputs",), ("first",))
+
+
+def test_layers_that_are_no_submodules_are_named() -> None:
+    message = r"Listed runs modules that are none of its submodules \(in layers\).*keep them .* in an nn\.ModuleList"
+    with pytest.raises(ValueError, match=message):
+        hf_stitch.load(Listed(stem=False), example_inputs=X).layers  # noqa: B018
+    with pytest.warns(UserWarning, match=message):
+        assert hf_stitch.load(Listed(stem=True), example_inputs=X).layers == ("first",)
+
+
+def test_modules_aside_are_no_layers() -> None:
+    network = Called()
+    network.aside = {"a submodule": network.first, "what does not run": nn.Linear(2, 2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert hf_stitch.load(network, example_inputs=X).layers == ("first",)
 
 
 def test_examples_of_timm_and_transformers() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
+import timm.data
 import torch
 import transformers
 from PIL import Image
@@ -100,6 +102,35 @@ def test_values_of_an_unknown_range_are_refused(wrong: Any, message: str) -> Non
 def test_processors_of_both_libraries_refuse_them(processor: Any) -> None:
     with pytest.raises(ValueError, match="image 0 has mode 'I', whose range"):
         pixels(processor, INTEGERS)
+
+
+@pytest.mark.parametrize(("architecture", "mode"), [("resnet10t", "L"), ("test_vit", "RGB"), ("test_vit", "RGBA")])
+def test_a_timm_network_of_one_channel_gets_grey_images(architecture: str, mode: str) -> None:
+    """Its mean and deviation are those over the channels of the pretrained weights."""
+    model = timm.create_model(architecture, in_chans=1, num_classes=3).eval()
+    adapter, image = hf_stitch.load(model), Image.fromarray(COLOURS).convert(mode)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    mean, std = (np.mean(model.pretrained_cfg[key]) for key in ("mean", "std"))
+    transform.transforms[-1] = lambda grey: (grey - mean) / std
+    [found] = adapter.preprocess([image])["x"]
+    assert torch.allclose(found, transform(image.convert("L")), atol=1e-6)
+    assert len(adapter.layers) > 1
+
+
+def test_images_do_not_fill_four_channels() -> None:
+    adapter = hf_stitch.load(timm.create_model("resnet10t", in_chans=4).eval())
+    assert adapter.example["x"].shape[1] == 4 and len(adapter.layers) == 4
+    with pytest.raises(ValueError, match=r"takes 4 channels, and images give 1 .* pass processor="):
+        adapter.preprocess([Image.fromarray(COLOURS)])
+
+
+@pytest.mark.parametrize("wraps", [False, True], ids=["network", "features"])
+def test_the_size_of_a_timm_network_is_that_of_its_construction(wraps: bool) -> None:
+    """ResMLP keeps no size in its patch embedding."""
+    model = timm.create_model("resmlp_12_224", img_size=32, in_chans=1, features_only=wraps)
+    adapter = hf_stitch.load(model.eval())
+    assert adapter.example["x"].shape == (2, 1, 32, 32)
+    adapter.forward(adapter.preprocess([Image.fromarray(COLOURS)]))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "PA", "LA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import gguf_files
 import pytest
 import timm
 import torch
@@ -63,6 +65,43 @@ def test_a_timm_folder_with_its_transform(tmp_path: Path) -> None:
     assert inputs["x"].shape[1] == 1
     with torch.no_grad():
         assert torch.equal(adapter.forward(inputs), model(inputs["x"]))
+
+
+def test_a_gguf_file_has_everything(tmp_path: Path) -> None:
+    """Weights, config and tokenizer come from it: no other file is in the folder."""
+    pytest.importorskip("transformers.integrations.gguf")
+    model = gguf_files.lfm2()
+    gguf_files.write(model, tmp_path / "tiny-F32.gguf")
+    adapter, by_file = hf_stitch.load(tmp_path, gguf_file="tiny-F32.gguf"), hf_stitch.load(tmp_path / "tiny-F32.gguf")
+    assert by_file.reference == adapter.reference and by_file.pinned.weights_hash == adapter.pinned.weights_hash
+    assert (type(adapter.model), adapter.task) == (hf.Lfm2ForCausalLM, "text-generation")
+    inputs = adapter.preprocess(["a good film", "no"])
+    assert inputs["attention_mask"].sum(1).tolist() == [11, 2]
+    with torch.no_grad():
+        assert torch.equal(adapter.forward(inputs).logits, model(**inputs, use_cache=False).logits)
+    assert adapter.layers == ("model.layers.0", "model.layers.1", "model.layers.2")
+    assert type(hf_stitch.load(tmp_path, task="feature-extraction", gguf_file="tiny-F32.gguf").model) is hf.Lfm2Model
+    drawn = hf_stitch.load(tmp_path, gguf_file="tiny-F32.gguf", pretrained=False)
+    assert drawn.pinned.config == adapter.pinned.config and drawn.pinned.weights_hash != adapter.pinned.weights_hash
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("", {}, r"no config\.json.*To load a GGUF file, pass gguf_file='tiny\.gguf'"),
+        ("other.gguf", {}, r"other\.gguf is a file.*which must exist.*gguf_file='other\.gguf'"),
+        ("", {"gguf_file": "other.gguf"}, r"other\.gguf"),
+        ("tiny.gguf", {}, r"tiny\.gguf does not start with the GGUF magic"),
+    ],
+    ids=["no name", "another name", "another file", "damaged"],
+)
+def test_a_gguf_file_that_cannot_be_loaded_is_named(
+    name: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers.integrations.gguf")
+    (tmp_path / "tiny.gguf").write_bytes(b"none")
+    with pytest.raises((ValueError, OSError), match=message):
+        hf_stitch.load(tmp_path / name, **options)
 
 
 def test_a_timm_network_whose_arguments_are_unknown_cannot_be_rebuilt() -> None:

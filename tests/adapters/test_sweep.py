@@ -102,6 +102,25 @@ def test_cuts_in_a_row(how: str) -> None:
         )
 
 
+@pytest.mark.parametrize("how", [how for how in GLUE if len(GLUE[how][1]) < 5])
+def test_a_refusal_proposes_cuts_alone(how: str) -> None:
+    glue, cuts = GLUE[how]
+    adapter = hf_stitch.load(Row(glue), example_inputs=torch.randn(2, 8))
+    refused = next(place for place in range(5) if place not in cuts)
+    proposed = adapter.verify_cut(f"blocks.{refused}").reason.partition("Cut instead at: ")[2].split(", ")
+    assert {name for name in proposed if name.startswith("blocks")} == {f"blocks.{place}" for place in cuts}
+    assert adapter.layers == tuple(filter(None, proposed))
+
+
+def test_a_name_that_does_not_exist_is_answered_without_a_verification() -> None:
+    adapter = hf_stitch.load(Row(GLUE["a comparison"][0]), example_inputs=torch.randn(2, 8))
+    with pytest.raises(hf_stitch.NotACutError, match=r"Candidates, not verified yet: blocks\.0, blocks\.1, "):
+        adapter.spec("blocks.5")
+    assert adapter.layers == ("blocks.0", "blocks.3", "blocks.4")
+    with pytest.raises(hf_stitch.NotACutError, match=r"(?m)Cuts: blocks\.0, blocks\.3, blocks\.4$"):
+        adapter.spec("blocks.6")
+
+
 @pytest.mark.parametrize("name", ["cnn", "deit", "swin", "bert", "gpt2", "t5"])
 def test_plans_are_those_of_cuts_verified_alone(name: str) -> None:
     together, alone = (adapted(name, build(name, 0)) for _ in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,49 @@ def test_hooks_and_modules_are_restored_when_the_model_raises() -> None:
     assert model.bn1.training
     assert model.bn1.num_batches_tracked == 0
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+class Padded(nn.Module):
+    """User code that looks for padding among its token ids, as ESM-2 of fair-esm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8, padding_idx=1)
+        self.blocks, self.head = nn.ModuleList([Block(), Block()]), nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padding = tokens.eq(self.embedding.padding_idx)
+        x, real = self.embedding(tokens), None if not padding.any() else ~padding[..., None]
+        for block in self.blocks:
+            x = block(x) if real is None else block(x) * real
+        return self.head(x)
+
+
+def test_user_code_that_looks_for_padding_is_cut() -> None:
+    network, tokens = Padded().eval(), torch.tensor([[3, 4, 5, 1, 1], [3, 4, 5, 6, 7]])
+    adapter = hf_stitch.load(network, example_inputs=torch.randint(2, 20, (2, 6)))
+    assert adapter.layers == ("blocks.0", "blocks.1")
+    for layer in adapter.layers:
+        encoded = adapter.encode(tokens, layer)[layer]
+        assert set(encoded.context["tokens"].unique().tolist()) == {adapter.interface.filler_id, 1}
+        assert torch.equal(adapter.decode(encoded, layer), network(tokens))
+
+
+def test_an_attention_without_gradients_is_named() -> None:
+    """That of flex_attention has none on CPUs, and the trace needs them."""
+
+    def attend(self: Any, x: Tensor) -> Tensor:
+        if x.requires_grad and self.config._attn_implementation == "flex_attention":
+            raise NotImplementedError("no backward on CPU.")
+        return self.second(self.first(x))
+
+    network = Code(attend, first=nn.Linear(4, 4), second=nn.Linear(4, 2))
+    network.config = SimpleNamespace(_attn_implementation="flex_attention")  # type: ignore[assignment]
+    adapter = hf_stitch.load(nn.Sequential(network), example_inputs=torch.randn(2, 4))
+    with pytest.raises(ValueError, match=r'on CPU\. Its attention is flex_.*load it with attn_implementation="sdpa"'):
+        adapter.layers  # noqa: B018
+    network.config._attn_implementation = "sdpa"  # type: ignore[union-attr]
+    assert adapter.layers == ("0",)
 
 
 def test_encode_stops_at_the_deepest_layer_and_decode_skips_earlier_layers() -> None:

@@ -225,6 +225,29 @@ def test_an_audit_converts_to_text_figure_and_pandas(direct: Audit) -> None:
     assert {"dose", "aupr", "halves", "coloured 0.3"} <= set(direct.to_pandas()["figure"])
 
 
+def test_samples_of_another_size_are_named(images: Any, net: Any) -> None:
+    samples, small = Samples.of(images), torch.randn(20, 3, 24, 24)
+    grids = {"detectors": ["knn:k=2"], "layers_a": ["layer2.0"], "layers_b": ["layer2.0"], "resamples": 2}
+    for family, layer, message in (
+        ("cnn", "layer2.0", r"for sample 0 of {}, but .* all need one size"),
+        ("vit", "vit.layers.1", r"ViTForImageClassification does not run on {} \(.*pass samples in the form"),
+    ):
+        target = net(family)
+        model = hf_stitch.stitch(
+            target, target, samples, source_layer=layer, target_layer=layer, matcher="identity", progress=False
+        )
+        grid = {**grids, "layers_a": [layer], "layers_b": [layer]}
+        with pytest.raises(ValueError, match=message.format("far_data")):
+            hf_stitch.audit(model, samples, far_data=small, detectors=["knn:k=2"], progress=False)
+        with pytest.raises(ValueError, match=message.format("far_data")):
+            hf_stitch.stitch_grid(target, target, samples, far_data=small, progress=False, **grid)
+        with pytest.raises(ValueError, match=message.format("auxiliary_data")):
+            options = {**grid, "detectors": ["energy"]}
+            hf_stitch.stitch_grid(target, target, samples, auxiliary_data=small, progress=False, **options)
+    with pytest.raises(ValueError, match="does not run on the data to which detectors are fitted"):
+        hf_stitch.audit(model, samples, train_data=small, detectors=["knn:k=2"], progress=False)
+
+
 REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda p: audit(p.stitched, p, min_relative_accuracy=0), "min_relative_accuracy must be .* > 0 and <= 1, got 0"),
     (lambda p: audit(p.stitched, p, max_dose=-1), "max_dose must be .* >= 0, got -1"),

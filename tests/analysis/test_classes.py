@@ -39,17 +39,19 @@ def network(*names: str) -> hf_stitch.Adapter:
 
 
 class Vectors(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Samples of three classes in turn, each with a unit vector."""
+    """Samples of classes in turn, each with a unit vector."""
 
-    classes = ("dog", "cow", "pig")
+    def __init__(self, names: list[str], samples: dict[str, int]) -> None:
+        self.classes, self._samples = names, list(samples.items())
 
     def __len__(self) -> int:
-        return 60
+        return 20 * len(self._samples)
 
     def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
         if place >= len(self):
             raise IndexError
-        return torch.eye(8)[place % 3] + 1e-3 * place, place % 3
+        name, unit = self._samples[place % len(self._samples)]
+        return torch.eye(8)[unit] + 1e-3 * place, self.classes.index(name)
 
 
 def data(names: list[str], classes: list[str]) -> Dataset:
@@ -86,6 +88,7 @@ def test_names_are_matched_if_one_side_has_all_of_the_other(
     assert "matched by name" in message
     with pytest.warns(UserWarning, match="matched by name"):
         found = numbered_as(samples, config(*theirs))
+        assert numbered_as(samples.select([1]), config(*theirs)).labels == numbers[1:2]  # classes may be absent
     assert found.labels == numbers * 20 and found.fingerprint == samples.fingerprint
     assert [found.label_names[number] for number in numbers] == [
         {"cat": next(t for t in theirs if t.lower() == "cat")}.get(name, name) for name in names
@@ -109,8 +112,22 @@ def test_other_names_are_compared_by_number_with_a_warning(theirs: list[str]) ->
 PAIR = {"source_layer": "body", "target_layer": "body", "task": "image-classification", "progress": False}
 
 
+@pytest.mark.parametrize("matcher", ["identity", TaskLoss(epochs=1, labels="hard", initial="identity", lr=1e-6)])
+def test_a_superset_of_names_is_scored_by_name_and_a_class_of_its_own_refused(matcher: Any) -> None:
+    net, names = network("dog", "cat"), ["bird", "cat", "dog"]
+    with pytest.warns(UserWarning, match="matched by name"):
+        made = hf_stitch.stitch(net, net, Vectors(names, {"dog": 0, "cat": 1}), matcher=matcher, **PAIR)
+    assert made.evaluation is not None and made.evaluation.scores["target"]["accuracy"].value == 1
+    with (
+        pytest.warns(UserWarning, match="matched by name"),
+        pytest.raises(ValueError, match="sample 2 has label 2, and the target predicts classes 0 to 1"),
+    ):
+        hf_stitch.evaluate(made, Vectors(names, {"dog": 0, "cat": 1, "bird": 1}), progress=False)
+
+
 def test_every_verb_warns_of_other_classes() -> None:
-    net, animals = network("zebra", "ant", "cat"), Vectors()
+    net = network("zebra", "ant", "cat")
+    animals = Vectors(["dog", "cow", "pig"], {"dog": 0, "cow": 1, "pig": 2})
     with pytest.warns(UserWarning, match=BY_NUMBER):
         made = hf_stitch.stitch(net, net, animals, matcher="identity", **PAIR)
     fitted = hf_stitch.stitch(net, net, [vector for vector, _ in animals], matcher="ridge", **PAIR)

@@ -316,7 +316,7 @@ def test_no_donor_of_noise_is_in_both_folds(kind: str) -> None:
 def test_activations_in_memory_and_in_a_file_are_the_same() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 2))
     network = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
-    data = [hf_stitch.Samples.of(torch.randn(n, 3, 8, 8)) for n in (7, 5)]
+    data = {f"{n} samples": hf_stitch.Samples.of(torch.randn(n, 3, 8, 8)) for n in (7, 5)}
     options: Any = {"view": "none", "run": Run(batch_size=3), "task": task_named(None)}
     kept = {layer: parts for layer, parts in recorded(network, ["0", "2"], data, **options)}
     for memory, runs in ((2**31, 1), (12 * 4 * 36 * 4, 2), (10, 2)):
@@ -348,8 +348,8 @@ def test_batches_from_a_file_are_on_the_device_of_the_network_with_their_masks()
 def test_samples_of_another_size_are_refused() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 2))
     network = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
-    data = [hf_stitch.Samples.of(torch.randn(5, 3, side, side)) for side in (8, 9)]
-    with pytest.raises(ValueError, match=r"'0' outputs bchw 4 7x7 for sample .*, but bchw 4 6x6 for the first samples"):
+    data = {name: hf_stitch.Samples.of(torch.randn(5, 3, side, side)) for name, side in (("known", 8), ("far_data", 9))}
+    with pytest.raises(ValueError, match=r"'0' outputs bchw 4 7x7 for sample 0 of far_data, but bchw 4 6x6 for the"):
         list(recorded(network, ["0"], data, "none", Run(4), task_named(None)))
 
 

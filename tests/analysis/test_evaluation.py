@@ -188,6 +188,12 @@ def test_an_evaluation_converts_to_pandas_text_and_figure(case: Any) -> None:
         assert word in str(case.scored)
     (axes,) = case.scored.plot("agreement").axes
     assert [text.get_text() for text in axes.get_yticklabels()] == [who.replace("_", " ") for who in case.scored.scores]
+    for figure in case.scored.scores["stitched"]:  # of those that have it
+        shown = [text.get_text() for text in case.scored.plot(figure).axes[0].get_yticklabels()]
+        assert shown == [who.replace("_", " ") for who, row in case.scored.scores.items() if figure in row]
+    assert "chance" not in [text.get_text() for text in case.scored.plot("kl_divergence").axes[0].get_yticklabels()]
+    with pytest.raises(KeyError, match=r"the evaluation has no figure 'f1'; it has accuracy, .*, kl_divergence"):
+        case.scored.plot("f1")
 
 
 # -- target --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,26 @@ def layers(n: int, *widths: int, seed: int) -> list[Tensor]:
 def cka(x: np.ndarray, y: np.ndarray) -> float:
     x, y = x - x.mean(0), y - y.mean(0)
     return float((x.T @ y).__pow__(2).sum() / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y))
+
+
+@pytest.mark.parametrize("metric", ["procrustes", "linear_cka"])
+def test_a_long_test_says_what_it_takes_and_how_far_it_is(
+    metric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = layers(18, 3, 8, seed=0), layers(18, 4, 6, 5, seed=1)
+    a, b = (Activations({str(i): rows for i, rows in enumerate(side)}, range(18)) for side in (x, y))
+    compare(a, b, metrics=[metric], permutations=19)
+    assert not capsys.readouterr().err
+    for place in ("printing", "analysis.comparison.comparing"):
+        monkeypatch.setattr(f"hf_stitch.{place}.SILENT", 0)
+    compare(a, b, metrics=[metric], permutations=19)
+    told = capsys.readouterr().err.splitlines()
+    assert re.match(r"19 permutations of 2 × 3 pairs of layers take about \S+ minutes, after the samples are", told[0])
+    assert any(line.startswith("comparing: 18 of 18 samples") for line in told)
+    assert any(line.startswith(f"permuting, {metric}: ") for line in told)
+    assert f"permuting, {metric}: 120 of 120 values" in told[-1]
+    compare(a, b, metrics=[metric], permutations=19, progress=False)
+    assert not capsys.readouterr().err
 
 
 def test_p_values_equal_those_of_numpy() -> None:

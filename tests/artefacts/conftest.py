@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-import hf_stitch
 from hf_stitch import StitchedModel
 
-from tiny_networks import LAYERS  # isort: skip
+from tiny_networks import LAYERS, stitched  # isort: skip
 
 
 @pytest.fixture(scope="session")
 def of_images(net: Any, images: Any) -> StitchedModel:
     """A stitched model of images, which no test changes."""
-    ends = {"source_layer": LAYERS["cnn"], "target_layer": LAYERS["vit"]}
-    return hf_stitch.stitch(net("cnn"), net("vit", 1), images, matcher="ridge", progress=False, **ends)
+    model: StitchedModel = stitched(net("cnn"), net("vit", 1), images, (LAYERS["cnn"], LAYERS["vit"]))
+    return model
 
 
 @pytest.fixture(scope="session")

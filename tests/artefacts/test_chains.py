@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,7 +16,7 @@ from hf_stitch_testing import check_adapter
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch import Adapter, StitchedModel, load
+from hf_stitch import Adapter, StitchedModel, Stitcher, load
 from hf_stitch.adapters import ExampleError
 from hf_stitch.artefacts import Description
 from hf_stitch.artefacts.joining import join
@@ -78,51 +80,27 @@ def test_both_ways_to_build_a_chain_of_three_networks_give_the_same_bits(
 
 @pytest.mark.parametrize("families", CHAINS, ids="-".join)
 def test_layers_of_a_chain_have_the_names_of_their_own_networks_and_are_cuts(families: tuple[str, str, str]) -> None:
-    ab, left, right = (load(model) for model in chains(families))
+    _, left, right = (load(model) for model in chains(families))
+    data = samples(families[0])
     first, (la, lb, lc) = FIRST[families[1]], (LAYERS[family] for family in families)
     for adapter, ends in (
-        (ab, (f"source.{la}", f"target.{first}", f"target.{lb}")),
         (left, (f"source.source.{la}", f"source.target.{first}", f"source.target.{lb}", f"target.{lc}")),
         (right, (f"source.{la}", f"target.source.{first}", f"target.source.{lb}", f"target.target.{lc}")),
     ):
         assert set(ends) <= set(adapter.layers), adapter.candidates
         assert not any(".model.source" in name or ".model.target" in name for name in adapter.layers)
-        x = adapter.preprocess(samples(families[0])[:3])
-        found = adapter.encode(x, ends)
-        whole = adapter.forward(x).logits
-        for name in ends:
-            assert adapter.layer_name(adapter.module_name(name)) == name
-            assert torch.equal(adapter.decode(found[name], name).logits, whole), name
+        assert all(adapter.layer_name(adapter.module_name(name)) == name for name in ends)
+        x = adapter.preprocess(data[:3])
+        for name, found in adapter.encode(x, ends).items():
+            assert torch.equal(adapter.decode(found, name).logits, adapter.forward(x).logits), name
+    check_adapter(left, left.preprocess(data[:3]), left.preprocess(data[3:8]))
     assert Description.of(chains(families)[1].config.to_dict(), whole=True).source_layer == f"target.{lb}"
-
-
-@pytest.mark.parametrize("families", CHAINS, ids="-".join)
-def test_a_chain_satisfies_the_contract_of_adapters(families: tuple[str, str, str]) -> None:
-    adapter, data = load(chains(families)[1]), samples(families[0])
-    check_adapter(adapter, adapter.preprocess(data[:3]), adapter.preprocess(data[3:8]))
 
 
 def test_decoding_the_last_network_of_a_chain_skips_the_others() -> None:
     adapter = load(chains(CHAINS[1])[1])
     stubs = adapter.cut("target.transformer.h.2")[1].stubs
     assert {"source.model.source.model.transformer.h.0", "source.model.target.model.model.layers.1.inner"} <= set(stubs)
-
-
-def test_a_chain_of_user_code_equals_plain_torch() -> None:
-    torch.manual_seed(0)
-    nets = [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(3)]
-    data = torch.randn(60, 4)
-    a, b, c = (load(net, example_inputs=data[:2]) for net in nets)
-    ab = hf_stitch.stitch(a, b, data, source_layer="1", target_layer="1", task=None, progress=False)
-    abc = hf_stitch.stitch(load(ab), c, data, source_layer="target.3", target_layer="1", task=None, progress=False)
-    maps: Any = [ab.stitch.body, abc.stitch.body]
-    with torch.no_grad():
-        hidden = nets[0][:2](data) @ maps[0].weight.T + maps[0].bias
-        hidden = nets[1][2:4](hidden) @ maps[1].weight.T + maps[1].bias
-        expected = nets[2][2:](hidden)
-        torch.testing.assert_close(abc(input=data), expected, rtol=1e-5, atol=1e-6)
-        assert load(abc).interface.content == ("input",)  # the name of the first network, not pixel_values
-        torch.testing.assert_close(load(abc).forward(data), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_saved_chain_of_language_models_generates_the_same_with_and_without_its_cache(tmp_path: Path) -> None:
@@ -147,15 +125,12 @@ def test_an_image_chain_takes_the_size_for_which_its_source_was_cut_each_time(tm
         assert "target.vit.layers.1" in adapter.layers
     assert list(load(ab, example_inputs={"pixel_values": torch.randn(2, 3, SIZE, SIZE)}).example) == ["x"]
     cut = r"cut at 'layer2.0' for x of the shape \(3, 32, 32\), got \(3, 64, 64\)"
+    task = "for the task image-classification, got task='text-generation'"
     for job, error, message in (
         (lambda: load(ab, example_inputs=torch.randn(2, 3, 64, 64)).layers, ValueError, cut),
         (lambda: load(ab, content="pixel_values"), ExampleError, "content must be 'x'"),
         (lambda: load(str(tmp_path), pretrained=False), TypeError, "no option 'pretrained'"),
-        (
-            lambda: load(str(tmp_path), task="text-generation"),
-            ValueError,
-            "for the task image-classification, got task='text-generation'",
-        ),
+        (lambda: load(str(tmp_path), task="text-generation"), ValueError, task),
     ):
         with pytest.raises(error, match=message):
             job()
@@ -180,25 +155,102 @@ def test_settings_of_a_chain_name_what_differs(tmp_path: Path) -> None:
     assert changes[-1] == "target.layer_norm_eps 1e-12, now 0.1" and "modules.target.model.config" in changes[0]
 
 
-INSIDE = r"source.blueprint.config in .*"
-DAMAGED: dict[str, tuple[Callable[[Any], object], str]] = {
-    "a shape": (
-        lambda found: found["config"]["source"]["interface"]["shapes"].update(x=[3, 0, 9000]),
-        "source.interface.shapes.x.1 must be an integer >= 1",
-    ),
-    "a path": (
-        lambda found: found["config"]["target"]["cut"].update(path="x"),
-        INSIDE + "target.cut.path must be a list",
-    ),
-    "a list": (lambda found: found.update(config=[1]), INSIDE + "must be an object"),
-    "nothing": (lambda found: found.pop("config"), INSIDE + "must be an object"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_record_inside_a_chain_is_refused(damage: str, tmp_path: Path) -> None:
-    change, message = DAMAGED[damage]
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda found: found["config"]["source"]["interface"]["shapes"].update(x=[3, 0, 9000]),
+            "source.interface.shapes.x.1 must be an integer >= 1",
+        ),
+        (lambda found: found.update(config=[1]), "source.blueprint.config in .* must be an object"),
+    ],
+)
+def test_a_damaged_record_inside_a_chain_is_refused(
+    change: Callable[[Any], object], message: str, tmp_path: Path
+) -> None:
     chains(CHAINS[0])[1].save_pretrained(tmp_path)
     rewrite(tmp_path / "config.json", lambda record: change(record["source"]["blueprint"]))
     with pytest.raises(ValueError, match=message):
         StitchedModel.from_pretrained(tmp_path, allow_modified=True)
+
+
+# -- networks of user code ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_user_code() -> tuple[list[Any], StitchedModel, StitchedModel, Tensor]:
+    """Three networks, the stitched model of the first two and that of all three, and vectors."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(3)]
+    data = torch.randn(60, 4)
+    a, b, c = (load(net, example_inputs=data[:2]) for net in nets)
+    options: dict[str, Any] = {"task": None, "progress": False}
+    ab = hf_stitch.stitch(a, b, data, source_layer="1", target_layer="1", **options)
+    return nets, ab, hf_stitch.stitch(ab, c, data, source_layer="target.3", target_layer="1", **options), data
+
+
+def test_a_chain_of_user_code_equals_plain_torch_and_is_loaded_again_without_an_example(of_user_code: Any) -> None:
+    nets, ab, abc, data = of_user_code
+    maps: Any = [ab.stitch.body, abc.stitch.body]
+    with torch.no_grad():
+        hidden = nets[0][:2](data) @ maps[0].weight.T + maps[0].bias
+        hidden = nets[1][2:4](hidden) @ maps[1].weight.T + maps[1].bias
+        expected = nets[2][2:](hidden)
+        torch.testing.assert_close(abc(input=data), expected, rtol=1e-5, atol=1e-6)
+        again = load(abc)
+        assert again.interface.content == ("input",)  # the name of the first network, not pixel_values
+        assert {"source.source.1", "source.target.1", "source.target.3", "target.3"} <= set(again.layers)
+        torch.testing.assert_close(again.forward(data), expected, rtol=1e-5, atol=1e-6)
+    for _ in range(2):
+        adapter = load(ab)
+        assert adapter.example["input"].shape[1:] == (4,) and {"source.1", "target.1"} <= set(adapter.layers)
+        ab.parents = None  # as in a copy, or after loading
+
+
+def test_a_chain_of_user_code_is_saved_in_one_folder(of_user_code: Any, tmp_path: Path) -> None:
+    nets, ab, abc, data = of_user_code
+    abc.stitcher.save_pretrained(tmp_path / "chain")
+    stitcher, example = Stitcher.from_pretrained(tmp_path / "chain"), {"example_inputs": data[:2]}
+    a, b, c = (load(net, **example) for net in nets)
+    with torch.no_grad():
+        expected = abc(input=data)
+        for ends, options in (
+            (((a, b), c), {}), ((tuple(nets[:2]), nets[2]), example), (((a, b), nets[2]), example), ((ab, c), {}),
+        ):  # fmt: skip
+            assert torch.equal(stitcher.attach(*ends, **options)(input=data), expected)
+    timm: Any = ("timm:resnet10t", b)  # is loaded with the option
+    alone = "pretrained: options of loading, but no netw"
+    for given, error, message in (
+        ({"source": timm, "target": c, "pretrained": False}, ValueError, "the source Sequential, .* has other weights"),
+        ({"source": (a, b), "target": c, "pretrained": False}, TypeError, alone),
+        ({"target": c}, ValueError, r"the source is stitched itself, .* as source=\(source, target\)"),
+        ({"source": (b, a), "target": c}, ValueError, "the network given as the source, Sequential, .* are swapped"),
+        ({"source": (a, b), "target": (b, c)}, TypeError, "the target is one network, got a tuple of 2"),
+        ({"source": (a, b, c), "target": c}, TypeError, "the source is stitched from two networks, .*, got 3"),
+    ):
+        with pytest.raises(error, match=message):
+            stitcher.attach(**given)
+    for changed in ("stitch.source.safetensors", "stitcher.json"):
+        copied = Path(shutil.copytree(tmp_path / "chain", tmp_path / changed))
+        content = bytearray((copied / changed).read_bytes())
+        content[-20] ^= 1
+        (copied / changed).write_bytes(bytes(content))
+        with pytest.raises(ValueError, match=re.escape(changed)):
+            Stitcher.from_pretrained(copied)
+    stitcher.save_pretrained(tmp_path / "again")
+    assert {p.name for p in (tmp_path / "again").iterdir()} == {p.name for p in (tmp_path / "chain").iterdir()}
+    ab.stitcher.save_pretrained(tmp_path / "again")  # over the chain, of which no file remains
+    assert [p.name for p in (tmp_path / "again").glob("*.safetensors")] == ["stitch.safetensors"]
+
+
+def test_a_chain_is_the_new_encoder_of_a_network(of_user_code: Any) -> None:
+    nets, ab, _, data = of_user_code
+    a = load(nets[0], example_inputs=data[:2])
+    with pytest.raises(TypeError, match=r"the layer at which .* one of source\..*, target\."):
+        hf_stitch.swap(a, ab, data, target_layer="1")
+    swapped = hf_stitch.swap(a, ab, data, encoder_layer="target.3", target_layer="3", matcher="lstsq", task=None)
+    with torch.no_grad():
+        hidden = load(ab).encode(data, "target.3")["target.3"].rows("mean")
+        body: Any = swapped.stitch.body
+        expected = nets[0][4](hidden @ body.weight.T + body.bias)
+        torch.testing.assert_close(swapped(input=data), expected, rtol=1e-4, atol=1e-5)

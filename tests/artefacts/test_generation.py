@@ -256,6 +256,12 @@ def test_no_setting_and_no_file_contains_that_there_was_no_cache(between: Any, t
     assert settings.use_cache is None
     model.save_pretrained(tmp_path)
     assert StitchedModelForCausalLM.from_pretrained(tmp_path).generation_config.use_cache is not False
+    whole, decoders, settings.use_cache = between("bert", "llama"), between("gpt2", "llama"), False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in (whole, decoders):  # a choice against the cache needs no check and no warning
+            assert model.generate(IDS, settings).shape[1] <= 7
+    assert not decoders.cache_is_checked
 
 
 def test_a_generation_config_is_saved_but_no_fallback_of_version_0_2(between: Any, tmp_path: Path) -> None:
@@ -274,16 +280,6 @@ def test_a_generation_config_is_saved_but_no_fallback_of_version_0_2(between: An
     again = StitchedModelForCausalLM.from_pretrained(tmp_path)
     assert again.generation_config.use_cache is None
     assert generated(again)[NAME].get_seq_length() == 11
-
-
-def test_a_choice_against_the_cache_needs_no_check_and_no_warning(between: Any) -> None:
-    whole, decoders = between("bert", "llama"), between("gpt2", "llama")
-    settings = transformers.GenerationConfig(max_new_tokens=3, use_cache=False, pad_token_id=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for model in (whole, decoders):
-            assert model.generate(IDS, settings).shape[1] <= 7
-    assert not decoders.cache_is_checked
 
 
 def test_the_cache_is_accepted_by_each_name_but_not_by_two(model: StitchedModelForCausalLM) -> None:
@@ -309,11 +305,6 @@ def test_a_cache_of_another_model_is_refused(model: StitchedModelForCausalLM, ne
         model(input_ids=IDS, **{NAME: other})
     with pytest.raises(ValueError, match="must be a Cache of transformers with layers, got a tuple"):
         model(input_ids=IDS, **{NAME: ((IDS, IDS),)})
-    same = transformers.DynamicCache(config=model.config)
-    for layer in range(3):
-        same.update(torch.zeros(1, 3, 2, 5), torch.zeros(1, 3, 2, 5), layer)
-    with pytest.raises(ValueError, match="layer 0 of the cache was made for 3 heads of 5 features, but that of this"):
-        model(input_ids=IDS, **{NAME: same})
     for_two = model(input_ids=IDS.expand(2, -1), use_cache=True)[NAME]
     with pytest.raises(ValueError) as caught:
         model(input_ids=IDS, **{NAME: for_two})
@@ -394,7 +385,7 @@ def test_a_config_that_differs_by_layer(net: Any, texts: Any, tmp_path: Path) ->
 
 
 def other_numbers(texts: Any) -> Any:
-    """A network whose layers are numbered otherwise, so that a cache changes what the model computes."""
+    """A model whose layers are numbered otherwise, so that a cache changes what it computes."""
     torch.manual_seed(0)
     config = transformers.GPTNeoConfig(
         hidden_size=24, num_layers=4, num_heads=4, vocab_size=80, attention_types=[[["global", "local"], 2]], **ENDS
@@ -410,17 +401,15 @@ def test_a_cache_is_tried_and_refused_if_it_changes_what_the_model_computes(text
     assert torch.equal(found.sequences, generated(model.parents[0].model).sequences)
 
 
-def test_threads_wait_for_the_check(texts: Any) -> None:
-    """A cache that is wrong is given to none of them."""
+def test_a_cache_that_is_wrong_is_given_to_none_of_several_threads(texts: Any) -> None:
     model = other_numbers(texts)
 
-    def ask(_: int) -> str:
+    def ask(_: int) -> None:
         with pytest.raises(ValueError, match="this model has no cache"):
             model(input_ids=IDS, use_cache=True)
-        return "refused"
 
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(ask, range(4))) == ["refused"] * 4
+        list(pool.map(ask, range(4)))
 
 
 def test_the_check_changes_no_mode_and_no_random_numbers(model: StitchedModelForCausalLM) -> None:
@@ -470,33 +459,22 @@ def test_excluded_tokens_do_not_hide_what_a_cache_changes(value: float, texts: A
     forgetful = same(a, texts)
     attention = forgetful.target.model.model.layers[2].self_attn
 
-    def forget(_: Any, __: Any, ___: Any) -> None:
-        cache = seen["cache"]
-        if cache is not None and cache.layers[2].get_seq_length():
-            cache.layers[2].keys.normal_()
+    def forget(_: Any, __: Any, inputs: Any, ___: Any) -> None:
+        if inputs.get(NAME) is not None:
+            inputs[NAME].layers[2].keys.normal_()
 
-    seen: dict[str, Any] = {}
-    attention.register_forward_pre_hook(lambda _, __, inputs: seen.update(cache=inputs.get(NAME)), with_kwargs=True)
-    attention.register_forward_hook(forget)
+    attention.register_forward_hook(forget, with_kwargs=True)
     with pytest.warns(UserWarning, match="because with a cache, the logits differ by"):
         generated(forgetful)
 
 
-APPENDING: dict[str, Any] = {
-    "xlm": lambda: transformers.XLMWithLMHeadModel(
-        transformers.XLMConfig(emb_dim=32, n_layers=2, n_heads=4, causal=True, mask_token_id=5, vocab_size=80, **ENDS)
-    ),
-    "xlnet": lambda: transformers.XLNetLMHeadModel(
-        transformers.XLNetConfig(d_model=32, n_layer=2, n_head=4, d_inner=48, vocab_size=80, **ENDS)
-    ),
-}
-"""Networks that append a token to the text when they generate, and predict in its place."""
-
-
-@pytest.mark.parametrize("family", APPENDING)
-def test_a_target_that_appends_tokens_when_it_generates_is_refused(family: str, net: Any, texts: Any) -> None:
+def test_a_target_that_appends_tokens_when_it_generates_is_refused(net: Any) -> None:
+    """XLM predicts in the place of a token that it appends to the text."""
     torch.manual_seed(0)
-    a = adapted("gpt2", APPENDING[family]().eval())
+    config = transformers.XLMConfig(
+        emb_dim=32, n_layers=2, n_heads=4, causal=True, mask_token_id=5, vocab_size=80, **ENDS
+    )
+    a = adapted("gpt2", transformers.XLMWithLMHeadModel(config).eval())
     layer, b = a.layers[0], net("gpt2", 1)
 
     def joined(source: Any, cut: str, target: Any, to: str) -> Any:
@@ -507,7 +485,7 @@ def test_a_target_that_appends_tokens_when_it_generates_is_refused(family: str, 
     model = joined(a, layer, a, layer)
     chain = joined(b, LAYERS["gpt2"], hf_stitch.load(model), f"target.{a.layers[-1]}")
     for each in (model, chain):
-        with pytest.raises(ValueError, match=f"{type(a.model).__name__}, appends 1 token to the text"):
+        with pytest.raises(ValueError, match="XLMWithLMHeadModel, appends 1 token to the text"):
             generated(each)
     after = joined(a, layer, b, LAYERS["gpt2"])
     assert generated(after, tokens=2, use_cache=False).sequences.shape == (1, 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-import hf_stitch
 from hf_stitch import StitchedModel
 
-from tiny_networks import LAYERS  # isort: skip
+from tiny_networks import LAYERS, stitched  # isort: skip
 
 ASKED = {"output_hidden_states": True, "output_attentions": True}
 FAMILIES = ("bert", "gpt2", "llama", "vit")
 
 
-def model_of(net: Any, data: Any, source: str, target: str, matcher: str = "lstsq", **options: Any) -> StitchedModel:
+def model_of(net: Any, data: Any, source: str, target: str, matcher: str = "lstsq") -> StitchedModel:
     """Stitch one network, or two with other weights, with eager attention, which gives its weights."""
     a, b = net(source), net(target, 0 if matcher == "identity" else 1)
-    layers = {"source_layer": LAYERS[source], "target_layer": LAYERS[target]}
-    model = hf_stitch.stitch(a, b, data, matcher=matcher, progress=False, **layers, **options)
+    model: StitchedModel = stitched(a, b, data, (LAYERS[source], LAYERS[target]), matcher=matcher)
     model.set_attn_implementation("eager")
     return model
 
@@ -39,27 +38,18 @@ def test_a_network_stitched_to_itself_gives_its_own_and_the_mapped_one(
     data = images if family == "vit" else texts
     model = model_of(net, data, family, family, "identity")
     inputs = inputs_of(model, data)
-    network: Any = net(family).model
-    kept = network.config._attn_implementation
+    network: Any = copy.deepcopy(net(family).model)
     network.set_attn_implementation("eager")
-    try:
-        with torch.no_grad():
-            expected, found = network(**inputs, **ASKED), model(**inputs, **ASKED)
-    finally:
-        network.set_attn_implementation(kept)
+    with torch.no_grad():
+        expected, found = network(**inputs, **ASKED), model(**inputs, **ASKED)
     cut = int(model.source.cut.layer.rpartition(".")[2]) + 1
     assert torch.equal(found.hidden_states[cut], found.hidden_states[cut + 1])
     real = inputs.get("attention_mask", torch.ones(5, found.hidden_states[0].shape[1])).bool()
-    for name, mine in (
-        ("hidden_states", (*found.hidden_states[:cut], *found.hidden_states[cut + 1 :])),
-        ("attentions", found.attentions),
-    ):
-        own = getattr(expected, name)
-        assert len(mine) == len(own)
-        for value, wanted in zip(mine, own, strict=True):
-            if name == "hidden_states":
-                value, wanted = value[real], wanted[real]
-            torch.testing.assert_close(value, wanted)
+    mine = (*found.hidden_states[:cut], *found.hidden_states[cut + 1 :])
+    for value, wanted in zip(mine, expected.hidden_states, strict=True):
+        torch.testing.assert_close(value[real], wanted[real])
+    for value, wanted in zip(found.attentions, expected.attentions, strict=True):
+        torch.testing.assert_close(value, wanted)
 
 
 @pytest.mark.parametrize(("source", "target"), [("bert", "bert"), ("gpt2", "llama"), ("vit", "vit")])

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
 
 import hf_stitch
 import hf_stitch.auto
@@ -29,23 +30,16 @@ def test_a_config_of_another_kind_is_not_read() -> None:
     assert stitched(a, b, torch.randn(60, 4), ("1", "1")).stitch.widths == (4, 4)
 
 
-@pytest.mark.parametrize("pair", [("cnn", "vit"), ("vit", "cnn")], ids="-".join)
-def test_weights_of_loaded_halves_are_not_initialised_again(
-    pair: tuple[str, str], net: Any, images: Any, tmp_path: Path
-) -> None:
+def test_weights_of_loaded_halves_are_not_initialised_again(cnn_vit: StitchedModel, saved: Path, net: Any) -> None:
     """``post_init`` would initialise modules of timm again."""
-    a, b = net(pair[0]), net(pair[1], 1)
-    model = stitched(a, b, images, (LAYERS[pair[0]], LAYERS[pair[1]]))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.save_pretrained(tmp_path)
-    for twin in (model, StitchedModel.from_pretrained(tmp_path)):
+    before = {name: value.clone() for name, value in cnn_vit.state_dict().items()}
+    for twin in (cnn_vit, StitchedModel.from_pretrained(saved)):
         twin.init_weights()
         assert all(torch.equal(value, before[name]) for name, value in twin.state_dict().items())
-    parents = (a.model.state_dict(), b.model.state_dict())
-    for half, parent in zip((model.source.model, model.target.model), parents, strict=True):
-        kept = {name: value for name, value in half.state_dict().items() if name in parent}
-        assert kept
-        assert all(torch.equal(value, parent[name]) for name, value in kept.items())
+    for half, parent in ((cnn_vit.source, net("cnn")), (cnn_vit.target, net("vit", 1))):
+        whole = parent.model.state_dict()
+        kept = {name: value for name, value in half.model.state_dict().items() if name in whole}
+        assert kept and all(torch.equal(value, whole[name]) for name, value in kept.items())
 
 
 @pytest.mark.parametrize("lacking", ["sdpa", "flash_attention_2"])
@@ -228,12 +222,6 @@ def test_a_network_without_attention_takes_no_part_in_its_choice(images: Any) ->
         assert again.config._attn_implementation == again.target.model.config._attn_implementation == attention
 
 
-def leaves(value: Any) -> list[Any]:
-    if isinstance(value, (tuple, list)):
-        return [leaf for each in value for leaf in leaves(each)]
-    return leaves([*value.values()]) if isinstance(value, dict) else [value]
-
-
 def test_hooks_see_tensors_and_may_change_them(net: Any, images: Any, inputs: Any) -> None:
     """Programs that read what modules exchange (torchinfo, FSDP, backward hooks) know nothing of representations."""
     a, b = net("cnn"), net("vit", 1)
@@ -249,7 +237,7 @@ def test_hooks_see_tensors_and_may_change_them(net: Any, images: Any, inputs: An
     expected = model.head(entering).logits
     assert isinstance(entering, hf_stitch.Representation)
     model(**given).logits.sum().backward()
-    assert not any(isinstance(leaf, hf_stitch.Representation) for each in seen.values() for leaf in leaves(each))
+    assert not any(isinstance(leaf, hf_stitch.Representation) for leaf in tree_leaves(list(seen.values())))
     assert all(len(calls) == 2 for calls in seen.values())
     assert torch.equal(seen["stitch"][0][2], entering.values)
     (((before, *_), (after,)),) = gradients

@@ -21,11 +21,10 @@ from torch import nn
 
 import hf_stitch
 from hf_stitch import Adapter, ModelReference, Stitcher
+from hf_stitch.adapters.pinning import settings_of_config
 
 from records import rewrite  # isort: skip
-from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, adapted, build, plain_tokenizer, tokenizer, stitched  # isort: skip
-
-CHANNELS = (16, 24, 32, 48)
+from tiny_networks import BODY, CLASSES, LAYERS, SIZE, TEXT, adapted, build, plain_tokenizer, stitched, tokenizer  # isort: skip
 
 
 def vit(seed: int = 0, processor: dict[str, Any] | None = None, **config: Any) -> Adapter:
@@ -44,7 +43,7 @@ def bert(seed: int = 0, tokens: Any = None, **config: Any) -> Adapter:
 
 
 def cnn(seed: int = 0, mean: float | None = None, **arguments: Any) -> Adapter:
-    made = timm.create_model("resnet10t", num_classes=CLASSES, channels=CHANNELS, **arguments)
+    made = timm.create_model("resnet10t", num_classes=CLASSES, channels=(16, 24, 32, 48), **arguments)
     made.load_state_dict(build("cnn", seed).state_dict())
     made.pretrained_cfg["input_size"] = (3, SIZE, SIZE)
     if mean is not None:
@@ -87,11 +86,7 @@ def saved(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
 # -- attaching -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("side", "changed"),
-    [
-        *(("source", each) for each in CHANGES),
-        ("target", "activation of a ViT"),
-    ],
+    ("side", "changed"), [*(("source", each) for each in CHANGES), ("target", "activation of a ViT")]
 )
 def test_the_same_weights_with_other_settings_are_refused_unless_allowed(
     side: str, changed: str, saved: Callable[[str], Path], tmp_path: Path
@@ -186,6 +181,39 @@ def test_an_older_record_warns_once_that_only_weights_are_compared(
     assert attached.stitcher.source.config == changed.settings()  # saved again, it pins all
 
 
+def test_a_local_folder_is_passed_to_attach(images: Any, inputs: Any, net: Any, tmp_path: Path) -> None:
+    build("vit", 0).save_pretrained(tmp_path / "vit")
+    a = hf_stitch.load(str(tmp_path / "vit"))
+    model = stitched(a, net("cnn", 1), images, (LAYERS["vit"], LAYERS["cnn"]))
+    model.stitcher.save_pretrained(tmp_path / "stitcher")
+    attached = Stitcher.from_pretrained(tmp_path / "stitcher").attach(str(tmp_path / "vit"), net("cnn", 1))
+    with torch.no_grad():
+        assert torch.equal(attached(**inputs(a)).logits, model(**inputs(a)).logits)
+
+
+def test_attaching_changes_neither_the_stitcher_nor_the_networks(saved_stitcher: Path, net: Any) -> None:
+    stitcher = Stitcher.from_pretrained(saved_stitcher)
+    assert sum(path.stat().st_size for path in saved_stitcher.iterdir()) < 22_000
+    attached = stitcher.attach(net("cnn"), net("vit", 1))
+    assert attached.parents == (net("cnn"), net("vit", 1))
+    with torch.no_grad():
+        for parameter in attached.parameters():
+            parameter.zero_()
+    assert bool(stitcher.stitch.body.weight.any())
+    assert all(bool(p.any()) for p in net("vit", 1).model.vit.layers[2].mlp.parameters() if p.dim() > 1)
+    other: Any = build("vit", 1)
+    with torch.no_grad():
+        list(other.parameters())[-1][0] += 1e-3  # a single weight
+    with pytest.raises(ValueError, match=r"the target .* has other weights than the stitch was fitted to"):
+        stitcher.attach(net("cnn"), adapted("vit", other))
+
+
+def test_an_unknown_task_is_rejected(saved_stitcher: Path, net: Any) -> None:
+    rewrite(saved_stitcher / "stitcher.json", lambda c: c.update(task="image-clasification"))
+    with pytest.raises(ValueError, match="no 'image-clasification' among tasks; did you mean"):
+        Stitcher.from_pretrained(saved_stitcher).attach(net("cnn"), net("vit", 1))
+
+
 # -- user code ----------------------------------------------------------------------------------------------------
 class Sizes:
     """The config of a network of user code."""
@@ -220,12 +248,6 @@ def written(seed: int = 0) -> Written:
     return Written().eval()
 
 
-def by_hand(change: Callable[[Any], object]) -> Written:
-    net = written()
-    change(net)
-    return net
-
-
 BY_HAND: dict[str, tuple[Callable[[Any], object], str]] = {
     "eps": (lambda net: setattr(net.norm, "eps", 0.5), r"LayerNorm\.eps 1e-05, now 0\.5"),
     "config": (lambda net: setattr(net.sizes, "slope", 3), r"Written\.sizes\.slope 1\.0, now 3"),
@@ -254,7 +276,8 @@ def of_user_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_user_code_that_was_changed_by_hand_is_refused_by_name(changed: str, of_user_code: Path) -> None:
     change, message = BY_HAND[changed]
     stitcher = Stitcher.from_pretrained(of_user_code)
-    net, b = by_hand(change), written(1)
+    net, b = written(), written(1)
+    change(net)
     with pytest.raises(ValueError, match=rf"config: modules\.{message}"):
         stitcher.attach(net, b, example_inputs=example())
     stitcher.attach(net, b, example_inputs=example(), allow_changed=("config",))
@@ -270,15 +293,14 @@ def test_what_a_forward_of_user_code_keeps_is_no_change(of_user_code: Path, capl
     assert found.stitcher.source.weights_hash
 
 
-HALVES = {name: BY_HAND[name][0] for name in ("eps", "function", "buffer")} | {
-    "hook": lambda net: net.between.register_forward_hook(lambda _, __, output: 2 * output)
-}
-
-
 def test_a_half_of_user_code_that_was_changed_has_no_stitcher() -> None:
     a, b = (hf_stitch.load(written(seed), example_inputs=example()) for seed in (0, 1))
     made = stitched(a, b, torch.randn(100, 4), ("last", "first"), task=None)
-    for change in HALVES.values():
+    changes = [
+        *(BY_HAND[name][0] for name in ("eps", "function", "buffer")),
+        lambda net: net.between.register_forward_hook(lambda _, __, output: 2 * output),
+    ]
+    for change in changes:
         found = copy.deepcopy(made)
         found(input=torch.randn(9, 4))
         assert found.stitcher.source.weights_hash
@@ -344,14 +366,8 @@ def test_what_no_forward_reads_is_not_pinned() -> None:
 
 
 def test_the_configs_inside_a_config_are_pinned() -> None:
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    made = []
-    for activation in ("quick_gelu", "relu"):
-        text, vision = (
-            {**small, "vocab_size": 20},
-            {**small, "image_size": 8, "patch_size": 4, "hidden_act": activation},
-        )
-        made.append(transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision)).eval())
-    inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long), "pixel_values": torch.zeros(2, 3, 8, 8)}
-    a, b = (hf_stitch.load(model, example_inputs=inputs, content="pixel_values") for model in made)
-    assert a.settings().changes(b.settings()) == ["vision_config.hidden_act 'quick_gelu', now 'relu'"]
+    a, b = (
+        settings_of_config(transformers.CLIPConfig(vision_config={"hidden_act": activation}))
+        for activation in ("quick_gelu", "relu")
+    )
+    assert a.changes(b) == ["vision_config.hidden_act 'quick_gelu', now 'relu'"]

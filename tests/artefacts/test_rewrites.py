@@ -114,6 +114,7 @@ def test_a_rewrite_that_is_not_installed_is_named_before_anything_is_built(
     built: list[Any] = []
     monkeypatch.setattr(timm, "create_model", lambda *args, **options: built.append(args))
     monkeypatch.delitem(registries.rewrites._entries, "factorise")
+    assert Description.read(saved).source_layer == "blocks.1"  # which needs no rewrite
     with pytest.raises(PluginError, match=r"needs 'factorise' among rewrites.*registered at run time"):
         StitchedModel.from_pretrained(saved)
     monkeypatch.undo()
@@ -136,11 +137,8 @@ def test_a_rewrite_that_is_not_installed_is_named_before_anything_is_built(
         (lambda found: found[0].update(url="https://x.org"), "no option 'url'"),
         (lambda found: found[0].update(rank=2), "down.*expected shape"),
         (lambda found: found[0].update(rank=10**18), "config.json is damaged"),
-        (lambda found: found[0].update(ending=["x"] * 2000), "no linear layer with a name"),
         (lambda found: found[0].update(name="os:system"), "names what is not installed"),
-        (lambda found: found[0].update(name=1), "rewrites.0.name must be a text"),
         (lambda found: found.__setitem__(0, "factorise"), "rewrites.0 must be an object"),
-        (lambda found: found.extend([found[0]] * 5), "no linear layer"),
         (lambda found: found.extend([found[0]] * 2000), "no linear layer"),
         (lambda found: found.clear(), "disagree about"),
     ],
@@ -149,11 +147,6 @@ def test_a_damaged_record_of_a_rewrite_is_refused(saved: Path, change: Callable[
     records.rewrite(saved / "config.json", lambda record: change(record["source"]["blueprint"]["rewrites"]))
     with pytest.raises(ValueError, match=message):
         StitchedModel.from_pretrained(saved)
-
-
-def test_the_description_of_a_folder_needs_no_rewrite(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(registries.rewrites._entries, "factorise")
-    assert Description.read(saved).source_layer == "blocks.1"
 
 
 # -- what cannot be rebuilt is not saved -------------------------------------------------------------------------------
@@ -180,14 +173,6 @@ def rewritten_and_changed(model: Any) -> None:
 REFUSED: dict[str, tuple[Change, str]] = {
     "factorised by hand": (
         Factorise(3).apply, r"source\.model\.blocks\.0\.mlp\.fc1 'torch.*Linear', now 'factorising.Factorised'",
-    ),
-    "another epsilon": (
-        lambda model: setattr(model.get_submodule("blocks.0.norm1"), "eps", 0.5),
-        r"source\.model\.blocks\.0\.norm1\.eps 1e-06, now 0\.5\. ",
-    ),
-    "another forward": (
-        lambda model: setattr(model.get_submodule(MLP), "forward", torch.tanh),
-        r"source\.model\.blocks\.0\.mlp\.forward not set, now '.*tanh'\. ",
     ),
     "one module more": (
         one_module_more, r"what loads it: source\.model\.blocks\.0\.drop_path1\.forward not set, now '.*forward'\. ",
@@ -227,16 +212,9 @@ CHANGED: dict[str, tuple[str, Change, str, str]] = {
     "one more in a sequence": (
         "cnn", lambda model: model.conv1.append(nn.ReLU()), r"conv1 '?\[.*'6'\]", r"conv1 '?\[.*'7'\]",
     ),
-    "another epsilon of batches": (
-        "cnn", lambda model: setattr(model.bn1, "eps", 0.5), r"bn1\.eps 1e-05, now 0\.5", r"bn1\.eps 1e-05, now 0\.5",
-    ),
     "another epsilon in the config": (
         "vit", lambda model: setattr(model.config, "layer_norm_eps", 0.5),
         r"layernorm_before\.eps 0\.5, now 1e-12", r"config\.layer_norm_eps .*now 0\.5",
-    ),
-    "other heads in the config": (
-        "vit", lambda model: setattr(model.config, "num_attention_heads", 2),
-        "num_attention_heads 2, now 4", r"config\.num_attention_heads 4, now 2",
     ),
 }  # fmt: skip
 """Change -> family, and what the error contains if the change was made before and after the networks were stitched."""
@@ -287,14 +265,6 @@ def test_a_model_with_a_hook_is_not_saved_without_it(images: Any, inputs: Any, t
                 model.stitcher.save_pretrained(tmp_path)
         handle.remove()
     model.save_pretrained(tmp_path)
-
-
-def test_a_model_that_was_changed_after_it_was_stitched_is_refused(saved: Path) -> None:
-    model = StitchedModel.from_pretrained(saved)
-    Factorise(3, ["head"]).apply(model.target.model)
-    with pytest.raises(ValueError, match="its networks were changed by hand"):
-        model.save_pretrained(saved)
-    StitchedModel.from_pretrained(saved)  # the earlier files are there
 
 
 # -- what may be changed -----------------------------------------------------------------------------------------------

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from processes import run_ranks
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_stitch import StitchedModel
@@ -39,8 +37,7 @@ def test_frozen_networks_do_not_change_while_the_stitch_is_trained(
     trainer(model, images, tmp_path).train()
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed
-    assert all(name.startswith("stitch.") for name in changed)
-    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before if "mean" in name)
+    assert all(name.startswith("stitch.") and "mean" not in name for name in changed)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -74,7 +71,7 @@ def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path, c
     ("pair", "frozen"),
     [
         (("gpt2", "llama"), False),
-        *((pair, True) for pair in (("bert", "bert"), ("gpt2", "bert"), ("t5", "roberta"), ("bert", "llama"))),
+        *((pair, True) for pair in (("bert", "bert"), ("t5", "roberta"), ("bert", "llama"))),
     ],
 )
 def test_gradient_checkpointing_gives_the_same_gradients(
@@ -100,91 +97,64 @@ def test_gradient_checkpointing_gives_the_same_gradients(
     assert sum(isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing for m in model.modules()) > 1
     torch.testing.assert_close(gradients(), expected)
 
-
-def test_a_config_of_an_older_version_asks_for_gradient_checkpointing(texts: Any) -> None:
-    model = stitched(network("gpt2"), network("llama", 1), texts, (LAYERS["gpt2"], LAYERS["llama"]))
-    model.config.gradient_checkpointing = True
-    assert any(getattr(module, "gradient_checkpointing", False) for module in type(model)(model.config).modules())
+    if pair == ("gpt2", "llama"):  # a config of an older version asks for it
+        model.config.gradient_checkpointing = True
+        assert any(getattr(module, "gradient_checkpointing", False) for module in type(model)(model.config).modules())
 
 
-def test_gradient_checkpointing_is_rejected_if_a_half_does_not_support_it(cnn_vit: StitchedModel) -> None:
+def test_images_require_gradients_but_no_checkpointing_where_a_half_does_not_support_it(
+    cnn_vit: StitchedModel, images: Any
+) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
         checkpointed(cnn_vit)
-
-
-def test_inputs_require_gradients_where_there_are_no_embeddings(cnn_vit: StitchedModel, images: Any) -> None:
     cnn_vit.requires_grad_(False).enable_input_require_grads()
     assert cnn_vit(pixel_values=images[0]["image"][None]).logits.requires_grad
 
 
-SCRIPT = """
-import sys, torch, transformers
-from pathlib import Path
-sys.path[:0] = {paths!r}
-from hf_stitch import StitchedModel
-from test_training import trainer
-folder = Path(sys.argv[1])
-model = StitchedModel.from_pretrained(folder / "model").freeze_networks()
-draw = torch.Generator().manual_seed(0)
-images = [{{"image": torch.randn(3, 32, 32, generator=draw), "label": i % 5}} for i in range(24)]
-run = trainer(model, images, folder / "run", per_device_train_batch_size=4, ddp_backend="gloo")
-run.train()
-assert run.args.world_size == 2
-run.save_model(str(folder / "trained"))
-"""
+def train_in_two(rank: int, folder: Path) -> None:
+    model = StitchedModel.from_pretrained(folder / "model").freeze_networks()
+    run = trainer(model, random_images(), folder / "run", per_device_train_batch_size=4, ddp_backend="gloo")
+    run.train()
+    assert run.args.world_size == 2
+    run.save_model(str(folder / "trained"))
 
 
-def test_two_processes(images: Any, tmp_path: Path, cnn_vit: StitchedModel) -> None:
-    """Two processes take the same steps as one process with twice the batch size."""
+def random_images() -> list[dict[str, Any]]:
     draw = torch.Generator().manual_seed(0)
-    data = [{"image": torch.randn(3, 32, 32, generator=draw), "label": i % 5} for i in range(24)]
+    return [{"image": torch.randn(3, 32, 32, generator=draw), "label": i % 5} for i in range(24)]
+
+
+def test_two_processes(tmp_path: Path, cnn_vit: StitchedModel) -> None:
+    """Two processes take the same steps as one process with twice the batch size."""
     model = cnn_vit
     model.save_pretrained(tmp_path / "model")
-    trainer(model.freeze_networks(), data, tmp_path / "alone").train()
-    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-    (tmp_path / "script.py").write_text(SCRIPT.format(paths=paths))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29611",
-         str(tmp_path / "script.py"), str(tmp_path)],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    trainer(model.freeze_networks(), random_images(), tmp_path / "alone").train()
+    run_ranks(2, train_in_two, tmp_path)
     trained = StitchedModel.from_pretrained(tmp_path / "trained")
     torch.testing.assert_close(trained.stitch.body.weight, model.stitch.body.weight, rtol=1e-3, atol=1e-4)
 
 
-def accumulated(model: Any, texts: Any, folder: Path, size: int) -> list[float]:
-    """Train on 8 texts a step, in batches of one size, and return the losses and the norms of the gradients."""
-    ids = [plain_tokenizer()(sample["text"])["input_ids"] for sample in texts[:16]]
+def losses(model: Any, texts: Any, folder: Path, size: int) -> list[float]:
+    """Evaluate, train on 8 texts a step in batches of one size, and return losses and norms of gradients."""
+    ids = [{"input_ids": plain_tokenizer()(sample["text"])["input_ids"]} for sample in texts[:16]]
     arguments = transformers.TrainingArguments(
         str(folder), max_steps=2, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size,
         logging_steps=1, learning_rate=1e-3, report_to=[], disable_tqdm=True, use_cpu=True, seed=0,
     )  # fmt: skip
     collator = transformers.DataCollatorForLanguageModeling(plain_tokenizer(), mlm=False)
-    run = transformers.Trainer(model, arguments, train_dataset=[{"input_ids": i} for i in ids], data_collator=collator)
+    run = transformers.Trainer(model, arguments, train_dataset=ids, eval_dataset=ids[:8], data_collator=collator)
+    evaluated = run.evaluate()["eval_loss"]
     run.train()
-    return [entry[key] for entry in run.state.log_history for key in ("loss", "grad_norm") if "loss" in entry]
+    logged = [entry for entry in run.state.log_history if "loss" in entry]
+    return [evaluated, *(entry[key] for entry in logged for key in ("loss", "grad_norm"))]
 
 
-def test_gradient_accumulation_gives_the_loss_of_an_ordinary_network(texts: Any, tmp_path: Path) -> None:
-    layer, adapter = LAYERS["llama"], network("llama")
-    model = stitched(adapter, adapter, texts, (layer, layer), matcher="identity")
-    expected = accumulated(build("llama", 0), texts, tmp_path / "plain", 2)
-    parts = accumulated(copy.deepcopy(model), texts, tmp_path / "parts", 2)
-    once = accumulated(copy.deepcopy(model), texts, tmp_path / "once", 8)
-    assert parts == pytest.approx(expected, rel=1e-3)  # the log rounds
-    assert once == pytest.approx(expected, rel=1e-3)
-
-
-def test_a_trainer_computes_the_loss_of_evaluation_of_a_language_model(texts: Any, tmp_path: Path) -> None:
+def test_a_trainer_computes_the_losses_of_an_ordinary_language_model(texts: Any, tmp_path: Path) -> None:
     """Transformers looks for arguments with "label" in their names, and computes no loss if a batch lacks one."""
     layer, adapter = LAYERS["llama"], network("llama")
     model = stitched(adapter, adapter, texts, (layer, layer), matcher="identity")
-    collator = transformers.DataCollatorForLanguageModeling(plain_tokenizer(), mlm=False)
-    data = [{"input_ids": plain_tokenizer()(sample["text"])["input_ids"]} for sample in texts[:8]]
-    arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], disable_tqdm=True, use_cpu=True)
-    found, expected = (
-        transformers.Trainer(each, arguments, eval_dataset=data, data_collator=collator).evaluate()["eval_loss"]
-        for each in (model, build("llama", 0))
-    )
-    assert found == pytest.approx(expected)
+    expected = losses(build("llama", 0), texts, tmp_path / "plain", 2)
+    for size in (2, 8):
+        found = losses(copy.deepcopy(model), texts, tmp_path / str(size), size)
+        assert found[0] == pytest.approx(expected[0])
+        assert found == pytest.approx(expected, rel=1e-3)  # the log rounds

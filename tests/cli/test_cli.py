@@ -63,6 +63,20 @@ def test_layers_lists_the_layers_of_the_adapter(folders: dict[str, Path]) -> Non
     assert all(word in line for word in ("bnd", "64", "4×4", "verified", "stubs"))
 
 
+@pytest.mark.parametrize("command", ["layers", "doctor"])
+def test_networks_run_in_another_dtype(command: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    own = hf_stitch.Adapter._run
+
+    def noted(self: Any, inputs: Any, **trial: Any) -> Any:
+        seen.append(inputs["pixel_values"].dtype)
+        return own(self, inputs, **trial)
+
+    monkeypatch.setattr(hf_stitch.Adapter, "_run", noted)
+    assert run(command, folders["vit"], "--dtype", "float64", "--device", "cpu").exit_code == 0
+    assert set(seen) == {torch.float64}
+
+
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +141,7 @@ def test_a_page_is_written(
 
 def test_stitch_saves_everything_in_its_record(stitched: tuple[Path, dict[str, Any]]) -> None:
     out, record = stitched
+    assert (record["source_layer"], record["target_layer"]) == ("layer2.0", "vit.layers.1")
     assert record["recipe"]["matcher"] == {"name": "low_rank", "rank": 4, "rcond": None}
     assert record["recipe"]["samples"] == 80
     assert record["evaluation"]["n"] == 40
@@ -134,6 +149,8 @@ def test_stitch_saves_everything_in_its_record(stitched: tuple[Path, dict[str, A
     assert all(Path(path).exists() for path in record["saved"].values())
     assert json.loads((out / "evaluation.json").read_text()) == record["evaluation"]
     Image.open(out / "evaluation.png").verify()
+    for command in (["evaluate", out, *DIGITS], ["push", out, "me/it", "--private"]):
+        assert f"name one of its subfolders: {out / 'model'}, {out / 'stitcher'}" in error_line(*command)
 
 
 def test_evaluate_scores_both_artefacts_the_same(
@@ -308,6 +325,9 @@ SWAP = f"swap a b --encoder-layer x {OF_DIGITS} --out {{out}}"
 GRID = f"grid {{cnn}} {{vit}} {OF_DIGITS} --max-samples 120 --test-size 40"
 ERRORS = {
     "layers {empty}": "no config.json",
+    # before data are read
+    "compare timm:nosuch timm:nosuch --data {empty}/nodata": "nosuch",
+    "evaluate {empty} --data {empty}/nodata": "contains no stitcher",
     "layers timm:resnet_18": r"did you mean 'resnet18'\?",
     f"evaluate {{vit}} {OF_DIGITS}": "not of a stitched",
     f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "on which an audit shows nothing",
@@ -323,6 +343,13 @@ ERRORS = {
     "--matcher task_loss:lr=1e37,max_steps=20 --out {out}": "diverged, as the loss is (nan|inf) at step",
 }
 USAGE = {
+    "nosuch": "nosuch",
+    "layers": "Missing argument",
+    "layers a --device nowhere": "this machine has no device 'nowhere' that torch can use",
+    "layers a --dtype int8": "must be a floating-point dtype of torch (float32, float64,",
+    "compare a b --data d --metric linear_cka:debiased=7": "debiased",
+    "compare a b --data d --rows nosuch": "nosuch",
+    "compare a b --data d --rows positions --permutations 9": "permutations",
     f"{STITCH} --matcher ridge:rigde=1": "did you mean 'ridge'",
     f"{STITCH} --matcher low_rank": "needs the option 'rank'",
     f"{STITCH} --matcher procustes": "did you mean 'procrustes'?",

@@ -9,6 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from typer.main import get_command
+
+from hf_stitch.built_ins import BUILT_INS
+from hf_stitch.cli import app, command_of
+from hf_stitch.registry import registries
+
 COMMAND = '''
 import typer
 def count(name: str, twice: bool = False) -> None:
@@ -78,12 +85,34 @@ def test_commands_of_plugins_run_and_are_not_imported_for_help(tmp_path: Path) -
     install(tmp_path, "wrong-plugin", {"commands": {"wrong": "count_plugin:typer"}})
     names = (["count", "seven", "--twice"], ["fails"], ["wrong"], ["absent"])
     shown, helped, counted, failed, wrong, absent = run(tmp_path, ["--help"], ["count", "--help"], *names)
-    assert "About count-plugin (plugin count-plugin 1.0)." in shown["out"] and "slow" in shown["out"]
+    assert "Count the letters of a name (plugin count-plugin 1.0)." in shown["out"]
+    assert "About slow-plugin (plugin slow-plugin 1.0)." in shown["out"]  # whose file does not define it
+    assert "About wrong-plugin (plugin wrong-plugin 1.0)." in shown["out"]
     assert "Count the letters of a name." in helped["out"]
     assert counted["out"] == "10\n"
     assert failed["code"] == 1 and failed["err"].startswith("error: no letters\n")
     assert wrong["code"] == 1 and "'wrong' among commands is <module 'typer'" in wrong["err"]
     assert "No such command 'absent'" in absent["err"]
+
+
+def test_each_command_is_listed_with_its_own_summary() -> None:
+    group: Any = get_command(app)
+    for name in registries.commands:
+        listed = group.get_command(None, name).help
+        summary, _, origin = listed.removesuffix(").").partition(" (plugin ")
+        own = command_of(name).help.partition("\n\n")[0]
+        assert " ".join(own.split()).startswith(summary) and len(summary) > 20, name
+        assert bool(origin) == (name not in BUILT_INS["commands"])
+    assert {"swap", "same", "diff", "shorten", "embeddings"} <= {*registries.commands}
+
+
+@pytest.mark.parametrize(
+    "code", ["def count(:", "\x00", "from elsewhere import count", "count = len", "async def count(): ...", ""]
+)
+def test_a_file_without_a_summary_harms_no_list(tmp_path: Path, code: str) -> None:
+    install(tmp_path, "odd-plugin", {"commands": {"odd": "odd:count"}}, odd=code)
+    (shown,) = run(tmp_path, ["--help"])
+    assert shown["code"] == 0 and "About odd-plugin (plugin odd-plugin 1.0)." in shown["out"]
 
 
 def test_a_file_is_named_as_an_option(tmp_path: Path) -> None:

@@ -55,12 +55,11 @@ def images(count: int = N, seed: int = 0, dtype: torch.dtype = torch.float64) ->
 @cache
 def stitched(dtype: torch.dtype = torch.float64, **options: Any) -> hf_stitch.StitchedModel:
     """A model stitched in closed form; built once in a process."""
-    given = {"source_layer": "1", "target_layer": "3", "matcher": "lstsq", "batch_size": BATCH, **options}
+    given: dict[str, Any] = {
+        "source_layer": "1", "target_layer": "3", "matcher": "lstsq", "task": "image-classification", **options,
+    }  # fmt: skip
     a, b = networks(dtype)
-    model: hf_stitch.StitchedModel = hf_stitch.stitch(
-        a, b, images(dtype=dtype), task="image-classification", progress=False, **given
-    )
-    return model
+    return hf_stitch.stitch(a, b, images(dtype=dtype), progress=False, batch_size=BATCH, **given)
 
 
 def weights(model: hf_stitch.StitchedModel) -> Any:
@@ -112,8 +111,9 @@ def enlarged(folder: Path) -> Any:
 
 def of_rows(folder: Path) -> Any:
     """A matcher that is fitted to rows."""
-    rows = [name for name in hf_stitch.registries.matchers if issubclass(_matcher(name), RowsMatcher)]
-    return weights(stitched(source_layer="5", target_layer="6", matcher=rows[0])) if rows else torch.zeros(1)
+    matchers = hf_stitch.registries.matchers
+    name = next(name for name in matchers if issubclass(matchers.get(name), RowsMatcher))
+    return weights(stitched(source_layer="5", target_layer="6", matcher=name))
 
 
 def unpaired(folder: Path) -> Any:
@@ -127,27 +127,19 @@ def unpaired(folder: Path) -> Any:
     return weights(found)
 
 
-def _matcher(name: str) -> Any:
-    return hf_stitch.registries.matchers.get(name)
-
-
 def chosen(folder: Path) -> Any:
     """Both layers are chosen by similarity."""
     return weights(stitched(source_layer="auto", target_layer="auto", matcher="ridge", ridge=1e-3))
 
 
-def evaluation(folder: Path) -> Any:
-    found = hf_stitch.evaluate(stitched(), images(47, seed=3), batch_size=BATCH, resamples=40, progress=False)
-    return numbers(found)
+def evaluation(folder: Path, **options: Any) -> Any:
+    model = stitched(**options)
+    return numbers(hf_stitch.evaluate(model, images(47, seed=3), batch_size=BATCH, resamples=40, progress=False))
 
 
 def vectors(folder: Path) -> Any:
     """A model without a head."""
-    a, b = networks()
-    model = hf_stitch.stitch(
-        a, b, images(), source_layer="1", target_layer="3", batch_size=BATCH, task=None, progress=False
-    )
-    return numbers(hf_stitch.evaluate(model, images(47, seed=3), batch_size=BATCH, resamples=40, progress=False))
+    return evaluation(folder, task=None)
 
 
 def audit(folder: Path) -> Any:

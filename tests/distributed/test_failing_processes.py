@@ -93,9 +93,15 @@ def check(folder: Path, count: int, name: str, who: int, how: str) -> None:
     assert max(at for _, at in noted) - float((folder / "when").read_text()) < BOUND
 
 
-@pytest.mark.parametrize(("name", "who", "how"), [("evaluate", 1, "fails"), ("stitch", 1, "killed")])
-def test_the_others_end(name: str, who: int, how: str, tmp_path: Path) -> None:
-    check(tmp_path, 2, name, who, how)
+@pytest.mark.parametrize(
+    ("count", "name", "who", "how"),
+    [
+        *((2, "evaluate", 1, "fails"), (2, "stitch", 1, "killed")),
+        *((3, name, who, how) for name in WORK for who in (0, 2) for how in HOW),
+    ],
+)
+def test_the_others_end(count: int, name: str, who: int, how: str, tmp_path: Path) -> None:
+    check(tmp_path, count, name, who, how)
 
 
 SCRIPT = """
@@ -121,10 +127,3 @@ def test_a_launcher_prints_the_error_and_ends_all(how: str, tmp_path: Path) -> N
     ended = time.time() - float((tmp_path / "when").read_text())
     assert done.returncode and ended < BOUND
     assert ("OSError: the disk of this process is full" if how == "fails" else "Signal 9 (SIGKILL)") in done.stderr
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("who", [0, 2])
-@pytest.mark.parametrize("name", WORK)
-def test_three_processes_end_in_any_job(name: str, who: int, how: str, tmp_path: Path) -> None:
-    check(tmp_path, 3, name, who, how)

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 def run(*arguments: Any, **variables: str) -> None:
     """Run a command with this interpreter."""
-    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
     subprocess.run([sys.executable, *map(str, arguments)], env=env, check=True, timeout=300, capture_output=True)
 
@@ -38,7 +38,8 @@ def torchrun(folder: Path) -> None:
 
 
 def debug(folder: Path) -> None:
-    run(HERE / "debugged.py", folder)
+    code = "import sys, accelerate, script; accelerate.debug_launcher(script.main, sys.argv[1:], num_processes=2)"
+    run("-c", code, folder)
 
 
 @pytest.mark.parametrize("launcher", [launch, torchrun, debug])

@@ -249,29 +249,22 @@ def int8() -> Namespace:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao.quantization and the tensors of it are deprecated
         quantised = torch.ao.quantization.quantize_dynamic(original, {torch.nn.Linear})
-    labelled = sentences(60)
+    texts = sentences(60)
     return {
-        "original": original, "quantised": quantised, "tokenizer": plain_tokenizer(), "texts": labelled,
-        "labelled": labelled,
+        "original": original, "quantised": quantised, "tokenizer": plain_tokenizer(), "texts": texts, "labelled": texts,
     }  # fmt: skip
 
 
 def same() -> Namespace:
-    """A network, a copy with another eps in one of its norms, and texts."""
-    original = text_network("bert")
-    port = copy.deepcopy(original.model)
-    port.bert.encoder.layer[1].output.LayerNorm.eps = 1e-5
-    return {"original": original, "port": of_texts(port), "texts": words_of(20)}
-
-
-def changed() -> Namespace:
-    """A network, a copy of which one block is tuned, one that is rounded, and texts."""
+    """A network, copies with another eps, with one tuned block and with rounded weights, and texts."""
     base = text_network("bert")
-    tuned, rounded = copy.deepcopy(base.model), copy.deepcopy(base.model).to(torch.bfloat16)
+    port, tuned = copy.deepcopy(base.model), copy.deepcopy(base.model)
+    port.bert.encoder.layer[1].output.LayerNorm.eps = 1e-5
     for value in tuned.bert.encoder.layer[1].parameters():
         value.data *= 1.5
-    a, b, c = (of_texts(each) for each in (base.model, tuned, rounded))
-    return {"base": a, "original": a, "tuned": b, "quantised": c, "texts": words_of(40)}
+    copies = {"port": port, "tuned": tuned, "quantised": copy.deepcopy(base.model).to(torch.bfloat16)}
+    loaded = {name: of_texts(model) for name, model in copies.items()}
+    return {"base": base, "original": base, "texts": words_of(40), **loaded}
 
 
 def distil() -> Namespace:
@@ -326,8 +319,7 @@ def exchanged() -> Namespace:
     given = towers()
     tower = transformers.CLIPVisionConfig(**{**SMALL, "hidden_size": 24}, image_size=24, patch_size=8)
     return {
-        **{name: given[name] for name in ("vlm", "processor", "images")},
-        "other": transformers.CLIPVisionModel(tower).eval(), "of_images": given["processor"].image_processor,
+        **given, "other": transformers.CLIPVisionModel(tower).eval(), "of_images": given["processor"].image_processor,
     }  # fmt: skip
 
 
@@ -558,7 +550,7 @@ PAGES: dict[str, Callable[[], Namespace]] = {
     "docs/how-to/gpu.md": partial(stitch, SHORT),
     "docs/how-to/grid.md": stitch,
     "docs/how-to/forms.md": int8,
-    "docs/how-to/diff.md": changed,
+    "docs/how-to/diff.md": same,
     "docs/how-to/shorten.md": shortened,
     "docs/how-to/share.md": save,
     "docs/how-to/stitch.md": partial(stitch, SHORT),

@@ -43,6 +43,12 @@ def test_relative_links_lead_to_files_and_headings(page: str) -> None:
         assert not anchor or target in MADE or anchor in anchors(target), f"{page} links to {link}: no such heading"
 
 
+def test_cards_and_pages_link_to_the_project() -> None:
+    code = [*ROOT.glob("hf_stitch/**/*"), *ROOT.glob("plugins/*/hf_stitch_*/**/*")]
+    texts = {path: path.read_text() for path in code if path.suffix in (".py", ".jinja", ".html", ".js")}
+    assert len(texts) > 200 and not [path for path, text in texts.items() if "pypi.org" in text]
+
+
 def test_links_survive_on_the_package_index() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     address, text = project["project"]["urls"]["Repository"], (ROOT / "README.md").read_text()

@@ -32,13 +32,9 @@ def named() -> dict[str, Adapter]:
 
 @cache
 def stitched() -> StitchedModel:
-    places: dict[str, Any] = {
-        "source_layer": "1",
-        "target_layer": "1",
-        "task": "image-classification",
-        "progress": False,
-    }
-    return hf_stitch.stitch(*classifiers()[:2], points(), **places)
+    a, b = classifiers()[:2]
+    task = "image-classification"
+    return hf_stitch.stitch(a, b, points(), source_layer="1", target_layer="1", task=task, progress=False)
 
 
 def held_out() -> hf_stitch.Samples:

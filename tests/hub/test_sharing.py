@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -22,7 +21,7 @@ from hf_stitch.artefacts import Head, HeadConfig
 from hf_stitch.data import Samples
 from hf_stitch.relative import AnchorSet
 
-from tiny_networks import LAYERS  # isort: skip
+from tiny_networks import LAYERS, stitched  # isort: skip
 from two_tokenizers import LAYER as OWN_LAYERS, SENTENCES  # isort: skip
 
 CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
@@ -38,7 +37,7 @@ ANCHORED = ("relative", "inverse")
 """Models with anchors, so that another process can swap the encoder without samples."""
 
 PULL = """
-import json, sys
+import sys
 import torch, hf_stitch
 from safetensors.torch import load_file, save_file
 folder, names, anchored = sys.argv[1], sys.argv[3:], sys.argv[2].split()
@@ -55,27 +54,7 @@ for name in names:
                 swapped = hf_stitch.swap(model, encoder="alice/vit-2", encoder_layer="vit.layers.2", pooling="cls")
                 found[f"{what} swapped"] = swapped(**inputs).logits
     save_file(found, f"{folder}/{name}.found")
-import hf_stitch.auto
-from transformers import pipeline
-scores = pipeline("text-classification", model="alice/text-model")("w1 w2 w3", top_k=None)
-json.dump({each["label"]: each["score"] for each in scores}, open(f"{folder}/pipeline.json", "w"))
 """
-
-
-def in_a_fresh_process(hub: Hub, code: str, *arguments: object, cache: Path, **environment: str) -> str:
-    """Run Python code with a Hub in a new process with an empty cache; return what it prints."""
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("HF_")},
-        "HF_ENDPOINT": hub.url,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(cache),
-        "HF_TOKEN": "alice-token",
-        **environment,
-    }
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +67,8 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
         a, b = adapters[source], adapters[target]
         sentences = [{"text": sentence} for sentence in SENTENCES]
         data = images if a.interface.modality == "image" else sentences if name == "own-tokens" else texts
-        layers = [LAYER_OF[PARENTS[id][0]] for id in (source, target)]
-        model = hf_stitch.stitch(
-            a, b, data, source_layer=layers[0], target_layer=layers[1], matcher=matcher, progress=False, **options
-        )
+        first, second = (LAYER_OF[PARENTS[id][0]] for id in (source, target))
+        model = stitched(a, b, data, (first, second), matcher=matcher, **options)
         samples = [s["image"] if "image" in s else s["text"] for s in data[:5]]
         inputs = model.preprocess(samples)
         with torch.no_grad():
@@ -115,8 +92,13 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
             found = {"logits": model(**inputs).logits, "swapped": swapped(**inputs).logits}
         save_file(found, folder / f"{name}.expected")
         save_file(inputs, folder / f"{name}.inputs")
-    names = (*CASES, *ANCHORED)
-    in_a_fresh_process(shared_hub, PULL, folder, " ".join(ANCHORED), *names, cache=folder / "cache")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | {
+        "HF_ENDPOINT": shared_hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "cache"),
+        "HF_TOKEN": "alice-token",
+    }  # fmt: skip
+    command = [sys.executable, "-c", PULL, str(folder), " ".join(ANCHORED), *CASES, *ANCHORED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
 
@@ -134,7 +116,17 @@ def test_outputs_in_a_new_process_are_equal(name: str, what: str, pushed: Path) 
     assert name in CASES or torch.equal(found[f"{what} swapped"], expected["swapped"])
 
 
-def test_anchors_travel_with_a_model_and_name_no_folder(shared_hub: Hub, pushed: Path) -> None:
+def test_anchors_and_tokenizers_travel_with_a_model_that_is_no_larger_than_its_parts(
+    shared_hub: Hub, pushed: Path
+) -> None:
+    assert {"tokenizer.json", "source_tokenizer.json"} <= set(shared_hub.files("alice/own-tokens-model"))
+    weights = StitchedModel.from_pretrained("alice/lstsq-model").state_dict()
+    parts = sum(t.numel() * t.element_size() for t in weights.values())
+    size = len(shared_hub.files("alice/lstsq-model")["model.safetensors"])
+    assert size <= parts + 150 * len(weights)
+    stitcher = Stitcher.from_pretrained("alice/lstsq")
+    assert stitcher.source.revision == shared_hub.models["timm/cnn"].refs["main"]
+    assert stitcher.target.revision == shared_hub.models["alice/vit"].refs["main"]
     files = shared_hub.files("alice/relative")
     assert set(files) >= {"stitcher.json", "anchors.json", "anchors.safetensors"}
     card = files["README.md"].decode()
@@ -143,37 +135,8 @@ def test_anchors_travel_with_a_model_and_name_no_folder(shared_hub: Hub, pushed:
     assert str(Path.home()) not in files["anchors.json"].decode()
 
 
-def test_a_pipeline_in_a_new_process_has_the_same_scores(pushed: Path) -> None:
-    found, model = json.loads((pushed / "pipeline.json").read_text()), StitchedModel.from_pretrained("alice/text-model")
-    with torch.no_grad():
-        expected = model(**model.preprocess(["w1 w2 w3"])).logits.softmax(-1)[0]
-    ours = torch.tensor([found[model.config.id2label[i]] for i in range(len(expected))])
-    torch.testing.assert_close(ours, expected)
-
-
-def test_a_model_of_two_tokenizers_has_both(shared_hub: Hub, pushed: Path) -> None:
-    assert {"tokenizer.json", "source_tokenizer.json"} <= set(shared_hub.files("alice/own-tokens-model"))
-
-
-def test_networks_are_pinned_by_their_commit(shared_hub: Hub, pushed: Path) -> None:
-    stitcher = Stitcher.from_pretrained("alice/lstsq")
-    assert stitcher.source.revision == shared_hub.models["timm/cnn"].refs["main"]
-    assert stitcher.target.revision == shared_hub.models["alice/vit"].refs["main"]
-    assert stitcher.source.weights_hash.startswith("sha256:")
-
-
 @pytest.mark.parametrize("name", [f"{case}{kind}" for case in CASES if case != "on-itself" for kind in ("", "-model")])
 def test_the_code_of_a_card_runs(name: str, shared_hub: Hub, pushed: Path) -> None:
     shown = shared_hub.files(f"alice/{name}")["README.md"].decode()
     (code,) = re.findall(r"```python\n(.*?)```", shown, re.DOTALL)
     exec(compile(code, name, "exec"), {})
-
-
-def test_a_model_is_no_larger_than_its_parts(shared_hub: Hub, pushed: Path) -> None:
-    stitched = StitchedModel.from_pretrained("alice/lstsq-model")
-    parts = sum(t.numel() * t.element_size() for t in stitched.state_dict().values())
-    size = len(shared_hub.files("alice/lstsq-model")["model.safetensors"])
-    assert size <= parts + 150 * len(stitched.state_dict())
-    whole = sum(len(shared_hub.files(id)["model.safetensors"]) for id in ("timm/cnn", "alice/vit"))
-    small = sum(len(shared_hub.files("alice/lstsq")[name]) for name in ("stitch.safetensors", "stitcher.json"))
-    assert size < whole + small

@@ -9,7 +9,9 @@ import gzip
 import hashlib
 import json
 import math
+import shutil
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 import torch
 import transformers
 from fixture_models import PROMPT, generated, output_of
-from fixture_networks import EXACT, FIXTURES, SENTENCES
+from fixture_networks import EXACT, FIXTURES, SENTENCES, networks
 from hf_stitch_embeddings import Ageing, Calibration, EmbeddingMap, PairsCurve, RetrievalResult, Upgraded, Verdict
 from hf_stitch_filter_atoms import PatchCovariance
 from hf_stitch_studies import Bench, Curves, ModeConnectivity, Trajectory
@@ -30,23 +32,20 @@ from hf_stitch import Activations, Samples, StitchedModel, Stitcher, analysis, l
 from hf_stitch.adapters.doctor import Diagnosis
 from hf_stitch.analysis.comparison.asking import ROWS_OF
 from hf_stitch.artefacts import Description, Head
+from hf_stitch.artefacts.parents import warn_if_only_weights_are_pinned
 from hf_stitch.relative import AnchorSet
 from hf_stitch.results import Result
 from hf_stitch.stitches import Stitch
 
+from records import rewrite  # isort: skip
+
+IMAGES = ("inverse", "model", "model_of_timm", "relative", "rewritten", "swapped")
+TEXTS = ("language_chain", "language_model", "language_model_of_an_encoder", "two_tokenizers")
 LOADERS: dict[str, list[Any]] = {
     "encoder": [StitchedModel],
-    "inverse": [StitchedModel, transformers.AutoModelForImageClassification],
-    "language_chain": [StitchedModel, transformers.AutoModelForCausalLM],
-    "language_model": [StitchedModel, transformers.AutoModelForCausalLM],
-    "language_model_of_an_encoder": [StitchedModel, transformers.AutoModelForCausalLM],
-    "model": [StitchedModel, transformers.AutoModelForImageClassification],
-    "model_of_timm": [StitchedModel, transformers.AutoModelForImageClassification],
-    "relative": [StitchedModel, transformers.AutoModelForImageClassification],
-    "rewritten": [StitchedModel, transformers.AutoModelForImageClassification],
-    "swapped": [StitchedModel, transformers.AutoModelForImageClassification],
     "text_classifier": [StitchedModel, transformers.AutoModelForSequenceClassification],
-    "two_tokenizers": [StitchedModel, transformers.AutoModelForCausalLM],
+    **{name: [StitchedModel, transformers.AutoModelForImageClassification] for name in IMAGES},
+    **{name: [StitchedModel, transformers.AutoModelForCausalLM] for name in TEXTS},
 }
 """Folder of a stitched model -> classes that load it."""
 
@@ -148,7 +147,11 @@ def test_a_model_has_the_same_weights_and_outputs(path: Path) -> None:
         weights = model.state_dict()
         assert saved.keys() <= weights.keys()
         assert all(torch.equal(weights[name], value) for name, value in saved.items())
-        if path.name in DECODERS:
+        if path.name in DECODERS:  # its tokenizer was saved with it
+            two = path.name.startswith("two")
+            prompt = "the walker is" if two else PROMPT
+            assert model.preprocess([prompt])["input_ids"].tolist() == expected["prompt"].tolist()
+            assert not two or model.preprocess(SENTENCES[:3])["input_ids"].tolist() == expected["input_ids"].tolist()
             check_generation(model, expected)
         check_outputs(model, expected)
 
@@ -161,15 +164,16 @@ def test_an_attached_stitcher_has_the_same_outputs(path: Path) -> None:
     check_outputs(model, expected)
 
 
-@written(*sorted(DECODERS & LOADERS.keys()))
-def test_a_decoder_reads_the_same_tokens(path: Path) -> None:
-    """Its tokenizer was saved with it."""
-    model, expected = loaded(path), answer(path)
-    two = path.name.startswith("two")
-    prompt = "the walker is" if two else PROMPT
-    assert model.preprocess([prompt])["input_ids"].tolist() == expected["prompt"].tolist()
-    if two:
-        assert model.preprocess(SENTENCES[:3])["input_ids"].tolist() == expected["input_ids"].tolist()
+@written("stitcher")
+def test_a_stitcher_of_user_code_warns_once_that_only_weights_are_pinned(path: Path) -> None:
+    expected = answer(path)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        stitcher = Stitcher.from_pretrained(path)
+        warn_if_only_weights_are_pinned.cache_clear()
+        with pytest.warns(UserWarning, match="only the weights of its networks are compared with the record"):
+            stitcher.attach(*networks())
+        close(stitcher.attach(*networks())(input=expected["input"]), expected["output"])  # warns no more
 
 
 @written("relative")
@@ -192,26 +196,79 @@ def test_scores_are_read(path: Path) -> None:
     assert path.name != "model" or scores == {"stitched", "identity", "mean_only", "target", "chance"}
 
 
+# -- what a newer version writes ---------------------------------------------------------------------------------------
+FUTURE: dict[str, tuple[str, list[tuple[str, ...]]]] = {
+    "stitcher": ("stitcher.json", [(), ("stitch",), ("stitch", "source"), ("target", "reference")]),
+    "model": (
+        "config.json",
+        [(), ("source",), ("target", "plan"), ("target", "cut"), ("source", "interface"), ("source", "cut", "spec")],
+    ),
+}
+"""Artefact -> its record, and places in the record where a newer version may add keys."""
+
+
+@written(*FUTURE)
+def test_keys_of_a_newer_version_are_named(path: Path, tmp_path: Path) -> None:
+    """Except options of a map, which could change the output."""
+    record, ways = FUTURE[path.name]
+    folder = Path(shutil.copytree(path, tmp_path / path.name))
+
+    def add(values: dict[str, Any]) -> None:
+        for number, way in enumerate(ways):
+            holder = values
+            for key in way:
+                holder = holder[key]
+            holder[f"of_the_future_{number}"] = 1
+
+    rewrite(folder / record, add)
+    for loader in LOADERS.get(path.name, [Stitcher]):
+        with pytest.warns(UserWarning, match="which this version does not know") as warned:
+            loader.from_pretrained(folder)
+        told = " ".join(str(each.message) for each in warned)
+        assert [number for number in range(len(ways)) if f"of_the_future_{number}" not in told] == []
+    rewrite(folder / record, lambda record: record["stitch"]["body"].update(of_the_future=1))
+    with pytest.raises(ValueError, match=r"was written by another version .*of_the_future"):
+        LOADERS.get(path.name, [Stitcher])[0].from_pretrained(folder)
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
-@written("stitches")
-def test_stitches_have_the_same_outputs(path: Path) -> None:
-    expected = answer(path)
-    files = sorted(path.iterdir())
-    assert {file.stem for file in files} == expected.keys() - {"input"}
-    for file in files:
-        stitch = Stitch.load(file)
-        assert (stitch.name, stitch.fitted) == (file.stem, {"samples": 10, "ridge": 0.5})
-        with torch.no_grad():
-            close(stitch.eval()(expected["input"]), expected[file.stem])
+def stitches(path: Path, given: Any) -> dict[str, Any]:
+    read = {file.stem: Stitch.load(file) for file in path.iterdir()}
+    assert all((each.name, each.fitted) == (name, {"samples": 10, "ridge": 0.5}) for name, each in read.items())
+    return {name: stitch.eval()(given["input"]) for name, stitch in read.items()}
 
 
-@written("autoencoder")
-def test_an_autoencoder_has_the_same_outputs(path: Path) -> None:
-    made, expected = SparseAutoencoder.from_saelens(path), answer(path)
-    with torch.no_grad():
-        close(made.encode(expected["input"]), expected["features"])
-        close(made(expected["input"]), expected["output"])
+def autoencoder(path: Path, given: Any) -> dict[str, Any]:
+    made = SparseAutoencoder.from_saelens(path)
     assert made.metadata["hook_name"] == "blocks.3"
+    return {"features": made.encode(given["input"]), "output": made(given["input"])}
+
+
+def embedding_map(path: Path, given: Any) -> dict[str, Any]:
+    found, adjoint = EmbeddingMap.from_pretrained(path), path.name == "adjoint_map"
+    assert (found.direction, found.metric, found.normalized) == ("adjoint" if adjoint else "index", "cosine", True)
+    assert adjoint or found.scores["report"]["recall"]
+    return {"output": found(given["input"])}
+
+
+READ: dict[str, Callable[[Path, Any], Mapping[str, Any]]] = {
+    "stitches": stitches,
+    "autoencoder": autoencoder,
+    "embedding_map": embedding_map,
+    "adjoint_map": embedding_map,
+    "patch_covariance.safetensors": lambda path, _: PatchCovariance.load(path).factors,
+}
+"""File or folder -> what it contains, or what it computes from the input in its answer."""
+
+
+@written(*READ)
+@torch.no_grad()
+def test_a_file_has_the_same_values(path: Path) -> None:
+    expected = answer(path)
+    found = READ[path.name](path, expected)
+    assert found.keys() == expected.keys() - {"input"}
+    for name, values in found.items():
+        close(values, expected[name])
 
 
 @written("anchors")
@@ -248,23 +305,6 @@ def test_recordings_can_be_compared(path: Path) -> None:
     assert found.steps == expected.steps == (0, 1, 2) and found.values.keys() == expected.values.keys()
     for layer, values in expected.values.items():
         close(found.values[layer], torch.from_numpy(values))
-
-
-@written("embedding_map", "adjoint_map")
-def test_embedding_maps_have_the_same_outputs(path: Path) -> None:
-    found, expected = EmbeddingMap.from_pretrained(path), answer(path)
-    close(found(expected["input"]), expected["output"])
-    adjoint = path.name == "adjoint_map"
-    assert (found.direction, found.metric, found.normalized) == ("adjoint" if adjoint else "index", "cosine", True)
-    assert adjoint or found.scores["report"]["recall"]
-
-
-@written("patch_covariance.safetensors")
-def test_the_covariance_of_patches_is_the_same(path: Path) -> None:
-    found, expected = PatchCovariance.load(path).factors, answer(path)
-    assert found.keys() == expected.keys()
-    for layer, factor in expected.items():
-        close(found[layer], factor)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------

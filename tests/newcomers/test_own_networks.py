@@ -134,16 +134,14 @@ def test_the_kind_of_samples_comes_from_the_processor(processor: Any, task: str 
     assert named.task == "text-classification"
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_an_image_network_is_loaded_with_a_transform_that_fixes_the_size(channels: int) -> None:
-    net = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-    a = hf_stitch.load(net, processor=Compose([Resize((8, 8)), ToTensor()]))  # as many channels as the image has
-    assert a.task == "image-classification" and a.interface.shapes == {"input": (channels, 8, 8)}
-    assert a.preprocess([Image.new("RGB" if channels == 3 else "L", (20, 30))])["input"].shape == (1, channels, 8, 8)
-    assert net.training and not net[1].num_batches_tracked
+def test_an_image_network_is_loaded_with_a_transform_that_fixes_the_size() -> None:
+    for channels, mode in ((1, "L"), (3, "RGB")):  # as many channels as the image has
+        net = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+        a = hf_stitch.load(net, processor=Compose([Resize((8, 8)), ToTensor()]))
+        assert a.task == "image-classification" and a.interface.shapes == {"input": (channels, 8, 8)}
+        assert a.preprocess([Image.new(mode, (20, 30))])["input"].shape == (1, channels, 8, 8)
+        assert net.training and not net[1].num_batches_tracked
 
-
-def test_a_processor_may_change_its_sample() -> None:
     def smaller(image: Image.Image) -> Tensor:
         image.thumbnail((8, 8))
         return torch.full((3, 8, 8), float(max(image.size)))
@@ -179,14 +177,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         linear(lambda image: torch.from_numpy(np.array(image.convert("L")))), ExampleError,
         r"of RGB images \(40, 48\), \(96, 64\); of grey.*to one size, or load Linear with",
     ),
-    "no tensor": (linear(lambda text: text.lower()), ExampleError, NEITHER),
     "no head": (linear(task="text-clasification", **EXAMPLE), UnknownNameError, "text-clasification"),
-    **{
-        f"no function but {type(given).__name__}": (
-            linear(given, **EXAMPLE), TypeError, r"^processor must be a function .*, got ",
-        )
-        for given in (TfidfVectorizer(), "bert", {"size": 3})
-    },
+    "no function": (linear(TfidfVectorizer(), **EXAMPLE), TypeError, r"^processor must be a function .*, got Tfidf"),
     "no mask": (
         preprocessed(Masked, ids, ["a b"]), ValueError,
         r"gives input_ids, and the network takes input_ids, attention_mask: return a dict",
@@ -195,10 +187,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         preprocessed(Bag, lambda text: torch.tensor([1] * len(text.split())), ["a b", "a"]), ValueError,
         r"one shape.*pad",
     ),
-    "an error": (
-        preprocessed(Bag, lambda text: ids(text.words), ["a"]), ValueError,
-        r"of sample 0 raised AttributeError: 'str' object has no",
-    ),
+    "an error": (preprocessed(Bag, lambda text: ids(text.words), ["a"]), ValueError, r"sample 0 raised AttributeErr"),
     "other names": (
         preprocessed(Bag, lambda text: {"words": ids(text)}, ["a"]), ValueError,
         r"gives words, and the network takes ids: return a dict of ids",

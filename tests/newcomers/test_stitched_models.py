@@ -181,15 +181,6 @@ def of_user_code(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, n
     return *nets, data, folder
 
 
-def test_modules_are_attached_with_their_example_inputs(of_user_code: Any) -> None:
-    a, b, data, folder = of_user_code
-    made = hf_stitch.Stitcher.from_pretrained(folder).attach(a, b, example_inputs=data[:2])
-    maps: Any = made.stitch.body
-    with torch.no_grad():
-        expected = b.head(b.second((a.first(data) @ maps.weight.T + maps.bias).relu()).relu())
-        torch.testing.assert_close(made(x=data), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_networks_of_user_code_are_named_and_recognised(of_user_code: Any) -> None:
     a, b, data, folder = of_user_code
     stitcher, example = hf_stitch.Stitcher.from_pretrained(folder), {"example_inputs": data[:2]}
@@ -220,10 +211,15 @@ def test_networks_of_user_code_are_named_and_recognised(of_user_code: Any) -> No
             job()
 
 
-def test_the_snippet_of_a_card_of_user_code_runs(of_user_code: Any) -> None:
+def test_modules_are_attached_as_the_card_says_and_with_their_example_inputs(of_user_code: Any) -> None:
     a, b, data, folder = of_user_code
     card = (folder / "README.md").read_text()
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("path/to/this/folder", str(folder))  # type: ignore[index]
     given = {"your_source": a, "your_target": b, "your_batch": data[:2], "your_transform": None, "your_sample": data[0]}
     exec(code, given)
     assert given["output"].shape == (1, 3)  # type: ignore[attr-defined]
+    made = hf_stitch.Stitcher.from_pretrained(folder).attach(a, b, example_inputs=data[:2])
+    maps: Any = made.stitch.body
+    with torch.no_grad():
+        expected = b.head(b.second((a.first(data) @ maps.weight.T + maps.bias).relu()).relu())
+        torch.testing.assert_close(made(x=data), expected, rtol=1e-5, atol=1e-6)

@@ -126,6 +126,35 @@ def test_frames_and_numbers_of_heatmaps_are_visible_in_black_and_white() -> None
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["best"]
 
 
+NAMESAKES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str]]] = {
+    "sizes": (
+        {"summary": "EfficientNet, 82 layers with weights, 5,288,548 parameters", "weights_hash": "sha256:ab"},
+        {"summary": "EfficientNet, 116 layers with weights, 7,794,184 parameters", "weights_hash": "sha256:cd"},
+        ("EfficientNet (5,288,548 parameters)", "EfficientNet (7,794,184 parameters)"),
+    ),
+    "weights": (
+        {"summary": "Net, 2 layers with weights, 9 parameters", "weights_hash": f"sha256:{'ab' * 32}"},
+        {"summary": "Net, 2 layers with weights, 9 parameters", "weights_hash": f"sha256:{'cd' * 32}"},
+        (f"Net ({'ab' * 12})", f"Net ({'cd' * 12})"),
+    ),
+    "revisions": (
+        {"id": "org/vit", "revision": "0" * 40}, {"id": "org/vit"},
+        (f"org/vit ({'0' * 24})", "org/vit (no revision)"),
+    ),
+    "one network": ({"id": "org/vit"}, {"id": "org/vit"}, ("org/vit", "org/vit")),
+    "other names": ({"id": "org/vit", "revision": "1"}, {"id": "org/bert"}, ("org/vit", "org/bert")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b", "expected"), NAMESAKES.values(), ids=NAMESAKES)
+def test_networks_of_one_name_are_told_apart(a: dict[str, Any], b: dict[str, Any], expected: tuple[str, str]) -> None:
+    recipe = {"a": {"reference": a, "class": "Net"}, "b": {"reference": b, "class": "Net"}}
+    atlas = SimilarityAtlas({"cka": np.eye(2)}, ("0", "1"), ("0", "1"), 9, "mean", {"cka": "moments"}, (), recipe)
+    axes = atlas.plot().axes[0]
+    assert (axes.get_ylabel(), axes.get_xlabel()) == (f"layers of a: {expected[0]}", f"layers of b: {expected[1]}")
+    assert atlas._titles == (axes.get_ylabel(), axes.get_xlabel())  # as on the page
+
+
 def test_heatmaps_of_an_atlas_name_networks_and_have_the_scale_of_the_metric() -> None:
     values = {"linear_cka(debiased=True)": np.array([[0.2, -0.1]]), "procrustes": np.array([[0.4, 0.9]])}
     recipe = {"a": {"reference": {"id": "timm:resnet18"}}, "b": {"reference": {"id": None}, "class": "Net"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 import torch
 from hf_stitch_testing import Part, check_selection
 from hypothesis import given, strategies as st
+from PIL import Image
 from torch import nn
 
 import hf_stitch
 from hf_stitch.data import Samples
 from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
-from hf_stitch.relative import AnchorSet, select_anchors
+from hf_stitch.relative import AnchorSet, RelativeProjection, select_anchors
 from hf_stitch.relative.selection import Bootstrap
 
 DATA = Samples.of(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), label=[0] * 40 + [1] * 20)
@@ -257,6 +259,37 @@ def test_duplicates_are_found_up_to_rounding(dtype: torch.dtype) -> None:
         anchors.add(rows, reference, "1")
     rows[41] = rows[3] + (0.05 if dtype == torch.bfloat16 else 1e-2)
     anchors.add(100 + rows if dtype != torch.bfloat16 else rows, reference, "1")
+
+
+def test_near_duplicates_are_told_and_other_images_are_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (40, 16, 16, 3), generator=generator, dtype=torch.uint8)
+    one_pixel = pixels.clone()
+    one_pixel[7] = pixels[3]
+    one_pixel[7, 8, 8] = 255 - one_pixel[7, 8, 8]
+    for made in (lambda x: Image.fromarray(x.numpy()), lambda x: x.float()):
+        with pytest.warns(
+            UserWarning, match=r"anchors (3 and 7|7 and 3) are nearly the same sample \(their distance is"
+        ):
+            AnchorSet.of(Samples.of([made(x) for x in one_pixel]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            AnchorSet.of(Samples.of([made(x) for x in pixels]))
+
+
+def test_few_anchors_and_missing_ids_are_told() -> None:
+    anchors, ids = torch.randn(6, 4), tuple("abcdef")
+    with pytest.warns(UserWarning, match="2 anchors describe a vector by two numbers"):
+        RelativeProjection.of(anchors[:2])
+    one = RelativeProjection.of(anchors, ids=ids)
+    with pytest.warns(UserWarning, match="cannot tell whether these are the samples of the projection.* pass ids="):
+        one.with_anchors(anchors)
+    with pytest.raises(ValueError, match=r"these are not the anchors of the projection: .*another order"):
+        one.with_anchors(anchors.flip(0), ids[::-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RelativeProjection.of(anchors[:3], center=True)
+        assert one.with_anchors(2 * anchors, ids).ids == ids
 
 
 def test_a_set_is_read_as_it_was_written(chosen: Samples, tmp_path: Path) -> None:

@@ -153,6 +153,11 @@ GOOD = draw(5, 4)
         (lambda: RelativeProjection.of(GOOD[:4], "change_of_basis", center=True), "span 3 of 4 dimensions"),
         (lambda: RelativeProjection.of(GOOD).with_anchors(GOOD[:3]), "projection has 5 anchors, got 3"),
         (lambda: RelativeProjection(4, 0), "anchors must be an integer >= 1, got 0"),
+        (lambda: RelativeProjection.of(GOOD[:1], "euclidean"), "needs several anchors, got 1"),
+        (
+            lambda: RelativeProjection.of(GOOD, center=True)(GOOD.mean(0, keepdim=True)),
+            r"with center=True, it equals the mean of the anchors\); drop it, set center=T",
+        ),
         (lambda: RelativeProjection(4, 5, []), "at least one similarity"),
         (lambda: RelativeProjection(4, 5, subspaces=3), "must divide the 4 features, got 3"),
         (lambda: RelativeProjection(4, 5, normalise="batch"), "one of 'l2', 'layer' or None, got 'batch'"),

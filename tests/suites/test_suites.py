@@ -14,7 +14,7 @@ def test_stitched_models_pass_the_tests_of_transformers() -> None:
     try:
         found = suites.reports()
     except OSError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"no source distribution of transformers: {error}")
     assert not [f"{each.title}: {wrong}" for each in found for wrong in each.wrong]
     assert all(len(each.failed) <= 0.05 * len(each.applied) for each in found)
     written = suites.WRITTEN.read_text("utf-8")

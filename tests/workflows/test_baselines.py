@@ -149,3 +149,4 @@ def test_a_source_of_other_classes_is_not_scored_beside_a_model_before_its_swap(
     found = evaluate(after, data, target=before, source=other, **QUIET)
     assert "source" not in found.scores
     assert found.left_out["source"] == "its head has other classes"
+    assert "no source: its head has other classes" in str(found)

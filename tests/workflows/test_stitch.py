@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -16,6 +17,7 @@ import hf_stitch
 from hf_stitch import NotACutError, StitchedModelForImageClassification
 from hf_stitch.adapters.cutting import tree as _tree
 from hf_stitch.artefacts.cache import NAME
+from hf_stitch.artefacts.joining import joined_to_itself
 from hf_stitch.data import PairedSamples
 from hf_stitch.pairs import CollectedPair, Pair
 from hf_stitch.reference import weights_hash
@@ -214,6 +216,19 @@ def test_a_pooled_stitch_replaces_the_cls_token_of_the_target(net: Any, images: 
     pooled = paired_rows(representation, representation, "mean")["body"]
     assert torch.equal(pooled[0], representation.rows("mean"))
     assert torch.equal(pooled[1], representation.rows("cls"))
+
+
+def test_tokens_and_local_paths_are_not_saved(tmp_path: Path) -> None:
+    build("vit", 0).save_pretrained(tmp_path / "parent")
+    adapter = hf_stitch.load(str(tmp_path / "parent"), token="hf_secret", cache_dir=str(tmp_path / "cache"))
+    stitched = joined_to_itself(adapter, adapter.layers[0], None)
+    stitcher = stitched.stitcher
+    stitcher.source = adapter.pinned  # as in a stitcher made by hand
+    for name, artefact in (("model", stitched), ("stitcher", stitcher)):
+        artefact.save_pretrained(tmp_path / name)
+        for file in (tmp_path / name).iterdir():
+            assert b"hf_secret" not in file.read_bytes() and str(tmp_path).encode() not in file.read_bytes(), file
+    assert "a network that is not on the Hub" in (tmp_path / "stitcher" / "README.md").read_text()
 
 
 def test_auto_selects_the_most_similar_layer_of_the_source() -> None:

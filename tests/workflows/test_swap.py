@@ -207,6 +207,55 @@ def test_a_rotated_scaled_and_shifted_encoder_leaves_predictions_of_a_relative_m
     assert torch.equal(back(input=x).logits, RELATIVE(input=x).logits)
 
 
+def decoded() -> hf_stitch.StitchedModel:
+    """A relative model without a task, whose head is a module of user code."""
+    return hf_stitch.relative_model(A, ANCHORS, layer=LAYER, head=nn.Linear(len(ANCHORS), 7), progress=False)
+
+
+@pytest.mark.parametrize("kind", ["relative", "absolute", "own module", "trained end to end"])
+def test_a_relative_model_with_its_first_encoder_is_scored_beside_itself(kind: str) -> None:
+    model = copy.deepcopy(ABSOLUTE if kind == "absolute" else decoded() if kind == "own module" else RELATIVE)
+    if kind == "trained end to end":
+        model.source.model[0].bias.data.add_(0.5)
+    quiet: Any = {"progress": False, "resamples": 20}
+    found = hf_stitch.evaluate(model, TEST, **quiet)
+    assert repr(found.scores) == repr(hf_stitch.evaluate(model, TEST, target=model, **quiet).scores)
+    if kind == "own module":
+        assert found["r2"].value == pytest.approx(1)
+    else:
+        assert found["accuracy"].value == found.scores["target"]["accuracy"].value == pytest.approx(accuracy(model))
+        assert found["agreement"].value == 1 > found.scores["mean_only"]["agreement"].value
+    plan = hf_stitch.plan(hf_stitch.evaluate, model, TEST)
+    assert plan.seconds > 0
+
+
+@pytest.mark.parametrize("similarities", ["cosine", None])
+def test_a_saved_relative_model_is_scored_beside_itself(
+    similarities: str | None, net: Any, images: Any, tmp_path: Path
+) -> None:
+    net("vit").model.save_pretrained(tmp_path / "encoder")
+    encoder, samples = hf_stitch.load(str(tmp_path / "encoder")), Samples.of(images)
+    options: dict[str, Any] = {"layer": encoder.layers[1], "num_labels": 5, "progress": False}
+    model = hf_stitch.relative_model(encoder, samples.take(12), similarities, **options)
+    model.save_pretrained(tmp_path / "model")
+    rest = samples.select(range(12, len(samples)))
+    for scored in (model, hf_stitch.StitchedModel.from_pretrained(tmp_path / "model")):
+        assert hf_stitch.evaluate(scored, rest, progress=False)["agreement"].value == 1
+
+
+def test_after_a_swap_the_model_with_the_first_encoder_is_asked_for() -> None:
+    swapped = swap(RELATIVE, anchors=ANCHORS)
+    mapped = swap(ABSOLUTE, anchors=ANCHORS, matcher=EXACT)
+    assert hf_stitch.evaluate(swapped, TEST, target=RELATIVE, progress=False)["agreement"].value > 0.98
+    for job in (hf_stitch.evaluate, hf_stitch.audit):
+        with pytest.raises(ValueError, match=r"no whole target: pass target=, to hf_stitch.evaluate the"):
+            job(swapped, TEST, progress=False)
+        with pytest.raises(ValueError, match=r"the target, .*, was a module in memory"):
+            job(mapped, TEST, progress=False)
+    with pytest.raises(ValueError, match="no whole target: pass target="):
+        hf_stitch.audit(RELATIVE, TEST, progress=False)
+
+
 def test_an_absolute_model_needs_a_map() -> None:
     def swapped(matcher: Any, **options: Any) -> hf_stitch.StitchedModel:
         return swap(ABSOLUTE, anchors=ANCHORS, matcher=matcher, **options)
@@ -412,3 +461,50 @@ def test_a_map_that_is_worse_than_the_mean_gives_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         swap(A, **options)
+
+
+# -- anchors among the samples
+
+
+def test_a_model_is_not_scored_on_its_anchors_which_it_knows_by_their_contents(tmp_path: Path) -> None:
+    swapped = swap(RELATIVE, anchors=ANCHORS, data=TEST)
+    both = DATA.select([*ANCHORS.ids, *TEST.ids])
+    with pytest.warns(UserWarning, match=r"20 of 120 samples are anchors, the first is \d+: they are left out"):
+        again = swap(RELATIVE, anchors=ANCHORS, data=both).evaluation
+    assert (again.n, again.scores) == (100, swapped.evaluation.scores)
+    swapped.anchors.save_pretrained(tmp_path)
+    swapped.anchors = AnchorSet.from_pretrained(tmp_path)
+    others = torch.randn(9, 4, generator=torch.Generator().manual_seed(7))
+    renamed = Samples.of(others, label=[0] * 9)
+    mixed = Samples.of([*others, X[ANCHORS.ids[0]]], label=[0] * 10)
+    for scored in (RELATIVE, swapped):
+        with pytest.warns(UserWarning, match="1 of 10 samples are anchors, the first is 9"):
+            assert hf_stitch.evaluate(scored, mixed, target=RELATIVE, progress=False).n == 9
+        assert hf_stitch.evaluate(scored, renamed, target=RELATIVE, progress=False).n == 9
+    assert swapped.anchors.among(mixed) == [9]
+
+
+def test_a_head_belongs_to_its_anchors(tmp_path: Path) -> None:
+    place: dict[str, Any] = {"layer": LAYER, "progress": False}
+    model = hf_stitch.relative_model(A, ANCHORS, num_labels=4, task=TASK, **place)
+    assert model.target.model.config.anchors_fingerprint == AnchorSet.of(ANCHORS).fingerprint
+    head = Head(HeadConfig(in_features=20, num_labels=4))
+    hf_stitch.relative_model(A, ANCHORS, head=head, **place)
+    head.save_pretrained(tmp_path)
+    for trained_head in (head, str(tmp_path)):
+        with pytest.raises(ValueError, match=r"the head takes similarities to other anchors .*Use its anchors"):
+            hf_stitch.relative_model(B, TEST.take(20), head=trained_head, **place)
+        hf_stitch.relative_model(B, ANCHORS, head=trained_head, **place)
+
+
+def test_samples_that_are_preprocessed_otherwise_than_the_anchors_are_told() -> None:
+    told = r"unlike those on its anchors \(their means are [\d.]+ standard deviations"
+    anchors = TRAIN.take(60)
+    model = hf_stitch.relative_model(A, anchors, layer=LAYER, num_labels=4, task=TASK, progress=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=f".*{told}")
+        swapped = swap(model, anchors=anchors, data=TEST)
+    otherwise = Samples.of(0.25 * torch.stack([X[i] for i in TEST.ids]) + 0.5, label=TEST.labels)
+    for scored in (model, swapped):
+        with pytest.warns(UserWarning, match=told):
+            hf_stitch.evaluate(scored, otherwise, target=model, progress=False)

@@ -18,10 +18,11 @@ from hf_stitch.adapters.cutting.interface import Interface
 from hf_stitch.adapters.cutting.surgery import Outline, outline
 from hf_stitch.adapters.discovery.probes import Probes
 from hf_stitch.adapters.discovery.shapes import Shapes
-from hf_stitch.adapters.discovery.trace import Integers, Reads, Trace, TracedTensor, noting, trace
+from hf_stitch.adapters.discovery.trace import Integers, Reads, Trace, TracedTensor, noting, noting_outside, trace
 from hf_stitch.adapters.discovery.verify import Run, Verifier, same, sweep, unchanged
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.options import did_you_mean
+from hf_stitch.printing import warn
 
 INSTEAD = "Cut instead at"
 """Begin of the last sentence of a refusal, which lists other layers."""
@@ -42,6 +43,7 @@ class Survey:
         self._cuts: dict[str, Cut] = {}
         self._plans: dict[str, CutPlan] = {}
         self._refused: dict[str, str] = {}
+        self._tried: set[str] = set()
 
     # -- traces --------------------------------------------------------------------------------------
     @cached_property
@@ -78,7 +80,7 @@ class Survey:
     def _first(self, batch: Mapping[str, Any]) -> tuple[Any, Integers]:
         """Run two samples, noting what modules read; if the network does not run on them, the example is named."""
         try:
-            with torch.no_grad(), noting(self.model) as noted:
+            with torch.no_grad(), noting(self.model) as noted, noting_outside(self.model) as self._outside:
                 return self.run(batch), noted
         except Exception as failure:
             shapes = [
@@ -88,7 +90,7 @@ class Survey:
             raise ExampleError(
                 f"{type(self.model).__name__} does not run on its example inputs, {shapes[0]}, or not on a batch "
                 f"of two of them, {shapes[1]}: {failure}. example_inputs= must be a batch: the samples on the "
-                "first axis, then the channels and sizes that the network takes",
+                "first axis, then the channels and sizes that the network takes" + _attention(self.model),
                 self.model,
             ) from failure
 
@@ -137,7 +139,14 @@ class Survey:
         """Trace a forward; what modules read of other words tells which of them read words."""
         inputs, content = self._probes.vary(batch, tokens), self.interface.content
         ids = any(not inputs[name].is_floating_point() for name in content)
-        return trace(self.model, self.run, inputs, content, self._reads, noted if noted and ids else {})
+        try:
+            return trace(self.model, self.run, inputs, content, self._reads, noted if noted and ids else {})
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{type(self.model).__name__} runs, but not with gradients, by which its cuts are found: "
+                + str(error).rstrip(".")
+                + _attention(self.model)
+            ) from error
 
     def _other_words(self) -> dict[str, Any]:
         return self._probes.other_words(self._probes.vary(2))
@@ -161,6 +170,15 @@ class Survey:
             calls = self.trace.calls
             outputs = [n for n in listed if any(seen.is_output for seen in calls[n].seen().values())]
             chosen = [*chosen, *(n for n in listed if n not in (*chosen, *outputs) and not n.startswith(inside))]
+        if self._outside:
+            what = (
+                f"{type(self.model).__name__} runs modules that are none of its submodules (in "
+                f"{', '.join(sorted(self._outside))}), where no cut and no hash finds them: keep them as attributes "
+                "or in an nn.ModuleList"
+            )
+            if not chosen:
+                raise ValueError(what)
+            warn(what)
         innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
         return tuple(sorted(innermost, key=lambda n: self.trace.calls[n].exited))
 
@@ -197,12 +215,10 @@ class Survey:
         what = f"layer {layer!r} of {type(self.model).__name__}"
         if layer not in names:
             hint = did_you_mean(layer, self.blocks) or did_you_mean(layer, names)
-            raise NotACutError(
-                f"{what} does not exist{f'; did you mean {hint!r}?' if hint else '.'} Cuts: {_short(self.blocks)}"
-            )
+            raise NotACutError(f"{what} does not exist{f'; did you mean {hint!r}?' if hint else '.'} {self._known()}")
         call = self.trace.calls.get(layer)
         if call is None:
-            raise NotACutError(f"{what} does not run in a forward. Cuts: {_short(self.blocks)}")
+            raise NotACutError(f"{what} does not run in a forward. {self._known()}")
         if len(call.outputs) > 1:
             raise NotACutError(
                 f"{what} fires {len(call.outputs)} times in one forward: there is no single representation"
@@ -235,6 +251,7 @@ class Survey:
             raise NotACutError(self._refused[layer])
         if layer not in self._plans:
             cut = self.cut(layer)
+            self._tried.add(layer)
             try:
                 with unchanged(self.model):
                     self._plans[layer] = self._found(cut)
@@ -245,18 +262,24 @@ class Survey:
 
     def verify(self, layers: Iterable[str]) -> None:
         """Verify several cuts, which takes a fraction of the time of one after the other."""
+        names = tuple(layers)
+        self._sweep(names)
+        for layer in names:
+            with suppress(NotACutError):
+                self.plan(layer)
+
+    def _sweep(self, layers: Iterable[str]) -> None:
+        """Verify cuts together, those that have not been tried yet; what does not hold so stays pending."""
         pending = []
         for layer in layers:
-            if self.status(layer) == "pending":
+            if self.status(layer) == "pending" and layer not in self._tried:
                 with suppress(NotACutError):  # plan() has the reason
                     pending.append(self.cut(layer))
-        if len(pending) > 1:
+        self._tried |= {cut.layer for cut in pending}
+        if pending:
             pending.sort(key=lambda cut: self.trace.calls[cut.layer].exited)
             with unchanged(self.model):
                 self._plans.update(sweep(self._verifier, pending, lambda cut: next(self._proposals(cut))))
-        for cut in pending:
-            with suppress(NotACutError):
-                self.plan(cut.layer)
 
     def _found(self, cut: Cut) -> CutPlan:
         for plan in self._proposals(cut):
@@ -369,17 +392,31 @@ class Survey:
             why = "the output depends on the input by another way than through it."
             if failure := self._verifier.failure(cut):
                 why += f" Verification failed with {failure}."
-        return f"{type(self.model).__name__} cannot be cut at {cut.layer!r}: {why}{self._instead(cut)}"
+        return f"{type(self.model).__name__} cannot be cut at {cut.layer!r}: {why}{self._instead()}"
 
-    def _instead(self, cut: Cut) -> str:
-        """List other layers: verified blocks, or else blocks that are not yet refused."""
-        known = tuple(name for name in self.blocks if name in self._plans)
-        names = known or tuple(n for n in self.blocks if n not in self._refused and n != cut.layer)
-        return f" {INSTEAD}{'' if known else ' (not verified yet)'}: {_short(names)}" if names else ""
+    def _instead(self) -> str:
+        """List the blocks that are cuts."""
+        with suppress(torch.OutOfMemoryError):  # all of them take more than one layer
+            self._sweep(self.blocks)
+        names = tuple(name for name in self.blocks if name in self._plans)
+        return f" {INSTEAD}: {_short(names)}" if names else ""
+
+    def _known(self) -> str:
+        """List the blocks that are cuts, or else those that may be."""
+        names = tuple(name for name in self.blocks if name in self._plans)
+        return f"Cuts: {_short(names)}" if names else f"Candidates, not verified yet: {_short(self.blocks)}"
 
 
 def _shapes(output: Any) -> Any:
     return tree.transform(output, lambda leaf: list(leaf.shape) if isinstance(leaf, TracedTensor) else leaf)
+
+
+def _attention(model: nn.Module) -> str:
+    """Say how to leave an attention that not all devices have; empty if the network has none such."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    used = {str(getattr(config, "_attn_implementation", None)) for config in configs} - {"None", "eager", "sdpa"}
+    how = 'load it with attn_implementation="sdpa", or call set_attn_implementation("sdpa") of the live network'
+    return f". Its attention is {', '.join(sorted(used))}: {how}" if used else ""
 
 
 def _short(names: tuple[str, ...]) -> str:

@@ -249,6 +249,24 @@ def noting(model: nn.Module) -> Iterator[Integers]:
             handle.remove()
 
 
+@contextmanager
+def noting_outside(model: nn.Module) -> Iterator[set[str]]:
+    """Note the lists and dicts of Python from which modules run that are no submodules, so that no trace sees them."""
+    inside, places, handles = set(model.modules()), set[str](), []
+    for name, holder in model.named_modules():
+        for key, value in vars(holder).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+            for module in held:
+                if isinstance(module, nn.Module) and module not in inside:
+                    place = f"{name}.{key}".lstrip(".")
+                    handles.append(module.register_forward_pre_hook(lambda *_, place=place: places.add(place)))
+    try:
+        yield places
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def trace(
     model: nn.Module, run: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any], content: tuple[str, ...],
     reads: Reads, others: Integers,
@@ -317,7 +335,7 @@ class _Watch:
         given = {id(leaf): path for path, leaf in arguments.items()}
         call.arguments.append({path: _place(leaf, {}) for path, leaf in arguments.items()})
         # A class with a call of its own (Front) may give its caller something else, which nothing stands in for.
-        opaque = not str(type(module).__call__.__module__).startswith(("torch.", "transformers."))
+        opaque = not str(type(module).__call__.__module__).startswith(("torch.", "transformers.", "keras."))
         call.outputs.append(None if opaque else tree.transform(replaced, lambda leaf: _place(leaf, given)))
         return replaced
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from hf_stitch.adapters.cutting import tree
 from hf_stitch.adapters.cutting.cut import Cut, CutPlan, NotACutError, run_part
@@ -23,6 +22,7 @@ from hf_stitch.adapters.cutting.flow import Flow, ValuesReadError
 from hf_stitch.adapters.cutting.halves import HalfError
 from hf_stitch.adapters.cutting.surgery import StubReadError
 from hf_stitch.adapters.discovery.probes import Probes, copied
+from hf_stitch.printing import progress_bar
 
 Run = Callable[[Mapping[str, Any]], Any]
 End = tuple[Cut, CutPlan]
@@ -286,13 +286,15 @@ def _verified(
     """Return the plans of the cuts that hold, or any if the code of the model reads another module."""
     read = set(verifier.read)
     verified: list[tuple[Cut, CutPlan]] = []  # from the last to the first
-    for cut in tqdm(cuts[::-1], desc="verifying", unit="cut", delay=3, leave=False, disable=None):
-        plan = propose(cut)
-        holds = verifier.back_holds((cut, plan), observed, verified[-1] if verified else None)
-        if verifier.read != read:
-            return {}
-        if holds:
-            verified.append((cut, plan))
+    with progress_bar("verifying", len(cuts), "cut", leave=False) as bar:
+        for cut in cuts[::-1]:
+            plan = propose(cut)
+            holds = verifier.back_holds((cut, plan), observed, verified[-1] if verified else None)
+            if verifier.read != read:
+                return {}
+            if holds:
+                verified.append((cut, plan))
+            bar.update()
     while verified and not verifier.front_holds(*verified[-1], observed):
         if verifier.read != read:
             return {}

@@ -114,10 +114,10 @@ class Timm(Library):
     ) -> Described:
         """Describe a timm model, by its pretrained config."""
         import timm.data
+        from timm.models import get_model_input_config
 
-        config = timm.data.resolve_model_data_config(model)
-        if size := _native_size(model):
-            config["input_size"] = (config["input_size"][0], *size)
+        config = timm.data.resolve_model_data_config(model)  # of the pretrained weights
+        config["input_size"] = get_model_input_config(model)["input_size"]
         if processor is None:
             processor = Deferred(_image_processor, **config)
         if example_inputs is None:
@@ -179,12 +179,6 @@ def _image_processor(**config: Any) -> Any:
     from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 
     return TimmImageProcessor(**config)
-
-
-def _native_size(model: nn.Module) -> tuple[int, int] | None:
-    """Return the input size of the patch embedding, which may differ from that of the pretrained weights."""
-    network = getattr(model, "model", model)  # wrappers that return feature maps store the network as model
-    return getattr(getattr(network, "patch_embed", None), "img_size", None)
 
 
 def _task(model: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class TimmImageProcessor(BaseImageProcessor):
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.input_size, self.interpolation = tuple(input_size), interpolation
-        self.mean, self.std = tuple(mean), tuple(std)
+        self.mean, self.std = (_of_channels(values, input_size[0]) for values in (mean, std))
         self.crop_pct, self.crop_mode = crop_pct, crop_mode
 
     @property
@@ -68,6 +69,11 @@ class TimmImageProcessor(BaseImageProcessor):
         if return_tensors is None:
             return BatchFeature({"pixel_values": pixels})
         return BatchFeature({"pixel_values": torch.stack(pixels).numpy()}, tensor_type=return_tensors)
+
+
+def _of_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Return the mean or std of each channel; of another number of channels than in training, that over them."""
+    return tuple(values) if len(values) == channels else (fmean(values),) * channels
 
 
 def _as_image(image: Any) -> Image.Image:

@@ -120,12 +120,14 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
         takes |= arguments_of(model, content[0]).keys()
         if (inside := _masked(model, content[0])) is not None:
             takes |= inspect.signature(inside.forward).parameters.keys()
+    padding = {index for module in model.modules() if isinstance(index := getattr(module, "padding_idx", None), int)}
     modality = "text" if not values else "image" if example[content[0]].dim() == 4 else "tensor"
     return Interface(
         content,
         modality,
         shapes={n: tuple(v.shape[1:]) for n, v in values.items()},
         dtypes={n: str(v.dtype).removeprefix("torch.") for n, v in values.items()},
+        special_ids=() if values else tuple(sorted(padding)),
         arguments=() if values else tuple(n for n in (MASK, "token_type_ids", POSITIONS) if n in takes),
         given=tuple(n for n in tensors if n not in content),
     )

@@ -54,7 +54,10 @@ AUTO_CLASSES = {
 }
 """Task (name of a pipeline) -> the class that loads models with this head."""
 
-HUB_OPTIONS = ("trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies")
+HUB_OPTIONS = (
+    *("trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies"),
+    "gguf_file",
+)
 """Loading options that apply to the config, the weights and the processor."""
 
 IDS = ("input_ids", "decoder_input_ids")
@@ -117,7 +120,8 @@ class Transformers(Library):
         if reference.revision:
             hub["revision"] = reference.revision
         known: Any = {key: hub[key] for key in (*DownloadOptions.__annotations__, "subfolder") if key in hub}
-        if not reference.is_local and (commit := commit_of(place, **known)):
+        gguf = hub.get("gguf_file")  # a file that has everything
+        if not reference.is_local and (commit := commit_of(place, gguf or "config.json", **known)):
             reference = dataclasses.replace(reference, revision=commit)  # pins all files and the record
             hub["revision"] = commit
             if not hub.get("local_files_only") and is_out_of_reach(place, revision=commit, token=hub.get("token")):
@@ -135,7 +139,8 @@ class Transformers(Library):
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {reference.task!r}")
             loader = getattr(transformers, AUTO_CLASSES[reference.task])
         else:
-            kind = (config.architectures or ["AutoModel"])[0]
+            speaks = gguf and type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+            kind = (config.architectures or ["AutoModelForCausalLM" if speaks else "AutoModel"])[0]
             if (loader := _class(kind)) is None:
                 loader = transformers.AutoModel
                 warn(
@@ -144,7 +149,7 @@ class Transformers(Library):
                     f"({', '.join(AUTO_CLASSES)})"
                 )
         if options.pop("pretrained", True):
-            beside = {name: value for name, value in hub.items() if name != "trust_remote_code"}
+            beside = {name: value for name, value in hub.items() if name not in ("trust_remote_code", "gguf_file")}
             if not is_peft_available() and find_adapter_config_file(place, **beside):
                 raise ImportError(
                     f"{place} contains an adapter of PEFT beside the weights of a network, which would be loaded "

@@ -15,6 +15,7 @@ from hf_stitch.analysis.comparison.layers import Group, Key, LayerReader
 from hf_stitch.analysis.permutation import MaximumTest, maximum_test
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Collected, LayerError
+from hf_stitch.printing import progress_bar
 from hf_stitch.representation import finite
 from hf_stitch.running import Run
 from hf_stitch.statistics.base import within
@@ -35,8 +36,6 @@ _ROWS = "rows"
 
 def run_pass(reader: LayerReader, collectors: Sequence[Collector], state: Checkpoint, run: Run) -> None:
     """Run the samples of this process through the collectors, resuming from a checkpoint if there is one."""
-    from tqdm.auto import tqdm
-
     start, stop = run.processes.part(reader.n)
     owners = {key: collector for collector in collectors for key in collector.group.keys}
 
@@ -46,8 +45,7 @@ def run_pass(reader: LayerReader, collectors: Sequence[Collector], state: Checkp
 
     if (position := state.load(reader.device, range(start, stop + 1), restore)) is not None:
         start = position
-    hide = True if run.shown("comparing") is None else None  # None shows the bar on terminals only
-    with tqdm(total=stop - start, desc="comparing", unit="sample", delay=3, disable=hide) as bar:
+    with progress_bar(run.shown("comparing"), stop - start, "sample") as bar:
         while start < stop:
             end = min(start + run.batch_size, stop)
             reader.rows(start, end, lambda key, rows: owners[key].take(key, rows))
@@ -150,15 +148,16 @@ class Collector:
         rows: Any = self._statistics[_ROWS]
         return rows
 
-    def test(self, label: str, defined: NDArray[np.bool_], permutations: int, seed: int, memory: int) -> MaximumTest:
+    def test(self, label: str, defined: NDArray[np.bool_], permutations: int, run: Run, memory: int) -> MaximumTest:
         """Test a metric for all pairs of layers of the group, from the rows, with one row per sample."""
         rows = self._rows
         x, y = [rows.x(i) for i in range(len(self.group.x))], [rows.y(j) for j in range(len(self.group.y))]
         distinct, pairs = np.zeros((len(x), len(y)), bool), np.ix_(self.group.of_a, self.group.of_b)
         distinct[pairs] = defined
         found = maximum_test(
-            self._metrics[label], x, y, defined=distinct, permutations=permutations, seed=seed, memory=memory
-        )
+            self._metrics[label], x, y, defined=distinct, permutations=permutations, seed=run.seed, memory=memory,
+            shown=run.shown(f"permuting, {label}"),
+        )  # fmt: skip
         own: dict[str, Any] = {name: getattr(found, name)[pairs] for name in ("chance", "scores", "unadjusted")}
         own |= {"maxima_a": found.maxima_a[:, self.group.of_a], "maxima_b": found.maxima_b[:, self.group.of_b]}
         return replace(found, **own)

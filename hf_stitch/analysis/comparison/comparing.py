@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from hf_stitch.analysis.comparison.sides import Side, networks_of, shares_of
 from hf_stitch.analysis.planning import NETWORKS, Plan, bytes_of_weights, speed
 from hf_stitch.metrics import ActivationMetric
 from hf_stitch.metrics._routes import Cost
-from hf_stitch.printing import see, warn
+from hf_stitch.printing import SILENT, see, warn
 from hf_stitch.provenance import versions
 from hf_stitch.reference import shareable
 from hf_stitch.resources import free_disk, free_memory, sized
@@ -204,10 +205,11 @@ class Comparison:
     ) -> SimilarityAtlas:
         """Read the samples once and compute all values."""
         reader, processes = self._reader, self._processes
-        folder, seed = self._run.checkpoint_dir, self._run.seed
+        folder = self._run.checkpoint_dir
         recipe = self._recipe(recipe or {})
         if permutations:
-            recipe |= {"permutations": permutations, "seed": seed}
+            recipe |= {"permutations": permutations, "seed": self._run.seed}
+            self._tell_cost(permutations)
         processes.check_same(recipe)
         keep_rows = permutations > 0 or then is not None
         with ExitStack() as stack:
@@ -227,7 +229,7 @@ class Comparison:
             if permutations:
                 (collector,) = collectors  # rows of whole samples have no grid, so there is one group
                 tests = {
-                    label: collector.test(label, ~np.isnan(found), permutations, seed, self._available)
+                    label: collector.test(label, ~np.isnan(found), permutations, self._run, self._available)
                     for label, found in values.items()
                 }
             if then is not None:
@@ -238,6 +240,16 @@ class Comparison:
             values, reader.layers_a, reader.layers_b, reader.n, reader.kind, taken, distances, recipe, ranges, tests,
             undefined, sizes=self._sizes(),
         )  # fmt: skip
+
+    def _tell_cost(self, permutations: int) -> None:
+        """Say how long a test takes, if it takes long, before it starts."""
+        seconds = permutations * flops_of_permutation(self._metrics, self._routes, self._reader) / speed()
+        if seconds >= SILENT and self._run.shown("permuting"):
+            pairs = f"{len(self._reader.layers_a)} × {len(self._reader.layers_b)} pairs of layers"
+            print(
+                f"{permutations} permutations of {pairs} take about {seconds / 60:.2g} minutes, after the samples are "
+                "read: fewer layers, metrics or permutations take less", file=sys.stderr, flush=True,
+            )  # fmt: skip
 
     def _values(self, collectors: Sequence[Collector]) -> tuple[dict[str, Array], dict[str, str]]:
         """Compute all metrics for all pairs of layers, and return why they are undefined where they are."""

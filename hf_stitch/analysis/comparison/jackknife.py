@@ -20,6 +20,7 @@ from hf_stitch.analysis.comparison.sides import Networks
 from hf_stitch.analysis.resampling import Array, Places, SampleMoments, SampleRows
 from hf_stitch.metrics import Metric
 from hf_stitch.metrics.base import MomentsMetric
+from hf_stitch.printing import progress_bar
 from hf_stitch.running import Run
 
 LeftOut = Callable[[int, int], list[float]]
@@ -49,15 +50,14 @@ class Jackknife:
 
     def __call__(self, rows: Sequence[Tensor], values: Mapping[str, Array]) -> None:
         """Test the differences from the most similar layer."""
-        from tqdm.auto import tqdm
-
         places = [slice(part[0], part[-1] + 1) for part in np.split(np.arange(len(rows)), self._networks)]
         self.p_values = {label: np.full((2, len(rows), len(rows)), np.nan) for label in self._metrics}
         jobs = [(label, a, b) for label in self._metrics for a, b in combinations(places, 2)]
-        hide = True if self._run.shown("resampling") is None else None  # None shows the bar on terminals only
-        for label, a, b in tqdm(jobs, desc="resampling", unit="pair", delay=3, disable=hide):
-            found = differences_from_best(self._metrics[label], rows[a], rows[b], values[label][a, b], self._groups)
-            self.p_values[label][:, a, b] = found
+        with progress_bar(self._run.shown("resampling"), len(jobs), "pair") as bar:
+            for label, a, b in jobs:
+                found = differences_from_best(self._metrics[label], rows[a], rows[b], values[label][a, b], self._groups)
+                self.p_values[label][:, a, b] = found
+                bar.update()
 
 
 def differences_from_best(

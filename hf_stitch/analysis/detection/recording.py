@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.detection.noise import DONORS, donors_among
-from hf_stitch.data import PairedSamples, Samples
+from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.pairs import CollectedPair
 from hf_stitch.pairs.pair import check_finite
 from hf_stitch.registry import registries
@@ -52,7 +52,7 @@ def handed_over(mapped: Representation, view: View) -> Representation:
 def recorded(
     network: Adapter,
     layers: Sequence[str],
-    data: Sequence[Samples],
+    data: Mapping[str, Samples],
     view: View,
     run: Run,
     task: Task,
@@ -63,7 +63,8 @@ def recorded(
 
     As many layers as fit into memory are recorded in one run over the data. A layer that alone does not fit is kept in
     a temporary file, which is mapped into memory; its batches are moved to the device of the network one by one.
-    Several processes share the samples of layers that fit; each keeps a file of its own for one that does not.
+    Several processes share the samples of layers that fit; each keeps a file of its own for one that does not. Samples
+    have the names of arguments, for messages.
     """
     sizes, specs = _sizes(network, layers, data, view, run.batch_size, task)
     for group in _groups(layers, sizes, memory):
@@ -73,21 +74,36 @@ def recorded(
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             shared = run if folder is None else replace(run, processes=ALONE)
             kept = [
-                _run(network, group, samples, view, specs, shared, folder, str(number), task)
-                for number, samples in enumerate(data)
+                _run(network, group, samples, view, specs, shared, folder, name, task)
+                for name, samples in reversed(data.items())  # few samples first, which may not fit the network
             ]
             for layer in group:
-                yield layer, [_gathered(of_set.pop(layer), shared.processes) for of_set in kept]
+                yield layer, [_gathered(of_set.pop(layer), shared.processes) for of_set in reversed(kept)]
 
 
+def _encoded(
+    network: Adapter, layers: Sequence[str], batch: Batch, name: str, task: Task
+) -> dict[str, Representation]:  # fmt: skip
+    """Run a network on a batch of samples, which an error names."""
+    inputs = task.inputs(network, batch.samples)
+    try:
+        return network.encode(inputs, list(layers))
+    except (RuntimeError, ValueError, TypeError) as error:  # of its library, about shapes
+        raise ValueError(
+            f"{type(network.model).__name__} does not run on {name} ({error.__cause__ or error}): pass samples in the "
+            "form that it takes, of the size of the others"
+        ) from error
+
+
+@torch.no_grad()
 def _sizes(
-    network: Adapter, layers: Sequence[str], data: Sequence[Samples], view: View, batch_size: int, task: Task
+    network: Adapter, layers: Sequence[str], data: Mapping[str, Samples], view: View, batch_size: int, task: Task
 ) -> tuple[dict[str, int], dict[str, RepresentationSpec]]:
     """Estimate the bytes of each layer from the first batch, whose texts are as long as the longest of them."""
-    first = next(iter(data[0].batches(batch_size)))
-    with torch.no_grad():
-        found = network.encode(task.inputs(network, first.samples), list(layers))
-    share = sum(map(len, data)) / len(first.samples)
+    name, samples = next(iter(data.items()))
+    first = next(iter(samples.batches(batch_size)))
+    found = _encoded(network, layers, first, name, task)
+    share = sum(map(len, data.values())) / len(first.samples)
     own = {layer: received(found[layer], view) for layer in layers}
     sizes = {layer: round(share * activations.values.nbytes) for layer, activations in own.items()}
     return sizes, {layer: activations.spec for layer, activations in own.items()}
@@ -119,14 +135,14 @@ def _run(
     kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "activations"):
-        found = network.encode(task.inputs(network, batch.samples), list(layers))
+        found = _encoded(network, layers, batch, name, task)
         check_finite(found, batch)
         for layer in layers:
             own = received(found[layer], view)
             if own.spec != specs[layer]:
                 raise ValueError(
-                    f"layer {layer!r} outputs {own.spec} for sample {batch.ids[0]!r}, but {specs[layer]} for the "
-                    "first samples: detectors need samples of one size"
+                    f"layer {layer!r} outputs {own.spec} for sample {batch.ids[0]!r} of {name}, but {specs[layer]} for "
+                    "the first samples to which detectors are fitted: all need one size"
                 )
             own = own.replace(values=own.values.clone() if store is None else store.put(own.values), context={})
             kept[layer].append(own)

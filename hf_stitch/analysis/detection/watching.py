@@ -24,6 +24,7 @@ from hf_stitch.running import Run
 from hf_stitch.tasks.base import Task
 
 Array = NDArray[np.float64]
+FITTED = "the data to which detectors are fitted"
 Seen = Mapping[str, NDArray[np.floating]]
 """What is kept of activations: label of a detector -> ``(n,)`` scores; ``rows.<reads>`` -> ``(n, positions, d)`` rows,
 for detectors that learn from stitched activations."""
@@ -145,12 +146,13 @@ def fit_watch(
     if not detectors:
         return watch
     needed = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
-    data = {name: each for name, each in (("own", samples), ("others", needed), ("far", far)) if each is not None}
-    for layer, of in recorded(network, layers, list(data.values()), view, run, task):
+    every = {FITTED: samples, "auxiliary_data": needed, "far_data": far}
+    data = {name: each for name, each in every.items() if each is not None}
+    for layer, of in recorded(network, layers, data, view, run, task):
         batches = dict(zip(data, of, strict=True))
         scorers: dict[str, Scorer] = {}
         try:
-            noise = Noise.of(batches["own"], samples.ids, run.seed, (residuals or {}).get(layer, ()))
+            noise = Noise.of(batches[FITTED], samples.ids, run.seed, (residuals or {}).get(layer, ()))
         except ValueError as error:
             raise ValueError(f"layer {layer!r} of the target: {error}") from error
         for label, detector in detectors.items():
@@ -158,15 +160,15 @@ def fit_watch(
                 continue
             try:
                 labels = samples.labels if detector.needs_labels else None
-                scorers[label] = detector.fit(batches["own"], labels, batches.get("others"))
+                scorers[label] = detector.fit(batches[FITTED], labels, batches.get("auxiliary_data"))
             except ValueError as error:
                 raise ValueError(f"detector {label} at layer {layer!r} of the target: {error}") from error
-        seen: dict[str, Seen] = {"far": {}}
-        for name in data.keys() & {"own", "far"}:
+        seen: dict[str, Seen] = {"far_data": {}}
+        for name in data.keys() - {"auxiliary_data"}:
             ids = iter(data[name].ids)
             parts = [watch.shown(scorers, batch, [*islice(ids, batch.batch)]) for batch in batches[name]]
             seen[name] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        watch.layers[layer] = Layer(noise, scorers, seen["own"], seen["far"])
+        watch.layers[layer] = Layer(noise, scorers, seen[FITTED], seen["far_data"])
     return watch
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import numpy as np
 from hf_stitch.results import Result
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, written
-from hf_stitch_embeddings.vectors import BATCH
+from hf_stitch_embeddings.vectors import BATCH, is_unit, normalized
 
 if TYPE_CHECKING:
     import pandas
@@ -115,6 +116,13 @@ def upgrade(
     begun = time.perf_counter()
     description = store.describe()
     _check(description, embedding_map)
+    if description.error > TOLERANCE:
+        warnings.warn(
+            f"the vectors that {description.name} returns differ from those that were put into it by about "
+            f"{description.error:.2f} of their lengths, which no map repairs: expect a lower recall than that of the "
+            "verdict, or upgrade the vectors themselves if you have them",
+            stacklevel=2,
+        )
     with written(description.name):
         store.start(fingerprint(embedding_map), embedding_map.out_features)
         mapped, left = 0, store.missing()
@@ -176,6 +184,9 @@ def _mapped(embedding_map: EmbeddingMap, ids: Sequence[Any], rows: Rows, descrip
             f"{int(bad.sum())} vectors of {description.name} are zero or not finite, e.g. those with ids {some}; "
             "remove or repair them and run again, which continues from here"
         )
+    unit = embedding_map.record.get("input_normalized")
+    if unit and description.error and is_unit(rows, description.error):
+        rows = normalized(rows)
     embedding_map.check_lengths(rows, f"the vectors of {description.name}")
     return embedding_map(rows)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
+import numbers
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -21,6 +23,8 @@ from hf_stitch.storage.files import decoding, write_whole
 
 Metric: TypeAlias = Literal["cosine", "dot", "l2"]
 """How a store ranks documents: by cosine, by inner product, or by Euclidean distance."""
+Quantization: TypeAlias = Literal["binary", "int8"]
+"""What integers of 8 bits stand for: bits, 8 in a byte, or places in a range."""
 Vectors: TypeAlias = npt.NDArray[Any]
 """Rows of vectors, ``(n, d)``; possibly memory-mapped."""
 
@@ -36,64 +40,176 @@ SCALE = 2
 """How many times longer than all others, or shorter, vectors are that come from somewhere else."""
 
 
-def read_vectors(given: Any, name: str = "vectors") -> Vectors:
+@checked
+def read_vectors(
+    given: Any, name: str = "vectors", *, quantization: Quantization | None = None, ranges: Any = None
+) -> Vectors:
     """Read vectors from any container; memory-mapped arrays stay on the disk.
 
     Args:
-        given: ``(n, d)``: a numpy array, also memory-mapped, of any real dtype (float16 and int8, too); a torch tensor;
-            an Arrow array of lists; a sequence of rows; the path of an ``.npy`` file, which is memory-mapped; or an
-            iterator of batches of any of these, which are joined.
+        given: ``(n, d)``: a numpy array, also memory-mapped, of float16 or longer; a torch tensor; an Arrow array of
+            lists; a column of a data frame or a dataset, also of an ``IterableDataset``; a sequence of rows, which may
+            be vectors of a database such as ``pgvector.Vector``; the path of an ``.npy`` file, which is memory-mapped;
+            or an iterator of rows or of batches of any of these, which are joined.
         name: What the vectors are, for messages.
+        quantization: What integers of 8 bits stand for. ``"binary"``: bits, 8 in a byte, as ``precision="binary"`` and
+            ``"ubinary"`` of sentence-transformers pack them (or single ones, of bool); they are read as 1 and -1.
+            ``"int8"``: places in 255 steps of a range, as ``precision="int8"`` and ``"uint8"`` write them; the middle
+            of each step is read. None: integers are refused, since nothing tells what they stand for.
+        ranges: For ``"int8"``, smallest and greatest value: two numbers, ``(2, d)`` numbers, or the path of such an
+            ``.npy`` file.
 
     Returns:
-        The vectors as a numpy array in their own dtype.
+        The vectors as a numpy array in their own dtype; float32 if they were quantised.
 
     Raises:
-        ValueError: If they are no matrix of real numbers, or there are none.
+        ValueError: If they are no matrix of real numbers, are integers without a ``quantization``, or there are none.
 
     Example:
-        >>> read_vectors(iter([[[1, 2]], [[3, 4], [5, 6]]])).shape
+        >>> read_vectors(iter([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]])).shape
         (3, 2)
+        >>> read_vectors(np.array([[160]], dtype=np.uint8), quantization="binary").astype(int).tolist()
+        [[1, -1, 1, -1, -1, -1, -1, -1]]
+        >>> codes = np.array([[-128, 0, 127]], dtype=np.int8)
+        >>> read_vectors(codes, quantization="int8", ranges=(-1, 1)).astype(float).round(3).tolist()
+        [[-0.996, 0.008, 1.004]]
     """
     if isinstance(given, str | Path):
         with decoding(given):
             given = np.load(given, mmap_mode="r")
-    if isinstance(given, torch.Tensor):
-        given = given.detach().cpu()
-        given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
-    elif hasattr(given, "to_numpy") and not isinstance(given, np.ndarray):
-        given = _from_column(given)
-    elif isinstance(given, Iterator):
-        batches = [read_vectors(batch, f"a batch of {name}") for batch in given]
-        if not batches:
-            raise ValueError(f"{name} are empty: the stream has no batch")
-        if len(widths := {batch.shape[1] for batch in batches}) > 1:
-            raise ValueError(f"{name} have batches of different widths: {sorted(widths)}")
-        given = np.concatenate(batches)
-    try:
-        found = given if isinstance(given, np.ndarray) else np.asarray(given)
-    except ValueError as error:
-        raise ValueError(f"{name} are no matrix: {error}") from error
-    if found.ndim != 2 or found.dtype.kind not in "fiu":
-        raise ValueError(f"{name} must be numbers of shape (n, d), got {found.dtype} of shape {found.shape}")
+    found = _array(given, name)
+    if found.ndim != 2 or found.dtype.kind not in "fiub":
+        what = f"a {type(given).__name__}: pass rows" if found.ndim == 0 else f"{found.dtype} of shape {found.shape}"
+        raise ValueError(f"{name} must be numbers of shape (n, d), got {what}")
     if 0 in found.shape:
         raise ValueError(f"{name} are empty: shape {found.shape}")
+    return _named(found, name, quantization, ranges)
+
+
+def _array(given: Any, name: str) -> Vectors:
+    """Return what a container holds as an array."""
+    if isinstance(given, torch.Tensor):
+        given = given.detach().cpu()
+        return np.asarray((given.float() if given.dtype == torch.bfloat16 else given).numpy())
+    if hasattr(given, "flatten") and hasattr(given, "type") and hasattr(given, "null_count"):
+        return _from_arrow(given)
+    if hasattr(given, "to_numpy"):
+        given = given.to_numpy()
+    if isinstance(given, np.ndarray) and given.dtype.kind != "O":
+        return given
+    if isinstance(given, Mapping):
+        raise ValueError(f"{name} are columns, {', '.join(map(str, given))}: pass one of them")
+    if isinstance(given, Iterable) and not hasattr(given, "__len__"):
+        return _joined(iter(given), name)
+    try:
+        found = np.asarray(given)
+    except ValueError:  # rows of several lengths, or objects
+        found = np.empty(0, dtype=object)
+    return _stacked(given, name) if found.ndim == 1 and found.dtype.kind in "OSU" else found
+
+
+def _joined(items: Iterator[Any], name: str) -> Vectors:
+    """Join a stream of batches, or of rows."""
+    first = next(items, None)
+    if first is None:
+        raise ValueError(f"{name} are empty: the stream has no batch")
+    items = itertools.chain([first], items)
+    listed = isinstance(first, list | tuple)
+    alone = bool(first) and isinstance(first[0], numbers.Real) if listed else _row(first, name).ndim == 1
+    chunks = iter(lambda: list(itertools.islice(items, BATCH)), []) if alone else items
+    found = [_array(chunk, f"a batch of {name}") for chunk in chunks]
+    if wrong := [each.shape for each in found if each.ndim != 2]:
+        raise ValueError(f"a batch of {name} must be numbers of shape (n, d), got shape {wrong[0]}")
+    if len(widths := {each.shape[1] for each in found}) > 1:
+        raise ValueError(f"{name} have batches of different widths: {sorted(widths)}")
+    return np.concatenate(found)
+
+
+def _stacked(rows: Any, name: str) -> Vectors:
+    """Make a matrix of rows that are objects."""
+    if empty := [place for place, row in enumerate(rows) if row is None]:
+        raise ValueError(f"{name} have {len(empty)} empty rows, e.g. row {empty[0]}; remove them on both sides")
+    found = [_row(row, name) for row in rows]
+    if len(shapes := {each.shape for each in found}) > 1:
+        raise ValueError(f"{name} are no matrix: rows have shapes {sorted(shapes)[:5]}")
+    return np.stack(found)
+
+
+def _row(row: Any, name: str) -> Vectors:
+    if hasattr(row, "to_numpy") or isinstance(row, torch.Tensor):
+        return _array(row, name)
+    found = np.asarray(row) if isinstance(row, np.ndarray | Sequence) and not isinstance(row, str | bytes) else None
+    if found is None or found.dtype.kind not in "fiub":
+        remedy = (
+            "parse each by json.loads, or register the type of the database (pgvector: register_vector)"
+            if isinstance(row, str)
+            else "read each by np.frombuffer(row, np.float32)"
+            if isinstance(row, bytes)
+            else f"take the vectors out of them, one of {', '.join(map(str, row))}"
+            if isinstance(row, Mapping)
+            else "make each a list of numbers or an array"
+        )
+        raise ValueError(f"{name} are no matrix: rows are {type(row).__name__}, e.g. {str(row)[:40]!r}; {remedy}")
     return found
 
 
-def _from_column(given: Any) -> Vectors:
-    """Read an Arrow array or a column of a data frame, whose items are lists."""
+def _from_arrow(given: Any) -> Vectors:
+    """Read an Arrow array, whose items are lists."""
     if hasattr(given, "combine_chunks"):
         given = given.combine_chunks()
-    if getattr(given, "null_count", 0):
+    if given.null_count:
         raise ValueError(f"the Arrow array has {given.null_count} empty rows; remove them on both sides")
-    if hasattr(given, "flatten") and hasattr(given, "type"):
-        flat = np.asarray(given.flatten())
-        if len(given) == 0 or flat.size % len(given):
-            raise ValueError("the lists in the Arrow array have different lengths")
-        return flat.reshape(len(given), -1)
-    values = given.to_numpy()
-    return np.stack([np.asarray(row) for row in values]) if values.ndim == 1 else np.asarray(values)
+    flat = np.asarray(given.flatten())
+    if len(given) == 0 or flat.size % len(given):
+        raise ValueError("the lists in the Arrow array have different lengths")
+    return flat.reshape(len(given), -1)
+
+
+def _named(found: Vectors, name: str, quantization: Quantization | None, ranges: Any) -> Vectors:
+    """Read integers as what they stand for."""
+    if (quantization == "int8") != (ranges is not None):
+        raise ValueError(
+            f"quantization='int8' takes ranges, the smallest and the greatest value of each column, and nothing else "
+            f"does; got quantization={quantization!r} and {'no ' if ranges is None else ''}ranges"
+        )
+    if quantization is None:
+        check_floats(found, name)
+        return found
+    if found.dtype not in ((np.int8, np.uint8, np.bool_) if quantization == "binary" else (np.int8, np.uint8)):
+        raise ValueError(
+            f"{name} are {found.dtype}, and quantization={quantization!r} reads int8 and uint8: convert them to the "
+            "one that they were written as"
+        )
+    codes = found.astype(np.int16) + (128 if found.dtype == np.int8 else 0)
+    if quantization == "binary":
+        bits = found if found.dtype == np.bool_ else np.unpackbits(codes.astype(np.uint8), axis=1)
+        return np.where(bits, np.float32(1), np.float32(-1))
+    limits = read_ranges(ranges, found.shape[1])
+    steps = (limits[1] - limits[0]) / np.float32(255)
+    return np.asarray((codes + np.float32(0.5)) * steps + limits[0], dtype=np.float32)
+
+
+def check_floats(vectors: Vectors, name: str = "vectors") -> None:
+    """Refuse integers, which may be packed bits or codes: their sizes then mean nothing."""
+    if vectors.dtype.kind in "iub":
+        raise ValueError(
+            f"{name} are integers ({vectors.dtype}), and nothing tells what they stand for. Pass quantization='binary' "
+            "for bits, or quantization='int8' with ranges=(smallest, greatest) for codes of 8 bits, to read_vectors or "
+            "to the store; or vectors.astype(np.float32) if they are plain numbers"
+        )
+
+
+def read_ranges(given: Any, width: int) -> npt.NDArray[np.float32]:
+    """Read the smallest and the greatest value of each column."""
+    found = np.asarray(np.load(given) if isinstance(given, str | Path) else given, dtype=np.float32)
+    if found.shape == (2,):
+        found = np.repeat(found[:, None], width, 1)
+    if found.shape != (2, width) or not np.isfinite(found).all() or (found[0] > found[1]).any():
+        raise ValueError(
+            f"ranges must be the smallest and the greatest value, two numbers or (2, {width}) numbers, got shape "
+            f"{found.shape}" + ("" if found.shape != (2, width) else " with values that are not finite, or reversed")
+        )
+    return found
 
 
 def batches(vectors: Vectors, size: int = BATCH) -> Iterator[npt.NDArray[np.float32]]:
@@ -112,9 +228,10 @@ def check_vectors(vectors: Vectors, name: str = "vectors", *, metric: Metric = "
         metric: Metric of the index.
 
     Raises:
-        ValueError: If a row has NaN or infinite values, or is zero where lengths are divided by; the message has the
-            numbers of the first rows.
+        ValueError: If they are integers, or a row has NaN or infinite values, or is zero where lengths are divided by;
+            the message has the numbers of the first rows.
     """
+    check_floats(vectors, name)
     start = 0
     for batch in batches(vectors):
         bad = ~np.isfinite(batch).all(1)
@@ -173,6 +290,12 @@ def _unit(found: npt.NDArray[np.float64]) -> bool:
     return found.size > 0 and bool((np.abs(found - 1) < UNIT).all())
 
 
+def is_unit(vectors: Vectors, error: float) -> bool:
+    """Return whether vectors had length 1 before they were changed by about ``error``."""
+    found = lengths(vectors)
+    return found.size > 0 and abs(float(np.median(found)) - 1) <= max(error, UNIT)
+
+
 def lengths(vectors: Vectors) -> npt.NDArray[np.float64]:
     """Compute the lengths of a sample of evenly spaced rows; those of zero rows are left out."""
     found: npt.NDArray[np.float64] = np.linalg.norm(
@@ -182,16 +305,9 @@ def lengths(vectors: Vectors) -> npt.NDArray[np.float64]:
 
 
 def check_lengths(vectors: Vectors, fitted: Sequence[float], name: str) -> None:
-    """Check that vectors have lengths like those that a map was fitted to, since it would take others without a word.
+    """Refuse vectors of other lengths than those (smallest, greatest) that a map was fitted to: it would take them.
 
-    Args:
-        vectors: ``(n, d)``.
-        fitted: The smallest and the greatest length of the fit.
-        name: What the vectors are, for messages.
-
-    Raises:
-        ValueError: If only the one or the other have length 1, or most are more than twice as long, or as short, as any
-            of the fit.
+    Only the one or the other have length 1, or most are more than twice as long, or as short, as any of the fit.
     """
     found, (low, high) = lengths(vectors), fitted
     if not found.size:
@@ -474,7 +590,7 @@ def encode(
         ``(n, d)`` float32.
 
     Example:
-        >>> encode(lambda texts: [[len(text), 1] for text in texts], ["ab"]).tolist()
+        >>> encode(lambda texts: [[len(text), 1.0] for text in texts], ["ab"]).tolist()
         [[2.0, 1.0]]
     """
     texts = list(texts)

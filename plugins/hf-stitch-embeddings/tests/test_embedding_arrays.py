@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hf_stitch_embeddings import EmbeddingMap, fit_embedding_map, normalized, upgrade
+from hf_stitch_embeddings import EmbeddingMap, fit_embedding_map, normalized, read_vectors, upgrade
 from hf_stitch_embeddings.stores import ArrayStore
 
 from hf_stitch.stitches import LinearStitch
@@ -71,12 +71,36 @@ def test_a_stored_row_that_disagrees_with_the_map(tmp_path: Path) -> None:
     assert not store.target.exists()
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8])
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_dtypes(dtype: type, tmp_path: Path) -> None:
-    vectors = np.round(VECTORS * 20).astype(dtype) if dtype is np.int8 else VECTORS.astype(dtype)
-    np.save(tmp_path / "old.npy", vectors)
+    np.save(tmp_path / "old.npy", VECTORS.astype(dtype))
     upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy"), MAP, batch_size=7, progress=False)
-    np.testing.assert_allclose(np.load(tmp_path / "new.npy"), MAP(vectors), atol=1e-6)
+    np.testing.assert_allclose(np.load(tmp_path / "new.npy"), MAP(VECTORS.astype(dtype)), atol=1e-6)
+
+
+@pytest.mark.parametrize("quantization", ["binary", "int8"])
+def test_integers_are_read_as_what_they_stand_for(quantization: Any, tmp_path: Path) -> None:
+    codes = np.random.default_rng(0).integers(0, 256, size=(50, 4 if quantization == "int8" else 2), dtype=np.uint8)
+    ranges = np.array([[-1, -2, -3, -4], [1, 2, 3, 4]]) if quantization == "int8" else None
+    options = {"quantization": quantization}
+    np.save(tmp_path / "old.npy", codes)
+    if ranges is not None:
+        np.save(tmp_path / "ranges.npy", ranges)
+        options["ranges"] = str(tmp_path / "ranges.npy")  # as the command line passes it
+    old = read_vectors(codes, quantization=quantization, ranges=ranges)
+    made = EmbeddingMap.of(LinearStitch.of(weight=torch.randn(3, old.shape[1])))
+    with pytest.raises(ValueError, match=r"old\.npy are integers .uint8., .* or to the store"):
+        upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy"), made, progress=False)
+    upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy", **options), made, batch_size=7, progress=False)
+    np.testing.assert_allclose(np.load(tmp_path / "new.npy"), made(old), atol=1e-6)
+
+
+def test_a_store_of_one_row_and_an_empty_one(tmp_path: Path) -> None:
+    np.save(tmp_path / "old.npy", VECTORS[:1])
+    assert upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy"), MAP, progress=False).rows == 1
+    np.save(tmp_path / "old.npy", VECTORS[:0])
+    with pytest.raises(ValueError, match=r"old\.npy are empty: shape \(0, 4\)"):
+        upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "other.npy"), MAP, progress=False)
 
 
 def test_a_map_of_raw_vectors_and_a_store_of_normalised_ones(tmp_path: Path) -> None:

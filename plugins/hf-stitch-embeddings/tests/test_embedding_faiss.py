@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hf_stitch.stitches import LinearStitch, LowRankStitch, ResidualMLPStitch
 
 faiss = pytest.importorskip("faiss")
 from hf_stitch_embeddings import upgrade  # noqa: E402
-from hf_stitch_embeddings.stores.faiss import FaissStore, search_mapped  # noqa: E402
+from hf_stitch_embeddings.stores.faiss import FaissStore, is_exact, search_mapped  # noqa: E402
 
 from tests.killing import survives  # noqa: E402  # isort: skip
 
@@ -31,7 +32,10 @@ FACTORIES = ["Flat", "HNSW16", "IVF8,Flat", "SQ8", "IVF8,SQ8"]
 def built(factory: str, metric: Any = None) -> Any:
     index = faiss.index_factory(OLD, factory, faiss.METRIC_INNER_PRODUCT if metric is None else metric)
     index.train(DOCUMENTS)
-    index.add(DOCUMENTS)
+    if factory.startswith("IDMap"):
+        index.add_with_ids(DOCUMENTS, np.arange(500) * 3)
+    else:
+        index.add(DOCUMENTS)
     return index
 
 
@@ -98,12 +102,13 @@ def test_other_maps_are_refused(embedding_map: Callable[[], EmbeddingMap], why: 
 INDEX_MAP = EmbeddingMap.of(LinearStitch.of(weight=torch.randn(NEW, OLD, generator=torch.Generator().manual_seed(0))))
 
 
-def saved(folder: Path, factory: str) -> Path:
+def saved(folder: Path, factory: str, metric: Any = faiss.METRIC_INNER_PRODUCT) -> Path:
     path = folder / "old.faiss"
-    faiss.write_index(built(factory), str(path))
+    faiss.write_index(built(factory, metric), str(path))
     return path
 
 
+@pytest.mark.filterwarnings("ignore:the vectors that")
 @pytest.mark.parametrize("factory", [*FACTORIES, "SQfp16", "HNSW8,SQ8", "IVF4,PQ4", "IDMap,HNSW8"])
 def test_the_new_index_is_of_the_same_kind(factory: str, tmp_path: Path) -> None:
     old = saved(tmp_path, factory.replace("IDMap,", ""))
@@ -167,6 +172,143 @@ def test_kinds_that_cannot_be_built(factory: str | None, message: str, tmp_path:
     with pytest.raises(ValueError, match=message):
         upgrade(FaissStore(path, tmp_path / "new.faiss", factory=factory), INDEX_MAP, progress=False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["old.faiss"]
+
+
+UNIT_MAP = EmbeddingMap.of(INDEX_MAP.stitch, input_normalized=True)
+READ = {
+    **dict.fromkeys(["Flat", "HNSW8", "IVF4,Flat", "IVF4_HNSW8,Flat", "IDMap,Flat", "Flat,RFlat", "PQ4x4,RFlat"], 0.0),
+    **dict.fromkeys(["PCAR16,Flat", "IVF4,SQ8", "SQ8", "SQfp16", "SQbf16", "HNSW8,SQ8"], 0.02),
+    **dict.fromkeys(["SQ4", "SQ6", "IVF4,SQ4", "IDMap2,SQ4", "PQ8x4", "PQ4x4fs", "IVF4,PQ8x4"], 1.0),
+    **dict.fromkeys(["HNSW8,PQ8x4", "RaBitQ", "IVF4,RaBitQ", "PCA8,Flat", "PCA8,SQ4", "PCA8,HNSW8"], 1.0),
+}  # fmt: skip
+"""Kinds that are read and built again -> largest error of the vectors read back; 1: an error that is told."""
+
+
+@pytest.mark.parametrize("metric", ["inner", "l2"])
+@pytest.mark.parametrize("factory", READ)
+def test_known_kinds_are_upgraded_and_their_error_is_told(factory: str, metric: str, tmp_path: Path) -> None:
+    """The told error is near the true one, and vectors that had length 1 have it again before they are mapped."""
+    path = saved(tmp_path, factory, faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT)
+    store = FaissStore(path, tmp_path / "new.faiss")
+    told = store.describe().error
+    true = float(np.median(np.linalg.norm(store._old.rows(np.arange(500)) - DOCUMENTS[_rows(store)], axis=1)))
+    by_distance = store._old.index.metric_type == faiss.METRIC_L2
+    assert by_distance == (metric == "l2" or factory == "HNSW8,PQ8x4")  # which FAISS makes with no other metric
+    assert store.describe().metrics == (("cosine", "l2") if by_distance else ("cosine", "dot"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        done = upgrade(store, UNIT_MAP, progress=False)
+    messages = [str(each.message) for each in caught if "that were put into it" in str(each.message)]
+    if READ[factory] == 1:
+        assert true / 1.5 < told < true * 1.5
+        assert len(messages) == 1 and f"by about {told:.2f} of their lengths" in messages[0]
+    else:
+        assert max(told, true) <= READ[factory] + 1e-6 and not messages
+    before, after = (faiss.read_index(str(tmp_path / name)) for name in ("old.faiss", "new.faiss"))
+    assert type(after) is type(before) and after.ntotal == 500
+    assert ("Its codes change vectors by" in done.sentence) != is_exact(faiss, after)
+    mapped = UNIT_MAP(DOCUMENTS)[_rows(store)]
+    found = FaissStore(path, tmp_path / "new.faiss").vectors(store._old.ids.tolist())
+    cosines = (found * mapped).sum(1) / np.linalg.norm(found, axis=1)
+    assert np.median(cosines) > (0.999 if READ[factory] < 1 and "PCA" not in factory else 0.5)
+
+
+def _rows(store: FaissStore) -> Any:
+    """Numbers of the documents in the order of an index."""
+    return store._old.ids // (3 if isinstance(store._old.index, faiss.IndexIDMap) else 1)
+
+
+REFUSED = ["LSH", "LSHr", "ITQ8,LSH", "IMI2x2,Flat", "NSG8", "NSG8,Flat", "SQ0", "SQtq4", "SQtqmse4", "RaBitQfs",
+           "LSQ2x4", "RQ2x4", "PLSQ2x2x4", "PRQ2x2x4", "ZnLattice2x4_4", "IVF4(PQ4x4),Flat",
+           "RR8,Flat", "PCA8,SQ0", "IDMap,SQ0", "SQ0,RFlat", "Flat,Refine(SQ0)"]  # fmt: skip
+
+
+def test_a_kind_that_faiss_makes_with_another_metric_is_refused(tmp_path: Path) -> None:
+    store = FaissStore(saved(tmp_path, "Flat"), tmp_path / "new.faiss", factory="HNSW8,PQ8x4")
+    with pytest.raises(ValueError, match=r"makes 'HNSW8,PQ8x4' without the metric of .*: 1 instead of 0"):
+        upgrade(store, UNIT_MAP, progress=False)
+
+
+@pytest.mark.parametrize("factory", REFUSED)
+def test_all_other_kinds_are_refused_by_name_on_both_sides(factory: str, tmp_path: Path) -> None:
+    made = faiss.index_factory(OLD, factory, faiss.METRIC_L2)
+    for built, message in (
+        (False, r"the kind .* of FAISS indexes is not known to return its vectors: upgrade the vectors themselves"),
+        (True, "the kind .* of FAISS indexes is not known to be built: pass another factory"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            is_exact(faiss, made, built=built)
+    path = saved(tmp_path, "Flat", faiss.METRIC_L2)
+    with pytest.raises(ValueError, match="not known to be built: pass another factory"):
+        upgrade(
+            FaissStore(path, tmp_path / "new.faiss", factory=factory), EmbeddingMap.of(INDEX_MAP.stitch, metric="l2")
+        )
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["old.faiss"]
+
+
+@pytest.mark.parametrize("kind", ["rotation", "normalisation"])
+def test_transforms_that_are_read_but_not_built_need_a_factory(kind: str, tmp_path: Path) -> None:
+    """What trains a rotation, such as OPQ, is a plain linear transform in a file."""
+    transform: Any = faiss.NormalizationTransform(OLD)
+    if kind == "rotation":
+        transform = faiss.LinearTransform(OLD, OLD, False)
+        turn = np.linalg.qr(RANDOM.normal(size=(OLD, OLD)))[0].astype(np.float32)
+        faiss.copy_array_to_vector(turn.ravel(), transform.A)
+        transform.is_trained = True
+        transform.set_is_orthonormal()
+    index = faiss.IndexPreTransform(transform, faiss.IndexFlatIP(OLD))
+    index.add(DOCUMENTS)
+    faiss.write_index(index, str(tmp_path / "old.faiss"))
+    with pytest.raises(ValueError, match=r"how to build the kind .* IndexPreTransform, is not known; pass factory"):
+        upgrade(FaissStore(tmp_path / "old.faiss", tmp_path / "new.faiss"), UNIT_MAP, progress=False)
+    upgrade(FaissStore(tmp_path / "old.faiss", tmp_path / "new.faiss", factory="Flat"), UNIT_MAP, progress=False)
+    found = FaissStore(tmp_path / "old.faiss", tmp_path / "new.faiss").vectors([3])
+    np.testing.assert_allclose(found, UNIT_MAP(DOCUMENTS[3:4]), atol=1e-5)
+    with pytest.raises(ValueError, match=r"kind OPQMatrix, IndexFlat of FAISS indexes is not known to be built"):
+        upgrade(FaissStore(tmp_path / "old.faiss", tmp_path / "other.faiss", factory="OPQ4,Flat"), UNIT_MAP)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_stores_with_too_few_rows_for_their_kind(rows: int, tmp_path: Path) -> None:
+    for factory, least in (("IVF64,Flat", 64), ("PQ4", 256), ("PCA24,Flat", 24), ("IDMap,IVF30,PQ4x4", 30)):
+        path, index = tmp_path / "old.faiss", faiss.IndexFlatIP(OLD)
+        index.add(DOCUMENTS[:rows])
+        faiss.write_index(index, str(path))
+        with pytest.raises(
+            ValueError, match=rf"learns its clusters and codes from {least} rows or more, .* has {rows};"
+        ):
+            upgrade(FaissStore(path, tmp_path / "new.faiss", factory=factory), UNIT_MAP, progress=False)
+    assert upgrade(FaissStore(path, tmp_path / "new.faiss"), UNIT_MAP, progress=False).rows == rows
+
+
+def test_an_empty_index_a_binary_one_and_one_of_another_metric(tmp_path: Path) -> None:
+    faiss.write_index(faiss.IndexFlatIP(OLD), str(tmp_path / "empty.faiss"))
+    binary = faiss.IndexBinaryFlat(8 * OLD)
+    binary.add(np.zeros((3, OLD), np.uint8))
+    faiss.write_index_binary(binary, str(tmp_path / "binary.faiss"))
+    other = faiss.index_factory(OLD, "Flat", faiss.METRIC_L1)
+    other.add(DOCUMENTS)
+    faiss.write_index(other, str(tmp_path / "l1.faiss"))
+    for name, message in (
+        ("empty", r"empty\.faiss is empty"),
+        ("binary", r"binary\.faiss.* it is a binary index; upgrade its bits: .*quantization='binary'"),
+        ("l1", "ranks by metric 2; a map serves inner products and Euclidean distances"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FaissStore(tmp_path / f"{name}.faiss", tmp_path / "new.faiss").describe()
+
+
+def test_queries_are_not_mapped_into_an_index_of_other_lengths() -> None:
+    raw = faiss.IndexFlatIP(OLD)
+    raw.add(5 * DOCUMENTS)
+    with pytest.raises(
+        ValueError, match="map for cosine, and the index ranks by inner product documents whose lengths"
+    ):
+        search_mapped(raw, MAPS["affine"]())
+    of_unit = EmbeddingMap.of(LinearStitch(NEW, OLD), direction="query", metric="dot", lengths={"old": [1.0, 1.0]})
+    with pytest.raises(ValueError, match=r"length 1 .* the documents of the index have lengths from 5 to 5"):
+        search_mapped(raw, of_unit)
+    search_mapped(built("Flat"), of_unit)
 
 
 def test_a_file_that_is_no_index(tmp_path: Path) -> None:

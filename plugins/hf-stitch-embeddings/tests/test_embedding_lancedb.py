@@ -115,6 +115,46 @@ def test_an_index_is_built_for_the_new_vectors(kind: str, tmp_path: Path) -> Non
     assert store.search(MAP(VECTORS[:3]), 5)[0][0] == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "lost"),
+    [
+        ("IvfPq", {"num_sub_vectors": 4, "num_partitions": 1}, "num_partitions"),
+        ("IvfPq", {"num_sub_vectors": 8, "num_partitions": 1}, "num_partitions and num_sub_vectors=8"),
+        ("HnswSq", {"m": 12, "ef_construction": 77, "num_partitions": 1}, "num_partitions"),
+        ("HnswPq", {"m": 9, "ef_construction": 77, "num_sub_vectors": 2, "num_partitions": 1}, "num_partitions"),
+    ],
+)
+def test_the_new_index_has_the_settings_of_the_old_one(
+    kind: str, options: dict[str, Any], lost: str, tmp_path: Path
+) -> None:
+    table = table_in(tmp_path)
+    table.create_index("vector", config=getattr(lancedb.index, kind)(distance_type="cosine", **options))
+    narrow = EmbeddingMap.of(LinearStitch.of(weight=WEIGHT[:12]))
+    done = upgrade(LanceStore(str(tmp_path), "docs"), narrow, progress=False)
+    assert f"the settings of the old one, except {lost}, which are LanceDB's defaults" in done.sentence
+    table.checkout_latest()
+    new, old = sorted(table.list_indices(), key=lambda each: each.columns != ["vector"])
+    if "sub" not in lost:
+        for part in ("compression", "hnsw"):
+            assert new.index_details.get(part) == old.index_details.get(part)
+
+
+def test_half_precision_stays_and_integers_are_named(tmp_path: Path) -> None:
+    half = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(VECTORS.ravel()).cast(pyarrow.float16()), WIDTH)
+    table = table_in(tmp_path / "half", vector=half)
+    upgrade(LanceStore(str(tmp_path / "half"), "docs"), MAP, progress=False)
+    table.checkout_latest()
+    assert table.schema.field("vector").type == pyarrow.list_(pyarrow.float16(), 2 * WIDTH)
+    packed = np.packbits(VECTORS > 0, axis=1)
+    bits = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(packed.ravel()), 1)
+    table = table_in(tmp_path / "bits", vector=bits)
+    with pytest.raises(ValueError, match=r"column 'vector' of LanceDB table docs are integers .uint8."):
+        upgrade(LanceStore(str(tmp_path / "bits"), "docs"), MAP, progress=False)
+    upgrade(LanceStore(str(tmp_path / "bits"), "docs", quantization="binary"), MAP, progress=False)
+    wanted = MAP(np.where(VECTORS > 0, 1, -1).astype(np.float32))
+    np.testing.assert_allclose(LanceStore(str(tmp_path / "bits"), "docs").vectors([3]), wanted[3:4], atol=1e-6)
+
+
 def test_rows_that_are_added_meanwhile_are_mapped_too(tmp_path: Path) -> None:
     table = table_in(tmp_path)
     store = LanceStore(str(tmp_path), "docs")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hf_stitch_embeddings import EmbeddingMap, upgrade
+from hf_stitch_embeddings import EmbeddingMap, read_vectors, upgrade
 
 from hf_stitch.stitches import LinearStitch
 
@@ -47,6 +47,80 @@ def test_the_new_vectors_are_searched_by_the_distance_of_the_old_ones(distance: 
     if metric != "dot":  # a longer vector may have the greater inner product
         assert client.query_points("docs", query=query, using=using, limit=1).points[0].id == 9
     np.testing.assert_allclose(QdrantStore(client, "docs", vector_name="").describe().rows, 60)
+
+
+DECLARED = {
+    "datatype": models.Datatype.FLOAT16,
+    "on_disk": True,
+    "hnsw_config": models.HnswConfigDiff(m=24, ef_construct=77),
+    "quantization_config": models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99)
+    ),
+}
+
+
+class Server(qdrant_client.QdrantClient):  # type: ignore[misc]
+    """The local mode, which declares nothing of a vector but its size and distance; this one does as a server does."""
+
+    def _vector(self, collection: str, name: str) -> Any:
+        return self._client.collections[collection].config.vectors[name]
+
+    def create_vector_name(self, collection_name: str, vector_name: str, config: Any, **more: Any) -> Any:
+        done = super().create_vector_name(collection_name, vector_name, config, **more)
+        self._vector(collection_name, vector_name).datatype = config.dense.datatype
+        return done
+
+    def update_collection(self, collection_name: str, *, vectors_config: Any, **more: Any) -> bool:
+        for name, change in vectors_config.items():
+            for field, value in change.model_dump().items():
+                if value is not None:
+                    setattr(self._vector(collection_name, name), field, getattr(change, field))
+        return bool(super().update_collection(collection_name, vectors_config=vectors_config, **more))
+
+
+@pytest.mark.parametrize("name", ["old", ""])
+def test_what_the_old_vectors_declare_goes_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qdrant_client, "QdrantClient", Server)
+    client = client_with({"old": params(**DECLARED)} if name else params(**DECLARED))
+    done = upgrade(QdrantStore(client, "docs"), MAP, progress=False)
+    new = client.get_collection("docs").config.params.vectors[done.sentence.partition("using='")[2].partition("'")[0]]
+    assert {field: getattr(new, field) for field in DECLARED} == DECLARED
+    assert "lack" not in done.sentence
+
+
+@pytest.mark.parametrize("datatype", ["uint8", "turbo4", "float16", "float32", None])
+@pytest.mark.parametrize("more", [False, True])
+def test_the_report_says_what_did_not_go_over(datatype: str | None, more: bool) -> None:
+    """The local mode declares nothing; mapped vectors are no integers and no codes anywhere."""
+    given = {**(DECLARED if more else {}), "datatype": datatype}
+    codes = np.random.default_rng(0).integers(0, 256, size=VECTORS.shape).astype(np.float32)
+    client = client_with({"old": params("DOT", **given)}, codes if datatype == "uint8" else VECTORS)
+    options: dict[str, Any] = {"quantization": "int8", "ranges": (-1, 1)} if datatype == "uint8" else {}
+    store = QdrantStore(client, "docs", **options)
+    said = upgrade(store, EmbeddingMap.of(MAP.stitch, metric="dot"), progress=False).sentence.partition(
+        "lack what these declare, "
+    )[2]
+    assert (f"datatype={datatype}" in said) == (datatype not in (None, "float32"))
+    for each in ("on_disk=True", "hnsw_config={'m': 24, 'ef_construct': 77}", "'quantile': 0.99"):
+        assert (each in said) == more
+
+
+@pytest.mark.parametrize("distance", ["COSINE", "DOT"])
+def test_integers_are_read_as_what_they_stand_for(distance: str) -> None:
+    codes = np.random.default_rng(0).integers(0, 256, size=(60, 4), dtype=np.uint8)
+    client = client_with({"old": params(distance, datatype="uint8")}, codes)
+    cosine = distance == "COSINE"  # the local mode keeps them at length 1
+    refused = (
+        "have the data type uint8 and no integers any more" if cosine else "docs are integers .uint8., .* to the store"
+    )
+    with pytest.raises(ValueError, match=refused):
+        upgrade(QdrantStore(client, "docs"), MAP, progress=False)
+    if cosine:
+        return
+    store = QdrantStore(client, "docs", quantization="int8", ranges=(-3, 3))
+    upgrade(store, MAP, progress=False)
+    wanted = MAP(read_vectors(codes, quantization="int8", ranges=(-3, 3)))
+    np.testing.assert_allclose(store.vectors([5]), wanted[5:6], atol=1e-6)
 
 
 def test_points_that_are_added_meanwhile_are_mapped_too() -> None:

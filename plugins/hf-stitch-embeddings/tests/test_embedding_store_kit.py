@@ -7,6 +7,7 @@ import sqlite3
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +251,12 @@ def test_stores_are_opened_by_path_or_name(tmp_path: Path) -> None:
         (tmp_path / "notes", {}, ValueError, "no store holds vectors as in .*one of: arrays, faiss, lancedb, qdrant"),
         (tmp_path / "old.npy", {}, TypeError, "'arrays' among embedding_stores needs the option 'target'"),
         (tmp_path / "docs.db", {"target": "x"}, TypeError, "has no option 'target'. Its options: none$"),
-        (tmp_path / "old.npy", {"source": "x"}, TypeError, "has no option 'source'.* Its options: target, metric$"),
+        (
+            tmp_path / "old.npy",
+            {"source": "x"},
+            TypeError,
+            "has no option 'source'.* Its options: target, metric, quantization, ranges$",
+        ),
     ):
         with pytest.raises(error, match=message):
             open_store(place, **options)
@@ -267,6 +273,17 @@ def test_a_store_that_was_started_twice_is_free_when_it_is_closed(place: str, tm
             first.start("0123456789ab", 6)
     with second:
         second.start("0123456789ab", 6)
+
+
+def test_a_virtual_table_is_refused_which_a_rename_breaks(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "docs.db")) as db, db:
+        db.execute("CREATE VIRTUAL TABLE vectors USING fts5(id, vector)")
+        db.execute("INSERT INTO vectors VALUES ('a', ?)", (bytes(24),))
+    with (
+        open_store(tmp_path / "docs.db") as store,
+        pytest.raises(ValueError, match="is a virtual table, which its switch"),
+    ):
+        store.describe()
 
 
 def test_a_distribution_adds_its_store_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hf_stitch_embeddings import (
     CostLimitError,
+    EmbeddingMap,
     NetworkEncoder,
     RemoteEncoder,
     check_pairs,
+    check_vectors,
     encode,
+    evaluate_retrieval,
+    exact_search,
+    fit_embedding_map,
+    monitor,
     normalized,
     read_vectors,
+    rows_first,
 )
+
+from hf_stitch.stitches import LinearStitch
 
 
 def rows(n: int, d: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+
+
+class Row:
+    """A vector of a database driver, as pgvector makes them: no sequence, of big-endian float32."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values.astype(">f4")
+
+    def to_numpy(self) -> np.ndarray:
+        return self.values
 
 
 def test_every_container_gives_the_same_vectors(tmp_path: Path) -> None:
@@ -37,6 +57,14 @@ def test_every_container_gives_the_same_vectors(tmp_path: Path) -> None:
         "arrow fixed": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(wanted.ravel()), 3),
         "arrow chunks": pyarrow.chunked_array([pyarrow.array(lists[:2]), pyarrow.array(lists[2:])]),
         "series": pandas.Series(list(wanted)),
+        "frame": pandas.DataFrame(wanted),
+        "rows of a stream": iter(lists),
+        "tensors": list(torch.from_numpy(wanted)),
+        "of a database": list(map(Row, wanted)),
+        "of a database, a stream": iter(list(map(Row, wanted))),
+        "of a database, in batches": iter([list(map(Row, wanted[:3])), list(map(Row, wanted[3:]))]),
+        "of a database, in a frame": pandas.Series(list(map(Row, wanted))),
+        "objects": np.array([*map(Row, wanted)], dtype=object),
     }
     for name, each in given.items():
         np.testing.assert_array_equal(read_vectors(each).astype(np.float32), wanted, err_msg=name)
@@ -44,9 +72,105 @@ def test_every_container_gives_the_same_vectors(tmp_path: Path) -> None:
     assert read_vectors(torch.ones(2, 2, dtype=torch.bfloat16)).dtype == np.float32
 
 
+def test_columns_of_datasets_are_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    wanted = rows(9000, 3)
+    table = datasets.Dataset.from_dict({"vector": wanted.tolist(), "text": ["a"] * 9000})
+    for given in (table, table.with_format("numpy"), table.with_format("torch"), table.to_iterable_dataset()):
+        np.testing.assert_array_equal(read_vectors(given["vector"]).astype(np.float32), wanted)
+    for given in (table, table.to_iterable_dataset()):
+        with pytest.raises(ValueError, match=r"rows are dict, .*take the vectors out of them, one of vector, text"):
+            read_vectors(given)
+
+
+BITS = np.random.default_rng(0).random((40, 21)) > 0.4
+SIGNS = np.where(np.pad(BITS, ((0, 0), (0, 3))), 1.0, -1.0)
+
+
+@pytest.mark.parametrize("precision", ["binary", "ubinary"])
+def test_packed_bits_are_read_as_signs(precision: str, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("sentence_transformers.util.quantization")
+    packed = quantization.quantize_embeddings(BITS - 0.5, precision)
+    np.save(tmp_path / "packed.npy", packed)
+    for given in (packed, torch.from_numpy(packed), tmp_path / "packed.npy", iter([packed[:7], packed[7:]]), SIGNS > 0):
+        found = read_vectors(given, quantization="binary")
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, SIGNS)
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8"])
+def test_codes_of_ranges_are_read_to_half_a_step(precision: str, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("sentence_transformers.util.quantization")
+    wanted = rows(200, 5) + np.arange(5, dtype=np.float32)
+    wanted[:, 3] = 7  # a constant column
+    ranges = np.stack([wanted.min(0), wanted.max(0)])
+    np.save(tmp_path / "ranges.npy", ranges)
+    codes = quantization.quantize_embeddings(wanted, precision, ranges=ranges)
+    half = (ranges[1] - ranges[0]) / 255 / 2
+    for given in (ranges, ranges.tolist(), tmp_path / "ranges.npy"):
+        found = read_vectors(codes, quantization="int8", ranges=given)
+        assert (np.abs(found - wanted) <= half + np.where(wanted == ranges[1], half, 0) + 1e-5).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (np.ones((2, 3), np.int8), {}, "vectors are integers .int8., and nothing tells .* Pass quantization='binary'"),
+        ([[1, 2], [3, 4]], {}, r"integers .int64., .*vectors.astype.np.float32. if they are plain numbers"),
+        (SIGNS > 0, {}, "integers .bool."),
+        (np.ones((2, 3), np.int16), {"quantization": "int8", "ranges": (0, 1)}, "int16, and quantization='int8' reads"),
+        (np.ones((2, 3)), {"quantization": "binary"}, "float64, and quantization='binary' reads int8 and uint8"),
+        (SIGNS > 0, {"quantization": "int8", "ranges": (0, 1)}, "bool, and quantization='int8'"),
+        (np.ones((2, 3), np.int8), {"quantization": "int8"}, "takes ranges, .* got quantization='int8' and no ranges"),
+        (np.ones((2, 3), np.int8), {"ranges": (0, 1)}, "got quantization=None and ranges"),
+        (np.ones((2, 3), np.int8), {"quantization": "bits"}, "quantization must be one of 'binary', 'int8' or None"),
+        (
+            np.ones((2, 3), np.int8),
+            {"quantization": "int8", "ranges": np.ones((2, 4))},
+            r"\(2, 3\) numbers, got .*2, 4",
+        ),
+        (np.ones((2, 3), np.int8), {"quantization": "int8", "ranges": (1, 0)}, "not finite, or reversed"),
+        (np.ones((2, 3), np.int8), {"quantization": "int8", "ranges": (0, np.nan)}, "not finite, or reversed"),
+    ],
+)
+def test_integers_that_mean_something_else_are_refused(given: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_vectors(given, **options)
+
+
+def test_integers_are_refused_wherever_vectors_are_taken() -> None:
+    packed, new = np.packbits(rows(60, 64) > 0, axis=1), rows(60, 5)
+    signs = read_vectors(packed, quantization="binary")
+    made = fit_embedding_map(signs, new, ids=range(60), map="ridge", direction="index", progress=False)
+    assert made.in_features == 64
+    for take in (
+        lambda: fit_embedding_map(packed, new, map="ridge", progress=False),
+        lambda: check_pairs(packed, new),
+        lambda: check_vectors(packed),
+        lambda: exact_search(packed, packed, 2),
+        lambda: evaluate_retrieval(made, packed, new, packed, new, k=1),
+        lambda: monitor(made, packed, new),
+        lambda: rows_first(packed, 3),
+        lambda: encode(lambda texts: packed[: len(texts)], ["a"]),
+        lambda: EmbeddingMap.of(LinearStitch(8, 5))(packed),
+    ):
+        with pytest.raises(ValueError, match=r"are integers .uint8., and nothing tells what they stand for"):
+            take()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (["[0.1, 0.2]"], "rows are str, e.g. '.0.1, 0.2.'; parse each by json.loads, or register the type"),
+        ([b"abcd"], "rows are bytes, .*np.frombuffer"),
+        ([{"id": 1, "v": [1.0]}], "rows are dict, .* one of id, v$"),
+        ({"id": [1], "v": [[1.0]]}, "vectors are columns, id, v: pass one of them"),
+        ([[1.0], None], "vectors have 1 empty rows, e.g. row 1; remove them"),
+        ([object()], "rows are object, .*make each a list of numbers"),
+        (iter(["[1]"]), "rows are str"),
+        (Row(np.ones(3)), r"got >f4 of shape \(3,\)"),
+        (3.0, "got a float: pass rows"),
+        ([Row(np.ones(3)), Row(np.ones(2))], r"rows have shapes \[\(2,\), \(3,\)\]"),
         (np.ones(3), "shape"),
         (np.ones((0, 3)), "empty"),
         ([["a", "b"]], "numbers"),

@@ -24,7 +24,7 @@ from hf_stitch.tasks.base import resampled
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch_shorten.folder import front_matter, save_network
 from hf_stitch_shorten.forms import check_form
-from hf_stitch_shorten.plain import CannotBeRebuiltError, without
+from hf_stitch_shorten.plain import computes_otherwise, without
 from hf_stitch_shorten.stacks import Stack, run as tapped, stacks
 from hf_stitch_shorten.workflow import DIFFERENT
 
@@ -255,9 +255,7 @@ def _cut_off(network: Adapter, stack: Stack, block: str, samples: Samples) -> Ad
             assert wanted is not None and found is not None
             if float((wanted - found).abs().max()) <= DIFFERENT[False] * float(wanted.abs().max()):
                 return short
-    raise CannotBeRebuiltError(
-        f"{type(network.model).__name__} computes something else if it is cut off behind {block}"
-    )
+    raise computes_otherwise(network, f"if it is cut off behind {block}")
 
 
 def _pooled(values: Tensor, mask: Any) -> dict[str, Tensor]:

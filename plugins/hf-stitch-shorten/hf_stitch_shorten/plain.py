@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import hf_stitch
 from hf_stitch import Adapter
-from hf_stitch.adapters.rewriting import network_of
+from hf_stitch.adapters.attributes import MOST_NAMED, changed_by_hand
+from hf_stitch.adapters.rewriting import network_of, recorded
 from hf_stitch.adapters.untrusted import weightless
 
 Removed = Mapping[str, Sequence[int]]
@@ -88,6 +89,26 @@ def without(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Ada
             except Exception:  # the code of the network raises anything for a config that makes no sense
                 continue
             yield made
+
+
+def computes_otherwise(network: Adapter, what: str) -> CannotBeRebuiltError:
+    """Return the error for a network whose shorter ones have other outputs, with what no config and no file gives.
+
+    Args:
+        network: The network.
+        what: What it computes otherwise without, or how much.
+    """
+    found = changed_by_hand(network.model, lambda: recorded(network.blueprint(), network.model))
+    names = [] if found is None else sorted({name for side in found for name in (*side.chosen, *side.defaults)})
+    why = "its blocks depend on their place, as windows that alternate, or on the depth"
+    if names:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        why = (
+            f"{', '.join(names[:MOST_NAMED])}{more} {'differs' if len(names) == 1 else 'differ'} from what its config "
+            "gives, and no file of weights holds that (buffers that are not saved, forwards, hooks): shorten the "
+            "network as its library loads it, and change the shorter one"
+        )
+    return CannotBeRebuiltError(f"{type(network.model).__name__} computes something else {what}: {why}")
 
 
 def read_as(network: Adapter, model: nn.Module) -> Adapter:

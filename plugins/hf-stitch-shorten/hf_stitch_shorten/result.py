@@ -26,7 +26,7 @@ AGREEMENTS = ("agreement", "knn_overlap")
 CARD = """{metadata}
 # {title}
 
-{network} without {removed}, shortened by [hf-stitch](https://pypi.org/project/hf-stitch/) without training.
+{network} without {removed}, shortened by [hf-stitch](https://github.com/hf-stitch/hf-stitch) without training.
 
 {verdict}
 

@@ -21,7 +21,7 @@ from hf_stitch.scoring.measured import as_score, scores_of
 from hf_stitch.tasks.base import Answers, Task
 from hf_stitch_shorten.forms import check_form
 from hf_stitch_shorten.maps import LATER, Change, add_to
-from hf_stitch_shorten.plain import CannotBeRebuiltError, copied, dropped, renamed, without
+from hf_stitch_shorten.plain import CannotBeRebuiltError, computes_otherwise, copied, dropped, renamed, without
 from hf_stitch_shorten.result import AGREEMENTS, DROPPED, FULL, SHORTENED, Candidate, Shortened, Size, runs_of
 from hf_stitch_shorten.search import Interval, Search, task_of
 from hf_stitch_shorten.stacks import RELU
@@ -299,10 +299,7 @@ class _Job:
             if error <= DIFFERENT[coarse]:
                 break
         else:
-            raise CannotBeRebuiltError(
-                f"{type(state.network.model).__name__} computes something else without {interval.blocks[0]} (outputs "
-                f"differ by {error:.2g}): its blocks depend on their place, as windows that alternate, or on the depth"
-            )
+            raise computes_otherwise(state.network, f"without {interval.blocks[0]} (outputs differ by {error:.2g})")
         rename = renamed({interval.stack.name: interval.places})
         names = {new: name for block, name in state.names.items() if (new := rename(block)) is not None}
         gone = (*state.removed, *(state.names[block] for block in interval.blocks))

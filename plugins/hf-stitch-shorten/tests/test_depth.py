@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hf_stitch_shorten import Depth, best_depth
+from hf_stitch_shorten import CannotBeRebuiltError, Depth, best_depth
 from typer.testing import CliRunner
 
 import hf_stitch
@@ -53,6 +53,19 @@ def test_the_network_is_cut_off_before_it_forgets(tmp_path: Path) -> None:
     assert "library_name" in (tmp_path / "short" / "README.md").read_text()
     found.save(tmp_path / "found.json")
     assert Depth.load(tmp_path / "found.json") == found and len(found.to_pandas()) == 4 and found.plot() is not None
+
+
+def test_buffers_that_no_file_holds_are_named_if_they_differ() -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**TEXT, "num_hidden_layers": 4})
+    model = transformers.LlamaModel(config).eval()
+    model.rotary_emb.inv_freq.mul_(0.1)
+    model.layers[2].self_attn.v_proj.weight.data.zero_()
+    model.layers[2].mlp.down_proj.weight.data.normal_(std=30)  # from here on, it has forgotten what it read
+    with pytest.raises(
+        CannotBeRebuiltError, match=r"behind layers\.\d: rotary_emb.inv_freq differs from what its config"
+    ):
+        best_depth(hf_stitch.load(model, processor=plain_tokenizer()), questions(), **QUIET)
 
 
 def test_nothing_is_claimed_where_labels_are_noise() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -362,6 +363,41 @@ def test_windows_that_alternate_are_refused() -> None:
     with pytest.raises(CannotBeRebuiltError, match="blocks depend on their place"):
         shorten(net, images(60), remove=1, keep=keep, **QUIET)
     assert shorten(net, images(60), remove=2, scattered=False, **QUIET).error < 2e-6
+
+
+def changed(net: Adapter, kind: str) -> str:
+    """Change by hand what no file of weights holds, and return its name."""
+    layers: Any = net.model.get_submodule("model.layers" if kind != "positions" else "bert.encoder.layer")
+    match kind:
+        case "a rotary buffer":
+            net.model.get_submodule("model.rotary_emb").inv_freq.mul_(0.1)  # type: ignore[operator, union-attr]
+            return "model.rotary_emb.inv_freq"
+        case "positions":
+            embeddings: Any = net.model.get_submodule("bert.embeddings")
+            embeddings.position_ids = embeddings.position_ids.flip(1)
+            return "bert.embeddings.position_ids"
+        case "an attribute":
+            layers[4].self_attn.scaling *= 3
+            return "model.layers.4.self_attn.scaling"
+        case "a forward":
+            own = layers[4].mlp.forward
+            layers[4].mlp.forward = lambda x: 3 * own(x)
+            return "model.layers.4.mlp.forward"
+        case "a hook":
+            layers[4].mlp.register_forward_hook(lambda module, args, output: 3 * output)
+            return "model.layers.4.mlp.hooks"
+    raise ValueError(kind)
+
+
+@pytest.mark.parametrize("kind", ["a rotary buffer", "positions", "an attribute", "a forward", "a hook"])
+def test_what_no_file_holds_is_named_if_it_differs(kind: str) -> None:
+    net = deep("bert" if kind == "positions" else "llama")
+    name = changed(net, kind)
+    with pytest.raises(
+        CannotBeRebuiltError, match=rf"\): {re.escape(name)} differs from what its config gives"
+    ) as told:
+        shorten(net, texts(60), remove=1, matcher="drop", keep=["model.layers.4"] * (kind != "positions"), **QUIET)
+    assert "depend on their place" not in str(told.value)
 
 
 # -- the search --------------------------------------------------------------------------------------------------------

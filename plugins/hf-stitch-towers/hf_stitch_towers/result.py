@@ -50,7 +50,7 @@ tags: [hf-stitch, tower-exchange]
 ---
 # Another {part} tower
 
-{network} with {encoder} as its {part} tower, exchanged by [hf-stitch](https://pypi.org/project/hf-stitch/) without
+{network} with {encoder} as its {part} tower, exchanged by [hf-stitch](https://github.com/hf-stitch/hf-stitch) without
 training: a map ({matcher}) was fitted on {fitted} images without labels.
 
 {verdict}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -27,6 +29,9 @@ LENGTHS = (12, 5, 9, 12, 3, 7, 12, 10)
 MOST_VALUES = 2**28
 """Most values that the modules of a network return for a longer input: 2 GiB in float64."""
 
+OTHER_SIDE = "padding is on the other side"
+"""What is told of inputs that differ in their padding only."""
+
 NAMED = {
     r"(\w+_)?window(_size|_len)?|local_attention|local_radius|original_max_position_embeddings": 1,
     r"(\w+_)?max_(bucket_)?distance|(\w+_)?max_relative_positions?|index_topk|clamp_len": 1,
@@ -42,7 +47,7 @@ Attention within chunks reads the chunk before too, and the buckets of relative 
 def feeds(a: Adapter, b: Adapter | None, samples: Samples | None, run: Run) -> Iterator[Feed]:
     """Yield the batches of this process: its part of the samples, or random ones, which all processes run."""
     if samples is None:
-        yield from random_feeds(a, run.seed)
+        yield from random_feeds(a, run.seed, b)
         return
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "comparing"):
         arguments = a.preprocess(batch.samples)
@@ -56,18 +61,18 @@ def _reads(adapter: Adapter, samples: Any) -> bool:
     return adapter.processor is not None or all(isinstance(each, Tensor) for each in samples)
 
 
-def random_feeds(adapter: Adapter, seed: int = 0) -> Iterator[Feed]:
+def random_feeds(adapter: Adapter, seed: int = 0, other: Adapter | None = None) -> Iterator[Feed]:
     """Yield random inputs within the bounds of a network: batches of 8 and 1, texts padded on each side.
 
-    Token ids are drawn from all that are not special, numbers from a normal distribution with the mean and the
-    deviation of the example with which the network was loaded.
+    Token ids are drawn from all that are not special, and that another network has too, numbers from a normal
+    distribution with the mean and the deviation of the example with which the network was loaded.
     """
     generator = torch.Generator().manual_seed(seed)
     limit = min(max(LENGTHS), adapter.interface.max_tokens or max(LENGTHS))
     lengths = [min(length, limit) for length in LENGTHS]
     for number, (count, left) in enumerate(((MOST, False), (MOST, True), (1, False))):
         if not left or _is_masked(adapter):
-            yield _feed(adapter, f"random {number}", lengths[:count], left, generator)
+            yield _feed(adapter, f"random {number}", lengths[:count], left, generator, other=other)
 
 
 def longer_feeds(
@@ -89,7 +94,8 @@ def longer_feeds(
 
     def made(lengths: Sequence[int], size: tuple[int, int] | None = None) -> Feed:
         generator = torch.Generator().manual_seed(seed)
-        feed = _feed(a, f"longer than {max(LENGTHS)}" if size is None else "resized", lengths, True, generator, size)
+        name = f"longer than {max(LENGTHS)}" if size is None else "resized"
+        feed = _feed(a, name, lengths, True, generator, size, b)
         return feed if b is None else replace(feed, own=for_second(feed.arguments, a, b))
 
     if a.interface.modality == "image":
@@ -177,12 +183,14 @@ def _is_masked(adapter: Adapter) -> bool:
 
 def _feed(
     adapter: Adapter, name: str, lengths: Sequence[int], left: bool, generator: torch.Generator,
-    size: tuple[int, int] | None = None,
+    size: tuple[int, int] | None = None, other: Adapter | None = None,
 ) -> Feed:  # fmt: skip
     """Return random inputs: texts of some lengths, padded on a side, or as many other samples, images of some size."""
     interface, example, count, longest = adapter.interface, adapter.example, len(lengths), max(lengths)
     arguments = {
-        name: _drawn(name, value, adapter, count, longest if interface.modality == "text" else None, size, generator)
+        name: _drawn(
+            name, value, adapter, count, longest if interface.modality == "text" else None, size, generator, other
+        )
         for name, value in example.items() if isinstance(value, Tensor)
     }  # fmt: skip
     mask = None
@@ -197,7 +205,7 @@ def _feed(
 
 def _drawn(
     name: str, value: Tensor, adapter: Adapter, count: int, length: int | None, size: tuple[int, int] | None,
-    generator: torch.Generator,
+    generator: torch.Generator, other: Adapter | None,
 ) -> Tensor:  # fmt: skip
     """Return random values like those of an argument, for another number of samples, of tokens, or size of images."""
     shape = [count, *value.shape[1:]]
@@ -213,7 +221,10 @@ def _drawn(
     if name not in (*adapter.interface.content, *adapter.interface.given):
         return value[:1, :1].expand(shape).clone().cpu()  # masks and token types
     special = set(adapter.interface.special_ids)
-    known = torch.tensor([id_ for id_ in range(_vocabulary(adapter, value)) if id_ not in special])
+    count_of_ids = _vocabulary(adapter, value)
+    if other is not None and other.interface.modality == "text":
+        count_of_ids = min(count_of_ids, Vocabulary(adapter, other).size)
+    known = torch.tensor([id_ for id_ in range(count_of_ids) if id_ not in special])
     return known[torch.randint(len(known), shape, generator=generator)].to(value.dtype)
 
 
@@ -233,6 +244,51 @@ def _vocabulary(adapter: Adapter, ids: Tensor) -> int:
         for hook in hooks:
             hook.remove()
     return sizes[0] if sizes else int(ids.max()) + 1
+
+
+@dataclass
+class Vocabulary:
+    """The token ids that a second network can read, which has its inputs of the tokenizer of the first."""
+
+    a: Adapter
+    b: Adapter
+
+    @cached_property
+    def size(self) -> int:
+        """Number of ids."""
+        with suppress(NotImplementedError, AttributeError):
+            model: Any = self.b.model
+            return int(model.get_input_embeddings().num_embeddings)
+        return _vocabulary(self.b, self.b.example[self.b.interface.content[0]])
+
+    def check(self, samples: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+        """Refuse ids that the second network has no embedding of.
+
+        Args:
+            samples: Ids of the samples.
+            arguments: Inputs of the second network.
+
+        Raises:
+            ValueError: If an id is too large; it names both tokenizers.
+        """
+        ids = arguments.get(self.b.interface.content[0])
+        if self.b.interface.modality != "text" or not isinstance(ids, Tensor) or ids.is_floating_point():
+            return
+        if len(far := (ids >= self.size).nonzero()):
+            place = tuple(far[0].tolist())
+            first, second = (_tokenizer(each) for each in (self.a, self.b))
+            raise ValueError(
+                f"sample {samples[place[0]]!r} has the token id {ids[place].item()} of the tokenizer of the first "
+                f"network ({first}), but the second network has embeddings of {self.size} tokens, and its tokenizer is "
+                f"{second}. Leave out samples with tokens that only the first network has"
+            )
+
+
+def _tokenizer(adapter: Adapter) -> str:
+    """Return the class of a tokenizer and its number of tokens."""
+    found: Any = adapter.processor
+    size = f" of {len(found)} tokens" if hasattr(found, "__len__") else ""
+    return "none" if found is None else f"{type(found).__name__}{size}"
 
 
 def _size(value: Any) -> torch.Size | None:
@@ -268,7 +324,7 @@ def differences(feed: Feed, a: Adapter, b: Adapter) -> list[str]:
             at = f" at {place[0]}" if place else ""
             values = one[(row, *place)].item(), two[(row, *place)].item()
             found.append(f"{name} differs in sample {feed.ids[row]!r}{at}: {values[0]} against {values[1]}")
-    return ["padding is on the other side", *found] if _padded_elsewhere(feed.mask, feed.own, b) else found
+    return [OTHER_SIDE, *found] if _padded_elsewhere(feed.mask, feed.own, b) else found
 
 
 def _padded_elsewhere(mask: Tensor | None, own: Mapping[str, Any], b: Adapter) -> bool:

@@ -44,6 +44,7 @@ def watch(
     *,
     with_inputs: Collection[Key] = (),
     put: Mapping[Key, Values] | None = None,
+    own: bool = False,
 ) -> None:
     """Run a network and tell what its modules compute; what it changes in itself for later inputs is restored.
 
@@ -53,6 +54,7 @@ def watch(
         see: Receives the event of every call as it ends. Its tensors belong to the network, which may overwrite them.
         with_inputs: Calls whose events have inputs and masks, too.
         put: Call -> what its outputs are replaced by, as far as they have the same places.
+        own: Whether events have what modules computed, also where that is replaced.
     """
     running: list[tuple[Key, Values, Values]] = []
     calls: dict[str, int] = {}
@@ -69,11 +71,11 @@ def watch(
 
     def end(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         key, inputs, masks = running.pop()
-        if put is not None and key in put:
-            output = _replaced(output, put[key])
+        given = _replaced(output, put[key]) if put is not None and key in put else output
         parent = running[-1][0] if running else None
-        see(Event(key, type(module).__name__, values_of(output, whole=not key[0]), parent, inputs, masks))
-        return output
+        told = values_of(output if own else given, whole=not key[0])
+        see(Event(key, type(module).__name__, told, parent, inputs, masks))
+        return given
 
     device = adapter.device
     drawn = [device] if device.type == "cuda" else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -15,6 +15,7 @@ from hf_stitch.adapters.cutting.halves import copy_without
 from hf_stitch.data import Id
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.tasks.heads import check_trained
+from hf_stitch_versions.changes.weights import integers
 from hf_stitch_versions.recording import Event, Key, Values, dtype_of, in_dtype, is_value, values_of, watch
 
 EXACT = torch.float64
@@ -29,6 +30,11 @@ class Feed:
     arguments: Mapping[str, Any]  # of the first network
     own: Mapping[str, Any] | None = None  # what the second network makes of the same samples
     mask: Tensor | None = None  # (batch, positions), true for real tokens
+
+
+def told_as(share: float, kinds: Iterable[str]) -> str:
+    """Tell what share of the weights of a network are kept as integers, and in what."""
+    return f"{share:.0%} of its weights are integers ({', '.join(sorted({*kinds}))})" if share else ""
 
 
 def in_memory(network: Adapter) -> Adapter:
@@ -51,6 +57,10 @@ class Source(Protocol):
     modules: Mapping[str, nn.Module]  # the modules of a network that is here; else empty
     inferred: ClassVar[bool]  # whether it cannot be sure which values are those of a module
 
+    @property
+    def quantized(self) -> str:
+        """What share of the weights are integers, in words; empty if none is."""
+
     def watch(
         self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
         put: Mapping[Key, Values] | None = None,
@@ -65,12 +75,18 @@ class Network:
     adapter: Adapter
     second: bool = False  # whether it takes what the second network takes
     computed: torch.dtype | None = None  # to which its weights are converted; None: as they are
+    own: bool = False  # whether events have what modules computed where outputs are put
     modules: Mapping[str, nn.Module] = field(init=False)
     inferred: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.modules = dict(self.adapter.model.named_modules())
         self.dtype = self.computed or dtype_of(self.adapter.model)
+
+    @property
+    def quantized(self) -> str:
+        """What share of the weights are integers, in words; empty if none is."""
+        return told_as(*integers(self.adapter.model))
 
     def computing(self, dtype: torch.dtype) -> Network:
         """Return the same network, with its weights in another dtype; as they are if they have it."""
@@ -90,7 +106,7 @@ class Network:
     ) -> None:  # fmt: skip
         """Run the network."""
         with in_dtype(self.adapter.model, self.computed):
-            watch(self.adapter, self.arguments(feed), see, with_inputs=with_inputs, put=put)
+            watch(self.adapter, self.arguments(feed), see, with_inputs=with_inputs, put=put, own=self.own)
 
     def arguments(self, feed: Feed) -> dict[str, Any]:
         """Return the arguments of a batch on its device and in its dtype."""
@@ -111,6 +127,7 @@ class Compiled:
     code: nn.Module
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     inferred: ClassVar[bool] = False
+    quantized: str = ""
 
     def __post_init__(self) -> None:
         self.dtype = self.network.dtype
@@ -134,6 +151,7 @@ class Recorded:
     activations: Activations
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     inferred: ClassVar[bool] = False
+    quantized: str = ""
 
     def __post_init__(self) -> None:
         self.dtype = next(iter(self.activations.values.values())).dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import transformers
 from hf_stitch_testing import check_command
-from hf_stitch_versions import Difference, diff
+from hf_stitch_versions import Difference, diff, diff_all
 from hf_stitch_versions.changes.moved import Moved
 from hf_stitch_versions.changes.weights import effective, weight_change
 from hf_stitch_versions.cli import diff as command
@@ -24,7 +25,7 @@ from hf_stitch import Adapter
 from hf_stitch.cli import app
 
 from tests.forms import adapter_of, load_form, twin  # isort: skip
-from tests.tiny_networks import LAYERS, SIZE, TEXT, WORDS, adapted, build, network, plain_tokenizer  # isort: skip
+from tests.tiny_networks import LAYERS, SIZE, TEXT, WORDS, adapted, build, network, other_tokenizer, plain_tokenizer  # isort: skip
 
 FAMILIES = ("bert", "gpt2", "llama", "vit", "cnn", "swin", "t5")
 TEXTS = [" ".join(WORDS[i : i + 2 + i % 6]) for i in range(40)]
@@ -241,6 +242,23 @@ def test_formats_are_recognised(levels: int, group: int | None, told: str) -> No
     assert weight_change({"w": x}, {"w": x + 0.01 * torch.randn(32, 256)}).format == ""
 
 
+@pytest.mark.parametrize("outlier", [0, 299])
+def test_dynamic_integers_of_torch_are_int8_wherever_the_largest_number_is(outlier: int) -> None:
+    """One scale holds for the whole matrix: most rows may have few levels, and would do with int4."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10))
+    model[0].weight.data[outlier, 5] = 20 * model[0].weight.data.abs().max()
+    rounded_ = form_of_integers(model)
+    found = weight_change(effective(model), effective(rounded_))
+    assert (found.format, found.rounding) == ("int8 by matrix", True)
+
+
+def form_of_integers(model: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
+        return torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear})
+
+
 def test_parametrisations_and_masks_are_applied() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(6, 5) for _ in range(3)]
@@ -273,8 +291,8 @@ def test_prefixes_do_not_matter() -> None:
     a = network("bert")
     b = hf_stitch.load(copy.deepcopy(a.model).bert, processor=plain_tokenizer())
     found = compared(a, b)
-    assert found.weights.change == 0 and found.missing == ("classifier.weight", "classifier.bias")
-    assert found.verdict.startswith("All weights are equal.")
+    assert not any(part.weights.change for part in found.parts)
+    assert found.missing == ("classifier.weight", "classifier.bias")
 
 
 def test_another_number_of_classes_is_told() -> None:
@@ -282,15 +300,157 @@ def test_another_number_of_classes_is_told() -> None:
     assert found.reshaped == ("classifier.weight (3, 32) against (7, 32)", "classifier.bias (3,) against (7,)")
 
 
-def test_a_longer_vocabulary_is_compared_on_common_tokens() -> None:
+def longer(old: nn.Module, places: int) -> nn.Module:
+    """An embedding with more rows, of which the first are those of another one."""
+    new = nn.Embedding(places, 32)
+    new.weight.data[: len(old.weight)] = old.weight.data
+    return new
+
+
+def more_tokens(model: Any) -> nn.Module:
+    model.set_input_embeddings(longer(model.get_input_embeddings(), 90))
+    return model
+
+
+def more_positions(model: Any) -> nn.Module:
+    embeddings = model.bert.embeddings
+    embeddings.position_embeddings = longer(embeddings.position_embeddings, 600)
+    return model
+
+
+def one_more_layer(model: Any) -> nn.Module:
+    model.bert.encoder.layer.append(copy.deepcopy(model.bert.encoder.layer[0]))
+    return model
+
+
+def without_a_bias(model: Any) -> nn.Module:
+    model.bert.encoder.layer[1].intermediate.dense.bias = None
+    return model
+
+
+def with_another_axis(model: Any) -> nn.Module:
+    norm = model.bert.encoder.layer[1].output.LayerNorm
+    norm.register_buffer("scale", torch.ones(1, 1))
+    return model
+
+
+def more_classes(model: Any) -> nn.Module:
+    new = nn.Linear(32, 7)
+    new.weight.data[:3], new.bias.data[:3] = model.classifier.weight.data, model.classifier.bias.data
+    model.classifier, model.config.num_labels = new, 7
+    return model
+
+
+PARTNERLESS: dict[str, tuple[Callable[[Any], nn.Module], str]] = {
+    "tokens": (more_tokens, "bert.embeddings"),
+    "positions": (more_positions, "bert.embeddings"),
+    "a layer": (one_more_layer, ""),
+    "a head, and a prefix": (lambda model: model.bert, ""),
+    "a bias": (without_a_bias, "bert.encoder.layer.1"),
+    "a buffer": (with_another_axis, "bert.encoder.layer.1"),
+    "classes": (more_classes, "classifier"),
+}
+"""What has no partner -> what changes the second network, and the part in which that is; empty if it is in none."""
+
+
+def change_by_hand(one: nn.Module, two: nn.Module) -> float:
+    """The relative change of networks as vectors, whose weights are padded with zeros."""
+    sides = [
+        {name.removeprefix("bert."): value.double() for name, value in model.state_dict().items()}
+        for model in (one, two)
+    ]  # fmt: skip
+    gap = size = 0.0
+    for name in {*sides[0], *sides[1]}:
+        shapes = [tuple(side[name].shape) for side in sides if name in side]
+        x, y = (np.zeros([max(sizes) for sizes in zip(*shapes, strict=True)]) for _ in "ab")
+        for side, padded in zip(sides, (x, y), strict=True):
+            if name in side:
+                padded[tuple(map(slice, side[name].shape))] = side[name]
+        gap, size = gap + float(((x - y) ** 2).sum()), size + float((x**2).sum())
+    return float(np.sqrt(gap / size))
+
+
+@pytest.mark.parametrize("what", PARTNERLESS)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_has_no_partner_counts_as_change(what: str, backwards: bool) -> None:
+    change, place = PARTNERLESS[what]
+    pair = [build("bert", 0), build("bert", 0)]
+    for value in (each for model in pair for each in model.parameters() if each.dim() == 1):
+        value.data += 0.1
+    pair[1] = change(pair[1])
+    one, two = pair[::-1] if backwards else pair
+    a, b = (hf_stitch.load(each, processor=plain_tokenizer()) for each in (one, two))
+    found = compared(a, b, fail_above={"weight_change": 1e-4})
+    assert found.weights.change == pytest.approx(change_by_hand(one, two), rel=1e-9) and len(found.failed) == 1
+    assert found.weights.alone == found.weights.change  # what both have is equal
+    assert found.verdict.startswith("What both networks have is equal, but ") and "no partner" in found.verdict
+    assert [part.name for part in found.parts if part.weights.change] == [place] * bool(place)
+    family = diff_all({"one": a, "two": b}, progress=False)
+    assert family.pairs[0].weight_change == pytest.approx(found.weights.change, rel=1e-12)
+
+
+def test_rows_that_both_have_are_compared() -> None:
+    a, b = network("bert"), adapted("bert", more_tokens(build("bert", 0)))
+    words = b.model.get_input_embeddings().weight
+    words.data[:80] += words.data[:80].std() * torch.randn(80, 32, generator=torch.Generator().manual_seed(0))
+    found = compared(a, b)
+    assert found.weights.change == pytest.approx(change_by_hand(a.model, b.model), rel=1e-9)
+    assert found.weights.change > found.weights.alone > 0
+    assert found.verdict.startswith("1 of 6 parts have other weights, most bert.embeddings")
+    assert "in what only one network has" in found.verdict
+
+
+def with_more_tokens(family: str, more: int = 3) -> tuple[Adapter, Adapter, nn.Module]:
+    """A network, and a copy with tokens added that it predicts often."""
+    models = [bert_for_tokens() if family == "bert" else build(family, 0) for _ in "ab"]
+    models[1].resize_token_embeddings(80 + more, mean_resizing=False)
+    draw = torch.Generator().manual_seed(0)
+    head = models[1].get_output_embeddings().weight
+    head.data[80:] = 3 * torch.randn(more, head.shape[1], generator=draw)
+    a, b = (hf_stitch.load(model, processor=plain_tokenizer()) for model in models)
+    return a, b, models[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_a_longer_vocabulary_is_compared_whole(family: str) -> None:
+    a, b, _ = with_more_tokens(family)
+    inputs, mask = a.preprocess(TEXTS), a.preprocess(TEXTS)["attention_mask"].double()
+    with torch.no_grad():
+        p, q = (each.model(**inputs).logits.double().log_softmax(-1) for each in (a, b))
+    kl = (p.exp() * (p - q[..., :80])).sum(-1)  # tokens that the first network does not have add nothing
+    equal = (p.argmax(-1) == q.argmax(-1)).double()
+    kl, equal = (float(((each * mask).sum(1) / mask.sum(1)).mean()) for each in (kl, equal))
+    found = compared(a, b, TEXTS, fail_above={"KL": 1e-3, "disagreement": 1e-3})
+    assert found.outputs is not None and found.outputs.agreement is not None
+    assert found.outputs.forth.value == pytest.approx(kl) and kl > 0.01
+    assert found.outputs.agreement.value == pytest.approx(equal) and equal < 0.9
+    assert len(found.failed) == 2 and any("80 and 83 tokens" in note for note in found.notes)
+    backwards = compared(b, a, TEXTS, fail_above={"KL": 1e-3, "disagreement": 1e-3})
+    assert backwards.outputs is not None and len(backwards.failed) == 2
+    assert backwards.outputs.forth.value == pytest.approx(found.outputs.back.value)
+    (pair,) = diff_all({"one": a, "two": b}, TEXTS, progress=False).pairs
+    assert pair.forth is not None and pair.agreement is not None
+    assert pair.forth.value == pytest.approx(kl) and pair.agreement.value == pytest.approx(equal)
+
+
+def test_a_block_is_found_beside_a_longer_vocabulary() -> None:
     a, model = network("llama"), edited("llama", LAYERS["llama"])
-    short = compared(a, adapted("llama", copy.deepcopy(model)), TEXTS)
-    model.resize_token_embeddings(90)
+    model.resize_token_embeddings(90, mean_resizing=False)
+    model.lm_head.weight.data[80:] = -10 * model.lm_head.weight.data[:10]
     found = compared(a, adapted("llama", model), TEXTS)
-    assert any("first 80 tokens" in note for note in found.notes)
     assert len(found.reshaped) == 2 and [part.name for part in found.causes] == [LAYERS["llama"]]
-    assert found.outputs is not None and short.outputs is not None
-    assert found.outputs.forth.value == pytest.approx(short.outputs.forth.value, rel=1e-4)
+    assert "(model.embed_tokens, lm_head)" in found.verdict
+
+
+@pytest.mark.parametrize(("tokenizer", "fails"), [(other_tokenizer, True), (plain_tokenizer, False), (None, False)])
+def test_a_bound_fails_where_the_networks_read_other_inputs(tokenizer: Any, fails: bool) -> None:
+    second = plain_tokenizer() if tokenizer is None else tokenizer()
+    second.padding_side = "left" if tokenizer is None else "right"
+    a, b = network("gpt2"), hf_stitch.load(build("gpt2", 0), processor=second)
+    found = compared(a, b, TEXTS, fail_above={"weight_change": 1, "KL": 1})
+    assert bool(found.failed) == fails
+    assert all(each.startswith("KL is of outputs on the inputs of the first network") for each in found.failed)
+    assert not compared(a, b, TEXTS, fail_above={"weight_change": 1}).failed
 
 
 @pytest.mark.parametrize(("setting", "kernel", "told"), [(1e-2, "sdpa", True), (1e-12, "eager", False)])
@@ -317,6 +477,68 @@ def test_a_tied_weight_takes_no_other_along() -> None:
     found = compared(*(hf_stitch.load(each, processor=plain_tokenizer()) for each in (a, b)), TEXTS)
     shares = {part.name: part.effect.share.value for part in found.parts if part.effect is not None}
     assert shares["cls"] == pytest.approx(1, rel=1e-3) and abs(shares["bert.embeddings"]) < 1e-4
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_all_answers_of_a_network_are_compared(row: int) -> None:
+    """Where an answer starts and where it ends are two outputs."""
+    torch.manual_seed(0)
+    models = [transformers.BertForQuestionAnswering(transformers.BertConfig(**TEXT)).eval() for _ in "ab"]
+    models[1].load_state_dict(models[0].state_dict())
+    models[1].qa_outputs.weight.data[row] *= 1.5
+    a, b = (hf_stitch.load(model, processor=plain_tokenizer()) for model in models)
+    found = compared(a, b, TEXTS, fail_above={"squared_difference": 1e-6})
+    assert len(found.failed) == 1 and [part.name for part in found.parts if part.effect is not None] == ["qa_outputs"]
+
+
+def test_an_output_that_is_not_compared_is_told() -> None:
+    body = copy.deepcopy(network("bert").model).bert
+    found = compared(
+        *(hf_stitch.load(each, processor=plain_tokenizer()) for each in (body, copy.deepcopy(body))), TEXTS
+    )
+    assert any("pooler_output is not compared" in note for note in found.notes) == (body.pooler is not None)
+
+
+def untied(change: str) -> nn.Module:
+    """A network whose head was tied to its embeddings, with a change of one of them."""
+    model = build("gpt2", 0)
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.data.clone())
+    if change:
+        weight = model.get_submodule(change).weight
+        weight.data += weight.data.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+@pytest.mark.parametrize("change", ["", "lm_head", "transformer.wte"])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_of_tied_weights_that_one_is_told_that_differs(change: str, backwards: bool) -> None:
+    pair = [network("gpt2"), hf_stitch.load(untied(change), processor=plain_tokenizer())]
+    found = compared(*(pair[::-1] if backwards else pair), TEXTS)
+    changed = [part for part in found.parts if part.weights.change]
+    assert [part.label for part in changed] == [change] * bool(change)
+    effects = {part.name: part.effect for part in found.parts if part.effect is not None}
+    assert list(effects) == [change] * bool(change)
+    assert all(effect.share.value == pytest.approx(1) for effect in effects.values())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of peft, on tied layers
+def test_an_adapter_on_a_tied_head_is_a_change_of_the_head() -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(build("gpt2", 0), peft.LoraConfig(target_modules=["lm_head"], r=2))
+    model.base_model.model.lm_head.lora_B["default"].weight.data.fill_(0.1)
+    found = compared(network("gpt2"), hf_stitch.load(model.eval(), processor=plain_tokenizer()), TEXTS)
+    assert [part.name for part in found.parts if part.weights.change] == ["lm_head"]
+    assert [part.name for part in found.parts if part.effect is not None] == ["lm_head"]
+
+
+def test_a_tied_group_has_all_its_names() -> None:
+    model = build("gpt2", 0)
+    model.lm_head.weight.data[3] += 1
+    found = compared(network("gpt2"), adapted("gpt2", model), TEXTS)
+    (part,) = (part for part in found.parts if part.weights.change)
+    assert (part.name, part.tied) == ("transformer.wte", ("lm_head",))
+    assert "transformer.wte (tied to lm_head)" in found.verdict
+    assert "lm_head" in set(found.to_pandas()["tied"])
 
 
 def test_a_weight_that_is_tied_in_one_network_only() -> None:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -34,7 +35,7 @@ from exported import (  # noqa: E402
     without_names,
 )
 
-from tests.tiny_networks import plain_tokenizer  # noqa: E402  isort: skip
+from tests.tiny_networks import SIZE, plain_tokenizer  # noqa: E402  isort: skip
 
 FAMILIES = ("vit", "cnn", "bert", "deit", "swin", "convnext", "gpt2", "llama", "roberta", "t5")
 BY_EXPORTER = [True, pytest.param(False, id="torchscript")]
@@ -163,6 +164,65 @@ def test_two_wrong_operators_are_both_found(exports: Any, tmp_path: Path) -> Non
     assert [each.restored for each in found.findings] == [False, True]
 
 
+# -- quantised files ---------------------------------------------------------------------------------------------------
+def in_blocks_of_4_bits(source: Path, target: Path) -> None:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    made = MatMulNBitsQuantizer(onnx.load(source), block_size=32)
+    made.process()
+    onnx.save(made.model.model, target)
+
+
+def dynamic(source: Path, target: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(source, target, weight_type=QuantType.QInt8)
+
+
+def in_pairs_of_nodes(source: Path, target: Path) -> None:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = [{"pixel_values": np.float32(torch.randn(2, 3, SIZE, SIZE).numpy())}]
+
+        def get_next(self) -> Any:
+            return self.left.pop() if self.left else None
+
+    quantize_static(source, target, Reader(), quant_format=QuantFormat.QDQ)
+
+
+QUANTISED = {
+    "int8": ("bert", False, dynamic), "int8, dynamo": ("bert", True, dynamic),
+    "int8 of kernels": ("vit", False, dynamic), "int4": ("bert", True, in_blocks_of_4_bits),
+    "int8 in pairs of nodes": ("vit", True, in_pairs_of_nodes),
+}  # fmt: skip
+"""Format -> family, exporter and what quantises a file."""
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_quantised_file_is_told_with_its_share_and_its_effect(form: str, exports: Any, tmp_path: Path) -> None:
+    family, dynamo, quantise = QUANTISED[form]
+    a, place = exports(family, dynamo)
+    quantise(place, tmp_path / "integers.onnx")
+    found = compared(a, tmp_path / "integers.onnx")
+    assert not found.is_same and not found.findings
+    share = int(found.quantized.partition(": ")[2].partition("%")[0])
+    assert 50 < share <= 100 and f"are integers ({form[:4]}" in found.quantized, found.quantized
+    assert found.verdict.startswith("The second network is quantized: ")
+    end = found.modules[-1]
+    assert 1e-3 < end.difference < 0.5 and f"differ by {end.difference:.2g} of their norm" in found.verdict
+    assert not [row.name for row in found.modules if not np.isfinite(row.difference)]
+    assert "not found" not in found.verdict and "repaired" not in found.verdict
+    found.to_html(tmp_path / "page.html")
+
+
+def test_floats_are_not_quantised(exports: Any, tmp_path: Path) -> None:
+    a, place = exports("vit", True)
+    wrong = changed(place, tmp_path / "wrong.onnx", "LayerNormalization", "vit.layers.0.layernorm_after", FLAT)
+    assert not compared(a, wrong).quantized and not compared(a, place).quantized
+
+
 # -- lost names --------------------------------------------------------------------------------------------------------
 def test_values_pair_what_has_lost_its_names(exports: Any, tmp_path: Path) -> None:
     a, place = exports("vit", True)
@@ -171,6 +231,25 @@ def test_values_pair_what_has_lost_its_names(exports: Any, tmp_path: Path) -> No
     assert not found.by_names and len(found.modules) > 20
     wrong = changed(place, tmp_path / "wrong.onnx", "LayerNormalization", "vit.layers.1.layernorm_after", FLAT)
     assert compared(a, without_names(wrong, wrong)).findings[0].module == "vit.layers.1.layernorm_after"
+
+
+@pytest.mark.parametrize("names", ["of weights", "of all"])
+def test_weights_without_names(names: str, exports: Any, tmp_path: Path) -> None:
+    a, place = exports("vit", True)
+    norm = "vit.layers.1.layernorm_after"
+    for source in (place, changed(place, tmp_path / "wrong.onnx", "LayerNormalization", norm, FLAT)):
+        model = onnx.load(without_names(source, tmp_path / "lost.onnx") if names == "of all" else source)
+        new = {each.name: str(number) for number, each in enumerate(model.graph.initializer)}
+        for each in model.graph.initializer:
+            each.name = new[each.name]
+        for node in model.graph.node:
+            node.input[:] = [new.get(name, name) for name in node.input]
+        onnx.save(model, tmp_path / "nameless.onnx")
+        found = compared(a, tmp_path / "nameless.onnx")
+        if source == place:
+            check_honest(found)
+        else:
+            assert [finding.module for finding in found.findings] == [norm]
 
 
 @pytest.mark.parametrize("dynamo", BY_EXPORTER)

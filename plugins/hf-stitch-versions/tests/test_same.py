@@ -14,7 +14,7 @@ import planted
 import pytest
 import torch
 from hf_stitch_testing import check_command
-from hf_stitch_versions import Sameness, same
+from hf_stitch_versions import Sameness, diff, diff_all, same
 from hf_stitch_versions.cli import same as command
 from hf_stitch_versions.recording import Event
 from hf_stitch_versions.sameness.distances import Deviation
@@ -26,6 +26,7 @@ import hf_stitch
 from hf_stitch import Activations, Adapter
 from hf_stitch.cli import app
 
+from tests.forms import form_of  # isort: skip
 from tests.tiny_networks import WORDS, build, other_tokenizer, plain_tokenizer  # isort: skip
 
 TEXTS = honest.TEXT[:6]
@@ -103,6 +104,99 @@ def test_several_bugs_are_found_in_their_order() -> None:
     assert found.complete
     assert [finding.restored for finding in found.findings] == [False, False, False, True]
     assert found.modules[-1].ratio > 4 > found.modules[-1].repaired / found.modules[-1].null
+
+
+@pytest.mark.parametrize("count", [9, 49])
+def test_one_wrong_setting_at_many_places_is_one_finding(count: int) -> None:
+    def net(eps: float) -> nn.Module:
+        torch.manual_seed(0)
+        layers = [each for _ in range(count) for each in (nn.Linear(6, 6), nn.LayerNorm(6, eps))]
+        return nn.Sequential(*layers, nn.Linear(6, 2)).eval()
+
+    wrong = net(1e-3)
+    data = torch.randn(16, 6)
+    a, b = (hf_stitch.load(each, example_inputs=data[:2]) for each in (net(1e-5), wrong))
+    found = compared(a, b, data)
+    (finding,) = found.findings
+    assert finding.places == tuple(str(2 * place + 1) for place in range(count)) and finding.module == "1"
+    assert finding.restored and found.complete and f"and {count - 1} more that differ in the same way" in found.verdict
+    wrong[7].weight.data += 1
+    found = compared(a, b, data)
+    assert [len(each.places) for each in found.findings] == [count - 1, 0] and found.complete
+    assert found.findings[1].module == "7" and found.findings[1].weights
+
+
+class Layer(nn.Linear):
+    """Another class, which computes the same."""
+
+
+def test_modules_that_differ_in_their_class_only_are_not_told_with_one_that_computes_something_else() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(5))).eval()
+    port = copy.deepcopy(net)
+    for layer in port.children():
+        layer.__class__ = Layer
+    port[2].forward = lambda x: nn.functional.linear(x, port[2].weight)
+    data = torch.randn(16, 6)
+    (finding,) = compared(*(hf_stitch.load(each, example_inputs=data[:2]) for each in (net, port)), data).findings
+    assert finding.module == "2" and not finding.places
+
+
+def test_the_number_of_findings_is_told_where_the_search_stops() -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(6, 6) for _ in range(10))).eval()
+
+    wrong = net()
+    for number, layer in enumerate(wrong.children()):
+        layer.weight.data += 0.01 * number + 0.01
+    data = torch.randn(16, 6)
+    found = compared(*(hf_stitch.load(each, example_inputs=data[:2]) for each in (net(), wrong)), data)
+    assert len(found.findings) == 8 and not found.complete and not any(each.places for each in found.findings)
+    assert found.verdict.endswith("The search stopped after 8 findings: more differs.")
+
+
+class Packed(nn.Linear):
+    """A linear layer of 4 bits, two in a byte, in one column, as that of bitsandbytes."""
+
+    @classmethod
+    def pack(cls, layer: nn.Linear) -> None:
+        step = layer.weight.abs().max() / 7
+        levels = ((layer.weight.data / step).round() + 8).to(torch.uint8).view(-1, 2)
+        layer.weight = nn.Parameter((levels[:, :1] * 16 + levels[:, 1:]).contiguous(), requires_grad=False)
+        layer.__class__, layer.step = cls, step.detach()
+
+    def numbers(self) -> torch.Tensor:
+        levels = torch.cat([self.weight // 16, self.weight % 16], 1).view(self.out_features, self.in_features)
+        return (levels.to(torch.float32) - 8) * self.step
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.numbers().to(x.dtype), self.bias)
+
+
+def packed(model: nn.Module) -> nn.Module:
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "v_proj")):
+            Packed.pack(module)
+    return model
+
+
+QUANTISED = {"packed": "Packed", "layer of integers": "LinearOfIntegers", "tensor subclass": "Int8", "int8": "Linear"}
+"""Form -> the class that keeps its integers."""
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_of_quantised_weights_the_relative_change_is_told(form: str) -> None:
+    plain = build("vit", 0)
+    model = packed(build("vit", 0)) if form == "packed" else form_of("vit", form)
+    found = compared(loaded("vit", plain), loaded("vit", model), honest.PICTURES)
+    assert not found.is_same and found.quantized.startswith("The second network is quantized: ")
+    assert f"are integers ({QUANTISED[form]})" in found.verdict and "of their norm" in found.verdict
+    finding = found.findings[0]
+    assert finding.weights[0].startswith("weight differs by 0.") and finding.weights[0].endswith(" of its norm")
+    assert len(finding.places) > 5 and found.complete, finding
+    again = compared(loaded("vit", model), loaded("vit", copy.deepcopy(model)), honest.PICTURES)
+    assert again.is_same and not again.quantized
 
 
 def test_what_differs_is_told() -> None:
@@ -290,6 +384,37 @@ def test_masks_are_compared_at_queries_of_real_tokens() -> None:
         events = (Event(("", 0), "", {}, masks={"mask": each}) for each in (everything, other))
         deviation.add(*events, real)
         assert deviation.masks == (differ, 6)
+
+
+# -- vocabularies ------------------------------------------------------------------------------------------------------
+def with_tokens(rows: int, words: int = 60) -> Adapter:
+    """A decoder with embeddings of some rows, and a tokenizer of some words."""
+    model = copy.deepcopy(first("gpt2").model)
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    tokenizer = plain_tokenizer()
+    tokenizer.add_tokens([f"new{place}" for place in range(words - 60)])
+    return hf_stitch.load(model, processor=tokenizer)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_random_texts_have_tokens_that_both_networks_know(backwards: bool) -> None:
+    pair = [with_tokens(80), with_tokens(95)]
+    found = compared(*(pair[::-1] if backwards else pair))
+    assert found.findings[0].module == "lm_head"
+    assert found.findings[0].weights[0].startswith("weight has the shape ")
+
+
+@pytest.mark.parametrize("job", [same, diff, diff_all])
+def test_tokens_that_the_second_network_does_not_know_are_refused_by_name(job: Any) -> None:
+    longer, shorter = with_tokens(95, 75), with_tokens(70)
+    given = ({"a": longer, "b": shorter},) if job is diff_all else (longer, shorter)
+    message = (
+        r"sample 1 has the token id 7\d of the tokenizer of the first network \(\w+ of 79 tokens\), but the second "
+        r"network has embeddings of 70 tokens, and its tokenizer is \w+ of 64 tokens. Leave out"
+    )
+    with pytest.raises(ValueError, match=message):
+        job(*given, [WORDS[0], "new14", "new13"], progress=False)
+    assert not same(longer, shorter, [WORDS[0], "new1"], progress=False).is_same
 
 
 # -- inputs and refusals -----------------------------------------------------------------------------------------------

@@ -67,37 +67,32 @@ def places(value: Any, way: Way = ()) -> Iterator[Way]:
 
 
 # -- damage: a broken disk or transfer, or files of another artefact --------------------------------------------------
+DAMAGES: dict[str, Callable[[bytes, int, random.Random], bytes]] = {
+    "bit": lambda data, place, draw: data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :],
+    "cut": lambda data, place, draw: data[:place],
+    "insert": lambda data, place, draw: data[:place] + draw.randbytes(draw.randrange(1, 9)) + data[place:],
+    "zero": lambda data, place, draw: data[:place] + bytes(len(data[place : place + 16])) + data[place + 16 :],
+    "empty": lambda data, place, draw: b"",
+    "text": lambda data, place, draw: b"<html>404</html>",
+}
+"""Change of the content of a file, at a random place."""
+
+
 def damage(folder: Path, draw: random.Random, others: list[Path]) -> Way:
     """Damage, remove or swap one of the files that the record names, or the record itself."""
     record = record_of(folder)
-    names = sorted({record.name, *read(folder)["manifest"]})
-    path = folder / draw.choice([record.name, *names])
+    path = folder / draw.choice([record.name, *sorted({record.name, *read(folder)["manifest"]})])
     data = path.read_bytes()
-    place = draw.randrange(len(data))
-    match draw.choice(["bit", "bit", "cut", "insert", "zero", "empty", "missing", "swap", "folder", "text"]):
-        case "bit":
-            data = data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
-        case "cut":
-            data = data[:place]
-        case "insert":
-            data = data[:place] + draw.randbytes(draw.randrange(1, 9)) + data[place:]
-        case "zero":
-            data = data[:place] + bytes(len(data[place : place + 16])) + data[place + 16 :]
-        case "empty":
-            data = b""
-        case "text":
-            data = b"<html>404</html>"
-        case "missing":
-            path.unlink()
-            return ()
-        case "folder":
-            path.unlink()
+    kind = draw.choice(["bit", *DAMAGES, "missing", "folder", "swap"])
+    if kind in DAMAGES:
+        path.write_bytes(DAMAGES[kind](data, draw.randrange(len(data)), draw))
+    elif kind == "swap":
+        files = [file for other in others for file in other.iterdir() if file.suffix == path.suffix]
+        path.write_bytes(draw.choice(files).read_bytes())
+    else:
+        path.unlink()
+        if kind == "folder":
             path.mkdir()
-            return ()
-        case "swap":
-            files = [file for other in others for file in other.iterdir() if file.suffix == path.suffix]
-            data = draw.choice(files).read_bytes()
-    path.write_bytes(data)
     return ()
 
 
@@ -105,16 +100,64 @@ def damage(folder: Path, draw: random.Random, others: list[Path]) -> Way:
 SIZES = [-1, 0, 7, 1000, 2**63, 10**30, 1.5, math.inf]
 """None that costs much: whoever writes a config can make it cost CPU time and memory."""
 NAMES = ["org/name", "../../etc", "/etc/passwd", "hf-hub:org/name", "http://127.0.0.1:9/x", "os.system", "x" * 5000, ""]
+
+
+def of_transformers(kind: str, **config: Any) -> dict[str, Any]:
+    return {"library": "transformers", "class": kind, "config": config}
+
+
+def of_timm(architecture: str, **arguments: Any) -> dict[str, Any]:
+    return {"library": "timm", "architecture": architecture, "arguments": arguments}
+
+
+NAMED: dict[str, dict[str, Any]] = {
+    "attention": of_transformers("BertModel") | {"attention": "org/kernel"},
+    "attention of a package": of_transformers("BertModel") | {"attention": "flash_attention_2"},
+    "attention of parts": of_transformers("BertModel") | {"attention": {"": "org/kernel"}},
+    "another module of transformers": of_transformers("BertModel") | {"attention": "ninja"},
+    "attention in the config": of_transformers("BertModel", _attn_implementation="org/kernel"),
+    "attention of a part": of_transformers("CLIPModel", text_config={"attn_implementation": "flash_attention_3"}),
+    "experts": of_transformers("MixtralModel", experts_implementation="org/kernel"),
+    "quantisation": of_transformers("BertModel", quantization_config={"quant_method": "bitsandbytes"}),
+    "backbone on the Hub": of_transformers("DPTForDepthEstimation", backbone="org/name", use_timm_backbone=False),
+    "backbone of old times": of_transformers("DPTForDepthEstimation", backbone="gpt2"),
+    "backbone of timm, looked up": of_transformers("DPTForDepthEstimation", backbone="resnet50"),
+    "options of a backbone": of_transformers("DPTForDepthEstimation", backbone_kwargs={"checkpoint_path": "x"}),
+    "tag of a backbone": of_transformers("TimmBackbone", model_type="timm_backbone", backbone="resnet18.org/name"),
+    "tag of a wrapper": of_transformers("TimmWrapperModel", architecture="resnet18.any"),
+    "a list as wrapper": of_transformers("TimmWrapperModel", architecture=["hf-hub:org/name"]),
+    "pretrained wrapper": of_transformers("TimmWrapperModel", model_args={"pretrained": True}),
+    "weights of a wrapper": of_transformers("TimmWrapperModel", model_args={"checkpoint_path": "x"}),
+    "a class of another module": of_transformers("models.bert.modeling_bert.BertModel"),
+    "no class": of_transformers("logging"),
+    "a class that chooses another": of_transformers("AutoModel"),
+    "weights of timm": of_timm("resnet10t", checkpoint_path="x"),
+    "pretrained": of_timm("resnet10t", pretrained=True),
+    "address": of_timm("resnet10t") | {"pretrained_cfg": {"url": "http://127.0.0.1:9/x"}},
+    "file": of_timm("resnet10t") | {"pretrained_cfg": {"file": "/etc/passwd"}},
+    "Hub": of_timm("resnet10t") | {"pretrained_cfg": {"hf_hub_id": "org/name"}},
+    "architecture": of_timm("hf-hub:org/name"),
+    "folder": of_timm("local-dir:/tmp"),
+    "architecture with a tag": of_timm("resnet10t.org/name"),
+}  # fmt: skip
+"""Networks whose configs name what would be fetched or run."""
+NETWORKS: list[Any] = [
+    *NAMED.values(),
+    of_transformers("MarianModel", max_position_embeddings=100),
+    of_transformers("BertModel", num_hidden_layers=9_999),
+    of_transformers("RwkvModel"),
+    of_transformers("PreTrainedModel"),
+    of_transformers("RagModel"),
+    of_transformers("EncoderDecoderModel"),
+    of_timm("resnet10t", num_classes=3_000_000),
+    of_timm("vit_tiny_patch16_224", img_size=160),
+    of_timm("resnet10t", layers=[10**4] * 4),
+    *({"library": library} for library in ("torch", "os", ["timm"])),
+    *({}, None),
+]
 ADDED: list[dict[str, Any]] = [
-    {"attn_implementation": "org/kernel"},
-    {"_attn_implementation": {"": "flash_attention_2"}},
-    {"experts_implementation": "org/kernel"},
-    {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
-    {"backbone": "org/name", "use_timm_backbone": False},
-    {"backbone": "resnet50", "use_pretrained_backbone": True, "backbone_kwargs": {"pretrained": True}},
-    {"auto_map": {"AutoConfig": "org/name--code.Config", "AutoModel": "org/name--code.Model"}},
-    {"checkpoint_path": "/etc/passwd"},
-    {"pretrained": True},
+    *(each["config"] for each in NAMED.values() if each.get("config")),
+    *(each["arguments"] for each in NAMED.values() if each.get("arguments")),
     {"pretrained_cfg": {"url": "http://127.0.0.1:9/x"}},
     {"pretrained_cfg_overlay": {"file": "/etc/passwd"}},
     {"trust_remote_code": True},
@@ -126,6 +169,11 @@ ADDED: list[dict[str, Any]] = [
     {"layer_types": ["full_attention"] * 10**3},
 ]
 """Keys that an attacker adds to the config of a network."""
+MANIFESTS: list[Any] = [
+    *({name: "sha256:0"} for name in (".", "..", "../x", "/etc/passwd", "x\0")),
+    *({}, [], None, {"config.json": 5}),
+]
+"""Other files than the artefact was saved with."""
 OPTIONS: list[dict[str, Any]] = [
     {"x": 1}, {"output_attentions": True}, {"past_key_values": [1]}, {"cache": [1]}, {"labels": 5}, {"use_cache": True},
 ]  # fmt: skip
@@ -205,32 +253,6 @@ def _sizes(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.R
     return way
 
 
-def _transformers(kind: str, **config: Any) -> dict[str, Any]:
-    return {"library": "transformers", "class": kind, "config": config}
-
-
-NETWORKS: list[Any] = [
-    _transformers("MarianModel", max_position_embeddings=100),
-    _transformers("BertModel", num_hidden_layers=9_999),
-    _transformers("DPTForDepthEstimation", backbone="org/name", use_timm_backbone=False),
-    _transformers("RwkvModel"),
-    _transformers("AutoModel"),
-    _transformers("PreTrainedModel"),
-    _transformers("RagModel"),
-    _transformers("EncoderDecoderModel"),
-    _transformers("TimmWrapperModel", architecture="hf-hub:org/name"),
-    {"library": "timm", "architecture": "resnet10t", "arguments": {"num_classes": 3_000_000}},
-    {"library": "timm", "architecture": "vit_tiny_patch16_224", "arguments": {"img_size": 160}},
-    {"library": "timm", "architecture": "resnet10t", "arguments": {"layers": [10**4] * 4}},
-    {"library": "timm", "architecture": "local-dir:/etc"},
-    {"library": "torch"},
-    {"library": "os"},
-    {"library": ["timm"]},
-    {},
-    None,
-]
-
-
 def _outputs(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
     """Make stubs allocate memory, or return something else than tensors."""
     way = _some(ways, draw, lambda way: way[-1] in ("stubs", "after", "entry") and bool(at(record, way)))
@@ -250,46 +272,31 @@ def _outputs(folder: Path, record: dict[str, Any], ways: list[Way], draw: random
     return way
 
 
-def _manifest(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Let the record name other files than it was saved with."""
-    record["manifest"] = draw.choice(
-        [
-            {**record["manifest"], draw.choice([".", "..", "../x", "/etc/passwd", "x\0"]): "sha256:0"},
-            {},
-            [],
-            None,
-            dict.fromkeys(record["manifest"], 5),
-            {name: value for name, value in record["manifest"].items() if "safetensors" not in name},
-        ]
-    )
-    return ("manifest",)
+WEIGHTS: dict[str, Callable[[dict[str, torch.Tensor], str], object]] = {
+    "shape": lambda weights, name: weights.update({name: weights[name].flatten()[:1].expand(7).clone()}),
+    "dtype": lambda weights, name: weights.update(
+        {name: weights[name].to(torch.int64 if weights[name].is_floating_point() else torch.float32)}
+    ),
+    "missing": lambda weights, name: weights.pop(name),
+    "more": lambda weights, name: weights.update(x=torch.zeros(1)),
+    "many": lambda weights, name: weights.update({f"x{index}": torch.zeros(0) for index in range(20_000)}),
+    "empty": lambda weights, name: weights.clear(),
+}
+"""Change of the weights, at a random name."""
 
 
 def _weights(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
     """Change the weights and their digest: other shapes, dtypes, names, or a header that lies."""
     path = draw.choice(sorted(folder.glob("*.safetensors")))
     weights = {name: tensor.clone() for name, tensor in load_file(path).items()}  # the file is written again
-    name = draw.choice(sorted(weights))
-    match draw.choice(["shape", "dtype", "missing", "more", "many", "header", "pickle", "empty"]):
-        case "shape":
-            weights[name] = weights[name].flatten()[:1].expand(7).clone()
-        case "dtype":
-            weights[name] = weights[name].to(torch.int64 if weights[name].is_floating_point() else torch.float32)
-        case "missing":
-            del weights[name]
-        case "more":
-            weights["x"] = torch.zeros(1)
-        case "many":
-            weights |= {f"x{index}": torch.zeros(0) for index in range(20_000)}
-        case "header":
-            path.write_bytes(draw.choice([2**62, 2**31, 0]).to_bytes(8, "little") + path.read_bytes()[8:])
-            return ()
-        case "pickle":
-            torch.save(weights, path)
-            return ()
-        case "empty":
-            weights = {}
-    save_file(weights, path)
+    kind = draw.choice([*WEIGHTS, "header", "pickle"])
+    if kind == "header":
+        path.write_bytes(draw.choice([2**62, 2**31, 0]).to_bytes(8, "little") + path.read_bytes()[8:])
+    elif kind == "pickle":
+        torch.save(weights, path)
+    else:
+        WEIGHTS[kind](weights, draw.choice(sorted(weights)))
+        save_file(weights, path)
     return ()
 
 
@@ -350,7 +357,7 @@ HOSTILE: dict[str, Hostile] = {
     "other network": _changed(lambda way, _: way[-1] == "blueprint", NETWORKS),
     "outputs": _outputs,
     "options": _changed(lambda way, _: way[-2:] == ("interface", "options"), OPTIONS, update=True),
-    "manifest": _manifest,
+    "manifest": _changed(lambda way, _: way == ("manifest",), MANIFESTS),
     "requirements": _changed(lambda way, _: way == ("requires",), REQUIREMENTS),
     "stitch": _changed(lambda way, _: way == ("stitch", "body"), STITCHES, update=True),
     "weights": _weights,

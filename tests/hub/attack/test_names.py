@@ -19,13 +19,7 @@ from hf_stitch.adapters.untrusted import SealedError, sealed, weightless
 from hf_stitch.artefacts.record import check_counts
 from hf_stitch.registry import registries
 
-
-def of_transformers(kind: str, **config: Any) -> dict[str, Any]:
-    return {"library": "transformers", "class": kind, "config": config}
-
-
-def of_timm(architecture: str, **arguments: Any) -> dict[str, Any]:
-    return {"library": "timm", "architecture": architecture, "arguments": arguments}
+from mutations import NAMED, of_transformers  # isort: skip
 
 
 def build(blueprint: dict[str, Any]) -> torch.nn.Module:
@@ -37,36 +31,6 @@ def build(blueprint: dict[str, Any]) -> torch.nn.Module:
 
 # -- names -------------------------------------------------------------------------------------------------------------
 BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 8}
-NAMED: dict[str, dict[str, Any]] = {
-    "attention": of_transformers("BertModel") | {"attention": "org/kernel"},
-    "attention of a package": of_transformers("BertModel") | {"attention": "flash_attention_2"},
-    "attention of parts": of_transformers("BertModel") | {"attention": {"": "org/kernel"}},
-    "another module of transformers": of_transformers("BertModel") | {"attention": "ninja"},
-    "attention in the config": of_transformers("BertModel", _attn_implementation="org/kernel"),
-    "attention of a part": of_transformers("CLIPModel", text_config={"attn_implementation": "flash_attention_3"}),
-    "experts": of_transformers("MixtralModel", experts_implementation="org/kernel"),
-    "quantisation": of_transformers("BertModel", quantization_config={"quant_method": "bitsandbytes"}),
-    "backbone on the Hub": of_transformers("DPTForDepthEstimation", backbone="org/name", use_timm_backbone=False),
-    "backbone of old times": of_transformers("DPTForDepthEstimation", backbone="gpt2"),
-    "backbone of timm, looked up": of_transformers("DPTForDepthEstimation", backbone="resnet50"),
-    "options of a backbone": of_transformers("DPTForDepthEstimation", backbone_kwargs={"checkpoint_path": "x"}),
-    "tag of a backbone": of_transformers("TimmBackbone", model_type="timm_backbone", backbone="resnet18.org/name"),
-    "tag of a wrapper": of_transformers("TimmWrapperModel", architecture="resnet18.any"),
-    "a list as wrapper": of_transformers("TimmWrapperModel", architecture=["hf-hub:org/name"]),
-    "pretrained wrapper": of_transformers("TimmWrapperModel", model_args={"pretrained": True}),
-    "weights of a wrapper": of_transformers("TimmWrapperModel", model_args={"checkpoint_path": "x"}),
-    "a class of another module": of_transformers("models.bert.modeling_bert.BertModel"),
-    "no class": of_transformers("logging"),
-    "a class that chooses another": of_transformers("AutoModel"),
-    "weights of timm": of_timm("resnet10t", checkpoint_path="x"),
-    "pretrained": of_timm("resnet10t", pretrained=True),
-    "address": of_timm("resnet10t") | {"pretrained_cfg": {"url": "http://127.0.0.1:9/x"}},
-    "file": of_timm("resnet10t") | {"pretrained_cfg": {"file": "/etc/passwd"}},
-    "Hub": of_timm("resnet10t") | {"pretrained_cfg": {"hf_hub_id": "org/name"}},
-    "architecture": of_timm("hf-hub:org/name"),
-    "folder": of_timm("local-dir:/tmp"),
-    "architecture with a tag": of_timm("resnet10t.org/name"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", NAMED)
@@ -129,10 +93,7 @@ def classes() -> dict[str, str]:
     return found
 
 
-DOZEN = ("bert", "clip", "detr", "distilbert", "dpt", "gpt2", "llama", "marian", "mixtral", "rwkv", "t5", "vit")
-
-
-@pytest.mark.parametrize("model_type", sorted(classes()))
+@pytest.mark.parametrize("model_type", sorted(classes())[::8])
 def test_building_any_network_opens_no_connection(
     model_type: str, contact: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +103,6 @@ def test_building_any_network_opens_no_connection(
         with sealed(), torch.device("meta"):
             kind(kind.config_class())
     except Exception as error:  # no default config, or a package is missing
-        pytest.skip(f"{type(error).__name__}: {error}")
+        pytest.skip(f"no network from a default config: {type(error).__name__}: {error}")
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [])  # some classes are deprecated
     assert isinstance(build(of_transformers(kind.__name__, **config)), kind)

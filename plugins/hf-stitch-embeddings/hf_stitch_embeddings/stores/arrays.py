@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from hf_stitch.storage.files import decoding, flush, readable_errors, sweep, write_whole
 from hf_stitch_embeddings.retrieval import exact_search
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore
-from hf_stitch_embeddings.vectors import BATCH, Metric, Vectors, read_vectors
+from hf_stitch_embeddings.vectors import BATCH, Metric, Quantization, Vectors, read_vectors
 
 
 class UnfinishedRows:
@@ -132,9 +132,11 @@ class ArrayStore(VectorStore):
     """Vectors in an ``.npy`` file; ids are numbers of rows. New vectors go to another file.
 
     Args:
-        source: File with old vectors, ``(n, d)`` of any real dtype.
+        source: File with old vectors, ``(n, d)``.
         target: File for new vectors, which will be float32.
         metric: Metric of :meth:`search`.
+        quantization: What integers stand for, as for :func:`~hf_stitch_embeddings.read_vectors`.
+        ranges: Ranges of these integers.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -144,7 +146,16 @@ class ArrayStore(VectorStore):
         3
     """
 
-    def __init__(self, source: str | Path, target: str | Path, *, metric: Metric = "cosine") -> None:
+    def __init__(
+        self,
+        source: str | Path,
+        target: str | Path,
+        *,
+        metric: Metric = "cosine",
+        quantization: Quantization | None = None,
+        ranges: Any = None,
+    ) -> None:
+        self.quantization, self.ranges = quantization, ranges
         self.source, self.target = Path(source).expanduser(), Path(target).expanduser()
         self.metric: Metric = metric
         self._new = UnfinishedRows(self.target)
@@ -155,11 +166,13 @@ class ArrayStore(VectorStore):
         return path.suffix == ".npy"
 
     def _old(self) -> Vectors:
-        return read_vectors(self.source, str(self.source))
+        with decoding(self.source):
+            found: Vectors = np.load(self.source, mmap_mode="r")
+        return found
 
     def describe(self) -> Description:
         """Describe the old vectors."""
-        rows, width = self._old().shape
+        rows, width = len(old := self._old()), self.floats(old[:1], str(self.source)).shape[1]
         return Description(str(self.source), rows, width, (self.metric,))
 
     def start(self, key: str, width: int) -> None:
@@ -170,7 +183,7 @@ class ArrayStore(VectorStore):
         """Yield rows without a new vector."""
         old = self._old()
         for start in range(self._new.done, len(old), batch_size):
-            rows = np.array(old[start : start + batch_size], dtype=np.float32)
+            rows = self.floats(old[start : start + batch_size], str(self.source))
             yield range(start, start + len(rows)), rows
 
     def write(self, ids: Sequence[Any], vectors: Rows) -> None:
@@ -185,7 +198,7 @@ class ArrayStore(VectorStore):
         """Read some rows; a file that has changed is refused anyway."""
         old, new = self._old(), self._new.rows()
         for some in drawn(len(old), count, seed):
-            yield some.tolist(), np.array(old[some], np.float32), np.array(new[some], np.float32)
+            yield some.tolist(), self.floats(old[some], str(self.source)), np.array(new[some], np.float32)
 
     def switch(self) -> str:
         """Rename the new file to its place."""

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from hf_stitch_embeddings.vectors import Metric
+from hf_stitch_embeddings.vectors import Metric, Quantization, read_vectors
 
 Rows = npt.NDArray[np.float32]
 
@@ -30,6 +30,8 @@ class Description:
         width: Their width.
         metrics: Metrics by which the store can rank: some of ``"cosine"``, ``"dot"`` and ``"l2"``. Inner
             products rank by cosine, too, if lengths are 1.
+        error: About how much the vectors that the store returns differ from those that were put into it, as a share of
+            their lengths.
 
     Example:
         >>> Description("index.faiss", rows=3, width=2, metrics=("cosine", "dot")).rows
@@ -40,6 +42,7 @@ class Description:
     rows: int
     width: int
     metrics: tuple[Metric, ...]
+    error: float = 0.0
 
 
 class VectorStore(ABC):
@@ -54,6 +57,26 @@ class VectorStore(ABC):
     for :func:`~hf_stitch_embeddings.stores.open_store`; :func:`~hf_stitch_embeddings.testing.check_store` tests all of
     it.
     """
+
+    quantization: Quantization | None = None
+    ranges: Any = None
+    """What integers of 8 bits in the store stand for; see :func:`~hf_stitch_embeddings.read_vectors`."""
+
+    def floats(self, rows: Any, name: str) -> Rows:
+        """Read old vectors as they are in the store.
+
+        Args:
+            rows: The vectors, of any dtype.
+            name: What they are, for messages.
+
+        Returns:
+            float32.
+
+        Raises:
+            ValueError: If they are integers, and :attr:`quantization` does not tell what they stand for.
+        """
+        found = read_vectors(rows, name, quantization=self.quantization, ranges=self.ranges)
+        return np.array(found, dtype=np.float32)
 
     @classmethod
     def holds(cls, path: Path) -> bool:

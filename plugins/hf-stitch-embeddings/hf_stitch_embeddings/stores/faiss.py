@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +16,95 @@ from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.export.sentence_transformers import dense_layers
 from hf_stitch_embeddings.stores.arrays import UnfinishedRows, drawn
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed
-from hf_stitch_embeddings.vectors import SAMPLED, Metric, are_normalized, batches
+from hf_stitch_embeddings.vectors import SAMPLED, Metric, are_normalized, batches, is_unit
 
 CHANGES = ("add", "add_with_ids", "train")
 TRAINING = 100_000
 """Most rows to which the clusters and codes of a new index are fitted."""
+MEASURED = 1000
+"""Rows by which the error of codes is measured."""
+KINDS = {
+    "IndexFlat": True, "IndexFlatIP": True, "IndexFlatL2": True, "IndexIVFFlat": True, "IndexHNSWFlat": True,
+    "IndexScalarQuantizer": False, "IndexIVFScalarQuantizer": False, "IndexHNSWSQ": False,
+    "IndexPQ": False, "IndexIVFPQ": False, "IndexHNSWPQ": False, "IndexPQFastScan": False,
+    "IndexRaBitQ": False, "IndexIVFRaBitQ": False,
+}  # fmt: skip
+"""Kinds of indexes whose vectors can be read and that can be built again -> whether they return vectors exactly. Around
+them may be ids, a second index that refines, and transforms. Others are refused: some return other vectors than they
+search, some end the process when they are read, some do not return from their training."""
+SCALARS = ("8bit", "4bit", "6bit", "fp16", "bf16", "8bit_uniform", "4bit_uniform", "8bit_direct", "8bit_direct_signed")
+"""Codes of scalar quantisers that can be read."""
+TRANSFORMS = ("PCAMatrix", "RandomRotationMatrix", "NormalizationTransform")
+"""Transforms that can be built again; a file has the others, such as OPQ, as plain ``LinearTransform``."""
+SAME = {"SQ8u": "SQ8", "SQ4u": "SQ4", "SQ8_direct": "SQ8", "SQ8_direct_signed": "SQ8"}
+"""Codes for integers or without a name -> those that hold floats."""
+
+
+def is_exact(faiss: Any, index: Any, *, built: bool = False) -> bool:
+    """Return whether an index gives its vectors back exactly; kinds that are not known raise a ``ValueError``.
+
+    ``built``: the index is yet to be trained.
+    """
+    index = faiss.downcast_index(index)
+    kind, exact = type(index).__name__, True
+    if isinstance(index, faiss.IndexIDMap):
+        return is_exact(faiss, index.index, built=built)
+    if isinstance(index, faiss.IndexRefine):
+        is_exact(faiss, index.base_index, built=built)
+        return is_exact(faiss, index.refine_index, built=built)
+    if isinstance(index, faiss.IndexPreTransform):
+        chain = _chain(faiss, index)
+        names = [type(each).__name__ for each in chain]
+        exact = is_exact(faiss, index.index, built=built) and chain[0].d_in == chain[-1].d_out
+        reduced = any(each.d_out < each.d_in and not isinstance(each, faiss.PCAMatrix) for each in chain)
+        if not reduced and not set(names) - {*TRANSFORMS, *([] if built else ["LinearTransform"])}:
+            return exact
+        kind = ", ".join([*names, type(faiss.downcast_index(index.index)).__name__])
+    elif kind in KINDS:
+        coder = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
+        scalar = getattr(coder, "sq", None)
+        known = {getattr(faiss.ScalarQuantizer, f"QT_{each}") for each in SCALARS}
+        ivf = faiss.try_extract_index_ivf(index)
+        if ivf is not None and not is_exact(faiss, ivf.quantizer, built=built):
+            kind = f"{kind} with clusters by {type(faiss.downcast_index(ivf.quantizer)).__name__}"
+        elif scalar is not None and scalar.qtype not in known:
+            kind = f"{kind} of codes {scalar.qtype}"
+        else:
+            return KINDS[kind]
+    raise ValueError(
+        f"the kind {kind} of FAISS indexes is not known to "
+        + ("be built: pass another factory" if built else "return its vectors: upgrade the vectors themselves")
+        + ", e.g. "
+        + ("'Flat' or 'IVF1024,SQ8'" if built else "in an .npy file")
+    )
+
+
+def _chain(faiss: Any, index: Any) -> list[Any]:
+    return [faiss.downcast_VectorTransform(index.chain.at(place)) for place in range(index.chain.size())]
+
+
+def coding_error(faiss: Any, index: Any, rows: Rows) -> float:
+    """Return by how much the codes of a trained index change rows, as a share of their lengths (median)."""
+    changed = np.linalg.norm(_coded(faiss, index, np.ascontiguousarray(rows, np.float32)) - rows, axis=1)
+    return float(np.median(changed / np.maximum(np.linalg.norm(rows, axis=1), 1e-30)))
+
+
+def _coded(faiss: Any, index: Any, rows: Rows) -> Rows:
+    """Encode rows as an index does, and decode them."""
+    index = faiss.downcast_index(index)
+    for kind, part in ((faiss.IndexIDMap, "index"), (faiss.IndexHNSW, "storage"), (faiss.IndexRefine, "refine_index")):
+        if isinstance(index, kind):
+            return _coded(faiss, getattr(index, part), rows)
+    if isinstance(index, faiss.IndexPreTransform):
+        chain = _chain(faiss, index)
+        for each in chain:
+            rows = each.apply(rows)
+        rows = _coded(faiss, index.index, rows)
+        for each in reversed(chain):
+            rows = each.reverse_transform(rows)
+        return rows
+    found: Rows = index.sa_decode(index.sa_encode(rows))
+    return found
 
 
 class _Contents:
@@ -64,13 +149,37 @@ class _Contents:
         found: Rows = self.inner.reconstruct_batch(np.ascontiguousarray(self._places[positions], np.int64))
         return found
 
+    def error(self, faiss: Any) -> float:
+        """Estimate how far the vectors are from those that were put into the index, as a share of their lengths.
+
+        The codes of the index encode random vectors with the mean and the covariance of its own, of which product
+        quantisers lose more than of vectors in clusters; what a principal component analysis has left out is known by
+        its eigenvalues.
+        """
+        if is_exact(faiss, self.inner):
+            return 0.0
+        generator = np.random.default_rng(0)
+        rows = self.rows(np.sort(generator.permutation(len(self.ids))[:MEASURED]))
+        mean, count = rows.mean(0), len(rows)
+        drawn = mean + generator.normal(size=(MEASURED, count)) @ (rows - mean) / np.sqrt(count)
+        square = coding_error(faiss, self.inner, drawn.astype(np.float32)) ** 2
+        if isinstance(self.inner, faiss.IndexPreTransform):
+            for each in _chain(faiss, self.inner):
+                if isinstance(each, faiss.PCAMatrix):
+                    values = np.maximum(faiss.vector_to_array(each.eigenvalues), 0)
+                    kept = max(float(values[: each.d_out].sum()), 1e-30)
+                    lost = float(values[each.d_out :].sum()) / kept * float(np.square(rows - mean).sum(1).mean())
+                    square += lost / (lost + float(np.square(rows).sum(1).mean()))
+        return float(np.sqrt(square))
+
 
 class FaissStore(VectorStore):
     """Vectors in a FAISS index file. New vectors go to another file, an index of the same kind with the same ids.
 
-    Old vectors are those that the index returns: of quantised indexes (SQ8, PQ) they are approximate. Mapped vectors
-    are first collected in a folder beside the target. If the process is killed later, while the new index is built,
-    only building is repeated.
+    Old vectors are those that the index returns. Of compressed indexes they are approximate, and the error is told; of
+    those that had length 1, they are normalised again. Kinds that are not known (:data:`KINDS`) are refused: upgrade
+    their vectors by an :class:`~hf_stitch_embeddings.stores.ArrayStore`. Mapped vectors are first collected in a folder
+    beside the target. If the process is killed later, while the new index is built, only building is repeated.
 
     Args:
         source: File of the index of old vectors.
@@ -114,19 +223,33 @@ class FaissStore(VectorStore):
         if not file.is_file():
             raise FileNotFoundError(f"{file} does not exist")
         with decoding(file):
+            with file.open("rb") as opened:
+                if opened.read(2) == b"IB":
+                    raise ValueError(
+                        "it is a binary index; upgrade its bits: np.save('old.npy', faiss.vector_to_array(index.xb)"
+                        ".reshape(index.ntotal, -1)) of faiss.read_index_binary, and ArrayStore(quantization='binary')"
+                    )
             index = self._faiss.read_index(str(file))
             if not index.ntotal:
                 raise ValueError(f"the FAISS index {file} is empty")
+        is_exact(self._faiss, index)
+        with decoding(file):
             return _Contents(self._faiss, index)
 
     def describe(self) -> Description:
         """Describe the old index."""
         index = self._old.index
         inner = index.metric_type == self._faiss.METRIC_INNER_PRODUCT
-        some = next(drawn(index.ntotal, SAMPLED, 0))
-        unit = not inner and are_normalized(self._old.rows(some))  # then distances rank as cosines do
+        if not inner and index.metric_type != self._faiss.METRIC_L2:
+            raise ValueError(
+                f"the FAISS index {self.source} ranks by metric {index.metric_type}; a map serves inner products and "
+                "Euclidean distances"
+            )
+        error = self._old.error(self._faiss)
+        some = self._old.rows(next(drawn(index.ntotal, SAMPLED, 0)))
+        unit = not inner and (is_unit(some, error) if error else are_normalized(some))  # then both rank alike
         metrics: tuple[Metric, ...] = ("cosine", "dot") if inner else ("cosine", "l2") if unit else ("l2",)
-        return Description(f"FAISS index {self.source}", index.ntotal, index.d, metrics)
+        return Description(f"FAISS index {self.source}", index.ntotal, index.d, metrics, error)
 
     def start(self, key: str, width: int) -> None:
         """Make a folder for new vectors beside the target, or find it."""
@@ -141,11 +264,12 @@ class FaissStore(VectorStore):
             from faiss.contrib.factory_tools import reverse_index_factory
 
             try:
-                factory = reverse_index_factory(old.inner).replace("SQ8_direct", "SQ8")
-            except (NotImplementedError, KeyError) as error:
+                factory = reverse_index_factory(old.inner).replace(",Refine(Flat)", ",RFlat")
+                factory = re.sub(r"SQ\w+", lambda each: SAME.get(each[0], each[0]), factory)
+            except (NotImplementedError, KeyError, AssertionError) as error:
                 raise ValueError(
-                    f"the kind of the FAISS index {self.source}, {type(old.inner).__name__}, is not known; pass "
-                    "factory, e.g. 'Flat'"
+                    f"how to build the kind of the FAISS index {self.source}, {type(old.inner).__name__}, is not "
+                    "known; pass factory, e.g. 'Flat'"
                 ) from error
         try:
             index = faiss.index_factory(width, factory, old.index.metric_type)
@@ -153,6 +277,18 @@ class FaissStore(VectorStore):
             raise ValueError(
                 f"FAISS makes no index {factory!r} of width {width}: {error}; pass another factory"
             ) from error
+        if index.metric_type != old.index.metric_type:
+            raise ValueError(
+                f"FAISS makes {factory!r} without the metric of {self.source}: {index.metric_type} instead of "
+                f"{old.index.metric_type}; pass another factory"
+            )
+        is_exact(faiss, index, built=True)
+        least = _least(faiss, index)
+        if len(old.ids) < least:
+            raise ValueError(
+                f"a FAISS index {factory!r} learns its clusters and codes from {least} rows or more, and {self.source} "
+                f"has {len(old.ids)}; pass another factory, e.g. 'Flat'"
+            )
         ivf = faiss.try_extract_index_ivf(index)
         if old.ivf is not None and ivf is not None:
             ivf.nprobe = old.ivf.nprobe
@@ -199,8 +335,14 @@ class FaissStore(VectorStore):
                 index.add_with_ids(batch, self._old.ids[start : start + len(batch)])
             start += len(batch)
         self._save(index)
+        said = f"Search {self.target} with the new model; {self.source} is unchanged."
+        if not is_exact(self._faiss, index):
+            some = np.array(rows[next(drawn(len(rows), MEASURED, 0))], np.float32)
+            said += (
+                f" Its codes change vectors by {coding_error(self._faiss, index, some):.3f} of their lengths (median)."
+            )
         self._unfinished.close(remove=True)
-        return f"Search {self.target} with the new model; {self.source} is unchanged."
+        return said
 
     def _save(self, index: Any) -> None:
         def write(path: Path) -> None:
@@ -241,6 +383,31 @@ class FaissStore(VectorStore):
                 "factory='IVF1024,SQ8'"
             )
         self._save(new.index)
+
+
+def _check_documents(faiss: Any, index: Any, embedding_map: EmbeddingMap) -> None:
+    """Check the lengths of documents, of indexes from which they can be read without a change of the index."""
+    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else faiss.downcast_index(index)
+    if not isinstance(inner, faiss.IndexFlat | faiss.IndexHNSWFlat) or not inner.ntotal:
+        return
+    some = inner.reconstruct_batch(next(drawn(inner.ntotal, SAMPLED, 0)))
+    if embedding_map.metric != "cosine":
+        embedding_map.check_lengths(some, "the documents of the index", "old")
+    elif not are_normalized(some):
+        raise ValueError(
+            f"{embedding_map!r} is a map for cosine, and the index ranks by inner product documents whose lengths are "
+            "not 1: normalise them, or fit a map with metric='dot'"
+        )
+
+
+def _least(faiss: Any, index: Any) -> int:
+    """Return how many rows an index needs to be trained."""
+    index = faiss.downcast_index(index)
+    parts = [getattr(index, name, None) for name in ("index", "base_index", "refine_index", "quantizer", "storage")]
+    inner = [_least(faiss, each) for each in parts if isinstance(each, faiss.Index)]
+    if isinstance(index, faiss.IndexPreTransform):
+        inner += [each.d_out for each in _chain(faiss, index) if isinstance(each, faiss.PCAMatrix)]
+    return max(getattr(index, "nlist", 1), getattr(getattr(index, "pq", None), "ksub", 1), *inner, 1)
 
 
 def search_mapped(index: Any, embedding_map: EmbeddingMap) -> Any:
@@ -293,6 +460,7 @@ def search_mapped(index: Any, embedding_map: EmbeddingMap) -> Any:
     if inner == (embedding_map.metric == "l2"):
         has = "inner products" if inner else "Euclidean distances"
         raise ValueError(f"{embedding_map!r} is a map for {embedding_map.metric}, and the index has {has}")
+    _check_documents(faiss, index, embedding_map)
     layers = dense_layers(embedding_map)
     if any(layer.activation.__name__ != "Identity" for layer in layers):
         raise ValueError(f"{embedding_map!r} is not linear, and FAISS has linear transforms only: map queries yourself")

@@ -11,7 +11,7 @@ import numpy as np
 
 from hf_stitch_embeddings.stores.arrays import drawn
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed, warn_of_unfinished
-from hf_stitch_embeddings.vectors import Metric
+from hf_stitch_embeddings.vectors import Metric, Quantization
 
 METRICS: dict[str, tuple[Metric, ...]] = {"cosine": ("cosine",), "dot": ("cosine", "dot"), "l2": ("cosine", "l2")}
 """Distance of an index -> metrics by which it ranks if vectors have length 1 with cosine."""
@@ -22,8 +22,9 @@ class LanceStore(VectorStore):
 
     New vectors fill a column of their own. When it is whole, both columns are renamed in one commit: the new one gets
     the name of the old one, so that queries stay as they are. The old vectors stay in the table. If they had an index,
-    the new ones get one of the same kind before the switch. Ids and all other columns stay; the order of rows changes,
-    and until the switch LanceDB searches the old column without its index, which is slower.
+    the new ones get one of the same kind before the switch, with what LanceDB tells of its settings; the sentence of
+    the result names what it does not. Ids and all other columns stay; the order of rows changes, and until the switch
+    LanceDB searches the old column without its index, which is slower.
 
     **Queries should name the column** (``vector_column_name``): of two columns of vectors of one width, which there are
     during and after the upgrade, LanceDB chooses none and raises an error. To end this, drop the old column.
@@ -33,6 +34,8 @@ class LanceStore(VectorStore):
         table: Name of the table.
         column: Column of old vectors.
         id_column: Column of ids, which must be unique.
+        quantization: What integers stand for, as for :func:`~hf_stitch_embeddings.read_vectors`.
+        ranges: Ranges of these integers.
 
     Raises:
         ImportError: If lancedb is not installed.
@@ -46,7 +49,17 @@ class LanceStore(VectorStore):
         2
     """
 
-    def __init__(self, uri: str, table: str, *, column: str = "vector", id_column: str = "id") -> None:
+    def __init__(
+        self,
+        uri: str,
+        table: str,
+        *,
+        column: str = "vector",
+        id_column: str = "id",
+        quantization: Quantization | None = None,
+        ranges: Any = None,
+    ) -> None:
+        self.quantization, self.ranges = quantization, ranges
         lancedb = needed("lancedb", "lancedb")
         self.uri, self.column, self.id_column = str(uri), column, id_column
         try:
@@ -57,7 +70,7 @@ class LanceStore(VectorStore):
                 f"{uri} has no LanceDB table {table!r}, only: {', '.join(known) or 'none'}"
             ) from error
         self.name = f"LanceDB table {table}"
-        self._key = self._fresh = ""
+        self._key = self._fresh = self._notes = ""
         self._version: int | None = None
         """Version after the last write of this object; None if it did not make the column of new vectors itself."""
 
@@ -88,6 +101,8 @@ class LanceStore(VectorStore):
         rows = self._table.count_rows()
         if not rows:
             raise ValueError(f"{self.name} is empty")
+        first = self._table.search().select([self.column]).limit(1).to_arrow()
+        width = self._matrix(first[self.column]).shape[1]
         index = self._index()
         distance = "" if index is None else str(self._table.index_stats(index.name).distance_type)
         return Description(self.name, rows, width, METRICS.get(distance, ("cosine", "dot", "l2")))
@@ -109,7 +124,10 @@ class LanceStore(VectorStore):
                 stacklevel=3,
             )
         self._key, self._fresh = key, f"{self.column}_{key}"
-        kind = pyarrow.list_(pyarrow.float32(), width)
+        item = self._table.schema.field(self.column).type.value_type
+        if not pyarrow.types.is_floating(item):
+            item = pyarrow.float32()
+        kind = pyarrow.list_(item, width)
         if self._fresh in names and self._table.schema.field(self._fresh).type != kind:
             raise ValueError(
                 f"column {self._fresh!r} of {self.name} must hold vectors of width {width}, got "
@@ -133,7 +151,7 @@ class LanceStore(VectorStore):
         query = self._table.search().where(f"`{self._fresh}` IS NULL").select([self.id_column, self.column])
         for batch in query.to_batches(batch_size):
             if len(batch):
-                yield batch[self.id_column].to_pylist(), _matrix(batch[self.column])
+                yield batch[self.id_column].to_pylist(), self._matrix(batch[self.column])
 
     def write(self, ids: Sequence[Any], vectors: Rows) -> None:
         """Merge new vectors by id, in one commit."""
@@ -144,7 +162,8 @@ class LanceStore(VectorStore):
 
         if self._version is not None and self._table.version != self._version:
             self._version = None  # somebody else writes, too
-        flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).ravel())
+        item = self._table.schema.field(column).type.value_type
+        flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).ravel()).cast(item)
         lists = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
         kind = self._table.schema.field(self.id_column).type
         rows = pyarrow.table({self.id_column: pyarrow.array(ids, kind), column: lists})
@@ -165,7 +184,11 @@ class LanceStore(VectorStore):
         for some in drawn(total, count, seed):
             query = self._table.take_offsets(some.tolist()).select([self.id_column, self.column, self._fresh])
             found = query.to_arrow()
-            yield found[self.id_column].to_pylist(), _matrix(found[self.column]), _matrix(found[self._fresh])
+            yield found[self.id_column].to_pylist(), self._matrix(found[self.column]), _matrix(found[self._fresh])
+
+    def _matrix(self, column: Any) -> Rows:
+        """Read old vectors."""
+        return self.floats(_matrix(column, None), f"column {self.column!r} of {self.name}")
 
     def switch(self) -> str:
         """Index the new column as the old one is, and exchange their names in one commit."""
@@ -182,7 +205,7 @@ class LanceStore(VectorStore):
             raise ValueError(f"rows were added to {self.name} during the switch, which was undone; run again")
         return (
             f"Column {self.column!r} now holds the new vectors: search it with the new model. The old ones are in "
-            f"{old!r}: table.drop_columns([{old!r}]) removes them, table.restore({version}) goes back."
+            f"{old!r}: table.drop_columns([{old!r}]) removes them, table.restore({version}) goes back.{self._notes}"
         )
 
     def _rename(self, column: str, aside: str, instead: str) -> None:
@@ -203,7 +226,28 @@ class LanceStore(VectorStore):
             raise ValueError(
                 f"the index {index.name} of {self.name} is of the unknown kind {index.index_type}; drop it"
             )
-        self._table.create_index(self._fresh, config=kind(distance_type=stats.distance_type), name=f"{self._fresh}_idx")
+        if stats.distance_type not in METRICS:
+            self._notes = f" The index of {stats.distance_type} distances was not made again: it takes no floats."
+            return
+        wanted, width = self._settings(index), self._table.schema.field(self._fresh).type.list_size
+        known = {key: value for key, value in wanted.items() if key in kind.__dataclass_fields__}
+        lost = ["num_partitions"]  # LanceDB does not tell it
+        if width % known.get("num_sub_vectors", 1):
+            lost.append(f"num_sub_vectors={known.pop('num_sub_vectors')}")
+        self._notes = (
+            f" Its index of kind {index.index_type} has the settings of the old one, except {' and '.join(lost)}, "
+            "which are LanceDB's defaults: make another with table.create_index if you had chosen them."
+        )
+        config = kind(distance_type=stats.distance_type, **known)
+        self._table.create_index(self._fresh, config=config, name=f"{self._fresh}_idx")
+
+    def _settings(self, index: Any) -> dict[str, int]:
+        """Return what LanceDB tells of the settings of an index, by the names that it takes."""
+        details = getattr(index, "index_details", None) or {}
+        coded, graph = details.get("compression") or {}, details.get("hnsw") or {}
+        found = {key: coded.get(key) for key in ("num_bits", "num_sub_vectors")}
+        found |= {"m": graph.get("max_connections"), "ef_construction": graph.get("construction_ef")}
+        return {key: value for key, value in found.items() if value is not None}
 
     def search(self, queries: Rows, k: int) -> list[list[Any]]:
         """Search the new vectors, by the distance of the index, or by cosine."""
@@ -234,12 +278,12 @@ class LanceStore(VectorStore):
         self._merge(self.column, ids, vectors)
 
 
-def _matrix(column: Any) -> Rows:
+def _matrix(column: Any, dtype: Any = np.float32) -> Rows:
     """Read a column of vectors."""
     whole = column.combine_chunks() if hasattr(column, "combine_chunks") else column
     if hasattr(whole, "chunks"):  # a chunked array of one chunk or none
         whole = whole.chunk(0)
     if whole.null_count:
         raise ValueError(f"{whole.null_count} vectors are missing; stop other writers and run again")
-    flat = np.asarray(whole.flatten(), dtype=np.float32)
+    flat = np.asarray(whole.flatten(), dtype=dtype)
     return flat.reshape(len(whole), -1)

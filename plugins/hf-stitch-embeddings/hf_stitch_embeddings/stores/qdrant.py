@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed, warn_of_unfinished
-from hf_stitch_embeddings.vectors import Metric
+from hf_stitch_embeddings.vectors import Metric, Quantization
 
 METRICS: dict[str, tuple[Metric, ...]] = {"Cosine": ("cosine",), "Dot": ("cosine", "dot"), "Euclid": ("cosine", "l2")}
 """Distance of a collection -> metrics by which it ranks if vectors have length 1 with cosine."""
 
 PAGE = 1000
 """Points that are read back at once."""
+FLOATS = ("float32", "float16")
+"""Data types that hold mapped vectors; the others are integers, or codes whose error an upgrade would refuse."""
 UPGRADED = re.compile(".+_[0-9a-f]{12}")
 """Names of new vectors."""
 
@@ -33,6 +35,9 @@ class QdrantStore(VectorStore):
         location: Folder of the local mode, URL of a server, or a ``QdrantClient``.
         collection: Name of the collection.
         vector_name: Name of the old vectors. Default: the only ones.
+        quantization: What vectors of the data type uint8 stand for, as for
+            :func:`~hf_stitch_embeddings.read_vectors`.
+        ranges: Ranges of these.
 
     Raises:
         ImportError: If qdrant-client is not installed.
@@ -48,7 +53,16 @@ class QdrantStore(VectorStore):
         ('cosine', 'dot')
     """
 
-    def __init__(self, location: Any, collection: str, *, vector_name: str | None = None) -> None:
+    def __init__(
+        self,
+        location: Any,
+        collection: str,
+        *,
+        vector_name: str | None = None,
+        quantization: Quantization | None = None,
+        ranges: Any = None,
+    ) -> None:
+        self.quantization, self.ranges = quantization, ranges
         qdrant_client = needed("qdrant_client", "qdrant")
         self._models = qdrant_client.models
         self._given = self._shared = not isinstance(location, str | Path)
@@ -65,7 +79,7 @@ class QdrantStore(VectorStore):
                 raise OSError(f"{location} cannot be opened: {error}") from error
         self.collection, self._asked = collection, vector_name
         self.name = f"Qdrant collection {collection}"
-        self._old = ""
+        self._old, self._integers = "", False
         self._started: str | None = None
 
     @classmethod
@@ -97,7 +111,9 @@ class QdrantStore(VectorStore):
             raise ValueError(
                 f"{without} of {rows} points of {self.name} have no vector {self._old!r}; all must have one"
             )
-        return Description(self.name, rows, params.size, METRICS[distance])
+        self._integers = params.datatype == self._models.Datatype.UINT8
+        first = self._client.scroll(self.collection, limit=1, with_payload=False, with_vectors=[self._old])[0]
+        return Description(self.name, rows, self._rows(first, self._old).shape[1], METRICS[distance])
 
     @property
     def _new(self) -> str:
@@ -131,9 +147,32 @@ class QdrantStore(VectorStore):
         warn_of_unfinished(self.name, f"{self._old or 'vector'}_", key, named)
         self._started = f"{self._old or 'vector'}_{key}"
         if self._new not in named:
-            dense = self._models.DenseVectorConfig(size=width, distance=named[self._old].distance)
+            old = named[self._old]
+            kind = old.datatype if str(getattr(old.datatype, "value", "")) in FLOATS else None
+            dense = self._models.DenseVectorConfig(size=width, distance=old.distance, datatype=kind)
             config = self._models.DenseVectorNameConfig(dense=dense)
             self._client.create_vector_name(self.collection, self._new, config)
+        if set(self._lost()) - {"datatype"}:
+            declared = {field: getattr(named[self._old], field, None) for field in self._changeable}
+            change = self._models.VectorParamsDiff(**declared)
+            self._client.update_collection(self.collection, vectors_config={self._new: change})
+
+    @property
+    def _changeable(self) -> list[str]:
+        """What can be declared for a vector after it was made."""
+        return list(self._models.VectorParamsDiff.model_fields)
+
+    def _lost(self) -> dict[str, Any]:
+        """Return what the old vectors declare and the new ones do not."""
+        named = self._named()
+        old, new = ({field: getattr(named[name], field, None) for field in ("datatype", *self._changeable)}
+                    for name in (self._old, self._new))  # fmt: skip
+        default = {"datatype": self._models.Datatype.FLOAT32, "on_disk": False}
+        return {
+            field: value
+            for field, value in old.items()
+            if value is not None and value != new[field] and not (new[field] is None and value == default.get(field))
+        }
 
     def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
         """Yield points without the new vector, in the order of ids."""
@@ -152,7 +191,15 @@ class QdrantStore(VectorStore):
         found = [each.vector if isinstance(each.vector, list) else (each.vector or {}).get(name) for each in points]
         if lacking := [point.id for point, vector in zip(points, found, strict=True) if vector is None]:
             raise ValueError(f"{len(lacking)} points of {self.name} have no vector {name!r}, e.g. {lacking[0]!r}")
-        return np.array(found, dtype=np.float32)
+        if name != self._old:
+            return np.array(found, dtype=np.float32)
+        rows = np.array(found, dtype=np.float32)
+        if self._integers and (rows != np.round(rows)).any():
+            raise ValueError(
+                f"vectors {name!r} of {self.name} have the data type uint8 and no integers any more: with the distance "
+                "Cosine they have been normalised, so that no ranges read them; take them from where they came"
+            )
+        return self.floats(rows.astype(np.uint8) if self._integers else rows, self.name)
 
     def write(self, ids: Sequence[Any], vectors: Rows) -> None:
         """Write new vectors of points, and wait until they are there."""
@@ -192,11 +239,13 @@ class QdrantStore(VectorStore):
         return [each.id for each in points], self._rows(points, self._old), self._rows(points, self._new)
 
     def switch(self) -> str:
-        """Tell the name of the new vectors."""
+        """Tell the name of the new vectors, and what the old ones declare and these do not."""
+        lost = ", ".join(f"{field}={_plain(value)}" for field, value in self._lost().items())
         return (
             f"Search {self.name} with using={self._new!r} and the new model; points that are added later need a vector "
             "of this name, too. The old vectors are still there; "
             f"client.delete_vector_name({self.collection!r}, {self._old!r}) removes them."
+            + (f" The new vectors lack what these declare, {lost}: see client.update_collection." if lost else "")
         )
 
     def search(self, queries: Rows, k: int) -> list[list[Any]]:
@@ -230,3 +279,12 @@ class QdrantStore(VectorStore):
         """Close the client, unless it was given."""
         if not self._given:
             self._client.close()
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as it is written in JSON."""
+    return (
+        value.model_dump(mode="json", exclude_none=True)
+        if hasattr(value, "model_dump")
+        else getattr(value, "value", value)
+    )

@@ -16,10 +16,10 @@ from hf_stitch.data import Batch, PairedSamples
 from hf_stitch.running import Run
 from hf_stitch_versions.changes.hybrids import Recording, exchanged, given, noise, run, valued, with_weights
 from hf_stitch_versions.changes.moved import Moved
-from hf_stitch_versions.changes.outputs import Array, Measure, agreement, quality
+from hf_stitch_versions.changes.outputs import Array, Measure, agreement, elsewhere, per_sample, quality
 from hf_stitch_versions.changes.parts import Pairing, Part
 from hf_stitch_versions.changes.weights import dense, packed
-from hf_stitch_versions.inputs import differences, for_second
+from hf_stitch_versions.inputs import Vocabulary, differences, for_second
 from hf_stitch_versions.recording import dtype_of, in_dtype, values_of
 from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.sources import Feed, Network
@@ -63,7 +63,9 @@ class Effects:
         batches: Number of batches.
         replays: Whether the network can go on from the outputs of its parts.
         order: Modules of the first network that are called once, in the order in which they end.
-        inputs: How the second network's own inputs of the first batch differ; it reads those of the first.
+        inputs: How the second network's own inputs differ; it reads those of the first.
+        widths: Sizes of the vocabularies of both networks, if they differ.
+        left_out: Outputs that are not compared.
         moved: Activations behind blocks.
         local: Name of a part -> sum of squares of the difference of its outputs on the same inputs, and of them.
     """
@@ -78,6 +80,9 @@ class Effects:
         self.replays: bool | None = None
         self.order: tuple[str, ...] = ()
         self.inputs = list[str]()
+        self.widths = list[int]()
+        self.left_out = list[str]()
+        self.vocabulary = Vocabulary(a, b)
         self.moved = Moved()
         self.local: dict[str, list[float]] = {}
 
@@ -90,6 +95,7 @@ class Effects:
         parts = self.run.processes.gather((found.ids, found.joined()))
         names = parts[0][1]
         self.moved.gather(self.run.processes)
+        self.inputs = next(filter(None, self.run.processes.gather(self.inputs)), [])
         sums = [each for own in self.run.processes.gather(self.local) for each in own.items()]
         self.local = {name: [sum(v[i] for n, v in sums if n == name) for i in (0, 1)] for name in dict(sums)}
         return {name: np.concatenate([part[1][name] for part in parts]) for name in names}, [
@@ -111,9 +117,11 @@ class Effects:
         inputs = self.a.preprocess(batch.samples)
         mask = inputs.get(self.a.interface.mask)
         self.mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+        given_b = for_second(inputs, self.a, self.b)
+        self.vocabulary.check(batch.ids, given_b)
         arguments = {
             "a": Network(self.a).arguments(Feed((), inputs)),
-            "b": Network(self.b).arguments(Feed((), for_second(inputs, self.a, self.b))),
+            "b": Network(self.b).arguments(Feed((), given_b)),
         }
         own = Recording(self.a, arguments["a"], list(self.modules))
         other = Recording(self.b, arguments["b"], list(self.modules.values()))
@@ -165,15 +173,14 @@ class Effects:
         if reads and not self.inputs:
             theirs = self.b.preprocess(batch.samples)
             self.inputs = differences(Feed(tuple(batch.ids), inputs, theirs, self.mask), self.a, self.b)
-        if self.batches > 1:
-            return
-        widths = {self.measure.output(each.output).shape[-1] for each in (own, other)}
-        if len(widths) == 2 and self.measure.per_token and not self.inputs:
-            self.measure = replace(self.measure, width=min(widths))
+        self.left_out = self.left_out or self.measure.left_out(own.output)
+        if self.batches == 1 and self.measure.per_token:
+            self.measure = replace(self.measure, nested=not self.inputs)
+            self.widths = [self.measure.output(each.output).shape[-1] for each in (own, other)]
 
     def _check(self, reference: Tensor, second: Tensor, ids: Sequence[Any]) -> None:
         """Refuse outputs of other shapes, and outputs without a distance."""
-        if reference.shape != second.shape:
+        if not self.measure.fits(reference, second):
             raise ValueError(
                 f"the outputs have the shapes {tuple(reference.shape)} and {tuple(second.shape)}: outputs of other "
                 "classes or tokens cannot be compared. Leave out the data to compare weights, or load the bodies of "
@@ -199,6 +206,8 @@ class Effects:
                 found.add(f"{who} {name}", values)
         if self.measure.is_divergence:
             found.add("agreement", agreement(reference, second, self.mask))
+            if reference.shape != second.shape:
+                found.add("elsewhere", per_sample(elsewhere(reference, second), self.mask))
         else:
             for name, values in self.measure.spread(reference, self.mask).items():
                 found.add(name, values)

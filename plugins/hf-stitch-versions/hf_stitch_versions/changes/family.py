@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Unpack
 
@@ -23,9 +23,9 @@ from hf_stitch_versions.changes.family_result import CONFIDENCE, ROUNDED, Family
 from hf_stitch_versions.changes.hybrids import run as forward
 from hf_stitch_versions.changes.outputs import Array, Measure, per_sample
 from hf_stitch_versions.changes.parts import named
-from hf_stitch_versions.changes.weights import Weights, effective
+from hf_stitch_versions.changes.weights import Distance, Weights, aligned, effective
 from hf_stitch_versions.changes.workflow import FEWEST, Resampling
-from hf_stitch_versions.inputs import differences, for_second
+from hf_stitch_versions.inputs import Vocabulary, differences, for_second
 from hf_stitch_versions.recording import dtype_of, in_dtype
 from hf_stitch_versions.sources import Feed, Network
 
@@ -119,16 +119,20 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     places = [*combinations(range(len(versions)), 2), (0, len(versions))]
     changes, notes = {}, list[str]()
     for i, j in places:
-        changes[i, j], left = weight_distance(every[i].weights(), every[j].weights())
+        changes[i, j], left = weight_distance(every[i].weights(), every[j].weights(), (names[i], names[j]))
         if left:
-            notes.append(f"{left} weights of {names[i]} and {names[j]} have no partner and are left out")
+            notes.append(
+                f"{left} weights of {names[i]} and {names[j]} have no partner of their shape, and count as change"
+            )
     if samples is None:
         return Family(
             tuple(versions), 0, None, "", "", tuple(Pair(names[i], names[j], *changes[i, j]) for i, j in places[:-1]),
             Pair(names[0], ROUNDED, *changes[places[-1]]), {}, tuple(notes),
         )  # fmt: skip
-    notes += _other_inputs(versions, next(samples.batches(run.batch_size)))
+    others = _other_inputs(versions, next(samples.batches(run.batch_size)))
+    notes += others
     measure = Measure.of(next(filter(None, (version.network.task for version in every)), None))
+    measure = replace(measure, nested=not others)
     apart, agreement = distances(with_rounded, samples, measure, run)
     resampling = Resampling(len(apart), CONFIDENCE, run.seed)
     if len(apart) < FEWEST:
@@ -165,26 +169,22 @@ def _other_inputs(versions: Mapping[str, Version], batch: Batch) -> list[str]:
     return found
 
 
-def weight_distance(a: Weights, b: Weights) -> tuple[tuple[float, float], int]:
-    """Compare the weights that two networks have in common.
+def weight_distance(a: Weights, b: Weights, sides: tuple[str, str]) -> tuple[tuple[float, float], int]:
+    """Compare the weights of two networks.
+
+    Args:
+        a: Weights of the first network.
+        b: Weights of the second network.
+        sides: Names of both, for errors.
 
     Returns:
         The norm of the change over that of the first network's weights, and the cosine; and how many have no partner.
     """
-    *_, names, reshaped = named(a, b)
-    gap = size = other = product = 0.0
-    for mine, theirs in names.items():
-        if mine not in reshaped:
-            x, y = a[mine].double(), b[theirs].to(a[mine].device).double()
-            if not bool((x.isfinite().all() & y.isfinite().all()).item()):
-                raise ValueError(
-                    f"{mine} has a weight that is not finite: no change is defined. Leave this network out"
-                )
-            gap, size = gap + float((y - x).square().sum()), size + float(x.square().sum())
-            other, product = other + float(y.square().sum()), product + float((x * y).sum())
-    change = math.sqrt(gap / size) if size else math.nan
-    cosine = product / math.sqrt(size * other) if size * other else math.nan
-    return (change, cosine), len(a) + len(b) - 2 * len(names) + len(reshaped)
+    *_, names, reshaped, renamed = named(a, b)
+    distance = Distance()
+    for _, x, y, alone in aligned(a, renamed, sides):
+        distance.add(x, y, alone)
+    return (distance.change, distance.cosine), len(a) + len(b) - 2 * len(names) + len(reshaped)
 
 
 # -- outputs ----------------------------------------------------------------------------------------------------------
@@ -228,22 +228,26 @@ def _add(found: Measured, versions: Mapping[str, Version], batch: Batch, measure
     outputs = list[Tensor]()
     for name, version in versions.items():
         own = inputs if version.network is first else for_second(inputs, first, version.network)
+        if version.network is not first:
+            Vocabulary(first, version.network).check(batch.ids, own)
         with version.put():
             output = forward(version.network, Network(version.network).arguments(Feed((), own)))
         outputs.append(measure.output(output).to(first.device))
-        if outputs[-1].shape != outputs[0].shape:
+        if not measure.fits(outputs[0], outputs[-1]):
             raise ValueError(
                 f"the outputs of {start} and {name} have the shapes {tuple(outputs[0].shape)} and "
                 f"{tuple(outputs[-1].shape)}: outputs of other classes or tokens cannot be compared. Leave out the "
                 "data to compare weights"
             )
-    if measure.is_divergence:
+    if measure.is_divergence and len({output.shape for output in outputs}) == 1:
         kl = torch.stack([_divergences(torch.stack(each)) for each in zip(*outputs, strict=True)], 2)
-        best = [output.argmax(-1) for output in outputs]
         found.add("apart", _table(len(outputs), lambda i, j: per_sample(kl[i, j], mask)))
+    else:
+        found.add("apart", _table(len(outputs), lambda i, j: measure.apart(outputs[i], outputs[j], mask)))
+    if measure.is_divergence:
+        best = [output.argmax(-1) for output in outputs]
         found.add("agreement", _table(len(outputs), lambda i, j: per_sample((best[i] == best[j]).double(), mask)))
         return
-    found.add("apart", _table(len(outputs), lambda i, j: measure.apart(outputs[i], outputs[j], mask)))
     for name, values in measure.spread(outputs[0], mask).items():
         found.add(name, values)
 

@@ -31,8 +31,9 @@ class Pair:
     Attributes:
         a: The first network.
         b: The second network.
-        weight_change: Norm of the difference of all weights that both have, over that of the first network's.
-        cosine: Cosine of these weights, as one vector each.
+        weight_change: Norm of the difference of all weights, over that of the first network's; what only one of them
+            has counts whole.
+        cosine: Cosine of all weights, as one vector each.
         forth: Distance of the outputs of the second network from those of the first, whose expectation it is; ``None``
             without data.
         back: Distance the other way round; ``None`` without data.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_stitch.tasks.base import logits_of
-from hf_stitch_versions.recording import values_of
+from hf_stitch_versions.recording import is_value, values_of
 
 Array = NDArray[np.float64]
 
@@ -35,13 +35,13 @@ class Measure:
         name: ``KL`` or ``squared difference``.
         what: What is compared, in words.
         causal: Whether the next token is the label of each token.
-        width: Number of tokens that both networks have, if their vocabularies differ; the first ones are compared.
+        nested: Whether one vocabulary may be the beginning of the other, as after tokens were added.
     """
 
     name: str
     what: str
     causal: bool = False
-    width: int | None = None
+    nested: bool = False
 
     @classmethod
     def of(cls, task: str | None) -> Measure:
@@ -69,12 +69,30 @@ class Measure:
                     "one network has a head and the other has none: load both with one, or without "
                     "(task='feature-extraction'), or leave out the data to compare weights"
                 )
-            return logits_of(output)[..., : self.width].double().log_softmax(-1)
-        found = next(value for value in values_of(output, whole=True).values() if value.is_floating_point()).double()
-        return found if found.dim() > 1 else found[:, None]
+            return logits_of(output).double().log_softmax(-1)
+        found = answers(output)
+        first = next(iter(found.values()))
+        return torch.cat([value for value in found.values() if value.shape[:-1] == first.shape[:-1]], -1)
+
+    def left_out(self, output: Any) -> list[str]:
+        """Return the names of what is not compared of the output of a network."""
+        if self.is_divergence:
+            return []
+        found = answers(output)
+        first = next(iter(found.values()))
+        return [name for name, value in found.items() if value.shape[:-1] != first.shape[:-1]]
+
+    def fits(self, reference: Tensor, other: Tensor) -> bool:
+        """Return whether two outputs can be compared: of one shape, or of vocabularies of which one is longer."""
+        if self.nested and self.per_token:
+            return reference.shape[:-1] == other.shape[:-1]
+        return reference.shape == other.shape
 
     def apart(self, reference: Tensor, other: Tensor, mask: Tensor | None) -> Array:
         """Return how far an output is from that of the reference, one number per sample: a mean over its tokens.
+
+        Of two vocabularies, the common tokens are compared, and −log of their probability in the longer one is added.
+        If the longer one is not the reference, this is the divergence, else it would be infinite.
 
         Args:
             reference: Output of the reference, of :meth:`output`, (batch, …, width).
@@ -85,7 +103,11 @@ class Measure:
             (batch,) float64.
         """
         if self.is_divergence:
-            values = (reference.exp() * (reference - other).where(reference > -torch.inf, 0)).sum(-1)
+            lost = elsewhere(reference, other)
+            width = min(reference.shape[-1], other.shape[-1])
+            if reference.shape != other.shape:
+                reference, other = (each[..., :width].log_softmax(-1) for each in (reference, other))
+            values = lost + (reference.exp() * (reference - other).where(reference > -torch.inf, 0)).sum(-1)
         else:
             values = (reference - other).square().sum(-1)
         return per_sample(values, mask)
@@ -96,6 +118,23 @@ class Measure:
         squares = per_sample(rows.square().sum(-1), mask)
         means = np.stack([per_sample(rows[..., each], mask) for each in range(rows.shape[-1])], 1)
         return {"squares": squares, "means": means}
+
+
+def answers(output: Any) -> dict[str, Tensor]:
+    """Return what a network answers, in float64, with two axes or more: its first output, and others of its own.
+
+    Start and end of an answer, classes and boxes are several. Hidden states and what is nested count as the first only.
+    """
+    every = {place: value.double() for place, value in values_of(output, whole=True).items() if is_value(value)}
+    first = next(iter(every))
+    found = {place: v for place, v in every.items() if place == first or not ("." in place or "hidden" in place)}
+    return {place: value if value.dim() > 1 else value.reshape(-1, 1) for place, value in found.items()}
+
+
+def elsewhere(one: Tensor, other: Tensor) -> Tensor:
+    """Return −log of the probability of the tokens that both networks have, in the one with the longer vocabulary."""
+    longer, width = max(one, other, key=lambda each: each.shape[-1]), min(one.shape[-1], other.shape[-1])
+    return longer.new_zeros(()) if longer.shape[-1] == width else -longer[..., :width].logsumexp(-1)
 
 
 def per_sample(values: Tensor, mask: Tensor | None) -> Array:

@@ -29,7 +29,7 @@ def section(result: Difference) -> Section:
     if found := [(part, part.effect) for part in result.parts if part.effect is not None]:
         tables["What each part does"] = Table(EFFECTS, [
             (
-                part.name + " ★" * effect.causal, f"{effect.patch.value:.3g}", _percent(effect.share),
+                part.label + " ★" * effect.causal, f"{effect.patch.value:.3g}", _percent(effect.share),
                 f"{effect.noise:.3g}", str(effect.ratio), f"{effect.revert.value:.3g}", _number(effect.local),
             )
             for part, effect in found
@@ -48,7 +48,7 @@ def section(result: Difference) -> Section:
         tables["Outputs"] = Table(("what", "of", "value"), rows)
     tables["Weights"] = Table(WEIGHTS, [
         (
-            part.name, f"{part.weights.change:.3g}", f"{part.weights.cosine:.6g}", _number(part.weights.rank),
+            part.label, f"{part.weights.change:.3g}", f"{part.weights.cosine:.6g}", _number(part.weights.rank),
             _number(part.weights.rows), part.weights.format + " of the first" * part.weights.rounding,
         )
         for part in result.parts

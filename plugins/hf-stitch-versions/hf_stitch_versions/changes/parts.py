@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hf_stitch import Adapter
 from hf_stitch.options import did_you_mean
@@ -27,19 +28,24 @@ class Part:
     Attributes:
         name: Name in the first network: of a module, or of a parameter of the network itself.
         block: Whether it is a block.
-        weights: Names of its weights in the first network; tied weights belong to one part.
+        members: Names of its weights, also of those that only one network has. Weights that are tied in both belong to
+            one part.
+        weights: Those of them that both networks have in the same shape.
         modules: Names in the first network of the largest modules that hold weights of this part only -> names in the
             second. There are several if weights are tied.
         loose: Its other weights: parameters of a module that holds weights of other parts, too.
-        whole: Whether both networks have all of its weights, in the same shapes, so that it can be exchanged.
+        whole: Whether the second network has all of its weights, in the same shapes, so that it can be exchanged.
+        tied: Names in the first network of the modules elsewhere that have a weight in common with it.
     """
 
     name: str
     block: bool
+    members: tuple[str, ...]
     weights: tuple[str, ...]
     modules: Mapping[str, str]
     loose: tuple[str, ...]
     whole: bool
+    tied: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,12 @@ class Pairing:
 
     Attributes:
         a: Weights of the first network.
-        b: Weights of the second network, by the names of the first.
+        b: Weights of the second network, by the names of the first; what only it has by names like those.
         parts: Parts that both have, in the order of their weights.
         missing: Weights that only the first network has.
         extra: Weights that only the second network has, by its own names.
         reshaped: Weights whose shapes differ, with both shapes.
-        names: Name of a common weight in the first network -> its name in the second.
+        names: Name of a common weight in the first network, of any shape -> its name in the second.
     """
 
     a: Weights
@@ -83,33 +89,39 @@ def pair(
     Raises:
         ValueError: If few weights have a partner, or ``within`` names no part.
     """
-    own, other, names, reshaped = named(weights_a, weights_b)
-    found = {mine: theirs for mine, theirs in names.items() if mine not in reshaped}
+    own, other, names, reshaped, renamed = named(weights_a, weights_b)
     (real_a, plain_a), (real_b, plain_b) = map(_places, (a, b))
     parts, blocks = [], blocks_of(a, weights_a)
-    divided = _divided(weights_a, blocks)
+    divided = _divided(weights_a, renamed, blocks)
+    ties = Counter(map(key_of, weights_a.values()))
     if unknown := [name for name in within if name not in divided]:
         hint = did_you_mean(unknown[0], divided) or next(iter(divided))
         raise ValueError(f"within contains {unknown[0]!r}, which is no part of the network; did you mean {hint!r}?")
     sizes = Counter(each for name in weights_a for each in _around_weight(name))
     for name, members in _finer(divided, within):
-        known = tuple(weight for weight in members if weight in found)
-        if not known:
+        if not any(weight in names for weight in members):
             continue
-        full = Counter(each for weight in members for each in _around_weight(weight))
+        mine = [weight for weight in members if weight in weights_a]
+        known = tuple(weight for weight in mine if weight in names and weight not in reshaped)
+        full = Counter(each for weight in mine for each in _around_weight(weight))
         places = {
             weight: next((each for each in _around_weight(weight) if full[each] == sizes[each] and each in real_a), "")
-            for weight in members
+            for weight in mine
         }
         modules = {real_a[place]: real_b.get(other + place.removeprefix(own), "") for place in places.values() if place}
         loose = tuple(weight for weight, place in places.items() if not place)
-        fit = all(weight in plain_a and found.get(weight) in plain_b for weight in loose)
-        whole = len(known) == len(members) and all(modules.values()) and fit
-        parts.append(Part(name, name in blocks, known, modules, loose, whole))
+        inside = Counter(key_of(weights_a[weight]) for weight in mine)
+        alone = all(inside[key] == ties[key] for key in (key_of(weights_a[weight]) for weight in loose))
+        fit = alone and all(weight in plain_a and names.get(weight) in plain_b for weight in loose)
+        whole = len(known) == len(mine) and all(modules.values()) and fit
+        tied = dict.fromkeys(
+            weight.rpartition(".")[0] or weight
+            for weight in mine if weight != name and not weight.startswith(f"{name}.")
+        )  # fmt: skip
+        parts.append(Part(name, name in blocks, tuple(members), known, modules, loose, whole, tuple(tied)))
     return Pairing(
-        weights_a, {mine: weights_b[theirs] for mine, theirs in found.items()}, tuple(parts),
-        tuple(name for name in weights_a if name not in names),
-        tuple(name for name in weights_b if name not in names.values()), reshaped, found,
+        weights_a, renamed, tuple(parts), tuple(name for name in weights_a if name not in names),
+        tuple(name for name in weights_b if name not in {*names.values()}), reshaped, names,
     )  # fmt: skip
 
 
@@ -127,7 +139,9 @@ def _around_weight(name: str) -> list[str]:
     return [".".join(places[:stop]) for stop in range(1, len(places))]
 
 
-def named(weights_a: Weights, weights_b: Weights) -> tuple[str, str, dict[str, str], Reshaped]:
+def named(
+    weights_a: Weights, weights_b: Weights
+) -> tuple[str, str, dict[str, str], Reshaped, dict[str, Tensor]]:  # fmt: skip
     """Pair the weights of two networks by name, also if one has a prefix more.
 
     Args:
@@ -135,8 +149,9 @@ def named(weights_a: Weights, weights_b: Weights) -> tuple[str, str, dict[str, s
         weights_b: Those of the second.
 
     Returns:
-        The prefixes of both; name of a weight in the first network -> its name in the second; and of those whose shapes
-        differ, the shapes.
+        The prefixes of both; name of a weight in the first network -> its name in the second; of those whose shapes
+        differ, the shapes; and the weights of the second network by the names of the first, with those that only the
+        second has under names like those.
 
     Raises:
         ValueError: If fewer than half of the weights have the same name and shape.
@@ -155,7 +170,12 @@ def named(weights_a: Weights, weights_b: Weights) -> tuple[str, str, dict[str, s
             f"only {count} of {len(weights_a)} and {len(weights_b)} weights have the same name and shape{why}: "
             "these are no versions of one network. Compare their activations with hf_stitch.compare"
         )
-    return own, other, names, reshaped
+    renamed = {mine: weights_b[theirs] for mine, theirs in names.items()}
+    paired = {*names.values()}
+    for name in (each for each in weights_b if each not in paired):
+        like = own + name.removeprefix(other) if name.startswith(other) else name
+        renamed[f"{name} (second)" if like in weights_a else like] = weights_b[name]
+    return own, other, names, reshaped, renamed
 
 
 def blocks_of(network: Adapter, weights: Weights) -> tuple[str, ...]:
@@ -198,17 +218,29 @@ def _first(weights: Weights) -> dict[str, int]:
     return found
 
 
-def _divided(weights: Weights, blocks: Sequence[str]) -> dict[str, list[str]]:
-    """Divide weights into parts: name of a part -> its weights. Tied weights belong to the part of the first of them.
+def _divided(a: Weights, b: Weights, blocks: Sequence[str]) -> dict[str, list[str]]:
+    """Divide the weights of two networks, by the same names, into parts: name of a part -> its weights.
 
-    Outside of blocks a part is the largest module without a block in it.
+    Outside of blocks a part is the largest module without a block in it. Weights that are tied in the first network,
+    and equal in the second, belong to the part of the first of them.
     """
     parts: dict[str, list[str]] = {}
-    owners: dict[tuple[int, torch.Size], str] = {}
-    for name, value in weights.items():
+    owners: dict[tuple[int, torch.Size], list[tuple[str, str]]] = {}
+    for name in dict.fromkeys((*a, *b)):
         place = next((block for block in blocks if name.startswith(f"{block}.")), "") or _outermost(name, blocks)
-        parts.setdefault(owners.setdefault(key_of(value), place), []).append(name)
+        if name in a:
+            tied = owners.setdefault(key_of(a[name]), [])
+            place = next((part for other, part in tied if _equal(b.get(other), b.get(name))), place)
+            tied.append((name, place))
+        parts.setdefault(place, []).append(name)
     return parts
+
+
+def _equal(x: Tensor | None, y: Tensor | None) -> bool:
+    """Return whether two weights are equal, or both are missing."""
+    if x is None or y is None:
+        return x is y
+    return key_of(x) == key_of(y) or torch.equal(x, y.to(x.device))
 
 
 def _finer(parts: Mapping[str, list[str]], within: Collection[str]) -> Iterator[tuple[str, list[str]]]:

@@ -27,6 +27,9 @@ ELSEWHERE = 0.05
 ADDITIVE = 0.25
 """Effects of single parts add up if their sum differs from the whole by less than this share."""
 
+FEW = 3
+"""Most names that are told: of modules that are tied to a part, and of parts that cannot be exchanged."""
+
 BASE_FIRST, OTHER_FIRST = "{a} up to here, then {b}", "{b} up to here, then {a}"
 """Names of the curves of hybrids."""
 
@@ -83,6 +86,7 @@ class Change:
         weights: How its weights differ.
         effect: What it does to the outputs; ``None`` without data, and for parts that cannot be exchanged.
         move: How far the activations behind it have moved; ``None`` without data, or behind what is no block.
+        tied: Names in the first network of the modules elsewhere that share its weights, in both networks.
     """
 
     name: str
@@ -91,6 +95,13 @@ class Change:
     weights: WeightChange
     effect: Effect | None
     move: Move | None
+    tied: Sequence[str] = ()
+
+    @property
+    def label(self) -> str:
+        """The name, with those of the modules that are tied to it."""
+        more = f" and {len(self.tied) - FEW} more" * (len(self.tied) > FEW)
+        return f"{self.name} (tied to {', '.join(self.tied[:FEW])}{more})" if self.tied else self.name
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ class Outputs:
         back: Mean distance the other way round.
         quantiles: Quantile -> distance of single samples.
         worst: Samples that differ most, with their distances.
-        agreement: Share of equal predictions; ``None`` without classes.
+        agreement: Share of equal predictions, of all tokens that each network has; ``None`` without classes.
         scores: Name -> values of the first and the second network, and of their difference: accuracy, cross-entropy,
             confidence (of texts means of the means over their tokens), calibration error; as far as labels are known.
     """
@@ -141,8 +152,9 @@ class Difference(Result):
         reshaped: Weights whose shapes differ.
         confidence: Confidence of intervals.
         forwards: Forwards of a whole network per batch, about.
-        failed: What is above the bounds that were given, in words.
+        failed: What is above the bounds that were given, or could not be compared whole, in words.
         notes: What was left out, and why.
+        inputs: How the inputs differ that the second network would make of the samples; it read those of the first.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("verdict",)
@@ -165,6 +177,7 @@ class Difference(Result):
     forwards: float
     failed: Sequence[str]
     notes: Sequence[str]
+    inputs: Sequence[str] = ()
 
     @property
     def causes(self) -> Sequence[Change]:
@@ -183,11 +196,15 @@ class Difference(Result):
         """Tell which part carries the change."""
         if self.outputs is None:
             most = max(self.parts, key=lambda part: part.weights.change)
-            if not self.weights.change:
-                return "All weights are equal."
+            if self.weights.change == self.weights.alone:
+                alone = [*(each.partition(" (")[0] for each in self.reshaped), *self.missing, *self.extra]
+                if not alone:
+                    return "All weights are equal."
+                more = f" and {len(alone) - 1} more have" if len(alone) > 1 else " has"
+                return f"What both networks have is equal, but {alone[0]}{more} no partner of the same shape."
             changed = sum(part.weights.change > 0 for part in self.parts)
             return (
-                f"{changed} of {len(self.parts)} parts have other weights, most {most.name} "
+                f"{changed} of {len(self.parts)} parts have other weights, most {most.label} "
                 f"({most.weights.change:.2g} of their norm). What this does to outputs is not known without data."
             )
         if not self.outputs.forth.value:
@@ -200,7 +217,8 @@ class Difference(Result):
         if math.isnan(self.outputs.forth.low):
             most = max(known, key=lambda part: part.effect.patch.value if part.effect else 0.0)
             assert most.effect is not None
-            return f"{most.name} alone carries {_percent(most.effect.share)} of the change; too few samples to be sure."
+            share = _percent(most.effect.share)
+            return f"{most.label} alone carries {share} of the change; too few samples to be sure."
         if not self.causes and self._outside > 0.5:
             return ""
         if not self.causes:
@@ -208,14 +226,14 @@ class Difference(Result):
             assert most.effect is not None
             return (
                 f"No part changes the outputs more than noise of the same size does, as in roundings; the most, "
-                f"{most.name}, does {most.effect.ratio} times as much."
+                f"{most.label}, does {most.effect.ratio} times as much."
             )
         first = self.causes[0]
         assert first.effect is not None
         share, of = first.effect.share, self.outputs.forth.value
         more = f", {len(self.causes) - 1} more with confidence" if len(self.causes) > 1 else ""
         return (
-            f"{first.name} alone carries {_percent(share)} of the change of the outputs; noise of the same size there "
+            f"{first.label} alone carries {_percent(share)} of the change of the outputs; noise of the same size there "
             f"would carry {first.effect.noise / of:.2%}{more}."
         )
 
@@ -223,8 +241,11 @@ class Difference(Result):
         """Tell how much of the change is in no part."""
         if self.rest is None or self.outputs is None or not self._outside:
             return ""
+        kept = [part.label for part in self.parts if part.effect is None and part.weights.change]
+        names = f" ({', '.join(kept[:FEW])}{f' and {len(kept) - FEW} more' * (len(kept) > FEW)})" * bool(kept)
         return (
-            f"{self._outside:.0%} of the change is in no part: in other code, or in weights that cannot be exchanged."
+            f"{self._outside:.0%} of the change is in no part: in other code, or in weights that cannot be "
+            f"exchanged{names}."
         )
 
     @property
@@ -248,6 +269,8 @@ class Difference(Result):
     def _size(self) -> str:
         """Tell how far outputs and weights are apart."""
         weights = f"{self.weights.change:.2g} of the norm of the weights changed"
+        if self.weights.alone:
+            weights += f", {self.weights.alone:.2g} in what only one network has"
         if self.weights.format:
             how = "the first network, rounded" if self.weights.rounding else "numbers of this format"
             weights += f"; the second network's are {self.weights.format} ({how})"
@@ -264,7 +287,8 @@ class Difference(Result):
 
         rows = []
         for part in self.parts:
-            row: dict[str, object] = {"part": part.name, "other": part.other, "block": part.block, **vars(part.weights)}
+            row: dict[str, object] = {"part": part.name, "other": part.other, "block": part.block}
+            row |= {"tied": ", ".join(part.tied), **vars(part.weights)}
             if part.effect is not None:
                 for name in ("patch", "weights", "revert", "share", "ratio"):
                     value: Estimate = getattr(part.effect, name)
@@ -285,7 +309,7 @@ class Difference(Result):
             effect, move = part.effect, part.move
             style = "bold red" if effect is not None and effect.causal else ""
             table.add_row(
-                Text(part.name), f"{part.weights.change:.2g}", _number(part.weights.rank),
+                Text(part.label), f"{part.weights.change:.2g}", _number(part.weights.rank),
                 *(
                     ("", "", "") if effect is None
                     else (

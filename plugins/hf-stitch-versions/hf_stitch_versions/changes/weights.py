@@ -37,7 +37,7 @@ FEW = 8
 """Length up to which columns are not told from numbers that are each rounded to itself."""
 
 ROWS = 64
-"""Number of rows of a matrix of which its format is recognised."""
+"""Number of rows of a matrix of which its format is recognised, beside that of the largest number."""
 
 EXACTLY = 1e-6
 """Smallest difference of numbers of a rounded format, relative to the largest."""
@@ -201,11 +201,30 @@ def _packed(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.ao.nn.") and callable(getattr(module, "weight", None))
 
 
+def integers(model: nn.Module) -> tuple[float, list[str]]:
+    """Return the share of the weights of a network that are kept as integers, and the classes that keep them."""
+    count, whole, kinds = 0, 0, list[str]()
+    for module in model.modules():
+        for name, value in _own(module):
+            kept: Tensor | None = module._parameters.get(name)
+            kept = module._buffers.get(name) if kept is None else kept
+            whole += value.numel()
+            if _packed(module) if kept is None else _is_quantized(kept) or not kept.is_floating_point():
+                count += value.numel()
+                kinds.append(type(kept if kept is not None and _is_quantized(kept) else module).__name__)
+    return count / whole if whole else 0.0, kinds
+
+
+def _is_quantized(value: Tensor) -> bool:
+    """Return whether a tensor stands for numbers that its class makes of others."""
+    own = type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")
+    return own or value.is_quantized
+
+
 def dequantized(value: Tensor) -> Tensor:
     """Return the numbers that a quantised tensor stands for, as its class tells; another tensor as it is."""
     value = value.detach()
-    own = type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")
-    return value.dequantize() if own or value.is_quantized else value
+    return value.dequantize() if _is_quantized(value) else value
 
 
 @torch.no_grad()
@@ -232,8 +251,8 @@ class WeightChange:
     """How much the weights of a part differ, without any data.
 
     Attributes:
-        count: Number of weights that were compared.
-        change: Norm of the difference over that of the first network's weights.
+        count: Number of weights that both networks have.
+        change: Norm of the difference over that of the first network's weights; what only one of them has counts whole.
         cosine: Cosine of all weights of both, as one vector each.
         rank: Effective rank of the change (Roy and Vetterli 2007: the exponential of the entropy of the normalised
             singular values), over the largest possible one; mean over matrices, weighted by the squared norm of their
@@ -241,6 +260,7 @@ class WeightChange:
         rows: Share of the rows of matrices that differ.
         format: What the second network's matrices are a rounding to, such as ``int8 by row``; empty if they are none.
         rounding: Whether rounding the first network's matrices to this format gives those of the second.
+        alone: The share of ``change`` in what only one of the networks has: norm of that over the same norm.
     """
 
     count: int
@@ -250,10 +270,82 @@ class WeightChange:
     rows: float
     format: str
     rounding: bool
+    alone: float = 0.0
+
+
+@dataclass
+class Distance:
+    """Sums of squares over all weights of two networks: of the difference, of each, and of their product."""
+
+    both: float = 0.0  # of the difference of what both have
+    alone: float = 0.0  # of what only one has
+    size: float = 0.0
+    other: float = 0.0
+    product: float = 0.0
+
+    def add(self, x: Tensor, y: Tensor, alone: Tensor) -> None:
+        """Add a weight, of :func:`aligned`."""
+        gap = y - x
+        self.both += float(gap[~alone].square().sum())
+        self.alone += float(gap[alone].square().sum())
+        self.size, self.other = self.size + float(x.square().sum()), self.other + float(y.square().sum())
+        self.product += float((x * y).sum())
+
+    def over(self, gap: float) -> float:
+        """Return the norm of a difference over that of the weights of the first network."""
+        return math.sqrt(gap / self.size) if self.size else (0.0 if gap == 0 else math.inf)
+
+    @property
+    def change(self) -> float:
+        """Norm of the difference over that of the weights of the first network."""
+        return self.over(self.both + self.alone)
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of all weights of both networks."""
+        return self.product / math.sqrt(self.size * self.other) if self.size and self.other else math.nan
+
+
+def aligned(
+    a: Weights, b: Weights, sides: tuple[str, str] = ("the first network", "the second network")
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:  # fmt: skip
+    """Yield the weights of two networks in one shape, in float64: what only one of them has stands against zeros.
+
+    Of weights of one name and other shapes, such as embeddings of more tokens, the first rows and columns are one.
+
+    Yields:
+        The name, both weights, and where only one of them is: a mask of their shape, or of no axis.
+
+    Raises:
+        ValueError: If a weight is not finite.
+    """
+    for name in dict.fromkeys((*a, *b)):
+        x, y = a.get(name), b.get(name)
+        for side, value in zip(sides, (x, y), strict=True):
+            if value is not None and not bool(value.isfinite().all()):
+                raise ValueError(f"{name} of {side} has a weight that is not finite: no change is defined")
+        if x is None or y is None or x.dim() != y.dim():
+            if x is not None:
+                yield name, x.double(), torch.zeros_like(x, dtype=torch.float64), x.new_tensor(True, dtype=torch.bool)
+            if y is not None:
+                yield name, torch.zeros_like(y, dtype=torch.float64), y.double(), y.new_tensor(True, dtype=torch.bool)
+        elif x.shape == y.shape:
+            yield name, x.double(), y.to(x.device).double(), x.new_tensor(False, dtype=torch.bool)
+        else:
+            whole = [max(sizes) for sizes in zip(x.shape, y.shape, strict=True)]
+            padded, alone = x.new_zeros(2, *whole, dtype=torch.float64), x.new_ones(whole, dtype=torch.bool)
+            padded[0][_places(x)], padded[1][_places(y)] = x.double(), y.to(x.device).double()
+            alone[tuple(slice(min(sizes)) for sizes in zip(x.shape, y.shape, strict=True))] = False
+            yield name, padded[0], padded[1], alone
+
+
+def _places(value: Tensor) -> tuple[slice, ...]:
+    """Return the places of a tensor in a larger one."""
+    return tuple(map(slice, value.shape))
 
 
 def weight_change(a: Weights, b: Weights) -> WeightChange:
-    """Compare the weights of the same names and shapes.
+    """Compare the weights of the same names; what only one network has counts as change.
 
     Args:
         a: Weights of the first network.
@@ -263,7 +355,7 @@ def weight_change(a: Weights, b: Weights) -> WeightChange:
         How much they differ.
 
     Raises:
-        ValueError: If no weight has the same name and shape, or a weight is not finite.
+        ValueError: If no weight has the same name, or a weight is not finite.
 
     Example:
         >>> one = {"w": torch.eye(4)}
@@ -271,39 +363,31 @@ def weight_change(a: Weights, b: Weights) -> WeightChange:
         >>> round(found.change, 3), round(found.rank, 3), found.rows
         (0.2, 0.25, 1.0)
     """
-    common = [name for name in a if name in b and a[name].shape == b[name].shape]
-    if not common:
+    if not any(name in b for name in a):
         raise ValueError(
-            "the networks have no weight with the same name and shape: they are no versions of one network. Compare "
-            "their activations with hf_stitch.compare"
+            "the networks have no weight with the same name: they are no versions of one network. Compare their "
+            "activations with hf_stitch.compare"
         )
-    gap = size = other = product = 0.0
+    distance, count = Distance(), 0
     ranks, energies, changed, rows = list[float](), list[float](), 0, 0
-    for name in common:
-        x, y = a[name].double(), b[name].to(a[name].device).double()
-        for side, value in (("first", x), ("second", y)):
-            if not bool(value.isfinite().all()):
-                raise ValueError(f"{name} of the {side} network has a weight that is not finite: no change is defined")
-        d = y - x
-        gap, size = gap + float(d.square().sum()), size + float(x.square().sum())
-        other, product = other + float(y.square().sum()), product + float((x * y).sum())
+    for _, x, y, alone in aligned(a, b):
+        distance.add(x, y, alone)
+        count += int((~alone).expand_as(x).sum())
         if x.dim() > 1:
-            matrix = d.flatten(1)
+            matrix = (y - x).flatten(1)
             different = matrix.any(1)
             changed, rows = changed + int(different.sum()), rows + len(matrix)
             if bool(different.any()):
                 ranks.append(update_rank_of(matrix))
                 energies.append(float(matrix.square().sum()))
-    matrices = {name: (a[name], b[name]) for name in common if a[name].dim() > 1}
+    matrices = {n: (x, b[n]) for n, x in a.items() if n in b and x.shape == b[n].shape and x.dim() > 1}
     format_, rounding = _rounding(matrices)
     total = sum(energies)
     return WeightChange(
-        sum(a[name].numel() for name in common),
-        math.sqrt(gap / size) if size else (0.0 if gap == 0 else math.inf),
-        product / math.sqrt(size * other) if size and other else math.nan,
+        count, distance.change, distance.cosine,
         sum(rank * energy for rank, energy in zip(ranks, energies, strict=True)) / total if total else math.nan,
         changed / rows if rows else math.nan,
-        format_, rounding,
+        format_, rounding, distance.over(distance.alone),
     )  # fmt: skip
 
 
@@ -332,27 +416,30 @@ def _rounding(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, bool]:
 
 
 def _integers(x: Tensor, y: Tensor) -> tuple[str, str, bool] | None:
-    """Return the format of integers of a matrix, what shares a scale, and whether it is another matrix, rounded."""
-    for label, levels in GRIDS.items():
-        for where, size in GROUPS.items():
-            groups = _grouped(y, size)
-            if size == -1 and groups.shape[1] < FEW:
-                continue
-            if (step := _step(groups, levels)) is not None:
-                return label, where, _nearest(x, y, size, step)
+    """Return the format of integers of a matrix, what shares a scale, and whether it is another matrix, rounded.
+
+    The largest groups come first: rows of int8 with one scale may have few levels each, as rows of int4 have.
+    """
+    for where, size in GROUPS.items():
+        ours, theirs = ((each.flatten(1).T if size == -1 else each.flatten(1)) for each in (x, y))
+        if size == -1 and theirs.shape[1] < FEW:
+            continue
+        largest = theirs.abs().amax(1).argmax()
+        one, two = (torch.cat([each[:ROWS], each[largest][None]]).double() for each in (ours, theirs))
+        for label, levels in GRIDS.items():
+            if (step := _step(_grouped(two, size), levels)) is not None:
+                return label, where, _nearest(_grouped(one, size), _grouped(two, size), step)
     return None
 
 
-def _nearest(x: Tensor, y: Tensor, size: int | None, step: Any) -> bool:
-    """Return whether a matrix is another one, rounded: nearly all numbers to the nearest, those at the ends clipped."""
-    error = (_grouped(x, size) - _grouped(y, size)).abs() / step
+def _nearest(x: Tensor, y: Tensor, step: Tensor) -> bool:
+    """Return whether numbers are others, rounded: nearly all of them to the nearest, those at the ends clipped."""
+    error = (x - y).abs() / step
     return bool((error <= 1.01).all()) and float((error <= 0.51).double().mean()) > MOST
 
 
-def _grouped(matrix: Tensor, size: int | None) -> Tensor:
-    """Return some rows of a matrix, cut into groups of numbers that may share a scale."""
-    whole = matrix.flatten(1).T if size == -1 else matrix.flatten(1)
-    rows = whole[:ROWS].double()
+def _grouped(rows: Tensor, size: int | None) -> Tensor:
+    """Return rows of a matrix, cut into groups of numbers that may share a scale."""
     if size is None:
         return rows.reshape(1, -1)
     return rows.reshape(-1, size) if size > 0 and rows.shape[1] % size == 0 else rows

@@ -22,6 +22,7 @@ from hf_stitch_versions.changes.outputs import Array, Measure, calibration_error
 from hf_stitch_versions.changes.parts import Pairing, Part, pair
 from hf_stitch_versions.changes.result import LEAST_RATIO, Change, Difference, Effect, Estimate, Outputs
 from hf_stitch_versions.changes.weights import effective, weight_change
+from hf_stitch_versions.inputs import OTHER_SIDE
 from hf_stitch_versions.sources import in_memory
 
 RESAMPLES = 5000
@@ -107,8 +108,13 @@ def diff(
             raise ValueError(f"fail_above bounds {needed[0]}, which needs data: pass data, or bound weight_change")
         found = _difference(first, second, pairing, samples, measure, confidence, run)
         bounds = ((name, BOUNDS[name](found), most) for name, most in (fail_above or {}).items())
-        failed = tuple(f"{name} is {value:.3g}, above {most:g}" for name, value, most in bounds if not value <= most)
-        return replace(found, failed=failed)
+        failed = [f"{name} is {value:.3g}, above {most:g}" for name, value, most in bounds if not value <= most]
+        if (name := next((each for each in fail_above or () if each != "weight_change"), None)) and found.inputs:
+            failed += [
+                f"{name} is of outputs on the inputs of the first network; the second one's own differ: {each}"
+                for each in found.inputs[:1] if each != OTHER_SIDE
+            ]  # fmt: skip
+        return replace(found, failed=tuple(failed))
 
 
 def _difference(
@@ -119,6 +125,7 @@ def _difference(
     blocks = [part.name for part in pairing.parts if part.block]
     notes = _notes(pairing)
     rest: Estimate | None = None
+    inputs: tuple[str, ...] = ()
     outputs, effects, curves, moves, forwards = (
         None,
         dict[str, Effect](),
@@ -139,19 +146,22 @@ def _difference(
         curves = _curves(engine.order, measured, resampling)
         moves = {name: move for name in blocks if (move := engine.moved.found(name)) is not None}
         forwards = engine.cost / engine.batches
-        if engine.measure.width is not None:
-            notes.append(f"the vocabularies differ: outputs are compared on the first {engine.measure.width} tokens")
+        if "elsewhere" in measured:
+            notes.append(
+                f"the vocabularies have {engine.widths[0]} and {engine.widths[1]} tokens: "
+                f"{resampling.mean(measured['elsewhere'])} of the KL is probability of tokens that only one has"
+            )
         if len(ids) < FEWEST:
             notes.append(f"{len(ids)} samples are too few for intervals: pass {FEWEST} or more")
-        notes += [
-            f"the second network reads the inputs of the first; its own differ: {each}" for each in engine.inputs[:1]
-        ]
+        inputs = tuple(engine.inputs)
+        notes += [f"the second network reads the inputs of the first; its own differ: {each}" for each in inputs[:1]]
+        notes += [f"of the outputs, {name} is not compared" for name in engine.left_out]
         if not engine.replays:
             notes.append("the network cannot go on from outputs of its parts, so that halves were not exchanged")
     parts = [
         Change(
-            part.name, next(iter(part.modules.values()), pairing.names[part.weights[0]]), part.block,
-            changes[part.name], effects.get(part.name), moves.get(part.name),
+            part.name, _second_name(pairing, part), part.block, changes[part.name], effects.get(part.name),
+            moves.get(part.name), part.tied,
         )
         for part in pairing.parts
     ]  # fmt: skip
@@ -160,7 +170,7 @@ def _difference(
         None if samples is None else samples.fingerprint, weight_change(pairing.a, pairing.b), outputs, tuple(parts),
         rest, curves, lineage(pairing.a, pairing.b, blocks), pairing.missing, pairing.extra,
         tuple(f"{name} {one} against {two}" for name, (one, two) in pairing.reshaped.items()), confidence, forwards, (),
-        tuple(notes),
+        tuple(notes), inputs,
     )  # fmt: skip
 
 
@@ -186,8 +196,14 @@ def _more(count: int) -> str:
 
 
 def _of(weights: Mapping[str, Any], part: Part) -> dict[str, Any]:
-    """Return the weights of a part."""
-    return {name: weights[name] for name in part.weights}
+    """Return the weights of a part, as far as a network has them."""
+    return {name: weights[name] for name in part.members if name in weights}
+
+
+def _second_name(pairing: Pairing, part: Part) -> str:
+    """Return the name of a part in the second network: of its first module, or of its first weight."""
+    names = (pairing.names[name] for name in part.members if name in pairing.names)
+    return next(filter(None, part.modules.values()), None) or next(names)
 
 
 def _other_code(a: Adapter, b: Adapter, part: Part) -> bool:

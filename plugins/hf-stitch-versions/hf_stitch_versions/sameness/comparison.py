@@ -12,19 +12,16 @@ from torch import nn
 from hf_stitch import Adapter, Samples
 from hf_stitch.adapters.cutting.forwards import is_compiled
 from hf_stitch.running import Run
-from hf_stitch_versions.inputs import differences, feeds, for_second, longer_feeds
+from hf_stitch_versions.inputs import Vocabulary, differences, feeds, for_second, longer_feeds
 from hf_stitch_versions.recording import Event, Key, dtype_of
 from hf_stitch_versions.sameness import evidence
 from hf_stitch_versions.sameness.distances import Deviation, Deviations, join
 from hf_stitch_versions.sameness.pairing import Trace, pair, trace
-from hf_stitch_versions.sameness.result import Finding, Module, Sameness
+from hf_stitch_versions.sameness.result import FINDINGS, Finding, Module, Sameness
 from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Recorded, Source
 
 COMPILED = "compiled code"
 """What stands in the place of the name of a module for the whole of a compiled network."""
-
-FINDINGS = 8
-"""Most findings that are looked for, one after the other."""
 
 INEXACT = 16
 """Multiple of the rounding of its dtype that is the least null of a network that does not run in float64."""
@@ -84,6 +81,7 @@ class Comparison:
         self.samples, self.tolerance, self.run = samples, tolerance, run
         self.random = None if samples is not None else list(feeds(a, self.b, None, run))
         self.inputs = list[str]()
+        self.vocabulary = None if self.b is None else Vocabulary(a, self.b)
         self.first = next(iter(self.feeds()))
         self.reference = _widest(Network(a), self.first)
         self.source: Source = _widest(Network(b, second=True), self.first) if isinstance(b, Adapter) else b
@@ -113,6 +111,8 @@ class Comparison:
             if self.b is not None and (feed.own is None or (found := differences(feed, self.a, self.b))):
                 self.inputs = self.inputs or ([] if feed.own is None else found)
                 feed = replace(feed, own=for_second(feed.arguments, self.a, self.b))
+            if self.vocabulary is not None and feed.own is not None:
+                self.vocabulary.check(feed.ids, feed.own)
             yield feed
 
     def answer(self) -> Sameness:
@@ -130,14 +130,17 @@ class Comparison:
         findings, repaired = list[Finding](), list[Key]()
         far = self.differing(first, ())
         inside = [key for key in far if self.hidden(key, far)] if self.sure else []
-        while (seen := self.next(found, repaired)) is not None and len(findings) < FINDINGS:
+        quantized = self.quantized() if far else ""
+        most = 0 if quantized and self.source.inferred else FINDINGS
+        while (seen := self.next(found, repaired)) is not None and len(findings) < most:
             if self.source.inferred and seen != self.end and self.wrong(seen, found, repaired):
                 self.unpair([seen])
                 continue
             key = self.cause(seen, repaired)
-            repaired.append(key)
+            alike = self.alike(key, repaired)
+            repaired += [key, *alike]
             before, found = found, self.repaired(repaired)
-            findings.append(self.finding(key, seen, before, found))
+            self.add(findings, self.finding(key, seen, before, found), [key, *alike])
         rows = [
             Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
                    found[key].output)
@@ -152,7 +155,7 @@ class Comparison:
             None if self.samples is None else self.samples.fingerprint,
             tuple(next(filter(None, self.run.processes.gather(self.inputs)), [])),
             tuple(self.settings()), tuple(findings), seen is None and self.whole, tuple(rows), self.missing,
-            self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound,
+            self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound, quantized,
         )  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ class Comparison:
             source.watch(self.first, see)
             sides.append(traces)
         self.order = [each.key for each in sides[0]]
-        found = self.run.processes.agree(pair(*sides))
+        found = self.run.processes.agree(pair(*sides, sized=self.source.inferred))
         self.calls, self.by_names = found.calls, found.by_names
         self.end = next((key for key in reversed(self.order) if key in self.calls), self.order[-1])
         self.missing, self.extra = found.missing, found.extra
@@ -355,6 +358,60 @@ class Comparison:
             key = self.parents.get(key)
         return key is not None
 
+    def facts(self, key: Key) -> tuple[list[str], list[str]]:
+        """Return which weights and which settings of a module differ; nothing if one of both is not here."""
+        one, two = self.reference.modules.get(key[0]), self.source.modules.get(self.calls[key][0])
+        if one is None or two is None:
+            return [], []
+        return evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
+
+    def add(self, findings: list[Finding], finding: Finding, keys: Collection[Key]) -> None:
+        """Add what was found at some calls to the findings, or to the one that is of the same class and settings."""
+
+        def kind(each: Finding) -> tuple[str, Sequence[str], bool]:
+            return each.kind, each.settings, bool(each.weights)
+
+        first = next((i for i, each in enumerate(findings) if finding.settings and kind(each) == kind(finding)), None)
+        names = {key[0] for key in keys}
+        if first is not None:
+            names |= {findings[first].module, *findings[first].places}
+        places = tuple(dict.fromkeys(key[0] for key in self.order if key[0] in names)) if len(names) > 1 else ()
+        if first is None:
+            findings.append(replace(finding, places=places))
+        else:
+            findings[first] = replace(findings[first], places=places, restored=finding.restored)
+
+    def alike(self, key: Key, repaired: Collection[Key]) -> list[Key]:
+        """Return the other calls of modules of the same class whose settings and outputs differ, on equal inputs."""
+        weights, settings = self.facts(key)
+        if not settings or not isinstance(self.source, Network):
+            return []
+        same_kind = [
+            each for each in self.calls
+            if self.kinds[each] == self.kinds[key] and not any(self.inside(each, one) for one in (key, *repaired))
+        ]  # fmt: skip
+        found = {each[0]: self.facts(each) for each in same_kind}
+        others = [
+            each for each in same_kind
+            if found[each[0]][1] == settings and bool(found[each[0]][0]) == bool(weights)
+        ]  # fmt: skip
+        if not others:
+            return []
+        look = Look(replace(self.source, own=True), self.calls, [*repaired, key, *others])
+        (seen,) = self.measure(self.reference, [look], others)
+        return [
+            each for each in others if each in seen
+            and seen[each].output > self.tolerance * self.null[each].output
+            and seen[each].input <= self.tolerance * self.null[each].input
+        ]  # fmt: skip
+
+    def quantized(self) -> str:
+        """Tell which network is quantised; nothing if both are, alike."""
+        first, second = self.reference.quantized, self.source.quantized
+        if first == second:
+            return ""
+        return f"The second network is quantized: {second}" if second else f"The first network is quantized: {first}"
+
     # -- telling -------------------------------------------------------------------------------------------------------
     def settings(self) -> list[str]:
         """Tell which settings of the networks and of their paired modules differ, also those without an effect."""
@@ -368,11 +425,9 @@ class Comparison:
     def finding(self, key: Key, seen: Key, before: Deviations, after: Deviations) -> Finding:
         """Tell what differs in a module, and whether its output of the first network restores the outputs."""
         name, other, end = key[0], self.calls[key][0], self.end
-        one, two = self.reference.modules.get(name), self.source.modules.get(other)
-        weights, settings = list[str](), list[str]()
-        if one is not None and two is not None:
-            weights, settings = evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
-        compared = [*["weights"] * (one is not None and two is not None), *["input"] * bool(self.received.inputs)]
+        known = name in self.reference.modules and other in self.source.modules
+        weights, settings = self.facts(key)
+        compared = [*["weights"] * known, *["input"] * bool(self.received.inputs)]
         differ, of = self.handed.masks
         restored: bool | None = False
         if key != end and end in after:

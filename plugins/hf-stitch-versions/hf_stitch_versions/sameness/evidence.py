@@ -62,15 +62,34 @@ def _unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
 
 def attributes(one: nn.Module, two: nn.Module) -> list[str]:
     """Tell which numbers and words of two modules, and of the modules in them, differ."""
-    found = [] if type(one) is type(two) else [f"class {type(one).__name__} against {type(two).__name__}"]
+    found = [] if type(one) is type(two) else [f"class {_against(one, two)}"]
     others = dict(two.named_modules())
     for name, module in one.named_modules():
         if name in others:
-            found += [f"{name}.{text}" if name else text for text in values(module, others[name])]
+            told = values(module, others[name]) + _classes(module, others[name])
+            found += [f"{name}.{text}" if name else text for text in told]
     for name, module in one.named_modules():
         if name in others and vars(module).get("forward") is not vars(others[name]).get("forward"):
             found.append(f"{name or 'it'} has another forward")
     return found[:FEW]
+
+
+def _against(one: object, two: object) -> str:
+    """Return the classes of two objects; with their modules, if the names are the same."""
+    names = [type(each).__name__ for each in (one, two)]
+    if names[0] == names[1]:
+        names = [f"{type(each).__module__}.{type(each).__name__}" for each in (one, two)]
+    return f"{names[0]} against {names[1]}"
+
+
+def _classes(one: nn.Module, two: nn.Module) -> list[str]:
+    """Tell which parameters of two modules are of other classes, as integers with their scales are."""
+    pairs = ((name, value, two._parameters.get(name)) for name, value in one._parameters.items())
+    return [
+        f"{name} in the class {_against(value, other)}"
+        for name, value, other in pairs
+        if value is not None and other is not None and type(value) is not type(other)
+    ]
 
 
 def values(one: nn.Module, two: nn.Module) -> list[str]:
@@ -94,7 +113,8 @@ def _is_plain(value: Any) -> bool:
 def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
     """Tell which parameters and buffers of two modules differ by more than rounding, in shares of the first's norm."""
     mine, theirs = (_state(m) for m in (one, two))
-    if mine.keys() != theirs.keys():  # adapted, parametrised, pruned or quantised: what they compute with
+    forms = [{name: (x.shape, x.is_floating_point()) for name, x in each.items()} for each in (mine, theirs)]
+    if forms[0] != forms[1]:  # adapted, parametrised, pruned, quantised or packed: what they compute with
         mine, theirs = (_effective(m) for m in (one, two))
     if not set(mine) & set(theirs):
         return _unnamed(mine, theirs, max(rounding, SAME))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hf_stitch_versions.recording import Event, Key, Values, is_value, values_of
 from hf_stitch_versions.sameness.distances import partners
-from hf_stitch_versions.sameness.graphs import calls_of, read
-from hf_stitch_versions.sources import Feed
+from hf_stitch_versions.sameness.graphs import calls_of, integers_of, read
+from hf_stitch_versions.sources import Feed, told_as
 
 DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
 """Number of a dtype in ONNX -> dtype, of those in which ONNX Runtime computes on the CPU."""
@@ -63,6 +63,7 @@ class Onnx:
         self._inputs = {each.name: each.type.tensor_type for each in graph.input if each.name not in weights}
         self._outputs = [each.name for each in graph.output]
         self._calls = calls_of(graph)
+        self.quantized = told_as(*integers_of(graph))
         kinds = [*(w.data_type for w in graph.initializer), *(o.type.tensor_type.elem_type for o in graph.output)]
         found = {DTYPES[kind] for kind in kinds if kind in DTYPES}
         self.dtype = max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)

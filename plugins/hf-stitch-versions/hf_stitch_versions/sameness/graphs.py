@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,12 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 FOLDED = "onnx::Conv_"
 """How ``torch.onnx.export(dynamo=False)`` names weights into which it has folded a batch norm."""
+
+PACKED = "MatMulNBits"
+"""Operator of ONNX Runtime whose matrix has several integers in a byte."""
+
+WHOLE = ("int32", "int64", "bool")
+"""Formats of numbers that are no weights, but positions and masks."""
 
 SMALL = 1024
 """Number of bytes from which on weights that are outside of a file stay there."""
@@ -45,6 +52,24 @@ def read(path: Path) -> Any:
             weight.ClearField("external_data")
             weight.data_location = onnx.TensorProto.DEFAULT
     return model
+
+
+def integers_of(graph: Any) -> tuple[float, list[str]]:
+    """Return the share of the matrices and kernels of a graph that are integers, and their formats."""
+    import onnx
+
+    sizes: dict[str, int] = {}
+    packed = {node.input[1]: node for node in graph.node if node.op_type == PACKED}
+    scales = {name for node in packed.values() for name in node.input[2:]}
+    for weight in (each for each in graph.initializer if each.name not in scales):
+        kind, size = onnx.TensorProto.DataType.Name(weight.data_type).lower(), math.prod(weight.dims)
+        if node := packed.get(weight.name):
+            given = {each.name: each.i for each in node.attribute}
+            kind, size = f"int{given.get('bits', 4)}", given["K"] * given["N"]
+        if len(weight.dims) > 1 and kind not in WHOLE:
+            sizes[kind] = sizes.get(kind, 0) + size
+    integers = {kind: size for kind, size in sizes.items() if "int" in kind}
+    return (sum(integers.values()) / sum(sizes.values()) if sizes else 0.0), list(integers)
 
 
 @dataclass

@@ -51,7 +51,10 @@ def section(result: Sameness) -> Section:
     if result.findings:
         tables["What differs"] = Table(
             ("module", "first seen at", "times the null", "what"),
-            [(f.module or "(the network)", f.seen_at, f"{f.ratio:.3g}", f.cause) for f in result.findings],
+            [
+                (", ".join(f.places) or f.module or "(the network)", f.seen_at, f"{f.ratio:.3g}", f.cause)
+                for f in result.findings
+            ],
         )
     if result.settings or result.inputs:
         told = [("input", text) for text in result.inputs] + [("setting", text) for text in result.settings]

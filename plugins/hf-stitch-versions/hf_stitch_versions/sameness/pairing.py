@@ -29,6 +29,7 @@ class Trace:
     key: Key
     kind: str
     size: int  # numbers in its first output; 0 if it has none
+    sizes: frozenset[int]  # numbers in each of its outputs, also those of padding
     sketch: NDArray[np.float64]  # some numbers of its first output
     weights: tuple[float, ...]  # norms of its own weights, sorted
 
@@ -50,13 +51,15 @@ def trace(event: Event, module: nn.Module | None, mask: Tensor | None) -> Trace:
     weights = (
         () if module is None else (float(dequantized(value).double().norm()) for value in module.parameters(False))
     )
-    return Trace(event.key, event.kind, flat.numel(), _sketch(flat), tuple(sorted(weights)))
+    sizes = frozenset(value.numel() for value in event.outputs.values())
+    return Trace(event.key, event.kind, flat.numel(), sizes, _sketch(flat), tuple(sorted(weights)))
 
 
-def pair(one: Sequence[Trace], two: Sequence[Trace]) -> Pairing:
+def pair(one: Sequence[Trace], two: Sequence[Trace], *, sized: bool = False) -> Pairing:
     """Pair the calls of two networks: by names, up to a prefix, where most agree; else in order, by values and weights.
 
-    A pair by values needs outputs of as many numbers that are alike, or the same weights.
+    A pair by values needs outputs of as many numbers that are alike, or the same weights; one by names needs an output
+    of as many numbers if it is not certain which values are those of a module (``sized``).
     """
     names = {trace.key[0] for trace in one if trace.key[0]}, {trace.key[0] for trace in two if trace.key[0]}
     strip_one, strip_two = _prefixes(*names)
@@ -66,6 +69,10 @@ def pair(one: Sequence[Trace], two: Sequence[Trace]) -> Pairing:
         if (place := places.get((_without(trace.key[0], strip_one), trace.key[1]))) is not None
     }  # fmt: skip
     by_names = 2 * len(named) > min(len(one), len(two))
+    if sized:
+        sizes = {trace.key: trace.sizes for trace in two}
+        own = {trace.key: trace.sizes for trace in one}
+        named = {mine: theirs for mine, theirs in named.items() if not mine[0] or own[mine] & sizes[theirs]}
     calls = named if by_names else _aligned(one, two)
     ends = one[-1], two[-1]  # the networks as wholes, also if they have other names inside of wrappers
     if all(end.key[0] == "" for end in ends) and ends[0].size == ends[1].size:

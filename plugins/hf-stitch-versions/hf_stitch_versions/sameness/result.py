@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
+FINDINGS = 8
+"""Most findings that are looked for, one after the other."""
+
 REPAIRED = "; with all of them repaired the networks are the same"
 """What is added to several findings that explain everything."""
 
@@ -33,7 +36,7 @@ BEFORE, BEHIND = 3, 8
 """Modules before the first difference, and from there on, in a table as text."""
 
 PROOF = {
-    True: "; its output of the first network, put there, restores the outputs of the network",
+    True: "; the output of the first network, put there, restores the outputs of the network",
     False: "",
     None: "; at the outputs of the network nothing of it is left",
 }
@@ -84,6 +87,7 @@ class Finding:
         masks: Share of the places where a mask differs that the module makes; 0 if it is equal or there is none.
         restored: Whether the outputs of the networks agree when this module, and those of earlier findings, yield what
             they do in the first network; ``None`` if they agree anyway.
+        places: Names of all modules that differ in the same way, this one among them; empty if it is the only one.
     """
 
     module: str
@@ -96,6 +100,7 @@ class Finding:
     settings: Sequence[str]
     masks: float
     restored: bool | None
+    places: Sequence[str] = ()
 
     @property
     def cause(self) -> str:
@@ -121,6 +126,7 @@ class Finding:
     def __str__(self) -> str:
         """Return the finding as a sentence."""
         where = f"`{self.module}` ({self.kind})" if self.module else "the network's own code"
+        where += f" and {len(self.places) - 1} more that differ in the same way" * bool(self.places)
         inside = f", first seen at `{self.seen_at}`" if self.seen_at != self.module else ""
         far = f"{self.ratio:,.1f} times the null" if math.isfinite(self.ratio) else UNEQUAL
         proof = PROOF[self.restored]
@@ -152,6 +158,8 @@ class Sameness(Result):
         by_names: Whether modules were paired by their names; else by values and weights, in their order.
         bound: Up to where the networks are known to be the same, in words: random inputs may not reach past a length
             that the networks name, and outputs may not be finite. Empty without a bound.
+        quantized: Which network is quantised, and what share of its weights; empty if both are, alike, or none is. In a
+            file of a quantised network, differences of modules are not looked for: each of them differs.
 
     Example:
         >>> row = Module("", "", 0, "ViT", 2e-8, 1e-7, 2e-8)
@@ -183,6 +191,7 @@ class Sameness(Result):
     inside: Sequence[str]
     by_names: bool
     bound: str = ""
+    quantized: str = ""
 
     @property
     def is_same(self) -> bool:
@@ -201,6 +210,12 @@ class Sameness(Result):
             bound = f" This holds for {self.bound}." if self.bound else ""
             return f"{what} the same: no output {far}, {samples}.{bound}{aside}"
         told = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
+        if self.quantized:
+            end = self.modules[-1]
+            told.append(
+                f"{self.quantized}. The outputs differ by {end.difference:.2g} of their norm, {end.ratio:,.1f} times "
+                "the null."
+            )
         if self.findings:
             more = len(self.findings) - 1
             told.append(f"First difference: {self.findings[0]}.")
@@ -208,9 +223,11 @@ class Sameness(Result):
         elif self.complete:
             told.append("On the same inputs, the networks are the same.")
         if not self.complete:
-            sizes = "" in self.missing
-            told.append("The outputs have other sizes." if sizes else "Something else differs that is not found.")
-        return " ".join(told)
+            stopped = f"The search stopped after {FINDINGS} findings: more differs."
+            missed = stopped if len(self.findings) >= FINDINGS else "Something else differs that is not found."
+            untold = self.quantized and not self.findings
+            told.append("The outputs have other sizes." if "" in self.missing else missed * (not untold))
+        return " ".join(filter(None, told))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row per call of a module, in the order in which they end.
