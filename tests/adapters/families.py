@@ -72,18 +72,12 @@ TEXT: dict[str, Callable[[], nn.Module]] = {
     "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
     "gpt2-classifier": lambda: hf.GPT2ForSequenceClassification(hf.GPT2Config(**GPT2)),
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**BERT, num_key_value_heads=2)),
-    "llama-classifier": lambda: hf.LlamaForSequenceClassification(
-        hf.LlamaConfig(**BERT, num_key_value_heads=2, pad_token_id=0)
-    ),
     "t5-encoder": lambda: hf.T5EncoderModel(hf.T5Config(**T5)),
 }
 IMAGE: dict[str, Callable[[], nn.Module]] = {
     "hf-vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**VIT)),
     "hf-resnet": lambda: hf.ResNetForImageClassification(
         hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16, 24], depths=[1, 2, 1], layer_type="basic")
-    ),
-    "hf-resnet-bottleneck": lambda: hf.ResNetForImageClassification(
-        hf.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2])
     ),
     "timm-vit": lambda: timm.create_model(
         "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, embed_dim=48, num_heads=3

@@ -118,11 +118,13 @@ def test_the_report_depends_on_the_stage_that_failed(case: str, tmp_path: Path) 
     assert rendered(found).count("depends on the input by another way") <= 1
 
 
-def test_the_report_contains_the_cuts() -> None:
+def test_the_report_contains_the_cuts_and_the_padding_of_texts() -> None:
     found = diagnose(Net(), example_inputs=X)
     assert found.cuts == ("blocks.0", "blocks.1", "blocks.2")
     assert (found.failed, found.kind, found.tried, found.tried_by) == ("", "Net", ("x 2×4",), "example_inputs")
     assert "3 of 3 candidates are cuts" in rendered(found) and not found.padding
+    texts = diagnose(hf.BertForSequenceClassification(hf.BertConfig(**BERT)).eval())
+    assert texts.padding == "right" and "padding right" in rendered(texts)
 
 
 def test_inputs_and_blocks_of_an_override(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +147,3 @@ def test_warnings_are_notes(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         (note,) = diagnose(saved(tmp_path, hf.ViTForImageClassification(hf.ViTConfig(**VIT)))).notes
     assert "has no ImageProcessor" in note
-
-
-def test_the_padding_of_texts_is_a_row() -> None:
-    found = diagnose(hf.BertForSequenceClassification(hf.BertConfig(**BERT)).eval())
-    assert found.padding == "right" and "padding right" in rendered(found)

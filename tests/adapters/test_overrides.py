@@ -74,18 +74,6 @@ def test_a_name_with_its_package_applies_to_that_class_only(monkeypatch: pytest.
     assert type(override_of(Net())) is Override
 
 
-def test_an_override_is_instantiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    class Counted(made_up.ForMadeUp):
-        def __init__(self) -> None:
-            made.append(self)
-
-    monkeypatch.setitem(registries.overrides._entries, "MadeUp", Entry.of("MadeUp", Counted))
-    hf_stitch.load(made_up.MadeUp())
-    assert len(made) == 1
-
-
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [

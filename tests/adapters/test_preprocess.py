@@ -55,7 +55,6 @@ SAMPLES: dict[str, tuple[Callable[[], hf_stitch.Adapter], list[Any], str]] = {
     "two texts, padded left": (GPT2, ["", ""], r"^text 0 has no tokens"),
     "a pair of texts": (BERT, [("w1", "w2"), ("", "")], r"^text 1 has no tokens"),
     "a missing image": (VIT, [PIXELS, None], r"^sample 1 is missing \(None\): leave it out"),
-    "a missing tensor": (CNN, [PIXELS, None], r"^sample 1 is missing \(None\): leave it out"),
     "half a pair": (BERT, ["w1", ("w1", None)], r"^sample 1 is missing \(None\): leave it out"),
     "nan": (VIT, [PIXELS, PIXELS, poisoned(float("nan"))], r"^image 2 has values that are NaN or infinite"),
     "infinity": (CNN, [PIXELS, PIXELS, poisoned(float("inf"))], r"^image 2 has values that are NaN or infinite"),

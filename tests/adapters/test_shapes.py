@@ -48,17 +48,6 @@ class Patches(nn.Module):
         return self.blocks(x).mean(1)
 
 
-def with_latents(count: int) -> Code:
-    """Create a network of latents with cross-attention to 4 × 4 patches."""
-    latents = torch.randn(count, 16)
-
-    def run(net: Any, x: Tensor) -> Tensor:
-        x = net.patch(x).flatten(2).transpose(1, 2)
-        return net.blocks((latents @ x.transpose(1, 2)).softmax(-1) @ x).mean(1)
-
-    return Code(run, patch=nn.Conv2d(3, 16, 8, 8), blocks=blocks())
-
-
 def specs(model: nn.Module, *size: int, layer: str | None = None) -> dict[str, str]:
     """Specs at all cuts, or at one, for a batch of two samples of a size."""
     adapter = hf_stitch.load(model.eval(), example_inputs=torch.randn(2, *size))
@@ -66,16 +55,19 @@ def specs(model: nn.Module, *size: int, layer: str | None = None) -> dict[str, s
 
 
 def of_vit(name: str, **options: Any) -> str:
-    model = timm.create_model(name, patch_size=8, depth=2, embed_dim=48, num_classes=5, **options)
+    model = timm.create_model(name, **{"patch_size": 8, "depth": 2, "embed_dim": 48, "num_classes": 5, **options})
     height, width = model.patch_embed.img_size
     return specs(model, 3, height, width)["blocks.0"]
 
 
 # -- the grid of tokens -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("heads", [1, 3])
-def test_heads_are_no_grid(heads: int) -> None:
+def test_heads_and_widths_are_no_grid(heads: int) -> None:
     assert of_vit("vit_tiny_patch16_224", img_size=32, num_heads=heads) == "bnd 48 4x4 +1"
     assert of_vit("vit_small_patch16_dinov3", img_size=32, num_heads=heads) == "bnd 48 4x4 +5"
+    # a width that is the number of patches
+    narrow = of_vit("vit_tiny_patch16_224", img_size=(16, 64), embed_dim=16, num_heads=4)
+    assert narrow == "bnd 16 2x8 +1"
 
 
 @pytest.mark.parametrize(
@@ -92,31 +84,32 @@ def test_patches_form_a_grid_for_each_kind_of_embedding(how: str, size: tuple[in
     assert adapter.encode(torch.randn(4, 3, *size), "blocks.0")["blocks.0"].rows().shape == (4 * h * w, 16)
 
 
-def test_a_width_equal_to_the_number_of_patches_is_not_confused_with_it() -> None:
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=(16, 64), patch_size=8, depth=2, embed_dim=16, num_heads=4
-    )
-    assert specs(model, 3, 16, 64)["blocks.0"] == "bnd 16 2x8 +1"
+class Latents(Patches):
+    """Latents with cross-attention to 4 × 4 patches."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("conv")
+        self.latents = torch.randn(count, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.proj(x).flatten(2).transpose(1, 2)
+        return self.blocks((self.latents @ x.transpose(1, 2)).softmax(-1) @ x).mean(1)
 
 
-@pytest.mark.parametrize("latents", [20, 25])
-def test_latents_are_no_grid_even_if_their_number_is_a_square(latents: int) -> None:
-    assert specs(with_latents(latents), 3, 32, 32)["blocks.0"] == "bnd 16"
+class Windows(Patches):
+    """The order of patches in Hiera: window by window."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.proj(x).flatten(2).transpose(1, 2).reshape(len(x), 2, 2, 2, 2, 16)
+        return self.blocks(x.permute(0, 1, 3, 2, 4, 5).reshape(len(x), 16, 16)).mean(1)
 
 
-def test_patches_that_are_not_in_row_major_order_are_no_grid() -> None:
-    class Windows(Patches):
-        """The order of patches in Hiera: window by window."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.proj(x).flatten(2).transpose(1, 2).reshape(len(x), 2, 2, 2, 2, 16)
-            return self.blocks(x.permute(0, 1, 3, 2, 4, 5).reshape(len(x), 16, 16)).mean(1)
-
-    assert specs(Windows("conv"), 3, 32, 32)["blocks.0"] == "bnd 16"
-
-
-def test_tokens_after_the_patches_are_no_prefix() -> None:
-    assert specs(Patches("conv", 1, 3), 3, 32, 32)["blocks.0"] == "bnd 16"
+@pytest.mark.parametrize(
+    "model", [Latents(20), Latents(25), Windows("conv"), Patches("conv", 1, 3)],
+    ids=["latents", "a square number of latents", "window by window", "tokens after the patches"],
+)  # fmt: skip
+def test_tokens_that_are_not_patches_in_row_major_order_are_no_grid(model: nn.Module) -> None:
+    assert specs(model, 3, 32, 32)["blocks.0"] == "bnd 16"
 
 
 def test_a_shrinking_grid_is_found_at_each_size() -> None:
@@ -208,6 +201,7 @@ def test_a_prepended_class_token_is_a_prefix_and_padding_is_no_row() -> None:
     assert representation.mask.tolist() == [[True] * 5 + [False] * 6, [True] * 11]
     assert representation.rows().shape == (12, 16)
     assert torch.equal(representation.rows("last")[0], representation.values[0, 4])
+    assert read(Reader(before=1, behind=2), 3, 9).rows().shape == (12, 16)  # learned tokens behind a text
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -217,10 +211,6 @@ def test_padding_that_a_network_adds_is_no_row(window: int, masked: bool) -> Non
     assert representation.values.shape[1] == 1 + -(-9 // window) * window
     assert representation.rows().shape == (12 if masked else 18, 16)
     assert torch.equal(representation.rows("mean")[1], representation.values[1, 1:10].mean(0))
-
-
-def test_learned_tokens_behind_a_text_are_no_rows() -> None:
-    assert read(Reader(before=1, behind=2), 3, 9).rows().shape == (12, 16)
 
 
 def test_rows_are_refused_if_the_positions_of_padding_are_unknown() -> None:

@@ -12,7 +12,6 @@ from tiny_networks import adapted, build
 from torch import Tensor, nn
 
 import hf_stitch
-from hf_stitch.adapters.cutting.surgery import _rule
 
 
 class Block(nn.Module):
@@ -231,19 +230,3 @@ def test_a_bypass_that_disappears_where_it_is_followed_is_found() -> None:
     """The embeddings are added where no mode of torch follows them, as by a fused kernel."""
     fused = Texts(lambda words, *_: 0 if torch._C._len_torch_function_stack() else words)
     assert not any("blocks" in layer for layer in hf_stitch.load(fused, example_inputs=example()).layers)
-
-
-def test_shapes_follow_from_three_sizes() -> None:
-    def rule(size: Callable[[int, int], int]) -> list[int] | None:
-        return _rule([(b, t, size(b, t)) for b, t in ((2, 6), (3, 6), (2, 7))])
-
-    rules = {
-        (5, 0, 0, 0): lambda b, t: 5,
-        (1, 4, 0, 0): lambda b, t: 1 + 4 * b,
-        (-1, 0, 2, 0): lambda b, t: 2 * t - 1,
-        (0, 0, 0, 3): lambda b, t: 3 * b * t,
-        (0, 2, 0, 3): lambda b, t: b * (3 * t + 2),
-    }
-    for expected, size in rules.items():
-        assert rule(size) == list(expected)
-    assert rule(lambda b, t: b * t + 1) is None

@@ -166,24 +166,20 @@ def test_equal_distributions_have_half_in_the_interval(two_sided: bool) -> None:
     assert 180 <= inside <= 198
 
 
-def test_equivalent_doses_are_interpolated() -> None:
+def test_equivalent_doses_are_interpolated_and_the_smallest_where_detection_saturates() -> None:
     doses = np.array([0.5, 0.6, 0.7, 0.8, 0.9])
     found = equivalent_dose(np.array([0.4, 0.6, 0.65, 0.9, 0.95, np.nan]), doses, DOSES)
     np.testing.assert_allclose(found, [0, 0.03, (0.03 * 0.1) ** 0.5, 1.0, np.inf, np.nan])
     assert np.isnan(equivalent_dose(np.array([0.6]), np.full(5, np.nan), DOSES)).all()
     blind = equivalent_dose(np.array([0.45, 0.5, 0.55]), np.array([0.5, 0.49, 0.4, 0.5, 0.48]), DOSES)
     assert blind.tolist() == [0, 0, np.inf]  # no noise is as easy to tell: the far control tells what that means
-
-
-def test_where_detection_saturates_the_smallest_dose_counts() -> None:
     doses = np.array([0.6, 0.9, 1.0, 1.0, 1.0])
     found = equivalent_dose(np.array([0.6, 0.9, 0.99999, 1.0]), doses, DOSES)
     np.testing.assert_allclose(found, [0.01, 0.03, 0.1, 0.1], rtol=1e-3)
     steps = np.array([0.5, 0.8, 0.8, 0.75, 0.9])  # .75 after .8 counts as .8
     found = equivalent_dose(np.array([0.8, 0.80001, 0.85, 0.9]), steps, DOSES)
     np.testing.assert_allclose(found, [0.03, 0.3, 0.3**0.5, 1.0], rtol=1e-3)
-    flat = equivalent_dose(np.array([0.99, 1.0]), np.ones(5), DOSES)
-    np.testing.assert_allclose(flat, [0, 0.01])
+    np.testing.assert_allclose(equivalent_dose(np.array([0.99, 1.0]), np.ones(5), DOSES), [0, 0.01])
 
 
 @pytest.mark.parametrize("name", ["mahalanobis", "knn", "likelihood_ratio", "classifier"])
@@ -315,13 +311,6 @@ def test_no_donor_of_noise_is_in_both_folds(kind: str) -> None:
     noise, second = source.draw(kind, own, range(200), 5), folds(range(200), 5)
     first, other = ({tuple(row) for row in noise[chosen].flatten(1).tolist()} for chosen in (~second, second))
     assert not first & other and min(len(first), len(other)) > 8
-
-
-def test_drawing_halves_again_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = [f"image {i}" for i in range(2000)]
-    first = halves(ids, 3, "control"), folds(ids, 3)
-    monkeypatch.setattr("hf_stitch.analysis.detection.noise.generator", None)
-    assert np.array_equal(halves(list(ids), 3, "control"), first[0]) and np.array_equal(folds(ids, 3), first[1])
 
 
 def test_activations_in_memory_and_in_a_file_are_the_same() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from scipy.special import entr, log_softmax, rel_entr, softmax
 
 import hf_stitch
 from hf_stitch import Adapter, Samples, StitchedModel, evaluate
-from hf_stitch.analysis import Evaluation, Score
+from hf_stitch.analysis import Score
 from hf_stitch.scoring.halves import whole_target
 
 from tiny_networks import WORDS, tokenizer  # isort: skip
@@ -35,43 +36,22 @@ def network(kind: Any, seed: int, **options: Any) -> Any:
         return kind(config).eval()
 
 
-def vit(seed: int) -> Adapter:
-    options = {"image_size": 16, "patch_size": 8, "num_labels": CLASSES}
-    return hf_stitch.load(network(transformers.ViTForImageClassification, seed, **options))
-
-
 @pytest.fixture(scope="module")
-def a() -> Adapter:
-    """The source."""
-    return vit(0)
+def case() -> Any:
+    """A source ``a``, a target ``b``, images of which half have the predictions of the target as labels, and a model.
 
-
-@pytest.fixture(scope="module")
-def b() -> Adapter:
-    """The target."""
-    return vit(1)
-
-
-@pytest.fixture(scope="module")
-def data(b: Adapter) -> list[dict[str, Any]]:
-    """Images; the labels of half of them are the predictions of the target."""
+    It is scored on the first 60 images, in the call to stitch.
+    """
+    options, kind = {"image_size": 16, "patch_size": 8, "num_labels": CLASSES}, transformers.ViTForImageClassification
+    a, b = (hf_stitch.load(network(kind, seed, **options)) for seed in (0, 1))
     pixels = torch.randn(200, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        predicted = b.model(pixels).logits.argmax(-1).tolist()
-    return [{"image": image, "label": predicted[i] if i % 2 else i % CLASSES} for i, image in enumerate(pixels)]
-
-
-@pytest.fixture(scope="module")
-def stitched(a: Adapter, b: Adapter, data: Any) -> StitchedModel:
-    """A model from the source to the target, scored on the first 60 images."""
-    return hf_stitch.stitch(a, b, data[N:], test_data=data[:N], **CUT)
-
-
-@pytest.fixture(scope="module")
-def scored(stitched: StitchedModel) -> Evaluation:
-    """The evaluation from the call to stitch."""
-    assert isinstance(stitched.evaluation, Evaluation)
-    return stitched.evaluation
+        logits = b.model(pixels).logits
+    labels = [int(found) if i % 2 else i % CLASSES for i, found in enumerate(logits.argmax(-1))]
+    data = [{"image": image, "label": label} for image, label in zip(pixels, labels, strict=True)]
+    stitched = hf_stitch.stitch(a, b, data[N:], test_data=data[:N], **CUT)
+    first = {"pixels": pixels[:N], "labels": np.array(labels[:N]), "logits": logits[:N]}
+    return SimpleNamespace(a=a, b=b, data=data, stitched=stitched, scored=stitched.evaluation, **first)
 
 
 def by_hand(logits: torch.Tensor, target: torch.Tensor, labels: np.ndarray) -> dict[str, float]:
@@ -91,169 +71,143 @@ def values_of(figures: Any) -> dict[str, float]:
 
 
 @torch.no_grad()
-def test_figures_of_classifiers_match_numpy(
-    stitched: StitchedModel, scored: Evaluation, a: Adapter, b: Adapter, data: Any
-) -> None:
-    pixels, labels = torch.stack([s["image"] for s in data[:N]]), np.array([s["label"] for s in data[:N]])
-    x, target = a.encode(pixels, LAYER)[LAYER], b.model(pixels).logits
-    means = torch.cat([stitched.stitch.prefix_mean[None], stitched.stitch.body_mean.expand(4, -1)])
+def test_figures_of_classifiers_match_numpy(case: Any) -> None:
+    pixels, labels, target = case.pixels, case.labels, case.logits
+    x = case.a.encode(pixels, LAYER)[LAYER]
+    y = case.b.encode(torch.stack([s["image"] for s in case.data[N:]]), LAYER)[LAYER]
+    torch.testing.assert_close(case.stitched.stitch.body_mean, y.rows("none").mean(0))
+    torch.testing.assert_close(case.stitched.stitch.prefix_mean, y.prefix()[:, 0].mean(0))
+    means = torch.cat([case.stitched.stitch.prefix_mean[None], case.stitched.stitch.body_mean.expand(4, -1)])
     mean = x.replace(values=means.expand(N, -1, -1))
     predictors = {
-        "stitched": stitched(pixel_values=pixels).logits,
-        "identity": b.decode(x, LAYER).logits,
-        "mean_only": b.decode(mean, LAYER).logits,
-        "source": a.model(pixels).logits,
+        "stitched": case.stitched(pixel_values=pixels).logits,
+        "identity": case.b.decode(x, LAYER).logits,
+        "mean_only": case.b.decode(mean, LAYER).logits,
+        "source": case.a.model(pixels).logits,
         "target": target,
     }
-    assert list(scored.scores) == [*predictors, "chance"]
+    assert list(case.scored.scores) == [*predictors, "chance"]
     for name, logits in predictors.items():
         expected = by_hand(logits, target, labels)
-        assert values_of(scored.scores[name]) == pytest.approx(expected, abs=1e-6)
+        assert values_of(case.scored.scores[name]) == pytest.approx(expected, abs=1e-6)
     shares = np.bincount(labels, minlength=CLASSES) / N
-    chance = values_of(scored.scores["chance"])
+    chance = values_of(case.scored.scores["chance"])
     assert chance["accuracy"] == pytest.approx(shares.max())
     assert chance["cross_entropy"] == pytest.approx(entr(shares).sum())
     assert chance["agreement"] == pytest.approx(np.bincount(target.argmax(-1).numpy()).max() / N)
-    assert 0 < scored["agreement"].value < 1
+    assert 0 < case.scored["agreement"].value < 1
 
 
-def test_the_mean_baseline_is_the_mean_of_the_target_training_rows(
-    stitched: StitchedModel, b: Adapter, data: Any
-) -> None:
-    y = b.encode(torch.stack([s["image"] for s in data[N:]]), LAYER)[LAYER]
-    torch.testing.assert_close(stitched.stitch.body_mean, y.rows("none").mean(0))
-    torch.testing.assert_close(stitched.stitch.prefix_mean, y.prefix()[:, 0].mean(0))
-
-
-def test_intervals_match_a_bootstrap_over_samples(
-    stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
-) -> None:
-    pixels = torch.stack([s["image"] for s in data[:N]])
+def test_intervals_are_those_of_a_bootstrap_shrink_with_n_and_depend_on_the_seed(case: Any) -> None:
     with torch.no_grad():
-        agrees = (stitched(pixel_values=pixels).logits.argmax(-1) == b.model(pixels).logits.argmax(-1)).numpy()
+        agrees = (case.stitched(pixel_values=case.pixels).logits.argmax(-1) == case.logits.argmax(-1)).numpy()
     drawn = [agrees[np.random.default_rng(i).integers(0, N, N)].mean() for i in range(4000)]
-    score = scored["agreement"]
+    score = case.scored["agreement"]
     assert [score.low, score.high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=1.6 / N)
-
-
-def test_intervals_contain_the_value_shrink_with_n_and_depend_on_the_seed(
-    stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
-) -> None:
-    for figures in scored.scores.values():
+    for figures in case.scored.scores.values():
         for score in figures.values():
             assert score.low <= score.value <= score.high
     again, other, few = (
-        evaluate(stitched, part, target=b, seed=seed, progress=False)
-        for part, seed in ((data[:N], 0), (data[:N], 1), (data[:15], 0))
+        evaluate(case.stitched, part, target=case.b, seed=seed, progress=False)
+        for part, seed in ((case.data[:N], 0), (case.data[:N], 1), (case.data[:15], 0))
     )
-    assert again == scored and other != scored
-    assert all(values_of(row) == values_of(scored.scores[who]) for who, row in other.scores.items())
-    assert few["agreement"].high - few["agreement"].low > scored["agreement"].high - scored["agreement"].low
+    assert again == case.scored != other
+    assert all(values_of(row) == values_of(case.scored.scores[who]) for who, row in other.scores.items())
+    assert few["agreement"].high - few["agreement"].low > case.scored["agreement"].high - case.scored["agreement"].low
 
 
-def test_a_single_sample_has_no_intervals(stitched: StitchedModel, b: Adapter, data: Any) -> None:
-    one = evaluate(stitched, data[:1], target=b, progress=False)
+def test_a_single_sample_has_no_intervals(case: Any) -> None:
+    one = evaluate(case.stitched, case.data[:1], target=case.b, progress=False)
     scores = [score for figures in one.scores.values() for score in figures.values()]
     assert np.isnan([(score.low, score.high) for score in scores]).all()
     assert str(one.scores["target"]["agreement"]) == "1.000 [–]"
     assert one.no_better == ("identity", "mean_only", "chance")
 
 
-def test_a_model_is_scored_in_eval_mode_and_its_modes_are_restored(b: Adapter, data: Any) -> None:
-    model = hf_stitch.stitch(b, b, data, matcher="identity", **CUT).train()
+def test_a_model_is_scored_in_eval_mode_and_its_modes_are_restored(case: Any) -> None:
+    model = hf_stitch.stitch(case.b, case.b, case.data, matcher="identity", **CUT).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.9
     model.source.training = False
     modes = [module.training for module in model.modules()]
-    assert evaluate(model, data[:N], target=b, progress=False)["agreement"].value == 1.0
+    assert evaluate(model, case.data[:N], target=case.b, progress=False)["agreement"].value == 1.0
     assert [module.training for module in model.modules()] == modes
 
 
-def test_a_target_that_is_not_the_recorded_one_is_warned_of(
-    stitched: StitchedModel, a: Adapter, b: Adapter, data: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_that_is_not_the_recorded_one_is_warned_of(monkeypatch: pytest.MonkeyPatch, case: Any) -> None:
     with pytest.warns(UserWarning, match=r"not the target .* differs in weights \(hash .*, now ") as seen:
-        assert whole_target(stitched, a) is a
+        assert whole_target(case.stitched, case.a) is case.a
     assert len(seen) == 1
-    relu = copy.deepcopy(b.model)
+    relu = copy.deepcopy(case.b.model)
     relu.config.hidden_act = "relu"
     with pytest.warns(UserWarning, match=r"differs in config \(hidden_act 'gelu', now 'relu'; "):
-        evaluate(stitched, data[:N], target=relu, progress=False)
+        evaluate(case.stitched, case.data[:N], target=relu, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        whole_target(stitched, b.model)
-        reference = {**stitched.config.target["reference"], "weights_hash": None}
-        monkeypatch.setitem(stitched.config.target, "reference", reference)
-        whole_target(stitched, a)
+        whole_target(case.stitched, case.b.model)
+        reference = {**case.stitched.config.target["reference"], "weights_hash": None}
+        monkeypatch.setitem(case.stitched.config.target, "reference", reference)
+        whole_target(case.stitched, case.a)
 
 
-def test_agreement_and_divergence_are_the_only_figures_without_labels(
-    stitched: StitchedModel, scored: Evaluation, b: Adapter, data: Any
-) -> None:
-    unlabelled = evaluate(stitched, [s["image"] for s in data[:N]], target=b, progress=False)
+def test_agreement_and_divergence_are_the_only_figures_without_labels(case: Any) -> None:
+    unlabelled = evaluate(case.stitched, case.pixels, target=case.b, progress=False)
     figures = {who: tuple(found) for who, found in unlabelled.scores.items()}
     assert figures.pop("chance") == ("agreement",)
     assert {*figures.values()} == {("agreement", "kl_divergence")}
-    assert all(unlabelled[figure] == scored[figure] for figure in ("agreement", "kl_divergence"))
+    assert all(unlabelled[figure] == case.scored[figure] for figure in ("agreement", "kl_divergence"))
 
 
-def test_relative_accuracy_is_nan_if_the_target_is_never_correct(
-    stitched: StitchedModel, b: Adapter, data: Any
-) -> None:
-    with torch.no_grad():
-        predicted = b.model(torch.stack([s["image"] for s in data[:N]])).logits.argmax(-1).tolist()
-    wrong = [{**s, "label": (label + 1) % CLASSES} for s, label in zip(data, predicted, strict=False)]
-    found = evaluate(stitched, wrong, target=b, progress=False)
+def test_relative_accuracy_is_nan_if_the_target_is_never_correct(case: Any) -> None:
+    predicted = case.logits.argmax(-1).tolist()
+    wrong = [{**s, "label": (label + 1) % CLASSES} for s, label in zip(case.data, predicted, strict=False)]
+    found = evaluate(case.stitched, wrong, target=case.b, progress=False)
     assert np.isnan([found["relative_accuracy"].value, found["relative_accuracy"].low]).all()
 
 
 @pytest.mark.parametrize(("side", "what"), [("source", "layer 'vit.layers.0' of the source is"), ("target", "logits")])
-def test_a_sample_that_overflows_in_a_network_is_named(
-    side: str, what: str, stitched: StitchedModel, b: Adapter, data: Any
-) -> None:
+def test_a_sample_that_overflows_in_a_network_is_named(side: str, what: str, case: Any) -> None:
     ids = [f"n{i}" for i in range(N)]
-    rows = [dict(sample) for sample in data[:N]]
+    rows = [dict(sample) for sample in case.data[:N]]
     rows[7]["image"] = torch.full((3, 16, 16), 3e38)
-    broken, whole = Samples.of(rows, id=ids), Samples.of(data[:N], id=ids)
+    broken, whole = Samples.of(rows, id=ids), Samples.of(case.data[:N], id=ids)
     sides = (broken, whole) if side == "source" else (whole, broken)
     with pytest.raises(ValueError, match=f"(?s){what}.* NaN or infinite for .*'n7'"):
-        evaluate(stitched, sides[0], target=b, paired_data=sides[1], progress=False)
+        evaluate(case.stitched, sides[0], target=case.b, paired_data=sides[1], progress=False)
 
 
-def test_an_evaluation_converts_to_pandas_text_and_figure(scored: Evaluation) -> None:
-    frame = scored.to_pandas()
+def test_an_evaluation_converts_to_pandas_text_and_figure(case: Any) -> None:
+    frame = case.scored.to_pandas()
     assert list(frame.columns) == ["predictor", "figure", "value", "low", "high"]
     assert len(frame) == 6 * 5 - 1  # chance has no divergence
     row = frame[(frame.predictor == "identity") & (frame.figure == "agreement")].iloc[0]
-    assert row.value == scored.scores["identity"]["agreement"].value
-    assert "60 held-out samples" in str(scored)
-    for word in (*scored.scores, "relative accuracy", *str(scored["accuracy"]).split(" [")):
-        assert word in str(scored)
-    (axes,) = scored.plot("agreement").axes
-    assert [text.get_text() for text in axes.get_yticklabels()] == [who.replace("_", " ") for who in scored.scores]
-    for figure in scored.scores["stitched"]:  # of those that have it
-        shown = [text.get_text() for text in scored.plot(figure).axes[0].get_yticklabels()]
-        assert shown == [who.replace("_", " ") for who, row in scored.scores.items() if figure in row]
-    assert "chance" not in [text.get_text() for text in scored.plot("kl_divergence").axes[0].get_yticklabels()]
+    assert row.value == case.scored.scores["identity"]["agreement"].value
+    assert "60 held-out samples" in str(case.scored)
+    for word in (*case.scored.scores, "relative accuracy", *str(case.scored["accuracy"]).split(" [")):
+        assert word in str(case.scored)
+    (axes,) = case.scored.plot("agreement").axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == [who.replace("_", " ") for who in case.scored.scores]
+    for figure in case.scored.scores["stitched"]:  # of those that have it
+        shown = [text.get_text() for text in case.scored.plot(figure).axes[0].get_yticklabels()]
+        assert shown == [who.replace("_", " ") for who, row in case.scored.scores.items() if figure in row]
+    assert "chance" not in [text.get_text() for text in case.scored.plot("kl_divergence").axes[0].get_yticklabels()]
     with pytest.raises(KeyError, match=r"the evaluation has no figure 'f1'; it has accuracy, .*, kl_divergence"):
-        scored.plot("f1")
+        case.scored.plot("f1")
 
 
 # -- target --------------------------------------------------------------------------------------------------------
 
 
-def test_a_loaded_model_needs_the_target_if_it_has_no_name(
-    stitched: StitchedModel, scored: Evaluation, a: Adapter, b: Adapter, data: Any, tmp_path: Any
-) -> None:
-    stitched.save_pretrained(tmp_path)
+def test_a_loaded_model_needs_the_target_if_it_has_no_name(tmp_path: Any, case: Any) -> None:
+    case.stitched.save_pretrained(tmp_path)
     again = StitchedModel.from_pretrained(tmp_path)
-    assert evaluate(again, data[:N], target=b.model, source=a.model, progress=False) == scored
-    without = evaluate(again, data[:N], target=b.model, progress=False)
+    assert evaluate(again, case.data[:N], target=case.b.model, source=case.a.model, progress=False) == case.scored
+    without = evaluate(again, case.data[:N], target=case.b.model, progress=False)
     assert without.left_out == {"source": "it is not in memory; pass the whole source"}
-    assert {**without.scores, "source": scored.scores["source"]} == scored.scores
+    assert {**without.scores, "source": case.scored.scores["source"]} == case.scored.scores
     with pytest.raises(ValueError, match="pass it, as target=…"):
-        evaluate(again, data[:N], progress=False)
+        evaluate(again, case.data[:N], progress=False)
 
 
 # -- language ------------------------------------------------------------------------------------------------------
@@ -315,10 +269,8 @@ def test_figures_of_language_models_match_a_loop(padding: str, texts: list[str])
         (None, "the two sides differ first at place 0"),
     ],
 )
-def test_samples_that_cannot_be_scored_are_rejected(
-    label: int | None, message: str, stitched: StitchedModel, b: Adapter, data: Any
-) -> None:
-    wrong = [{**sample, "label": label if i == 3 and label else 0} for i, sample in enumerate(data[:N])]
-    other = None if label else Samples.of(data).select(range(1, N + 1))
+def test_samples_that_cannot_be_scored_are_rejected(label: int | None, message: str, case: Any) -> None:
+    wrong = [{**sample, "label": label if i == 3 and label else 0} for i, sample in enumerate(case.data[:N])]
+    other = None if label else Samples.of(case.data).select(range(1, N + 1))
     with pytest.raises(ValueError, match=message):
-        evaluate(stitched, Samples.of(wrong), target=b, paired_data=other, progress=False)
+        evaluate(case.stitched, Samples.of(wrong), target=case.b, paired_data=other, progress=False)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import hf_stitch
 from hf_stitch.analysis import Activations, extract_activations
 
 from tiny_networks import SIZE, WORDS, network  # isort: skip
@@ -44,12 +43,6 @@ def test_activations_are_those_of_the_network_bit_for_bit(family: str, pooling: 
     found.save(tmp_path / "saved.safetensors")
     again = Activations.load(tmp_path / "saved.safetensors")
     assert again.fingerprint == found.fingerprint  # ids, pooling, mask, grids, names and bytes in their order
-    if pooling == "mean":
-        apart, together = (
-            hf_stitch.compare(side, adapter, data, rows="mean", metrics=["linear_cka"], **QUIET)["linear_cka"]
-            for side in (again, adapter)
-        )
-        np.testing.assert_allclose(apart, together, rtol=1e-6, atol=1e-9)
 
 
 def test_a_layer_that_is_named_twice_counts_once_and_the_order_is_as_asked() -> None:

@@ -86,6 +86,9 @@ def test_vectors_beside_pooled_positions_warn() -> None:
     assert np.array_equal(np.isnan(mixed["linear_cka"]), ~np.eye(2, dtype=bool))
     with pytest.raises(ValueError, match="texts vary in length"):
         hf_stitch.compare(saved, saved, rows="flat", **QUIET)
+    grid = Activations({"vector": values["vector"], "grid": values["tokens"]}, range(20), grids={"grid": (2, 2)})
+    with pytest.warns(UserWarning, match="vectors that layers output, and resized of others"):  # and no third kind
+        hf_stitch.compare(grid, grid, rows="resized", **QUIET)
     kept = Activations({"tokens": values["tokens"]}, range(20), pooling="none")
     with pytest.raises(ValueError, match="have no prefix tokens, which rows='tokens' needs"):
         hf_stitch.compare(kept, kept, rows="tokens", **QUIET)
@@ -119,14 +122,6 @@ def test_one_tensor_under_two_masks_is_compared_twice() -> None:
     apart = hf_stitch.compare(a, masked(0, [2] * 20), **QUIET)["linear_cka"]
     np.testing.assert_allclose(found, apart, rtol=1e-9)
     assert found.item() < 0.99
-
-
-def test_pairs_without_common_rows_are_not_of_another_kind() -> None:
-    random = torch.Generator().manual_seed(0)
-    values = {"vector": torch.randn(20, 3, generator=random), "grid": torch.randn(20, 4, 3, generator=random)}
-    saved = Activations(values, range(20), grids={"grid": (2, 2)})
-    with pytest.warns(UserWarning, match="vectors that layers output, and resized of others"):
-        hf_stitch.compare(saved, saved, rows="resized", **QUIET)
 
 
 @pytest.mark.parametrize(

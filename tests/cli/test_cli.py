@@ -13,10 +13,12 @@ from PIL import Image
 from transformers import BertConfig, BertModel, T5Config
 
 import hf_stitch
+from hf_stitch.analysis import SimilarityAtlas
 from hf_stitch.data import read_data
 from hf_stitch.registry import registries
 
 from calls import DIGITS, error_line, recorded, run, usage_error, words  # isort: skip
+from two_tokenizers import LAYER, SENTENCES, decoder  # isort: skip
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,49 @@ def test_list_shows_every_name() -> None:
             assert entry["source"] == "hf_stitch.matchers.regression:Lstsq"
 
 
+# -- compare, and what all commands share ------------------------------------------------------------------------------
+
+
+def test_compare_prints_and_saves(folders: dict[str, Path], tmp_path: Path) -> None:
+    call = ["compare", folders["cnn"], folders["cnn"], *DIGITS[:4], "--max-samples", "40"]
+    call += ["--metric", "linear_cka:debiased=true", "--metric", "mutual_knn:k=3"]
+    record = recorded(*call, "--out", tmp_path / "run")
+    atlas = SimilarityAtlas.load(tmp_path / "run" / "atlas.json")
+    assert list(record["values"]) == ["linear_cka(debiased=True)", "mutual_knn(k=3)"]
+    assert all(record["values"][name] == atlas[name].tolist() for name in atlas.values)
+    assert record["best_matches"]["mutual_knn(k=3)"] == {layer: layer for layer in atlas.layers_a}
+    assert all(Path(path).is_file() for path in record["saved"].values()) and len(record["saved"]) == 3
+    planned = recorded(*call, "--plan")
+    assert {route["metric"] for route in planned["routes"] if route["chosen"]} == set(record["values"])
+    for bad, what in (("mutual_knn:q=3", "has no option 'q'"), ("mutual_knn:q", "key=value")):
+        assert what in usage_error(*call, "--metric", bad)
+    unaligned = error_line(*call, "--metric", "rsa", "--rows", "positions", "--align", "offsets")
+    assert "--align offsets takes texts, but sample" in unaligned
+
+
+@pytest.mark.parametrize("command", ["compare", "stitch", "grid"])
+def test_commands_plan_and_write_nothing(command: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    result = run(command, *folders.values(), *DIGITS, "--plan", "--out", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["seconds"] > 0 and "networks" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("command", "result"), [("compare", "SimilarityAtlas"), ("stitch", "Evaluation")])
+def test_a_page_is_written(
+    command: str, result: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, pooling = tmp_path / "page.html", ["--pooling", "mean"] if command == "stitch" else []
+    call = [command, *map(str, folders.values()), *DIGITS, "--out", str(tmp_path / "out"), "--report", str(place)]
+    monkeypatch.setattr("sys.argv", ["hf-stitch", *call, *pooling])
+    found = run(*call, *pooling)
+    assert found.exit_code == 0, found.output
+    (read,) = hf_stitch.load_report(place)
+    names = " ".join(folder.name for folder in folders.values())
+    assert type(read).__name__ == result and f"Again: <code>hf-stitch {command} {names} --data" in place.read_text()
+    assert str(tmp_path.parent) not in place.read_text()
+
+
 # -- stitch and evaluate -----------------------------------------------------------------------------------------------
 
 
@@ -138,6 +183,34 @@ def test_audit_tells_whether_states_are_like_those_of_the_target(
     assert {*record["saved"]} == {"audit.json", "audit.png"} == {path.name for path in (tmp_path / "out").iterdir()}
 
 
+def test_decoders_with_two_tokenizers_and_samples_without_partners(tmp_path: Path) -> None:
+    def written(name: str, sentences: list[str]) -> Path:
+        (tmp_path / name).mkdir()
+        lines = ["text", *(f'"{" ".join(each.split())}"' for each in sentences)]
+        (tmp_path / name / "train.csv").write_text("\n".join(lines), encoding="utf-8")
+        return tmp_path / name
+
+    def stitched(source: str, target: str, data: Path, *options: object) -> hf_stitch.StitchedModel:
+        call = ("stitch", tmp_path / source, tmp_path / target, "--data", data, "--out", tmp_path / "out" / data.name)
+        result = run(*call, "--source-layer", LAYER[source], "--target-layer", LAYER[target], "--matcher", *options)
+        assert result.exit_code == 0, result.output
+        return hf_stitch.StitchedModel.from_pretrained(tmp_path / "out" / data.name / "model")
+
+    for name in LAYER:
+        adapter = decoder(name, torch.float32)
+        adapter.model.save_pretrained(tmp_path / name)
+        adapter.processor.save_pretrained(tmp_path / name)
+    source, target = LAYER
+    model = stitched(source, target, written("texts", SENTENCES), "ridge", "--align", "prefix", "--own")
+    assert model.config.recipe["own"] is True and model.stitch.body.in_features == 16 + 12
+    pairs, *unpaired = (
+        written(name, some)
+        for name, some in (("pairs", SENTENCES[:20]), ("left", SENTENCES[20:120]), ("right", SENTENCES[120:]))
+    )
+    recipe = stitched("llama", "llama", pairs, "seeded_refinement", "--unpaired", *unpaired).config.recipe
+    assert len(recipe["unpaired"]) == 2 and recipe["fitted_samples"]["n"] == 16 + 100 + len(SENTENCES) - 120
+
+
 # -- swap --------------------------------------------------------------------------------------------------------------
 
 
@@ -154,11 +227,6 @@ def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[
         "layer4.0", "--matcher", "auto", *DIGITS[:4], "--anchor-split", "test", "--out", tmp_path / "same",
     )  # fmt: skip
     assert same_split["evaluation"]["n"] == everything - 90
-    drawn_again = recorded(
-        "swap", folders["vit"], folders["cnn"], "--target-layer", "vit.layers.3", "--anchors", "90", "--seed", "1",
-        *DIGITS[:4], *place, tmp_path / "drawn",
-    )["recipe"]["anchors"]  # fmt: skip
-    assert drawn_again != record["recipe"]["anchors"]
     assert same_split["recipe"]["held_out_errors"] == record["recipe"]["held_out_errors"]
     assert {"stitched", "inverse_relative", "identity", "target", "chance"} <= record["evaluation"]["scores"].keys()
     errors = record["recipe"]["held_out_errors"]
@@ -182,18 +250,14 @@ def test_swap_replaces_the_encoder_of_a_network_and_of_the_result(folders: dict[
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_reports_cuts_and_inputs(folders: dict[str, Path]) -> None:
+def test_doctor_reports_cuts_and_inputs_or_exits_with_1(folders: dict[str, Path], tmp_path: Path) -> None:
     result = run("doctor", folders["vit"], "--json")
     record = json.loads(result.stdout)
     assert record["kind"] == "ViTForImageClassification"
     assert {e["status"] for e in record["layers"]} == {"verified"}
     assert "takes pixel_values (image)" in words(result.stderr)  # the length of the path decides where lines break
-
-
-def test_doctor_exits_with_1_if_loading_fails(tmp_path: Path) -> None:
-    result = run("doctor", tmp_path / "nothing")
-    assert result.exit_code == 1
-    assert "could not be loaded" in result.stdout
+    failed = run("doctor", tmp_path / "nothing")
+    assert failed.exit_code == 1 and "could not be loaded" in failed.stdout
 
 
 def test_doctor_examines_the_decoder_of_an_encoder_decoder_with_random_weights(tmp_path: Path) -> None:
@@ -293,11 +357,9 @@ USAGE = {
     f"{STITCH} --matcher ridge:rank": "are written key=value",
     f"{STITCH} --pooling all": "is not one of 'none'",
     f"{STITCH} --test-size 1.5": "must be a share below 1",
-    f"{STITCH} --align words": "'words' is not one of 'tokens', 'prefix'",
     f"{SWAP} --anchors 9": "which need --target-layer",
     f"{SWAP} --selection random": "which need --target-layer",
     f"{SWAP} --task image-classification": "which need --target-layer",
-    f"{SWAP} --target-layer x --selection kmeans": "is not one of 'random', 'stratified'",
     f"{GRID} --detector knm": "did you mean 'knn'",
     f"{GRID} --report {{empty}}/no/page.html": "does not exist or cannot be written",
     **{

@@ -156,9 +156,8 @@ def test_a_comparison_names_the_functions(mine: Path, tmp_path: Path) -> None:
 def test_two_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     first, second = (write(tmp_path / SECRET / name) for name in ("first", "second"))
     found = recorded("compare", f"{first}:small", f"{second}:small", *DIGITS, *LAYER)
-    assert [found["recipe"][side]["reference"]["summary"].split(",")[0] for side in "ab"] == [
-        "first/mine.py:small", "second/mine.py:small",
-    ]  # fmt: skip
+    names = [found["recipe"][side]["reference"]["summary"].split(",")[0] for side in "ab"]
+    assert names == ["first/mine.py:small", "second/mine.py:small"]
     names = recorded(
         "bench", f"{first}:small", f"{second}:small", f"{first}:third", "--metric", "procrustes", *DIGITS, "--layer",
         "0", "--references", "2",
@@ -259,10 +258,7 @@ def test_what_a_file_must_be(mine: Path) -> None:
     assert "no file" in error_line("layers", f"{mine.with_name('other.py')}:small")
     mine.write_text("import nothing_of_this_name\n")
     line = error_line("layers", f"{mine}:small")
-    assert (
-        "mine.py could not be run: ModuleNotFoundError: No module named 'nothing_of_this_name' (mine.py, line 1)"
-        in line
-    )
+    assert "mine.py could not be run: ModuleNotFoundError: " in line and "this_name' (mine.py, line 1)" in line
     mine.write_text("def small(:\n")
     assert "mine.py could not be run: SyntaxError" in error_line("layers", f"{mine}:small")
     mine.write_text("import sys\nsys.exit(2)\n")
@@ -278,9 +274,8 @@ def test_options_of_loading_belong_into_the_function(command: str, option: str, 
     assert option.partition("=")[0] in message and "in the function" in message
 
 
-@pytest.mark.parametrize("command", [("evaluate", *DIGITS)])
-def test_a_network_is_no_artefact(command: tuple[str, ...], mine: Path) -> None:
-    assert "is a network" in usage_error(command[0], f"{mine}:small", *command[1:])
+def test_a_network_is_no_artefact(mine: Path) -> None:
+    assert "is a network" in usage_error("evaluate", f"{mine}:small", *DIGITS)
     assert not mine.with_name("ran").exists()
 
 

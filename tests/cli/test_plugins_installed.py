@@ -25,12 +25,6 @@ def fails() -> None:
     """Fail."""
     raise ValueError("no letters")
 '''
-METRIC = '''
-from hf_stitch.metrics._cka import LinearCKA
-class {name}(LinearCKA):
-    """Alike."""
-    name = "{entry}"
-'''
 
 
 def install(folder: Path, distribution: str, groups: dict[str, dict[str, str]], **modules: str) -> None:
@@ -67,34 +61,6 @@ print(json.dumps([dict(zip(("code", "out", "err"), each)) for each in told]))
     assert found.returncode == 0, found.stderr
     done: list[dict[str, Any]] = json.loads(found.stdout)
     return done
-
-
-@pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A metric that raises on import, one that hangs, one for a newer contract, and two of one name; and a good one."""
-    folder = tmp_path_factory.mktemp("bad")
-    install(folder, "raising-plugin", {"metrics": {"raising": "raising:Raising"}}, raising="1 / 0")
-    install(
-        folder, "hanging-plugin", {"metrics": {"hanging": "hanging:Hanging"}}, hanging="import time\ntime.sleep(600)"
-    )
-    newer = {"metrics": {"newer": "newer:Newer"}, "contracts": {"contract": "contract_7"}}
-    install(folder, "newer-plugin", newer, newer="raise SystemError('imported')")
-    for name in ("first", "second"):
-        code = METRIC.format(name="Double", entry="double")
-        install(folder, f"{name}-plugin", {"metrics": {"double": f"{name}:Double"}}, **{name: code})
-    install(folder, "good-plugin", {"metrics": {"good": "good:Good"}}, good=METRIC.format(name="Good", entry="good"))
-    return folder
-
-
-def test_bad_plugins_are_named_and_the_others_work(bad: Path) -> None:
-    (found,) = run(bad, ["list", "metrics", "--json"])  # imports none of them, or it would hang
-    listed = {each["name"]: each for each in json.loads(found["out"])}
-    assert {"double", "raising", "hanging", "newer", "good"} <= listed.keys()
-    assert listed["double"]["origin"] == "plugin first-plugin 1.0"
-    assert "'double' among metrics of the plugin second-plugin 1.0 is left out" in found["err"]
-    assert listed["good"]["origin"] == "plugin good-plugin 1.0"
-    assert listed["newer"]["source"] == "broken" and "built for contract_7, and" in listed["newer"]["summary"]
-    assert listed["raising"]["source"] == "raising:Raising"
 
 
 def test_list_check_shows_what_is_broken_and_why(tmp_path: Path) -> None:

@@ -173,10 +173,13 @@ def test_tested_cells_have_chance_and_p_values() -> None:
     assert "0 of 3 best matches are beyond chance" in text
 
 
-def test_sections_of_the_same_networks_share_a_key() -> None:
+def test_sections_of_the_same_networks_share_a_key_and_other_samples_are_told() -> None:
     recipe = {side: {"reference": {"weights_hash": digest}} for side, digest in zip("ab", "xy", strict=True)}
     keys = [s["networks"] for s in figures_of(page([atlas_of(recipe=recipe), grid_of(), evaluation(), atlas_of()]))]
     assert keys == ["x y", "x y", "x y", "3"]
+    one, other = (atlas_of(recipe={"a": {"data": data}}) for data in "xy")
+    assert "different samples" not in page([one, one])
+    assert "different samples" in page([one, other])
 
 
 def test_accuracy_and_detectors_are_side_by_side_and_strange_stitches_are_outlined() -> None:
@@ -253,14 +256,6 @@ def test_figures_and_controls_that_only_some_rows_have_are_a_dash() -> None:
     console = Console(width=200, file=io.StringIO())
     console.print(replace(audit, detections={"body": {**audit.detections["body"], "other": other}}))
     assert "–" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_results_of_other_samples_are_told() -> None:
-    def recorded(data: str) -> SimilarityAtlas:
-        return atlas_of(recipe={"a": {"data": data}})
-
-    assert "different samples" not in page([recorded("x"), recorded("x")])
-    assert "different samples" in page([recorded("x"), recorded("y")])
 
 
 def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,15 +353,12 @@ def test_what_is_no_result_has_no_page(results: Any, error: str, tmp_path: Path)
         hf_stitch.report(results, tmp_path / "page.html")
 
 
-def network_atlas(metric: str = "linear_cka(debiased=True)") -> NetworkAtlas:
-    values = np.array([[1.0, 0.4, 0.8, 0.3], [0.4, 1.0, 0.2, 0.9], [0.8, 0.2, 1.0, 0.5], [0.3, 0.9, 0.5, 1.0]])
-    names = ("a/0", "a/1", "b/0", "b/1")
-    flat = SimilarityAtlas({metric: values}, names, names, 100, "mean", {metric: "moments"})
-    return NetworkAtlas(flat, {"a": ("0", "1"), "b": ("0", "1")})
-
-
 def test_the_page_of_several_networks_has_its_own_headline_and_no_layer_matches_itself() -> None:
-    text = page([network_atlas()])
+    metric, names = "linear_cka(debiased=True)", ("a/0", "a/1", "b/0", "b/1")
+    values = np.array([[1.0, 0.4, 0.8, 0.3], [0.4, 1.0, 0.2, 0.9], [0.8, 0.2, 1.0, 0.5], [0.3, 0.9, 0.5, 1.0]])
+    flat = SimilarityAtlas({metric: values}, names, names, 100, "mean", {metric: "moments"})
+    atlas = NetworkAtlas(flat, {"a": ("0", "1"), "b": ("0", "1")})
+    text = page([atlas])
     assert "<h1>Similarity of networks</h1>" in text and "NetworkAtlas" not in text.partition("<footer>")[0]
     assert (
         "The most similar networks by linear_cka(debiased=True) are a and b (0.850); 4 of 4 layers match the "
@@ -377,11 +369,8 @@ def test_the_page_of_several_networks_has_its_own_headline_and_no_layer_matches_
     _, best = layers["views"][0]["traces"]
     assert (best["y"], best["x"]) == (["a/0", "a/1", "b/0", "b/1"], ["b/0", "b/1", "a/0", "a/1"])
     assert best["name"] == "best match in another network"
-
-
-def test_the_figure_of_several_networks_frames_layers_of_other_networks() -> None:
-    figure = network_atlas().plot()
-    places = sorted((round(patch.get_y() + 0.5), round(patch.get_x() + 0.5)) for patch in figure.axes[0].patches)
+    patches = atlas.plot().axes[0].patches  # frames
+    places = sorted((round(patch.get_y() + 0.5), round(patch.get_x() + 0.5)) for patch in patches)
     assert places == [(0, 2), (1, 3), (2, 0), (3, 1)]
 
 
@@ -399,25 +388,26 @@ def test_a_headline_from_a_table_is_its_whole_title() -> None:
     assert general_section(Narrow()).verdict == title
 
 
-def regression_grid() -> StitchGrid:
-    values = np.array([[0.9, -2.5], [0.6, 0.2]])
-    scores = {"lstsq": {"relative_r2": np.stack([values] * 3, -1), "agreement": np.stack([values / 10] * 3, -1)}}
-    recipe = {side: {"id": None, "summary": f"{side.upper()}Net, 4 layers"} for side in "ab"}
-    return StitchGrid(scores, {}, {}, ("a0", "a1"), ("b0", "b1"), "regression", "none", 9, recipe=recipe)
-
-
 def heats_of(result: Result) -> list[dict[str, Any]]:
     views = [view for figure in figures_of(page([result]))[0]["figures"] for view in figure["views"]]
     return [trace for view in views for trace in view["traces"] if trace["type"] == "heatmap"]
 
 
-def test_a_negative_score_is_not_drawn_as_zero() -> None:
-    grid = regression_grid()
+def test_a_negative_score_is_not_drawn_as_zero_and_axes_have_the_names_of_the_networks() -> None:
+    values = np.array([[0.9, -2.5], [0.6, 0.2]])
+    scores = {"lstsq": {"relative_r2": np.stack([values] * 3, -1), "agreement": np.stack([values / 10] * 3, -1)}}
+    recipe = {side: {"id": None, "summary": f"{side.upper()}Net, 4 layers"} for side in "ab"}
+    grid = StitchGrid(scores, {}, {}, ("a0", "a1"), ("b0", "b1"), "regression", "none", 9, recipe=recipe)
     first, second = heats_of(grid)
     assert (first["zmin"], first["zmax"]) == (-2.5, 0.9) and "meta" not in first  # R² has no fixed range
     assert (second["zmin"], second["zmax"], second["meta"]) == (-0.3, 0.1, [-0.3, 1.0])
-    assert grid.plot().axes[0].images[0].get_clim() == (-2.5, 0.9)
+    axes = grid.plot().axes[0]
+    assert axes.images[0].get_clim() == (-2.5, 0.9)
     assert grid.plot("agreement").axes[0].images[0].get_clim() == (-0.3, 0.1)
+    layout = figures_of(page([grid]))[0]["figures"][0]["layout"]
+    named = ("layers of the source: ANet", "layers of the target: BNet")
+    assert (layout["yaxis"]["title"]["text"], layout["xaxis"]["title"]["text"]) == named
+    assert (axes.get_ylabel(), axes.get_xlabel()) == named
 
 
 def test_colours_lie_where_values_lie_and_do_not_show_rounding() -> None:
@@ -426,15 +416,6 @@ def test_colours_lie_where_values_lie_and_do_not_show_rounding() -> None:
     (equal,) = heats_of(replace(atlas_of(), values={"linear_cka": 1 - np.eye(3) * 1e-15}))
     assert (equal["zmin"], equal["zmax"]) == (0.9, 1.0)
     assert [(heat["zmin"], heat["zmax"]) for heat in heats_of(grid_of())[:2]] == [(0.8, 0.9), (0.8, 0.9)]
-
-
-def test_axes_have_the_names_of_the_networks() -> None:
-    grid = regression_grid()
-    layout = figures_of(page([grid]))[0]["figures"][0]["layout"]
-    named = (layout["yaxis"]["title"]["text"], layout["xaxis"]["title"]["text"])
-    assert named == ("layers of the source: ANet", "layers of the target: BNet")
-    axes = grid.plot().axes[0]
-    assert (axes.get_ylabel(), axes.get_xlabel()) == named
 
 
 @pytest.mark.parametrize("many", [True, False])

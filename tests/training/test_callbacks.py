@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -45,15 +44,6 @@ def logged(trained: Trainer, start: str) -> dict[int, dict[str, float]]:
     return {step: figures for step, figures in found.items() if figures}
 
 
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(a: nn.Module | dict[str, Any], b: nn.Module | dict[str, Any]) -> bool:
-    one, two = (side.state_dict() if isinstance(side, nn.Module) else side for side in (a, b))
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-
-
 # -- no side effects on training --------------------------------------------------------------------------------------
 def test_training_with_callbacks_gives_identical_weights(tmp_path: Path, reference: hf_stitch.Adapter) -> None:
     data = labelled(reference)
@@ -65,7 +55,8 @@ def test_training_with_callbacks_gives_identical_weights(tmp_path: Path, referen
     StitchabilityCallback(reference, data, every="epoch").attach(watched, own)
     DynamicsRecorder(tmp_path / "recordings", PROBE, every="eval").attach(watched, own)
     watched.train()
-    assert same(plain.model, watched.model)
+    found = watched.model.state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in plain.model.state_dict().items())
     losses = [[e["loss"] for e in t.state.log_history if "loss" in e] for t in (plain, watched)]
     assert losses[0] == losses[1] and len(losses[0]) == 4
 
@@ -211,33 +202,12 @@ def test_an_untrained_copy_of_a_stitched_model_has_other_weights_in_both_halves(
             assert after.isfinite().all() and (before.std() == 0 or not torch.equal(before, after)), name
 
 
-def test_stitching_a_copy_has_relative_accuracy_one(reference: hf_stitch.Adapter) -> None:
-    twin = copy.deepcopy(reference.model)
-    figures = StitchabilityCallback(reference, labelled(reference)).measure(adapter(twin), step=0)
-    for i in range(2):
-        assert figures[f"stitchability/relative_accuracy/blocks.{i}"] == 1.0
-        assert figures[f"stitchability/identity/blocks.{i}"] == 1.0
-        assert figures[f"stitchability/mean_only/blocks.{i}"] < 1.0
-
-
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel], ids=["compiled", "parallel"])
 def test_wrapped_networks_are_unwrapped(wrap: Any) -> None:
     model = net()
     callback = SimilarityCallback("start", PROBE)
     callback.measure(adapter(model), step=0)
     assert callback.measure(wrap(model), step=1)[BLOCK] == pytest.approx(1)
-
-
-def test_network_compiled_in_place_runs_uncompiled() -> None:
-    def never(*_: Any) -> Any:
-        raise AssertionError("the network was compiled")
-
-    model = net()
-    model.compile(backend=never)
-    callback = SimilarityCallback("start", PROBE)
-    assert callback.measure(adapter(model), step=0)[BLOCK] == pytest.approx(1)
-    with pytest.raises(Exception, match="the network was compiled"):  # elsewhere it still is
-        model(PROBE)
 
 
 def test_layer_that_dies_during_training_becomes_nan_with_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,6 @@ import functools
 import gc
 import random
 import re
-import shutil
 import tempfile
 import warnings
 import weakref
@@ -28,7 +27,6 @@ from hf_stitch.registry import registries
 from hf_stitch.stitches import Stitch
 from hf_stitch.training import DivergedError, TaskLoss
 
-from killing import killed_at_every_operation  # isort: skip
 from tiny_networks import LAYERS, WORDS, network  # isort: skip
 
 N, SIZE, CLASSES = 90, 8, "image-classification"
@@ -104,16 +102,12 @@ def weights(layer: Any) -> torch.Tensor:
 def test_trainer_and_task_loss_agree() -> None:
     training = matcher(shuffle=False, max_grad_norm=0.5, lr=1e-2, schedule="linear")
     ours = fit(training, data=samples(96))
-    (trained,) = of_the_trainer(None)
-    assert torch.allclose(weights(ours), weights(trained), atol=1e-5, rtol=0)
+    assert torch.allclose(weights(ours), weights(of_the_trainer()), atol=1e-5, rtol=0)
 
 
 def test_stored_and_recomputed_activations_agree() -> None:
     model, training = stitched(), matcher(labels={"hard": 0.5, "target": 0.3, "source": 0.2})
     kept = fit(training, model)
-    with pytest.warns(UserWarning, match="recomputed for each batch; raise cache_size"):
-        recomputed = fit(training, model, cache_size=1)
-    assert torch.allclose(weights(kept), weights(recomputed), atol=1e-10, rtol=0)
     same = fit(training, model, augment=lambda images, generator: images)
     assert torch.allclose(weights(kept), weights(same), atol=1e-10, rtol=0)
 
@@ -134,13 +128,13 @@ def of_texts(source: str, target: str) -> StitchedModel:
 
 
 def mixture_of_two(folder: Path | None) -> list[Any]:
-    training = matcher(labels={"hard": 0.5, "target": 0.5})
+    training = matcher(labels={"hard": 0.5, "target": 0.5}, feature_steps=5, patience=9)
     state = None if folder is None else folder / "state"
     models = [stitched(), stitched(("c3", "c2"))]
     return fit(training, models, validation_data=samples(31), checkpoint_dir=state)
 
 
-def of_the_trainer(folder: Path | None) -> list[Any]:
+def of_the_trainer() -> Any:
     from transformers import Trainer, TrainingArguments
 
     model, data = stitched(), samples(96)
@@ -148,17 +142,17 @@ def of_the_trainer(folder: Path | None) -> list[Any]:
     frozen = copy.deepcopy((model.source.state_dict(), model.target.state_dict()))
     with tempfile.TemporaryDirectory() as place:
         arguments = TrainingArguments(
-            place, max_steps=20, per_device_train_batch_size=16 if folder is None else 8, learning_rate=1e-2,
-            lr_scheduler_type="linear", optim="adamw_torch", weight_decay=0.0, max_grad_norm=0.5, report_to=[],
-            train_sampling_strategy="sequential", save_strategy="no", use_cpu=True, disable_tqdm=True,
+            place, max_steps=20, per_device_train_batch_size=16, learning_rate=1e-2, lr_scheduler_type="linear",
+            optim="adamw_torch", weight_decay=0.0, max_grad_norm=0.5, report_to=[], use_cpu=True, disable_tqdm=True,
+            train_sampling_strategy="sequential", save_strategy="no",
         )  # fmt: skip
         Trainer(model.freeze_networks(), arguments, train_dataset=rows).train()  # type: ignore[arg-type]
     for half, before in zip((model.source, model.target), frozen, strict=True):
         assert all(torch.equal(value, before[name]) for name, value in half.state_dict().items())
-    return [model.stitch]
+    return model.stitch
 
 
-def accumulated_with_a_tail_of_one(folder: Path | None) -> list[Any]:
+def accumulated_with_a_tail_of_one() -> list[Any]:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -168,47 +162,18 @@ def accumulated_with_a_tail_of_one(folder: Path | None) -> list[Any]:
     return found
 
 
-def next_tokens_after_features(folder: Path | None) -> list[Any]:
-    return fit(matcher(feature_steps=12), [of_texts("gpt2", "llama")], words(65))
+def share(rank: int, folder: Path) -> None:
+    found = (mixture_of_two(folder), accumulated_with_a_tail_of_one())
+    torch.save([[weights(layer) for layer in layers] for layers in found], folder / f"{rank}.pt")
 
 
-def classes_of_texts_with_patience(folder: Path | None) -> list[Any]:
-    training = matcher(feature_steps=5, max_steps=60, patience=2, lr=3e-2)
-    return fit(training, [of_texts("bert", "bert")], words(33), validation_data=words(21))
-
-
-OF_IMAGES = (of_the_trainer, mixture_of_two, accumulated_with_a_tail_of_one)
-OF_TEXTS = (next_tokens_after_features, classes_of_texts_with_patience)
-
-
-def share(rank: int, folder: Path, cases: Any) -> None:
-    torch.save([[weights(layer) for layer in case(folder)] for case in cases], folder / f"{rank}.pt")
-
-
-@pytest.mark.parametrize("cases", [OF_IMAGES, OF_TEXTS], ids=["images", "texts"])
-def test_two_processes_agree_with_one(cases: Any, tmp_path: Path) -> None:
-    run_ranks(2, share, tmp_path, cases)
+def test_two_processes_agree_with_one(tmp_path: Path) -> None:
+    run_ranks(2, share, tmp_path)
     both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for place, case in enumerate(cases):
-        for number, layer in enumerate(case(None)):
-            for rank in range(2):
-                difference = (both[rank][place][number] - weights(layer)).abs().max()
-                assert difference < 1e-6, (case.__name__, rank, difference)
-
-
-def test_training_killed_at_any_operation_resumes_bit_identical(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    folder, kills = tmp_path / "job", 0
-
-    def job() -> Any:
-        return fit(matcher(), checkpoint_dir=folder, save_every=5)
-
-    whole = fit(matcher())
-    for _ in killed_at_every_operation(job):
-        assert torch.equal(weights(whole), weights(job()))
-        shutil.rmtree(folder)
-        kills += 1
-    assert kills >= 20
+    for place, alone in enumerate((mixture_of_two(None), accumulated_with_a_tail_of_one())):
+        for number, layer in enumerate(alone):
+            differences = [(of_rank[place][number] - weights(layer)).abs().max() for of_rank in both]
+            assert max(differences) < 1e-6, (place, number, differences)
 
 
 def test_folder_of_another_job_raises_with_the_differences(tmp_path: Path) -> None:
@@ -390,27 +355,6 @@ def test_several_cuts_read_each_cut_of_the_source_once() -> None:
     fit(matcher(batch_size=N, max_steps=3), list(models.values()))
     # Once for the rehearsal of all groups, and once for the stored activations.
     assert counts == {"c2": 2, "c3": 2}
-
-
-def test_several_cuts_resume_to_the_same_bits(tmp_path: Path) -> None:
-    models, data, training = [stitched(cut) for cut in CUTS], samples(), matcher()
-    whole = fit(training, models, data)
-    calls = 0
-
-    def stop(step: int, layers: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 32:  # in the second cut
-            raise KeyboardInterrupt
-
-    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "save_every": 5, "progress": False}
-    with pytest.raises(KeyboardInterrupt):
-        fit(training, models, data, callback=stop, **options)
-    seen: list[int] = []
-    resumed = fit(training, models, data, callback=lambda step, layers: seen.append(step), **options)
-    assert seen == list(range(6, 21))  # the state after step 5 of the second cut
-    for one, other in zip(whole, resumed, strict=True):
-        assert torch.equal(weights(one), weights(other))
 
 
 def test_orthogonal_maps_stay_orthogonal_with_plain_weights() -> None:
@@ -601,25 +545,17 @@ def test_penalties_count_once_in_accumulated_batches() -> None:
     assert whole.body.fitted["loss"] == pytest.approx(parts.body.fitted["loss"], rel=1e-6)
 
 
-def test_stitches_trained_together_stop_independently() -> None:
+def test_stitches_trained_together_stop_independently_and_resume_with_their_patience(tmp_path: Path) -> None:
+    """Training is interrupted when one stitch has stopped and another has not."""
     models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
     training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2, max_grad_norm=1.0, weight_decay=1e-3)
-    options = {"validation_data": samples(40), "progress": False}
-    together = fit(training, models, **options)
-    alone = [fit(training, model, **options) for model in models]
-    for one, other in zip(together, alone, strict=True):
+    options: dict[str, Any] = {"validation_data": samples(40), "progress": False}
+    whole = fit(training, models, **options)
+    for one, model in zip(whole, models, strict=True):
+        other = fit(training, model, **options)
         assert torch.allclose(weights(one), weights(other), atol=1e-6, rtol=0)
         assert one.body.fitted["steps"] == other.body.fitted["steps"]
         assert one.body.fitted["loss"] == pytest.approx(other.body.fitted["loss"], rel=1e-5)
-    assert len({layer.body.fitted["steps"] for layer in together}) > 1
-
-
-def test_resuming_restores_patience(tmp_path: Path) -> None:
-    """Training is interrupted when one stitch has stopped and another has not."""
-    models = [stitched((f"c{i}", "c2")) for i in (1, 2, 3)]
-    training = matcher(lr=0.3, max_steps=300, batch_size=30, patience=2)
-    options: dict[str, Any] = {"validation_data": samples(40), "progress": False}
-    whole = fit(training, models, **options)
     done = sorted(layer.body.fitted["steps"] for layer in whole)
 
     def interrupt(step: int, layers: Any) -> None:
@@ -672,8 +608,6 @@ def test_gradient_scale_is_saved() -> None:
 
 
 # -- files and memory ------------------------------------------------------------------------------------------------
-def written(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def test_cache_size_is_compared_with_the_size_of_the_files(monkeypatch: Any, tmp_path: Path) -> None:
@@ -683,8 +617,11 @@ def test_cache_size_is_compared_with_the_size_of_the_files(monkeypatch: Any, tmp
     model = of_texts("gpt2", "llama")
     sizes: list[int] = []
 
+    def written(*_: Any) -> None:
+        sizes.append(sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()))
+
     def trained(cache_size: float) -> Any:
-        watched = {"cache_size": cache_size, "callback": lambda *_: sizes.append(written(tmp_path))}
+        watched = {"cache_size": cache_size, "callback": written}
         return fit(matcher(max_steps=2), model, texts, **watched)
 
     with warnings.catch_warnings():
@@ -692,7 +629,7 @@ def test_cache_size_is_compared_with_the_size_of_the_files(monkeypatch: Any, tmp
         kept = trained(8e9)
         assert sizes[0] > 0 and not list(tmp_path.iterdir())
         assert torch.equal(weights(trained(sizes[0])), weights(kept))
-    with pytest.warns(UserWarning, match="recomputed for each batch"):
+    with pytest.warns(UserWarning, match="recomputed for each batch; raise cache_size"):
         recomputed = trained(sizes[0] - 1)
     assert sizes[-1] == 0
     assert torch.allclose(weights(recomputed), weights(kept), atol=1e-9)
@@ -721,13 +658,8 @@ def test_maps_of_prefix_tokens_are_trained(net: Any, images: Any) -> None:
     for part in layer.parts:
         assert not torch.allclose(getattr(layer, part).weight, getattr(model.stitch, part).weight, atol=1e-3)
         assert getattr(layer, part).fitted["steps"] == 20
-    assert losses_on(model, layer, images) < losses_on(model, model.stitch, images)
-
-
-@torch.no_grad()
-def losses_on(model: StitchedModel, layer: Any, images: Any) -> float:
-    inputs = model.preprocess([sample["image"] for sample in images])
-    return model.head(layer(model.source(**inputs)), torch.tensor([sample["label"] for sample in images])).loss.item()
+    data = Samples.of(images)
+    assert losses(model, layer, data) < losses(model, model.stitch, data)
 
 
 def test_a_correction_of_low_rank_is_all_that_is_trained() -> None:
@@ -758,7 +690,8 @@ def test_a_matcher_of_rows_is_a_start() -> None:
         kept.append(copy.deepcopy(layers[0].state_dict()))
 
     trainer = TaskLoss(initial=start, epochs=2, lr=0.01)
-    assert trainer.initial.name == "residual_mlp" and TaskLoss(**registries_options(trainer)) == trainer
+    options = {name: value for name, value in trainer.to_dict().items() if name != "name"}
+    assert trainer.initial.name == "residual_mlp" and TaskLoss(**options) == trainer
     fit(trainer, first, data, callback=record)
     assert all(torch.equal(value, first.stitch.state_dict()[name]) for name, value in kept[0].items())
     model = hf_stitch.stitch(a, b, data, matcher=trainer, **place)
@@ -768,11 +701,6 @@ def test_a_matcher_of_rows_is_a_start() -> None:
     assert plan.memory["rows"] > 0 and plan.stages["training"] > 0
     with pytest.raises(ValueError, match=r"'residual_mlp.*is fitted to rows, and a grid keeps moments only"):
         hf_stitch.stitch_grid(a, b, data, matchers=[trainer], task=CLASSES, progress=False)
-
-
-def registries_options(matcher: Any) -> dict[str, Any]:
-    """The options of a matcher as a record has them."""
-    return {name: value for name, value in matcher.to_dict().items() if name != "name"}
 
 
 def test_a_stitch_that_looks_at_several_positions(texts: Any, inputs: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 import hf_stitch
@@ -32,10 +31,7 @@ def labelled(network: Adapter, n: int = 300) -> Samples:
 
 
 def printed(result: Any) -> str:
-    console = Console(width=400, record=True)
-    with console.capture() as shown:
-        console.print(result)
-    return " ".join(shown.get().split())
+    return " ".join(str(result).split())
 
 
 @pytest.fixture
@@ -84,15 +80,6 @@ def test_lower_figures_are_better_where_they_measure_a_loss() -> None:
 
     rows = {"stitched": drawn(5.0), "identity": drawn(4.0), "mean_only": drawn(9.0), "chance": drawn(5.0)}
     assert not_beaten(task_named("text-generation"), rows) == ("identity", "chance")
-
-
-def test_a_swap_without_enough_anchors_says_so(b: Adapter) -> None:
-    data = labelled(b)
-    with pytest.warns(UserWarning, match=BEATS_NOT):
-        model = swap(
-            b, made(0), data.take(4), encoder_layer="1", target_layer="1", data=data.select(range(10, 200)), **SCORED
-        )
-    assert model.evaluation.no_better
 
 
 def test_a_grid_counts_the_stitches_that_beat_no_baseline(b: Adapter) -> None:

@@ -13,7 +13,7 @@ import torch
 from processes import exit_codes, start
 
 import hf_stitch
-from benchmarks import device
+from benchmarks import device, gpu
 from benchmarks.networks import images, net
 
 COUNTS: dict[str, tuple[float, ...]] = {
@@ -74,3 +74,13 @@ def test_statistics_of_bfloat16_networks_are_in_the_documented_dtype(
         hf_stitch.Activations({k: v.double() for k, v in each.values.items()}, each.ids, each.pooling) for each in rows
     ]
     assert np.abs(found - hf_stitch.compare(*wide, **options)[metric]).max() < precision
+
+
+def test_the_benchmark_of_gpus_runs_and_statistics_ignore_the_precision_of_forwards() -> None:
+    before = torch.get_float32_matmul_precision()
+    table, found = gpu.run(torch.device("cpu"), small=True)
+    assert torch.get_float32_matmul_precision() == before
+    names, _, seconds, compared, moments, _, errors = (list(column.cells) for column in table.columns)
+    assert len(names) == 6 and all(float(str(cell)) > 0 for cell in (*compared, *moments)) and seconds
+    assert all(float(str(error)) < 1e-6 for error in errors)
+    assert list(found.columns[3].cells) == ["100.00%"]

@@ -14,6 +14,7 @@ from torch import nn
 import hf_stitch
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.grid import StitchGrid, differences_from_best
+from hf_stitch.analysis.resampling import not_rejected
 from hf_stitch.scoring.measured import with_interval
 from hf_stitch.training import TaskLoss
 from hf_stitch.training.loop import DivergedError, train
@@ -116,43 +117,6 @@ def test_the_target_gets_contiguous_activations(images: Any) -> None:
     assert grid.score("first", "second", "agreement").value == one.evaluation["agreement"].value  # type: ignore[index]
 
 
-def test_each_network_runs_once_per_batch(images: Any) -> None:
-    a, b, data = made("cnn"), made("vit", 1), of(images, double=True)
-    layers = {"layers_a": LAYERS["cnn"], "layers_b": LAYERS["vit"]}
-    _ = a.layers, b.layers
-    seen: list[str] = []
-    first = next(module for module in a.model.modules() if isinstance(module, nn.Conv2d))
-    second = b.model.get_submodule("vit.layers.0.layernorm_before")
-    hooks = [
-        module.register_forward_hook(lambda *_, side=side: seen.append(side))
-        for side, module in (("a", first), ("b", second))
-    ]
-    hf_stitch.stitch_grid(
-        a, b, data.take(64), test_data=data.select(range(64, 80)), batch_size=16, progress=False, **layers
-    )
-    for hook in hooks:
-        hook.remove()
-    once = 4 + 1 + 1  # batches for the fit, one for the scores, one sample before them
-    assert seen.count("a") <= once + 1 and seen.count("b") <= once + 2  # and one for the number of classes
-
-
-def test_the_target_runs_once_for_all_detectors(images: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
-    options: dict[str, Any] = {"layers_a": ["layer1.0"], "layers_b": ["layer1.0", "layer2.0"], "batch_size": 16}
-    calls, original = list[Any](), hf_stitch.Adapter.encode
-
-    def counted(self: hf_stitch.Adapter, *given: Any) -> Any:
-        calls.append(self)
-        return original(self, *given)
-
-    monkeypatch.setattr(hf_stitch.Adapter, "encode", counted)
-    hf_stitch.stitch_grid(
-        a, b, data.take(64), test_data=data.select(range(64, 80)), detectors=["mahalanobis", "knn", "likelihood_ratio"],
-        resamples=5, progress=False, **options,
-    )  # fmt: skip
-    assert calls.count(b) == 4 + 1  # batches of the training samples, and one sample for its size
-
-
 def test_trained_stitches_are_those_of_stitch(images: Any) -> None:
     a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
     matcher = TaskLoss(max_steps=3, batch_size=16)
@@ -164,6 +128,9 @@ def test_trained_stitches_are_those_of_stitch(images: Any) -> None:
     )
     got = grid.stitched("layer1.0", "layer2.0", matcher.label).stitch
     torch.testing.assert_close(got.body.weight, one.stitch.body.weight, rtol=1e-4, atol=1e-5)
+    kept = got.body.weight.detach()
+    got.half()  # models of a grid do not share their maps
+    assert torch.equal(grid.stitched("layer1.0", "layer2.0", matcher.label).stitch.body.weight, kept)
 
 
 def test_a_plan_counts_what_the_grid_does(images: Any) -> None:
@@ -220,6 +187,10 @@ def test_p_values_are_small_for_clear_differences_and_large_for_ties() -> None:
     rows, columns = differences_from_best(drawn, higher_is_better=True)
     assert rows[0, 0] == 1.0 and rows[0, 1] > 0.5 and rows[0, 2] < 0.01
     assert (columns == 1.0).all()  # each is alone in its column
+    many = 0.1 + random.normal(0, 0.001, (1001, 40, 40))
+    many[:, range(40), range(40)] += 0.8
+    for p_values in differences_from_best(many, higher_is_better=True):  # whatever the number of layers
+        assert (not_rejected(p_values, 0.05) == np.eye(40, dtype=bool)).all()
 
 
 def test_resamples_without_a_figure_are_left_out() -> None:
@@ -252,16 +223,6 @@ def test_accurate_but_strange_stitches_are_told_whichever_direction_is_better(
     assert grid.is_strange().tolist() == [[True, False]]
 
 
-def test_clear_differences_are_rejected_whatever_the_number_of_layers() -> None:
-    from hf_stitch.analysis.resampling import not_rejected
-
-    random = np.random.default_rng(0)
-    drawn = 0.1 + random.normal(0, 0.001, (1001, 40, 40))
-    drawn[:, range(40), range(40)] += 0.8
-    for p_values in differences_from_best(drawn, higher_is_better=True):
-        assert (not_rejected(p_values, 0.05) == np.eye(40, dtype=bool)).all()
-
-
 def test_a_grid_of_diverging_stitches_only_is_an_error(images: Any) -> None:
     a, b, data = network("cnn", 0, "float32"), network("cnn", 1, "float32"), of(images, double=False)
     options: dict[str, Any] = {"layers_a": ["layer1.0", "layer2.0"], "layers_b": ["layer2.0"], "progress": False}
@@ -272,12 +233,11 @@ def test_a_grid_of_diverging_stitches_only_is_an_error(images: Any) -> None:
 
 
 def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are those of a grid without it; the reason is shown and saved."""
+    """The reason is shown and saved; that others have the same weights is in ``tests/training``."""
     a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
     layers: dict[str, Any] = {"layers_a": LAYERS["cnn"][:2], "layers_b": ["layer1.0", "layer2.0"]}
     options = {"resamples": 5, "progress": False}
     training = TaskLoss(max_steps=3, batch_size=16)
-    sound = hf_stitch.stitch_grid(a, b, data, matchers=["lstsq", training], **layers, **options)
 
     def poisoned(stitches: Any, *given: Any, **changed: Any) -> Any:
         """Training makes the second stitch into layer1.0 NaN."""
@@ -294,10 +254,8 @@ def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkey
     assert list(found.undefined) == [name]
     assert re.search(r"diverged, as the loss is nan at step 2; lower lr \(now 0.001\)", found.undefined[name])
     for figure in found.figures:
-        one, other = found.values(training.label, figure), sound.values(training.label, figure)
-        assert np.isnan(one).tolist() == [[False, False], [True, False]]
-        assert np.allclose(np.delete(one.flatten(), 2), np.delete(other.flatten(), 2), rtol=1e-12, atol=0)
-        assert np.allclose(found.values("lstsq", figure), sound.values("lstsq", figure), rtol=1e-12, atol=0)
+        assert np.isnan(found.values(training.label, figure)).tolist() == [[False, False], [True, False]]
+        assert np.isfinite(found.values("lstsq", figure)).all()
     with pytest.raises(ValueError, match=r"layer2\.0 -> layer1\.0 is undefined: training diverged, as the loss is nan"):
         found.stitched("layer2.0", "layer1.0", training.label)
     assert "1 of 4 stitches are undefined" in " ".join(str(found).split())
@@ -380,16 +338,6 @@ def test_grids_with_infinite_doses_are_plotted_and_the_best_baseline_is_printed(
     assert [text.get_text() for text in figure.axes[0].texts] == ["1.00", "0.03"]
     assert figure.axes[1].get_ylabel() == "dose(knn)\nlower = better; 1: at least 1"
     assert "mean_only 5.000" in str(grid)  # the best of its layers
-
-
-def test_a_stitched_model_of_a_grid_does_not_share_its_map(images: Any) -> None:
-    a, b, data = made("cnn"), made("cnn", 1), of(images, double=True)
-    layers: dict[str, Any] = {"layers_a": ["layer1.0"], "layers_b": ["layer1.0"]}
-    grid = hf_stitch.stitch_grid(a, b, data, resamples=5, progress=False, **layers)
-    before = grid.stitched("layer1.0", "layer1.0").stitch.state_dict()
-    grid.stitched("layer1.0", "layer1.0").half()
-    after = grid.stitched("layer1.0", "layer1.0").stitch.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_the_corresponding_layer_is_a_hit_a_tie_or_a_miss() -> None:

@@ -16,16 +16,11 @@ from hf_stitch.analysis.grid import StitchGrid
 from hf_stitch.detectors import Scorer
 from hf_stitch.detectors.gaussian import Mahalanobis
 from hf_stitch.representation import Representation
-from hf_stitch.scoring.passing import Scoring
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.training import TaskLoss
 
 from killing import killed_at_every_operation  # isort: skip
 from tiny_networks import network  # isort: skip
-
-
-class Interrupted(BaseException):
-    """As by a keyboard; pytest would end at a ``KeyboardInterrupt`` that a test does not expect."""
 
 
 class _Times(Scorer):
@@ -56,42 +51,17 @@ def watched(folder: Any, images: Any) -> StitchGrid:
     )  # fmt: skip
 
 
-@pytest.fixture
-def stops_after_one_batch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of batches that are still scored before the job is interrupted; -1: it is not."""
-    monkeypatch.setattr(Checkpoint, "due", lambda self, done: self.lasting)
-    left, original = [-1], Scoring._measure
-
-    def measure(self: Scoring, batch: Any, twin: Any) -> Any:
-        if left[0] == 0:
-            raise Interrupted
-        left[0] -= 1
-        return original(self, batch, twin)
-
-    monkeypatch.setattr(Scoring, "_measure", measure)
-    return left
-
-
 @pytest.mark.filterwarnings("error", "ignore:.* no better than ")
 def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
-    images: Any, tmp_path: Any, stops_after_one_batch: list[int], monkeypatch: pytest.MonkeyPatch
+    images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = stops_after_one_batch
-    left[0] = 1
-    with pytest.raises(Interrupted):
-        watched(tmp_path / "job", images)
-    shutil.copytree(tmp_path / "job", tmp_path / "half")
-    left[0] = 1  # 16 samples are scored, in two batches: one is left
-    resumed = watched(tmp_path / "job", images)
-    left[0] = 0
-    assert watched(tmp_path / "job", images).to_dict() == resumed.to_dict()  # nothing is left to do
-    left[0] = -1
-    assert watched(tmp_path / "whole", images).to_dict() == resumed.to_dict()
+    monkeypatch.setattr(Checkpoint, "due", lambda self, done: self.lasting)
+    first = watched(tmp_path / "job", images).to_dict()
+    assert watched(tmp_path / "job", images).to_dict() == first
     monkeypatch.setattr(Unsteady, "factor", -1.0)
-    expected = watched(tmp_path / "other", images).to_dict()
-    for name in ("job", "half"):
-        with pytest.warns(UserWarning, match="the detectors differ from those .* scored anew"):
-            assert watched(tmp_path / name, images).to_dict() == expected
+    with pytest.warns(UserWarning, match="the detectors differ from those .* scored anew"):
+        again = watched(tmp_path / "job", images).to_dict()
+    assert again == watched(tmp_path / "other", images).to_dict() != first
 
 
 def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tmp_path: Path) -> None:

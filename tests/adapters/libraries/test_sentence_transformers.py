@@ -92,8 +92,7 @@ def router(body: Any, **options: Any) -> Any:
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
 CASES: dict[str, Callable[[Any], Any]] = {
-    "mean": lambda body: encoder(body(), Pooling(32, "mean"), Normalize()),
-    "truncated": lambda body: encoder(body(), Pooling(32, "mean"), Normalize(), truncate_dim=16),
+    "mean": lambda body: encoder(body(), Pooling(32, "mean"), Normalize(), truncate_dim=16),
     "default prompt": lambda body: encoder(
         body(), Pooling(32, "mean"), prompts=PROMPTS, default_prompt_name="query"
     ),
@@ -213,13 +212,10 @@ def test_a_record_loads_the_same_thing_again(folder: Path) -> None:
     assert type(load_recorded(before).model) is transformers.BertModel
 
 
-def test_prompt_and_width_are_pinned(folder: Path) -> None:
+def test_prompt_width_and_the_settings_of_both_routes_are_pinned(folder: Path, body: Any) -> None:
     changed = hf_stitch.load(folder, default_prompt_name="document", truncate_dim=8)
     differences = hf_stitch.load(folder).pinned.changes(changed.pinned)
     assert differences == {"config": ["prompt 'w1 w2 ', now 'w9 '", "truncate_dim 16, now 8"]}
-
-
-def test_the_settings_of_both_routes_are_pinned(body: Any) -> None:
     model = encoder(router(body))
     other = copy.deepcopy(model)
     other[0].sub_modules["query"][1].pooling_mode = "max"  # of the route that encode does not take
@@ -228,6 +224,8 @@ def test_the_settings_of_both_routes_are_pinned(body: Any) -> None:
 
 
 def test_an_encoder_without_its_training(folder: Path) -> None:
+    with pytest.raises(TypeError, match="no_such_option"):
+        hf_stitch.load(folder, no_such_option=1)
     whole, random = hf_stitch.load(folder), hf_stitch.load(folder, pretrained=False)
     assert random.layers == whole.layers
     assert not torch.equal(output(random), output(whole))
@@ -295,11 +293,6 @@ def test_an_incomplete_copy_is_refused(lost: str, message: str, place: Path) -> 
         hf_stitch.load(place)
 
 
-def test_an_option_that_nothing_takes_is_named(folder: Path) -> None:
-    with pytest.raises(TypeError, match="no_such_option"):
-        hf_stitch.load(folder, no_such_option=1)
-
-
 def test_a_cross_encoder_is_a_network_with_a_head(tmp_path: Path) -> None:
     config = transformers.BertConfig(**TEXT, num_labels=1)
     kind = transformers.AutoModelForSequenceClassification
@@ -325,9 +318,6 @@ def test_other_kinds_of_models_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is a SparseEncoder, which has no adapter, or load .* that of its head"):
         hf_stitch.load(tmp_path / "sparse")
     assert hf_stitch.load(tmp_path / "sparse", task="fill-mask").task == "fill-mask"
-
-
-def test_vectors_of_words_have_no_transformer(tmp_path: Path) -> None:
     encoder(StaticEmbedding(plain_tokenizer().backend_tokenizer, embedding_dim=8)).save(str(tmp_path / "static"))
     with pytest.raises(ValueError, match=r"must begin with a transformer for texts.*got StaticEmbedding"):
         hf_stitch.load(tmp_path / "static")
