@@ -86,16 +86,16 @@ def load(
             f"{type(processor).__name__}"
         )
     if isinstance(model, str | os.PathLike | ModelReference):
-        recording = isinstance(model, ModelReference)
-        name = str(model) if recording else os.fspath(model)
-        if not recording and name.endswith(".gguf") and (file := Path(name).expanduser()).is_file():
+        given = model if isinstance(model, ModelReference) else None
+        name = str(model) if isinstance(model, ModelReference) else os.fspath(model)
+        if given is None and name.endswith(".gguf") and (file := Path(name).expanduser()).is_file():
             name, options = str(file.parent), {**options, "gguf_file": file.name}
         _check_no_file(name)
         reference = ModelReference.parse(name, task=task, **options)
         files = Path(str(reference.id)).expanduser().rglob("*") if reference.is_local else ()
         try:
             with reading(files):
-                recorded = recording and as_recorded(reference, model)
+                recorded = given and as_recorded(reference, given)
                 reference = recorded or _whole(reference, options)
                 loaded = _library(reference).load(reference, processor, **options)
                 library = _library(loaded.reference)

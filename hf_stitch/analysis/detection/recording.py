@@ -75,7 +75,7 @@ def recorded(
             shared = run if folder is None else replace(run, processes=ALONE)
             kept = [
                 _run(network, group, samples, view, specs, shared, folder, name, task)
-                for name, samples in reversed(data.items())  # few samples first, which may not fit the network
+                for name, samples in reversed([*data.items()])  # few samples first, which may not fit the network
             ]
             for layer in group:
                 yield layer, [_gathered(of_set.pop(layer), shared.processes) for of_set in reversed(kept)]

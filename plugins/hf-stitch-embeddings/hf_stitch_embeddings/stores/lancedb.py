@@ -220,7 +220,9 @@ class LanceStore(VectorStore):
         import lancedb.index
 
         stats = self._table.index_stats(index.name)
-        kinds = {name.lower(): kind for name, kind in vars(lancedb.index).items() if isinstance(kind, type)}
+        kinds: dict[str, Any] = {
+            name.lower(): kind for name, kind in vars(lancedb.index).items() if isinstance(kind, type)
+        }
         kind = kinds.get(str(index.index_type).lower().replace("_", ""))
         if kind is None or stats.distance_type is None:
             raise ValueError(

@@ -107,9 +107,8 @@ class DiffCallback(ProbingCallback):
         first = next(iter(self._changed))
         versions = {str(first): self._version(first), str(step): self._version(step)}
         apart, agreement = distances(versions, self._samples, self._measure_of, self._run(processes))
-        (change, _), _ = weight_distance(
-            *(version.weights() for version in versions.values()), (f"step {first}", f"step {step}")
-        )
+        before, after = (version.weights() for version in versions.values())
+        (change, _), _ = weight_distance(before, after, (f"step {first}", f"step {step}"))
         found = {self._measure_of.name.replace(" ", "_"): float(apart[:, 0, 1].mean()), "weight_change": change}
         return found if agreement is None else found | {"agreement": float(agreement[:, 0, 1].mean())}
 

@@ -217,8 +217,8 @@ class Difference(Result):
         if math.isnan(self.outputs.forth.low):
             most = max(known, key=lambda part: part.effect.patch.value if part.effect else 0.0)
             assert most.effect is not None
-            share = _percent(most.effect.share)
-            return f"{most.label} alone carries {share} of the change; too few samples to be sure."
+            carried = _percent(most.effect.share)
+            return f"{most.label} alone carries {carried} of the change; too few samples to be sure."
         if not self.causes and self._outside > 0.5:
             return ""
         if not self.causes:

@@ -109,9 +109,9 @@ def diff(
         found = _difference(first, second, pairing, samples, measure, confidence, run)
         bounds = ((name, BOUNDS[name](found), most) for name, most in (fail_above or {}).items())
         failed = [f"{name} is {value:.3g}, above {most:g}" for name, value, most in bounds if not value <= most]
-        if (name := next((each for each in fail_above or () if each != "weight_change"), None)) and found.inputs:
+        if (bounded := next((each for each in fail_above or () if each != "weight_change"), None)) and found.inputs:
             failed += [
-                f"{name} is of outputs on the inputs of the first network; the second one's own differ: {each}"
+                f"{bounded} is of outputs on the inputs of the first network; the second one's own differ: {each}"
                 for each in found.inputs[:1] if each != OTHER_SIDE
             ]  # fmt: skip
         return replace(found, failed=tuple(failed))
