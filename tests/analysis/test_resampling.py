@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score
+from torch import nn
 
 from hf_stitch import metrics
 from hf_stitch.analysis import bootstrap, permutation_test
@@ -38,7 +39,42 @@ def rearranged(y: np.ndarray, samples: np.ndarray, order: tuple[int, ...]) -> np
     return other
 
 
+def random_network(seed: int) -> nn.Module:
+    """Six convolutions; their zero padding has the same effect on all images near the border."""
+    generator, layers, width = torch.Generator().manual_seed(seed), [], 3
+    for _ in range(6):
+        convolution = nn.Conv2d(width, 32, 3, padding=1)
+        nn.init.normal_(convolution.weight, 0, (9 * width) ** -0.5, generator=generator)
+        nn.init.normal_(convolution.bias, 0, 0.5, generator=generator)
+        layers += [convolution, nn.Tanh()]
+        width = 32
+    return nn.Sequential(*layers)
+
+
+@torch.no_grad()
+def position_rows(network: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    return network(images).flatten(2).transpose(1, 2).flatten(0, 1)
+
+
 # -- permutation tests -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 10])
+def test_independent_networks_are_at_chance_with_position_rows(seed: int) -> None:
+    images = torch.randn(2, 64, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
+    samples = torch.arange(64).repeat_interleave(49)
+    a, b = random_network(seed + 1), random_network(seed + 2)
+    for inputs in (images[1], images[0]):  # other images; the same images, of which random networks keep little
+        x, y = position_rows(a, images[0]), position_rows(b, inputs)
+        null = permutation_test("linear_cka", x, y, samples=samples, debiased=True, permutations=99)
+        assert null.observed > 0.7
+        assert abs(null.calibrated) < 0.02
+        if inputs is images[1]:
+            assert null.p_value > 0.05
+        by_row = permutation_test("linear_cka", x, y, debiased=True, permutations=99)
+        assert by_row.chance < 0.01
+        assert by_row.p_value == 0.01
+        assert by_row.calibrated > 0.7
 
 
 def test_p_values_are_uniform_without_similarity_unless_rows_are_permuted() -> None:
