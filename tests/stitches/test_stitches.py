@@ -122,7 +122,7 @@ def test_what_is_no_stitch_is_refused(call: Callable[[], Any], error: type[Excep
     ("record", "kept", "kind", "message"),
     [
         (IdentityStitch(3, 2).to_dict(), None, LinearStitch, "contains a IdentityStitch, not a LinearStitch"),
-        (None, None, Stitch, "contains no stitch; load a folder with Stitcher"),
+        (None, None, Stitch, "is not a stitch file; load a folder with Stitcher"),
         (LinearStitch(3, 2).to_dict(), None, Stitch, r"'weight': \(\(2, 2\).*record describes .*\(2, 3\)"),
         (LinearStitch(3, 2).to_dict(), 40, Stitch, "cannot be read: SafetensorError"),
     ],
