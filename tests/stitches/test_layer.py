@@ -207,7 +207,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: paired_rows(sample(CNN, 2), sample(VIT, 3), "none"), "must have the same samples, got 2 and 3"),
     (
         lambda: paired_rows(sample(TEXT), Representation(torch.randn(3, 8, 5), "bnd"), "none"),
-        "to have the same tokens, got 6 and 8",
+        "requires the same tokens on both sides, got 6 and 8",
     ),
     (
         lambda: StitchingLayer(CNN, SWIN, "none", LinearStitch(6, 5)),

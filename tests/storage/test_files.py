@@ -233,7 +233,7 @@ def test_a_hidden_folder_that_goes_while_it_is_made_is_made_again(
 def test_a_file_in_place_of_the_hidden_folder_is_named(folder: Path, dangling: bool) -> None:
     (folder / ASIDE).symlink_to("nowhere") if dangling else (folder / ASIDE).write_text("mine")
     before = read(folder)
-    with pytest.raises(OSError, match=rf"could not be locked .*{ASIDE} is no folder; delete it"):
+    with pytest.raises(OSError, match=rf"could not be locked .*{ASIDE} is not a folder; delete it"):
         save(folder, {"a": "new"})
     assert read(folder) == before
 
