@@ -726,5 +726,5 @@ def test_a_stitch_that_looks_at_several_positions(texts: Any, inputs: Any) -> No
     with pytest.raises(ValueError, match="'attention' reads later tokens"):
         ridge(a, b, texts, "gpt2", "llama", matcher="attention")
     model.stitch.body.causal = False
-    with pytest.raises(ValueError, match="reads later tokens"):
+    with pytest.raises(ValueError, match="must be causal"):
         model(**batch)
