@@ -61,7 +61,7 @@ def _same(name: str, documented: Any) -> bool:
 
 
 def offer_outside(app: Sphinx, document: str, source: list[str]) -> None:
-    """Offer pages of plugins as downloads: they are not part of the site, and links to them work in the repository only."""
+    """Offer pages of plugins as downloads: the site lacks them, and their links work in the repository only."""
     source[0] = re.sub(r"\[([^\]]+)\]\(((?:\.\./)+plugins/[^)#]+\.md)(?:#[^)]*)?\)", r"{download}`\1 <\2>`", source[0])
 
 

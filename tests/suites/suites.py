@@ -146,7 +146,7 @@ def outcomes(family: Family, stitched: bool) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcomes of the tests of a family: the tests that its target passes and the stitched model does not, with reasons.
+    """Outcomes of the tests of a family: passes of its target that the stitched model fails, with reasons.
 
     Attributes:
         title: The networks.
