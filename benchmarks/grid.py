@@ -1,4 +1,4 @@
-"""Time of a grid of stitches over its floor: each network once per sample, and half of the target per stitch.
+"""Time of a grid of stitches over its floor: each network once per sample, and the back half of the target per stitch.
 
 Direct matching with its fit, accuracies and structural errors, against the forwards alone, and against
 :func:`hf_stitch.stitch` for each pair of layers (timed on the diagonal and extrapolated). Random weights, real sizes,
@@ -57,7 +57,7 @@ def _adapter(create: Callable[[], nn.Module], seed: int) -> Adapter:
 
 @torch.no_grad()
 def _floor(a: Adapter, b: Adapter, train: torch.Tensor, test: torch.Tensor, batch: int) -> Callable[[], None]:
-    """Return a function that runs both networks once per image, and half of the target for each pair."""
+    """Return a function that runs both networks once per image, and the back half of the target for each pair."""
     halves = {layer: b.back(layer) for layer in b.layers}
 
     def run() -> None:
