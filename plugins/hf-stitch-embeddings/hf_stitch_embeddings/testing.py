@@ -381,7 +381,7 @@ def _batches(case: StoreCase) -> None:
         with _case_store(case) as case_store:
             sizes: list[int] = []
             case_store.upgrade(batch_size=size, after_write=sizes.append)
-            valid = 1 <= min(sizes) and max(sizes) <= size and sum(sizes) == ROWS
+            valid = min(sizes) >= 1 and max(sizes) <= size and sum(sizes) == ROWS
             _require(valid, f"batches must have 1 to {size} rows and {ROWS} in total, got {sizes}")
             case_store.check_new(f"an upgrade in batches of {size}")
 

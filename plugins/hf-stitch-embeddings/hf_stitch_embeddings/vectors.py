@@ -193,9 +193,9 @@ def check_floats(vectors: Vectors, name: str = "vectors") -> None:
     """Raise an error if vectors are integers, which may be packed bits or codes."""
     if vectors.dtype.kind in "iub":
         raise ValueError(
-            f"{name} must be floating point, got {vectors.dtype} without a quantization. Pass quantization='binary' for "
-            "bits, or quantization='int8' with ranges=(minimum, maximum) for 8-bit codes, to read_vectors or to the "
-            "store; pass vectors.astype(np.float32) for plain numbers"
+            f"{name} must be floating point, got {vectors.dtype} without a quantization. Pass quantization='binary' "
+            "for bits, or quantization='int8' with ranges=(minimum, maximum) for 8-bit codes, to read_vectors or to "
+            "the store; pass vectors.astype(np.float32) for plain numbers"
         )
 
 

@@ -233,5 +233,5 @@ def test_the_encoder_before_a_map_normalises_as_that_of_the_pairs_did(encoder: P
         found = sentence_transformers.SentenceTransformer(str(place), device="cpu").encode(TEXTS)
         np.testing.assert_allclose(found, made(given), atol=1e-5)
     export_sentence_transformer(of_unit, tmp_path / "unit", tmp_path / "both")
-    with pytest.raises(ValueError, match="last module is Normalize.* have length 1, but the map was fitted to"):
+    with pytest.raises(ValueError, match=r"last module is Normalize.* have length 1, but the map was fitted to"):
         export_sentence_transformer(of_raw, tmp_path / "unit", tmp_path / "neither")

@@ -274,9 +274,7 @@ def test_stores_with_too_few_rows_for_their_kind(rows: int, tmp_path: Path) -> N
         path, index = tmp_path / "old.faiss", faiss.IndexFlatIP(OLD)
         index.add(DOCUMENTS[:rows])
         faiss.write_index(index, str(path))
-        with pytest.raises(
-            ValueError, match=rf"requires at least {least} rows for training, got {rows} from"
-        ):
+        with pytest.raises(ValueError, match=rf"requires at least {least} rows for training, got {rows} from"):
             upgrade(FaissStore(path, tmp_path / "new.faiss", factory=factory), UNIT_MAP, progress=False)
     assert upgrade(FaissStore(path, tmp_path / "new.faiss"), UNIT_MAP, progress=False).rows == rows
 
@@ -301,9 +299,7 @@ def test_an_empty_index_a_binary_one_and_one_of_another_metric(tmp_path: Path) -
 def test_queries_are_not_mapped_into_an_index_of_other_lengths() -> None:
     raw = faiss.IndexFlatIP(OLD)
     raw.add(5 * DOCUMENTS)
-    with pytest.raises(
-        ValueError, match="metric cosine, but the index ranks unnormalised documents by inner product"
-    ):
+    with pytest.raises(ValueError, match="metric cosine, but the index ranks unnormalised documents by inner product"):
         search_mapped(raw, MAPS["affine"]())
     of_unit = EmbeddingMap.of(LinearStitch(NEW, OLD), direction="query", metric="dot", lengths={"old": [1.0, 1.0]})
     with pytest.raises(ValueError, match=r"length 1 .* the documents of the index have lengths from 5 to 5"):

@@ -186,7 +186,7 @@ def test_bad_input() -> None:
     for client, options, message in (
         (client_with(several), {}, "has several vectors: pass one of 'old', 'image' as vector_name"),
         (client_with({"old": params()}), {"vector_name": "new"}, "vector_name must be one of 'old' .*, got 'new'"),
-        (client_with({"old": params()}), {"collection": "pages"}, "Qdrant collection pages does not exist; collections: docs"),
+        (client_with({"old": params()}), {"collection": "pages"}, "pages does not exist; collections: docs"),
         (client_with(params("MANHATTAN")), {}, "got Manhattan"),
         (client_with({"old": params()}, VECTORS[:0]), {}, "0 of 0 lack one"),
         (client_with(several), {"vector_name": "image"}, "60 of 60 lack one"),

@@ -300,5 +300,5 @@ def test_a_distribution_adds_its_store_by_an_entry_point(tmp_path: Path, monkeyp
 def test_two_stores_that_hold_the_same_file_must_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     np.save(tmp_path / "old.npy", np.ones((2, 6)))
     monkeypatch.setattr(SqliteStore, "holds", classmethod(lambda cls, path: True))
-    with pytest.raises(ValueError, match="several stores recognise .*: arrays and sqlite"):
+    with pytest.raises(ValueError, match=r"several stores recognise .*: arrays and sqlite"):
         open_store(tmp_path / "old.npy", target="new.npy")

@@ -115,7 +115,11 @@ def test_codes_of_ranges_are_read_to_half_a_step(precision: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (np.ones((2, 3), np.int8), {}, "vectors must be floating point, got int8 without a quantization. Pass quantization='binary'"),
+        (
+            np.ones((2, 3), np.int8),
+            {},
+            "must be floating point, got int8 without a quantization. Pass quantization='binary'",
+        ),
         ([[1, 2], [3, 4]], {}, r"got int64 .*vectors.astype.np.float32. for plain numbers"),
         (SIGNS > 0, {}, "got bool"),
         (np.ones((2, 3), np.int16), {"quantization": "int8", "ranges": (0, 1)}, "for quantization='int8', got int16"),
@@ -262,7 +266,7 @@ def test_the_cost_limit_holds() -> None:
 
 
 def test_an_encoder_that_drops_texts_is_refused() -> None:
-    with pytest.raises(ValueError, match="one vector per text .2., got 1"):
+    with pytest.raises(ValueError, match=r"one vector per text .2., got 1"):
         encode(lambda texts: [[1.0, 2.0]], ["a", "b"])
 
 
