@@ -103,7 +103,7 @@ class _MatcherKit(Configuration[Matcher]):
             _require_same(self._fit(x, y), self._fit(x, y, moments), x, route, tolerance=1e-10)
 
     def invariances(self, x: Tensor, y: Tensor) -> None:
-        skip_unless(bool(self.entry.invariances), f"{self.entry.name} declares no invariances")
+        skip_unless(bool(self.entry.invariances), f"{self.entry.name} does not declare invariances")
         unknown_invariances(self.entry.invariances)
         mapped = self._fit(x, y)(x)
         for name, seed in product(self.entry.invariances, (0, 1)):

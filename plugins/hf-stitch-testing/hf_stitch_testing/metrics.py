@@ -177,7 +177,7 @@ class _MetricKit(_Values):
         _require_close(from_moments, value, 1e-8, "from Moments")
 
     def invariances(self, x: Tensor, y: Tensor, value: float) -> None:
-        skip_unless(bool(self.metric.invariances), f"{self.metric.name} declares no invariances")
+        skip_unless(bool(self.metric.invariances), f"{self.metric.name} does not declare invariances")
         for invariance, seed in product(self.metric.invariances, (0, 1)):
             for side, sides in (("x", (moved(x, invariance, seed), y)), ("y", (x, moved(y, invariance, seed)))):
                 _require_close(self._value(*sides), value, 1e-7, f"with {side} transformed by {invariance}")

@@ -111,7 +111,7 @@ def test_expected_failures_are_marked_with_their_reason() -> None:
 @pytest.mark.parametrize(
     ("expected", "message"),
     [
-        ({"gradeint": "none"}, "unknown part 'gradeint' of check_similarity; did you mean 'gradient'.* Its parts: config"),
+        ({"gradeint": "none"}, "'gradeint' of check_similarity; did you mean 'gradient'.* Its parts: config"),
         ({"zzz": "none"}, r"unknown part 'zzz' of check_similarity\. Its parts: config"),
         ({"gradient": " "}, "must have a reason for 'gradient'"),
     ],
