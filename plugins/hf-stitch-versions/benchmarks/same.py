@@ -1,12 +1,12 @@
-"""Planted bugs that ``same`` names exactly, honest pairs that it flags, and what a loop of hooks makes of the same.
+"""Planted bugs that ``same`` locates exactly, and honest pairs that it flags, against a loop of forward hooks.
 
-The corpus is that of the tests of ``plugins/hf-stitch-versions`` (``planted.py``, ``honest.py``): tiny networks of 13
-families on random inputs. The loop is what people write: forward hooks record every output of both networks in their
-own dtype, and the first module in the order of execution whose output is not ``torch.allclose(atol=1e-5, rtol=1e-5)``
-is the culprit; padding is left out. The cost is processor time of one thread for BERT with 12 layers, over one forward
-of the first network on the same inputs.
+The corpus is shared with the tests of ``plugins/hf-stitch-versions`` (``planted.py``, ``honest.py``): tiny networks of
+13 families on random inputs. The baseline is the usual debugging loop: forward hooks record every output of both
+networks in their own dtype, without padding. The first module, in order of execution, with an output that is not
+``torch.allclose(atol=1e-5, rtol=1e-5)`` is the culprit. The cost is CPU time of one thread for BERT with 12 layers,
+relative to one forward pass of the first network on the same inputs.
 
-``python -m benchmarks same`` needs the plugin: ``pip install hf-stitch-versions``.
+``python -m benchmarks same`` requires the plugin: ``pip install hf-stitch-versions``.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ ROUNDS = 5
 NONE, SMALL, SHOWS = "without effect", "less effect than rounding to float32", "more effect than rounding to float32"
 
 
-# -- what people do today ----------------------------------------------------------------------------------------------
+# -- the baseline ----------------------------------------------------------------------------------------------
 def first_not_close(a: Adapter, b: Adapter | Activations, data: Any) -> str | None:
-    """Return the first module whose output is not close, or nothing."""
+    """Return the first module with an output that is not close; ``None`` if all are."""
     found: list[tuple[int, str]] = []
     second: Source = Network(b, second=True) if isinstance(b, Adapter) else Recorded(b)
     for feed in feeds(a, b, data):
@@ -58,7 +58,7 @@ def first_not_close(a: Adapter, b: Adapter | Activations, data: Any) -> str | No
 
 
 def feeds(a: Adapter, b: Adapter | Activations, data: Any) -> Iterator[Feed]:
-    """Yield what ``same`` would read; samples in one batch each, if one side is recorded."""
+    """Yield the inputs of ``same``; with recorded activations, batches of one sample."""
     if isinstance(b, Adapter):
         for feed in random_feeds(a):
             yield replace(feed, own=for_second(feed.arguments, a, b))
@@ -80,13 +80,13 @@ def recorded(source: Source, feed: Feed) -> dict[Key, Tensor]:
 
 
 def far(one: Tensor, two: Tensor) -> bool:
-    """Return whether two outputs of one shape are not close, by the usual tolerances."""
+    """Return whether two outputs have the same shape and are not close, by the usual tolerances."""
     return one.shape == two.shape and not torch.allclose(one, two, **CLOSE)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 def on_bugs() -> dict[str, Counter[str]]:
-    """Count the planted bugs by their effect, and those that are named exactly."""
+    """Count all planted bugs and the exactly located ones, by effect."""
     counts = {effect: Counter[str]() for effect in (SHOWS, SMALL, NONE)}
     for each in planted.names():
         pair = planted.plant(*each)
@@ -95,13 +95,15 @@ def on_bugs() -> dict[str, Counter[str]]:
         named = bool(found.findings) and found.findings[0].module == pair.answer
         row["pairs"] += 1
         row["same"] += named
-        row["told"] += named or (found.is_same and any(each.startswith(f"{pair.answer}: ") for each in found.settings))
+        row["reported"] += named or (
+            found.is_same and any(each.startswith(f"{pair.answer}: ") for each in found.settings)
+        )
         row["hooks"] += first_not_close(pair.a, pair.b, None) == pair.answer
     return counts
 
 
 def on_honest() -> dict[str, Counter[str]]:
-    """Count the honest pairs by their kind, and those that are flagged."""
+    """Count all honest pairs and the flagged ones, by kind."""
     counts = {kind: Counter[str]() for kind, _ in honest.names()}
     for each in honest.names():
         pair = honest.pair(*each)
@@ -113,7 +115,7 @@ def on_honest() -> dict[str, Counter[str]]:
 
 
 def cost() -> dict[str, float]:
-    """Return what a comparison takes beyond loading, in forwards of the first network on the same inputs."""
+    """Return the cost of a comparison without loading, in forward passes of the first network on the same inputs."""
     config = transformers.BertConfig(
         hidden_size=256, num_hidden_layers=12, num_attention_heads=4, intermediate_size=1024, vocab_size=8192
     )
@@ -133,16 +135,16 @@ def cost() -> dict[str, float]:
 
 @torch.no_grad()
 def median(job: Callable[[], object]) -> float:
-    """Return the median processor time of a job, after a first run."""
+    """Return the median CPU time of a job, after a warm-up run."""
     return statistics.median(seconds(job, ROUNDS + 1)[1:])
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
 def table(title: str, rows: dict[str, Counter[str]]) -> None:
     """Print a table of counts."""
-    told = ["told"] * any("told" in row for row in rows.values())
-    columns = "", "pairs", "same", *["same, or told as a setting"] * len(told), "hooks and allclose"
-    figures = "pairs", "same", *told, "hooks"
+    reported = ["reported"] * any("reported" in row for row in rows.values())
+    columns = "", "pairs", "same", *["same, or reported as a setting"] * len(reported), "hooks and allclose"
+    figures = "pairs", "same", *reported, "hooks"
     show(title, columns, ((name, *(row[each] for each in figures)) for name, row in rows.items()))
 
 

@@ -228,7 +228,7 @@ def test_other_inputs_are_told() -> None:
     left = plain_tokenizer()
     left.padding_side = "left"
     found = compared({"a": one, "b": two, "c": hf_stitch.load(two.model, processor=left)}, TEXTS)
-    assert found.notes == ("c reads the inputs of a; its own differ: padding is on the other side",)
+    assert found.notes == ("c reads the inputs of a; its own differ: padding is on the opposite side",)
     assert found.between("b", "c").forth is not None and found.between("b", "c").forth.value < 1e-14
 
 

@@ -428,7 +428,7 @@ def left_padded() -> Any:
     ("family", "tokenizer", "told"),
     [
         ("bert", other_tokenizer, "input_ids differs in sample 0 at 0: "),
-        ("gpt2", left_padded, "padding is on the other side"),
+        ("gpt2", left_padded, "padding is on the opposite side"),
     ],
 )
 def test_other_inputs_are_told(family: str, tokenizer: Callable[[], Any], told: str) -> None:

@@ -1,4 +1,4 @@
-"""Which parts carry the change of the outputs: hybrids of two networks, beside noise of the same size."""
+"""Effects of single parts on the outputs: hybrids of two networks, compared with noise of the same size."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.sources import Feed, Network
 
 SEEDS = 2
-"""Number of draws of noise of each part."""
+"""Number of noise draws per part."""
 
 FIRST, OTHER = "first", "other"
-"""Which network the first parts of a hybrid are of."""
+"""Network that provides the first parts of a hybrid."""
 
 
 @dataclass
 class Measured:
-    """What was measured of each sample, concatenated over batches: name -> (samples,)."""
+    """Measurements per sample, concatenated over batches: name -> (samples,)."""
 
     ids: list[Any] = field(default_factory=list)
     values: dict[str, list[Array]] = field(default_factory=dict)
@@ -48,26 +48,27 @@ class Measured:
 
 
 class Effects:
-    """Two networks on the same samples, and their hybrids.
+    """Measurements of two networks and their hybrids on the same samples.
 
     Args:
         a: The first network.
         b: The second network.
         pairing: The parts that both have.
         differ: Names of the parts that differ.
-        measure: How outputs are compared.
-        run_: How the job runs.
+        measure: Distance between outputs.
+        run_: Options and processes of the run.
 
     Attributes:
-        cost: Number of forwards of a whole network, counted by the parts that ran.
+        cost: Number of forward passes of a whole network, counted by the parts that ran.
         batches: Number of batches.
-        replays: Whether the network can go on from the outputs of its parts.
-        order: Modules of the first network that are called once, in the order in which they end.
-        inputs: How the second network's own inputs differ; it reads those of the first.
-        widths: Sizes of the vocabularies of both networks, if they differ.
+        replays: Whether the network can continue from recorded outputs of its parts.
+        order: Modules of the first network that are called once, in order of completion.
+        inputs: How the second network's own inputs differ; it runs on the inputs of the first.
+        widths: Sizes of the vocabularies of both networks.
         left_out: Outputs that are not compared.
-        moved: Activations behind blocks.
-        local: Name of a part -> sum of squares of the difference of its outputs on the same inputs, and of them.
+        moved: Activations after blocks.
+        local: Name of a part -> sums of squares of the difference of its outputs on the same inputs, and of its
+            outputs.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Effects:
 
     @contextmanager
     def _in_one_dtype(self) -> Iterator[None]:
-        """Let both networks compute in the wider of float32 and their dtypes, so that their modules fit each other."""
+        """Convert both networks to the wider of float32 and their dtypes, so that modules can be exchanged."""
         dtypes = [dtype_of(each.model) for each in (self.a, self.b)]
         wide = torch.float64 if torch.float64 in dtypes else torch.float32
         with ExitStack() as stack:
@@ -164,11 +165,11 @@ class Effects:
         self._curves(own, other, arguments, reference, found)
 
     def _apart(self, reference: Tensor, output: Any) -> Array:
-        """Return how far the output of a hybrid is from that of the first network."""
+        """Return the distance of the output of a hybrid from the output of the first network."""
         return self.measure.apart(reference, self.measure.output(output), self.mask)
 
     def _compare_inputs(self, batch: Batch, inputs: Mapping[str, Any], own: Recording, other: Recording) -> None:
-        """Tell how the second network's own inputs differ; if not, a longer vocabulary has tokens added at its end."""
+        """Record how the second network's own inputs differ; with equal inputs, vocabularies may have extra tokens."""
         reads = self.b.processor is not None and not any(isinstance(each, Tensor) for each in batch.samples)
         if reads and not self.inputs:
             theirs = self.b.preprocess(batch.samples)
@@ -179,12 +180,12 @@ class Effects:
             self.widths = [self.measure.output(each.output).shape[-1] for each in (own, other)]
 
     def _check(self, reference: Tensor, second: Tensor, ids: Sequence[Any]) -> None:
-        """Refuse outputs of other shapes, and outputs without a distance."""
+        """Raise an error for outputs of different shapes or with NaN."""
         if not self.measure.fits(reference, second):
             raise ValueError(
-                f"the outputs have the shapes {tuple(reference.shape)} and {tuple(second.shape)}: outputs of other "
-                "classes or tokens cannot be compared. Leave out the data to compare weights, or load the bodies of "
-                "the networks (task='feature-extraction')"
+                f"the outputs must have the same classes or tokens, got the shapes {tuple(reference.shape)} and "
+                f"{tuple(second.shape)}. Omit the data to compare only weights, or load the backbones "
+                "(task='feature-extraction')"
             )
         for who, output in (("first", reference), ("second", second)):
             bad = output.isnan()
@@ -193,7 +194,7 @@ class Effects:
             bad = bad.flatten(1).any(1)
             if bool(bad.any()):
                 raise ValueError(
-                    f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: leave it out"
+                    f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: omit this sample"
                 )
 
     def _outputs(self, batch: Batch, inputs: Any, reference: Tensor, second: Tensor, found: Measured) -> None:
@@ -214,7 +215,7 @@ class Effects:
 
     # -- parts --------------------------------------------------------------------------------------------------------
     def _patched(self, part: Part, arguments: Mapping[str, Any], kept: Mapping[str, Any], own: Recording) -> Any:
-        """Run the first network with a part of the second; keep how far the output of the part itself is off."""
+        """Run the first network with a part of the second; record the difference of the part's own output."""
         gaps: list[tuple[float, float]] = []
 
         def compare(name: str) -> Any:
@@ -238,7 +239,7 @@ class Effects:
 
     @contextmanager
     def _swapped(self, network: Adapter, part: Part, *, reverse: bool = False) -> Iterator[None]:
-        """Put a part of one network into the other."""
+        """Replace a part of a network by the part of the second network."""
         modules = {
             theirs if reverse else mine: (
                 self.a.model.get_submodule(mine) if reverse else self.b.model.get_submodule(theirs)
@@ -252,14 +253,14 @@ class Effects:
 
     @contextmanager
     def _valued(self, part: Part, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put other weights into a part of the first network."""
+        """Replace the weights of a part of the first network."""
         loose = {name: values[name] for name in part.loose}
         with valued(self.a.model, loose), exchanged(self.a.model, with_weights(self.a.model, part, values)):
             yield
 
     # -- replaying ----------------------------------------------------------------------------------------------------
     def _learn_order(self, own: Recording, other: Recording, arguments: Mapping[str, Mapping[str, Any]]) -> None:
-        """Learn in which order parts end, and whether both networks can go on from the outputs of any of them."""
+        """Find the order of the parts, and whether both networks can continue from recorded outputs."""
         order = tuple(name for name in own.parts if self.modules[name] in other.parts)
         theirs = {name: self.modules[name] for name in order}
         self.replays = self._goes_on(self.a, own, arguments["a"], order)
@@ -269,13 +270,13 @@ class Effects:
     def _goes_on(
         self, network: Adapter, recorded: Recording, arguments: Mapping[str, Any], order: Sequence[str]
     ) -> bool:
-        """Return whether a network has the same output when it goes on from the recorded outputs of its first parts."""
+        """Return whether a network has the same output when it continues from recorded outputs of its first parts."""
         expected = self.measure.output(recorded.output)
         for place in range(1, len(order)):
             with given(network.model, {name: recorded.parts[name] for name in order[:place]}):
                 try:
                     again = run(network, arguments)
-                except Exception:  # what a part has left for others is not there
+                except Exception:  # a later part requires more than the outputs
                     return False
             self.cost += 1 - place / len(order)
             if not torch.equal(self.measure.output(again), expected):
@@ -293,7 +294,7 @@ class Effects:
         self, own: Recording, other: Recording, arguments: Mapping[str, Mapping[str, Any]], reference: Tensor,
         found: Measured,
     ) -> None:  # fmt: skip
-        """Measure hybrids of two halves, whose first parts are of one network and the others of the other."""
+        """Measure hybrids with the first parts from one network and the rest from the second."""
         for place, name in enumerate(self.order, 1):
             first = self.order[:place]
             mine = {self.modules[each]: own.parts[each] for each in first}
@@ -305,7 +306,7 @@ class Effects:
             self.cost += 2 * (1 - place / len(self.order))
 
     def _streams(self, own: Recording, other: Recording) -> None:
-        """Collect how far the activations behind each block are apart, and what a map makes of it."""
+        """Collect the moments of the activations after each block."""
         for part in self.pairing.parts:
             for name in part.modules if part.block else ():
                 pair = own.parts.get(name), other.parts.get(self.modules.get(name, ""))

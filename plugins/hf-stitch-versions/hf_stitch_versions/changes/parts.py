@@ -1,4 +1,4 @@
-"""The parts of two versions of a network: blocks, embeddings, heads, paired by the names of their weights."""
+"""Parts of two versions of a network: blocks, embeddings, heads, paired by the names of their weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_stitch.options import did_you_mean
 from hf_stitch_versions.changes.weights import Weights, key_of, plain, tensors_of
 
 MOST_DEEP = 3
-"""Number of modules that may be wrapped around a network of which the other one has nothing."""
+"""Maximum number of wrappers around one network that the second network lacks."""
 
 Reshaped = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 """Name of a weight in the first network -> its shapes in both."""
@@ -23,19 +23,18 @@ Reshaped = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Part:
-    """A block, or what lies before, between and behind blocks.
+    """Block, or modules before, between or after blocks.
 
     Attributes:
-        name: Name in the first network: of a module, or of a parameter of the network itself.
+        name: Name in the first network: of a module, or of a parameter of the root module.
         block: Whether it is a block.
-        members: Names of its weights, also of those that only one network has. Weights that are tied in both belong to
-            one part.
-        weights: Those of them that both networks have in the same shape.
-        modules: Names in the first network of the largest modules that hold weights of this part only -> names in the
-            second. There are several if weights are tied.
-        loose: Its other weights: parameters of a module that holds weights of other parts, too.
+        members: Names of its weights, in either network. Weights that are tied in both belong to one part.
+        weights: Members that both networks have in the same shape.
+        modules: Names in the first network of the largest modules with weights of this part only -> names in the
+            second network. Several modules if weights are tied.
+        loose: The rest of its weights: parameters of modules that contain weights of several parts.
         whole: Whether the second network has all of its weights, in the same shapes, so that it can be exchanged.
-        tied: Names in the first network of the modules elsewhere that have a weight in common with it.
+        tied: Names in the first network of modules elsewhere that share a weight with it.
     """
 
     name: str
@@ -50,15 +49,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which parts two networks have in common.
+    """Common parts of two networks.
 
     Attributes:
         a: Weights of the first network.
-        b: Weights of the second network, by the names of the first; what only it has by names like those.
-        parts: Parts that both have, in the order of their weights.
-        missing: Weights that only the first network has.
-        extra: Weights that only the second network has, by its own names.
-        reshaped: Weights whose shapes differ, with both shapes.
+        b: Weights of the second network, by the names of the first; its extra weights by names of the same form.
+        parts: Common parts, in the order of their weights.
+        missing: Weights of the first network only.
+        extra: Weights of the second network only, by their original names.
+        reshaped: Weights with different shapes, and both shapes.
         names: Name of a common weight in the first network, of any shape -> its name in the second.
     """
 
@@ -74,20 +73,20 @@ class Pairing:
 def pair(
     a: Adapter, b: Adapter, weights_a: Weights, weights_b: Weights, within: Collection[str] = ()
 ) -> Pairing:  # fmt: skip
-    """Pair the weights of two networks by name and shape, also if one has a prefix more (``bert.``), and divide them.
+    """Pair the weights of two networks by name and shape, also under an extra prefix (``bert.``), and group them.
 
     Args:
         a: The first network.
         b: The second network.
-        weights_a: Its weights, of :func:`hf_stitch_versions.changes.weights.effective`.
-        weights_b: Those of the second.
-        within: Names of parts that are divided into the modules in them.
+        weights_a: Weights of the first, from :func:`hf_stitch_versions.changes.weights.effective`.
+        weights_b: Weights of the second.
+        within: Names of parts to divide into their modules.
 
     Returns:
-        What they have in common, and what not.
+        The common parts, and the weights without a partner.
 
     Raises:
-        ValueError: If few weights have a partner, or ``within`` names no part.
+        ValueError: If few weights have a partner, or a name in ``within`` is not a part.
     """
     own, other, names, reshaped, renamed = named(weights_a, weights_b)
     (real_a, plain_a), (real_b, plain_b) = map(_places, (a, b))
@@ -96,7 +95,7 @@ def pair(
     ties = Counter(map(key_of, weights_a.values()))
     if unknown := [name for name in within if name not in divided]:
         hint = did_you_mean(unknown[0], divided) or next(iter(divided))
-        raise ValueError(f"within contains {unknown[0]!r}, which is no part of the network; did you mean {hint!r}?")
+        raise ValueError(f"within contains {unknown[0]!r}, which is not a part of the network; did you mean {hint!r}?")
     sizes = Counter(each for name in weights_a for each in _around_weight(name))
     for name, members in _finer(divided, within):
         if not any(weight in names for weight in members):
@@ -126,7 +125,7 @@ def pair(
 
 
 def _places(network: Adapter) -> tuple[dict[str, str], set[str]]:
-    """Return the modules of a network by their plain names, of several the outermost, and the names of its tensors."""
+    """Return the outermost module for each plain name, and the names of the tensors of a network."""
     modules: dict[str, str] = {}
     for name, _ in network.model.named_modules(remove_duplicate=False):
         modules.setdefault(plain(name), name)
@@ -134,7 +133,7 @@ def _places(network: Adapter) -> tuple[dict[str, str], set[str]]:
 
 
 def _around_weight(name: str) -> list[str]:
-    """Return the modules around a weight, the largest first."""
+    """Return the modules around a weight, largest first."""
     places = name.split(".")
     return [".".join(places[:stop]) for stop in range(1, len(places))]
 
@@ -142,16 +141,15 @@ def _around_weight(name: str) -> list[str]:
 def named(
     weights_a: Weights, weights_b: Weights
 ) -> tuple[str, str, dict[str, str], Reshaped, dict[str, Tensor]]:  # fmt: skip
-    """Pair the weights of two networks by name, also if one has a prefix more.
+    """Pair the weights of two networks by name, also under an extra prefix.
 
     Args:
         weights_a: Weights of the first network.
-        weights_b: Those of the second.
+        weights_b: Weights of the second network.
 
     Returns:
-        The prefixes of both; name of a weight in the first network -> its name in the second; of those whose shapes
-        differ, the shapes; and the weights of the second network by the names of the first, with those that only the
-        second has under names like those.
+        The prefixes of both; name of a weight in the first network -> its name in the second; both shapes of weights
+        with different shapes; and all weights of the second network, by names in the form of the first.
 
     Raises:
         ValueError: If fewer than half of the weights have the same name and shape.
@@ -167,8 +165,8 @@ def named(
         example = next(iter(reshaped.items()), None)
         why = f"; {example[0]} has the shape {example[1][0]} against {example[1][1]}" if example else ""
         raise ValueError(
-            f"only {count} of {len(weights_a)} and {len(weights_b)} weights have the same name and shape{why}: "
-            "these are no versions of one network. Compare their activations with hf_stitch.compare"
+            f"expected versions of one network, but only {count} of {len(weights_a)} and {len(weights_b)} weights have "
+            f"the same name and shape{why}. Compare activations with hf_stitch.compare"
         )
     renamed = {mine: weights_b[theirs] for mine, theirs in names.items()}
     paired = {*names.values()}
@@ -179,14 +177,14 @@ def named(
 
 
 def blocks_of(network: Adapter, weights: Weights) -> tuple[str, ...]:
-    """Return the names of the blocks of a network: its cuts that hold weights, else the numbered modules of its stacks.
+    """Return the names of the blocks of a network: its cuts with weights, else the numbered modules of its stacks.
 
     Args:
         network: The network.
         weights: Its weights.
 
     Returns:
-        Names without what wraps them, in the order of their weights.
+        Names without wrappers, in the order of their weights.
     """
     cuts = list[str]()
     with suppress(ValueError):  # a network without cuts
@@ -210,7 +208,7 @@ def _around(stack: str, blocks: Sequence[str]) -> bool:
 
 
 def _first(weights: Weights) -> dict[str, int]:
-    """Return the place of the first weight of each module."""
+    """Return the position of the first weight of each module."""
     found: dict[str, int] = {}
     for place, name in enumerate(weights):
         while name := name.rpartition(".")[0]:
@@ -219,10 +217,10 @@ def _first(weights: Weights) -> dict[str, int]:
 
 
 def _divided(a: Weights, b: Weights, blocks: Sequence[str]) -> dict[str, list[str]]:
-    """Divide the weights of two networks, by the same names, into parts: name of a part -> its weights.
+    """Group the weights of two networks into parts: name of a part -> names of its weights.
 
-    Outside of blocks a part is the largest module without a block in it. Weights that are tied in the first network,
-    and equal in the second, belong to the part of the first of them.
+    Outside of blocks, a part is the largest module without a block inside. Weights that are tied in the first network
+    and equal in the second belong to the same part.
     """
     parts: dict[str, list[str]] = {}
     owners: dict[tuple[int, torch.Size], list[tuple[str, str]]] = {}
@@ -244,7 +242,7 @@ def _equal(x: Tensor | None, y: Tensor | None) -> bool:
 
 
 def _finer(parts: Mapping[str, list[str]], within: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield parts and their weights; some are divided into the modules in them."""
+    """Yield parts and their weights, with the parts in ``within`` divided into their modules."""
     for part, members in parts.items():
         if part not in within:
             yield part, members
@@ -257,7 +255,7 @@ def _finer(parts: Mapping[str, list[str]], within: Collection[str]) -> Iterator[
 
 
 def _outermost(name: str, blocks: Sequence[str]) -> str:
-    """Return the largest module around a weight that contains no block; the weight itself if there is none."""
+    """Return the largest module around a weight that does not contain a block; else the name of the weight."""
     places = name.split(".")
     for stop in range(1, len(places)):
         around = ".".join(places[:stop])
@@ -267,7 +265,7 @@ def _outermost(name: str, blocks: Sequence[str]) -> str:
 
 
 def _prefixes(a: Weights, b: Weights) -> tuple[str, str]:
-    """Return what stands before the names of each side that the other has, too."""
+    """Return the prefixes of both sides that give the most common names and shapes."""
     shapes = {name: value.shape for name, value in b.items()}
 
     def common(own: str, other: str) -> int:
@@ -278,7 +276,7 @@ def _prefixes(a: Weights, b: Weights) -> tuple[str, str]:
 
 
 def _leading(weights: Weights) -> list[str]:
-    """Return the beginnings of names that most weights have, the empty one first."""
+    """Return the prefixes of most names, the empty prefix first."""
     counts = Counter(
         ".".join(name.split(".")[:depth]) + "." for name in weights for depth in range(1, MOST_DEEP + 1)
         if name.count(".") >= depth
