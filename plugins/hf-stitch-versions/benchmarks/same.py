@@ -48,13 +48,13 @@ NONE, SMALL, SHOWS = "without effect", "less effect than rounding to float32", "
 # -- the baseline ----------------------------------------------------------------------------------------------
 def first_not_close(a: Adapter, b: Adapter | Activations, data: Any) -> str | None:
     """Return the first module with an output that is not close; ``None`` if all are."""
-    found: list[tuple[int, str]] = []
+    failures: list[tuple[int, str]] = []
     second: Source = Network(b, second=True) if isinstance(b, Adapter) else Recorded(b)
     for feed in feeds(a, b, data):
         one, two = (recorded(source, feed) for source in (Network(a), second))
         places = [i for i, key in enumerate(one) if key in two and far(one[key], two[key])]
-        found += [(places[0], list(one)[places[0]][0])] if places else []
-    return min(found)[1] if found else None
+        failures += [(places[0], list(one)[places[0]][0])] if places else []
+    return min(failures)[1] if failures else None
 
 
 def feeds(a: Adapter, b: Adapter | Activations, data: Any) -> Iterator[Feed]:
@@ -88,15 +88,15 @@ def far(one: Tensor, two: Tensor) -> bool:
 def on_bugs() -> dict[str, Counter[str]]:
     """Count all planted bugs and the exactly located ones, by effect."""
     counts = {effect: Counter[str]() for effect in (SHOWS, SMALL, NONE)}
-    for each in planted.names():
-        pair = planted.plant(*each)
-        found = same(pair.a, pair.b, progress=False)
+    for bug in planted.names():
+        pair = planted.plant(*bug)
+        sameness = same(pair.a, pair.b, progress=False)
         row = counts[SHOWS if pair.shows else SMALL if pair.counts else NONE]
-        named = bool(found.findings) and found.findings[0].module == pair.answer
+        named = bool(sameness.findings) and sameness.findings[0].module == pair.answer
         row["pairs"] += 1
         row["same"] += named
         row["reported"] += named or (
-            found.is_same and any(each.startswith(f"{pair.answer}: ") for each in found.settings)
+            sameness.is_same and any(text.startswith(f"{pair.answer}: ") for text in sameness.settings)
         )
         row["hooks"] += first_not_close(pair.a, pair.b, None) == pair.answer
     return counts
@@ -105,11 +105,11 @@ def on_bugs() -> dict[str, Counter[str]]:
 def on_honest() -> dict[str, Counter[str]]:
     """Count all honest pairs and the flagged ones, by kind."""
     counts = {kind: Counter[str]() for kind, _ in honest.names()}
-    for each in honest.names():
-        pair = honest.pair(*each)
-        found = same(pair.a, pair.b, pair.data, progress=False, **pair.options)
+    for case in honest.names():
+        pair = honest.pair(*case)
+        sameness = same(pair.a, pair.b, pair.data, progress=False, **pair.options)
         counts[pair.kind] += Counter(
-            pairs=1, same=not found.is_same, hooks=first_not_close(pair.a, pair.b, pair.data) is not None
+            pairs=1, same=not sameness.is_same, hooks=first_not_close(pair.a, pair.b, pair.data) is not None
         )
     return counts
 
@@ -122,9 +122,9 @@ def cost() -> dict[str, float]:
     model = planted.as_if_trained(transformers.BertModel(config).eval())
     bug = copy.deepcopy(model)
     planted.transposed(bug, "encoder.layer.6.attention.self.query")
-    a, b, c = (planted.loaded("bert", each) for each in (model, copy.deepcopy(model), bug))
+    a, b, c = (planted.loaded("bert", network) for network in (model, copy.deepcopy(model), bug))
     inputs = [feed.arguments for feed in random_feeds(a)]
-    forward = median(lambda: [a.forward(each) for each in inputs])
+    forward = median(lambda: [a.forward(arguments) for arguments in inputs])
     return {
         "one forward, seconds": forward,
         "two that are the same": median(lambda: same(a, b, progress=False)) / forward,
@@ -145,7 +145,7 @@ def table(title: str, rows: dict[str, Counter[str]]) -> None:
     reported = ["reported"] * any("reported" in row for row in rows.values())
     columns = "", "pairs", "same", *["same, or reported as a setting"] * len(reported), "hooks and allclose"
     figures = "pairs", "same", *reported, "hooks"
-    show(title, columns, ((name, *(row[each] for each in figures)) for name, row in rows.items()))
+    show(title, columns, ((name, *(row[column] for column in figures)) for name, row in rows.items()))
 
 
 def main() -> None:

@@ -24,11 +24,11 @@ def same(job: Job, batch_size: BatchSize = 8) -> None:
     name = job.given["b"]
     is_file = Path(name).suffix in FILES and not is_function(name) and not Path(name).is_dir()
     try:
-        found = job.run(batch_size=batch_size, **({"b": Path(name)} if is_file else {}))
+        sameness = job.run(batch_size=batch_size, **({"b": Path(name)} if is_file else {}))
     except Exception as error:  # of any kind: 1 is an answer
         raise typer.BadParameter(str(error) or type(error).__name__) from error
-    job.finish(found, "same.json", {"same.png": {}})
-    if not found.is_same:
+    job.finish(sameness, "same.json", {"same.png": {}})
+    if not sameness.is_same:
         raise typer.Exit(1)
 
 
@@ -42,11 +42,11 @@ def diff(job: Job, fail_above: Bound = None) -> None:
     """Compare two versions; the exit status is 0, 1 if a bound is exceeded, and 2 after an error."""
     bounds = dict(map(_bound, fail_above or []))
     try:
-        found = job.run(fail_above=bounds)
+        difference = job.run(fail_above=bounds)
     except Exception as error:  # of any kind: 1 is an answer
         raise typer.BadParameter(str(error) or type(error).__name__) from error
-    job.finish(found, "diff.json", {"diff.png": {}} if found.curves else {})
-    if found.failed:
+    job.finish(difference, "diff.json", {"diff.png": {}} if difference.curves else {})
+    if difference.failed:
         raise typer.Exit(1)
 
 
@@ -67,11 +67,11 @@ Versions = Annotated[list[str], typer.Argument(help="Versions as NAME=NETWORK, i
 @command("hf_stitch_versions.changes.family:diff_all", without=["plan"])
 def diff_all(job: Job, networks: Versions) -> None:
     """Compare all versions, and print the distances."""
-    if unnamed := [each for each in networks if not each.partition("=")[0] or not each.partition("=")[2]]:
+    if unnamed := [version for version in networks if not version.partition("=")[0] or not version.partition("=")[2]]:
         raise typer.BadParameter(f"expected NAME=NETWORK, such as step100=runs/checkpoint-100, got {unnamed[0]!r}")
-    places = dict(each.split("=", 1) for each in networks)
+    places = dict(version.split("=", 1) for version in networks)
     try:
-        found = job.run(networks={name: job.shared.load(place) for name, place in places.items()})
+        family = job.run(networks={name: job.shared.load(place) for name, place in places.items()})
     except Exception as error:  # of any kind: 1 is an answer
         raise typer.BadParameter(str(error) or type(error).__name__) from error
-    job.finish(found, "diff_all.json", {"diff_all.png": {}})
+    job.finish(family, "diff_all.json", {"diff_all.png": {}})

@@ -45,24 +45,23 @@ Attention within chunks also reads the previous chunk, and the buckets of relati
 
 
 def feeds(a: Adapter, b: Adapter | None, samples: Samples | None, run: Run) -> Iterator[Feed]:
-    """Yield the batches of this process: its share of the samples, or random inputs, which are equal in all
-    processes."""
+    """Yield the batches of this process: its share of the samples, or random inputs, equal in all processes."""
     if samples is None:
         yield from random_feeds(a, run.seed, b)
         return
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "comparing"):
         arguments = a.preprocess(batch.samples)
-        own = None if b is None or not _reads(b, batch.samples) else b.preprocess(batch.samples)
+        arguments_b = None if b is None or not _reads(b, batch.samples) else b.preprocess(batch.samples)
         mask = arguments.get(a.interface.mask)
-        yield Feed(tuple(batch.ids), arguments, own, mask.bool() if isinstance(mask, Tensor) else None)
+        yield Feed(tuple(batch.ids), arguments, arguments_b, mask.bool() if isinstance(mask, Tensor) else None)
 
 
 def _reads(adapter: Adapter, samples: Any) -> bool:
     """Return whether a network can preprocess raw samples; tensors are ready inputs."""
-    return adapter.processor is not None or all(isinstance(each, Tensor) for each in samples)
+    return adapter.processor is not None or all(isinstance(sample, Tensor) for sample in samples)
 
 
-def random_feeds(adapter: Adapter, seed: int = 0, other: Adapter | None = None) -> Iterator[Feed]:
+def random_feeds(adapter: Adapter, seed: int = 0, second: Adapter | None = None) -> Iterator[Feed]:
     """Yield random inputs within the bounds of a network: batches of 8 and 1, with texts padded on both sides.
 
     Token ids are drawn from all common tokens of both networks that are not special. Numbers are drawn from a normal
@@ -73,7 +72,7 @@ def random_feeds(adapter: Adapter, seed: int = 0, other: Adapter | None = None) 
     lengths = [min(length, limit) for length in LENGTHS]
     for number, (count, left) in enumerate(((MOST, False), (MOST, True), (1, False))):
         if not left or _is_masked(adapter):
-            yield _feed(adapter, f"random {number}", lengths[:count], left, generator, other=other)
+            yield _feed(adapter, f"random {number}", lengths[:count], left, generator, second=second)
 
 
 def longer_feeds(
@@ -103,27 +102,27 @@ def longer_feeds(
         height, width = a.interface.shapes[a.interface.content[0]][-2:]
         for feed in (made([1], size) for size in ((height, 2 * width), (2 * height, 2 * width))):
             if _runs(networks[0], feed, MOST_VALUES):
-                runs = all(_runs(each, feed, MOST_VALUES) for each in networks[1:])
+                runs = all(_runs(network, feed, MOST_VALUES) for network in networks[1:])
                 bound = f"images of {height}×{width}: the second network does not run on different sizes"
                 return ([feed], "") if runs else ([], bound)
     both = [a] if b is None else [a, b]
-    limit = min((end for each in both if (end := _end(each))), default=None)
-    named = {name: min(tokens, limit or tokens) for each in both for name, tokens in _named_lengths(each).items()}
+    limit = min((end for network in both if (end := _end(network))), default=None)
+    named = {name: min(tokens, limit or tokens) for network in both for name, tokens in _named_lengths(network).items()}
     if a.interface.modality != "text":
         bounded = a.interface.modality == "tensor" and named
         return [], f"inputs of the size of the example, which may be shorter than {', '.join(named)}" if bounded else ""
     reached, ids = max(LENGTHS), _vocabulary(a, a.example[a.interface.content[0]])
     longer = sorted({tokens for tokens in named.values() if tokens > reached}, reverse=True)
-    found = list[Feed]()
+    longest_feeds = list[Feed]()
     for tokens, count in product(longer, (2, 1)):
         if count * tokens * max(tokens, ids) <= MOST_VALUES:
             feed = made([tokens, tokens // 2][:count])
-            if all(_runs(each, feed, MOST_VALUES) for each in networks):
-                reached, found = tokens, [feed]
+            if all(_runs(network, feed, MOST_VALUES) for network in networks):
+                reached, longest_feeds = tokens, [feed]
                 break
     missed = ", ".join(name for name, tokens in named.items() if tokens > reached)
     bound = f"texts of up to {reached} tokens, which do not exceed {missed}: pass longer texts as data"
-    return found, bound if missed else ""
+    return longest_feeds, bound if missed else ""
 
 
 def _end(adapter: Adapter) -> int | None:
@@ -138,7 +137,7 @@ def _named_lengths(adapter: Adapter) -> dict[str, int]:
     settings: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
     blocks = max(2, 5 + 2 * (settings.get("num_random_blocks") or 0), 1 + (settings.get("index_topk_blocks") or 0))
     named = {**NAMED, r"(\w+_)?block_size": blocks}
-    found = dict[str, int]()
+    exceeding = dict[str, int]()
 
     def read(values: Mapping[str, Any]) -> None:
         for key, value in values.items():
@@ -149,14 +148,14 @@ def _named_lengths(adapter: Adapter) -> dict[str, int]:
             for pattern, multiple in named.items():
                 if whole and max(whole) > 0 and re.fullmatch(pattern, str(key)):
                     length = multiple * max(whole)
-                    found[f"{key} {max(whole)}"] = length + max(max(LENGTHS), length // 4)
+                    exceeding[f"{key} {max(whole)}"] = length + max(max(LENGTHS), length // 4)
 
     read(settings)
     for module in adapter.model.modules():
         read({key: value for key, value in vars(module).items() if isinstance(value, int)})
         if "dynamic" in str(vars(module).get("rope_type")):
             read({"original_max_position_embeddings": vars(module).get("original_max_seq_len")})
-    return found
+    return exceeding
 
 
 def _runs(network: Source, feed: Feed, most: int) -> bool:
@@ -184,13 +183,13 @@ def _is_masked(adapter: Adapter) -> bool:
 
 def _feed(
     adapter: Adapter, name: str, lengths: Sequence[int], left: bool, generator: torch.Generator,
-    size: tuple[int, int] | None = None, other: Adapter | None = None,
+    size: tuple[int, int] | None = None, second: Adapter | None = None,
 ) -> Feed:  # fmt: skip
     """Return random inputs: texts of the given lengths, padded on one side, or as many samples of another modality."""
     interface, example, count, longest = adapter.interface, adapter.example, len(lengths), max(lengths)
     arguments = {
         name: _drawn(
-            name, value, adapter, count, longest if interface.modality == "text" else None, size, generator, other
+            name, value, adapter, count, longest if interface.modality == "text" else None, size, generator, second
         )
         for name, value in example.items() if isinstance(value, Tensor)
     }  # fmt: skip
@@ -199,14 +198,14 @@ def _feed(
         place = torch.arange(longest)
         mask = torch.stack([place >= longest - length if left else place < length for length in lengths])
         arguments[interface.mask] = mask.to(example[interface.mask].dtype)
-        for each in interface.content:
-            arguments[each] = arguments[each].masked_fill(~mask, int(interface.pad_id or 0))
+        for content in interface.content:
+            arguments[content] = arguments[content].masked_fill(~mask, int(interface.pad_id or 0))
     return Feed(tuple(f"{name}.{i}" for i in range(count)), arguments, None, mask)
 
 
 def _drawn(
     name: str, value: Tensor, adapter: Adapter, count: int, length: int | None, size: tuple[int, int] | None,
-    generator: torch.Generator, other: Adapter | None,
+    generator: torch.Generator, second: Adapter | None,
 ) -> Tensor:  # fmt: skip
     """Return random values similar to an argument, for a number of samples and of tokens, or a size of images."""
     shape = [count, *value.shape[1:]]
@@ -223,10 +222,10 @@ def _drawn(
         return value[:1, :1].expand(shape).clone().cpu()  # masks and token types
     special = set(adapter.interface.special_ids)
     count_of_ids = _vocabulary(adapter, value)
-    if other is not None and other.interface.modality == "text":
-        count_of_ids = min(count_of_ids, Vocabulary(adapter, other).size)
-    known = torch.tensor([id_ for id_ in range(count_of_ids) if id_ not in special])
-    return known[torch.randint(len(known), shape, generator=generator)].to(value.dtype)
+    if second is not None and second.interface.modality == "text":
+        count_of_ids = min(count_of_ids, Vocabulary(adapter, second).size)
+    allowed = torch.tensor([id_ for id_ in range(count_of_ids) if id_ not in special])
+    return allowed[torch.randint(len(allowed), shape, generator=generator)].to(value.dtype)
 
 
 def _vocabulary(adapter: Adapter, ids: Tensor) -> int:
@@ -277,7 +276,7 @@ class Vocabulary:
             return
         if len(far := (ids >= self.size).nonzero()):
             place = tuple(far[0].tolist())
-            first, second = (_tokenizer(each) for each in (self.a, self.b))
+            first, second = (_tokenizer(adapter) for adapter in (self.a, self.b))
             raise ValueError(
                 f"sample {samples[place[0]]!r} has the token id {ids[place].item()} from the first network's tokenizer "
                 f"({first}), but the second network (tokenizer: {second}) has embeddings of {self.size} tokens. Omit "
@@ -287,9 +286,9 @@ class Vocabulary:
 
 def _tokenizer(adapter: Adapter) -> str:
     """Return the class of a tokenizer and its number of tokens."""
-    found: Any = adapter.processor
-    size = f" of {len(found)} tokens" if hasattr(found, "__len__") else ""
-    return "none" if found is None else f"{type(found).__name__}{size}"
+    processor: Any = adapter.processor
+    size = f" of {len(processor)} tokens" if hasattr(processor, "__len__") else ""
+    return "none" if processor is None else f"{type(processor).__name__}{size}"
 
 
 def _size(value: Any) -> torch.Size | None:
@@ -308,29 +307,29 @@ def differences(feed: Feed, a: Adapter, b: Adapter) -> list[str]:
     """Return how the networks' own inputs for the same samples differ."""
     if feed.own is None:
         return []
-    found = []
-    for name, one in for_second(feed.arguments, a, b).items():
-        two = feed.own.get(name)
-        if not isinstance(one, Tensor) or not isinstance(two, Tensor):
+    reasons = []
+    for name, tensor_a in for_second(feed.arguments, a, b).items():
+        tensor_b = feed.own.get(name)
+        if not isinstance(tensor_a, Tensor) or not isinstance(tensor_b, Tensor):
             continue
-        if one.shape != two.shape:
-            found.append(f"{name} has shape {tuple(one.shape)} against {tuple(two.shape)}")
-        elif one.is_floating_point():
-            gap = float((one.double() - two.double()).abs().max())
-            eps = max(1e-6, torch.finfo(one.dtype).eps, torch.finfo(two.dtype).eps)
-            if gap > eps * float(one.double().abs().max()):
-                found.append(f"{name} differs by up to {gap:.2g}")
-        elif not torch.equal(one, two):
-            row, *place = (one != two).nonzero()[0].tolist()
+        if tensor_a.shape != tensor_b.shape:
+            reasons.append(f"{name} has shape {tuple(tensor_a.shape)} against {tuple(tensor_b.shape)}")
+        elif tensor_a.is_floating_point():
+            gap = float((tensor_a.double() - tensor_b.double()).abs().max())
+            eps = max(1e-6, torch.finfo(tensor_a.dtype).eps, torch.finfo(tensor_b.dtype).eps)
+            if gap > eps * float(tensor_a.double().abs().max()):
+                reasons.append(f"{name} differs by up to {gap:.2g}")
+        elif not torch.equal(tensor_a, tensor_b):
+            row, *place = (tensor_a != tensor_b).nonzero()[0].tolist()
             at = f" at {place[0]}" if place else ""
-            values = one[(row, *place)].item(), two[(row, *place)].item()
-            found.append(f"{name} differs in sample {feed.ids[row]!r}{at}: {values[0]} against {values[1]}")
-    return [OTHER_SIDE, *found] if _padded_elsewhere(feed.mask, feed.own, b) else found
+            values = tensor_a[(row, *place)].item(), tensor_b[(row, *place)].item()
+            reasons.append(f"{name} differs in sample {feed.ids[row]!r}{at}: {values[0]} against {values[1]}")
+    return [OTHER_SIDE, *reasons] if _padded_elsewhere(feed.mask, feed.own, b) else reasons
 
 
-def _padded_elsewhere(mask: Tensor | None, own: Mapping[str, Any], b: Adapter) -> bool:
+def _padded_elsewhere(mask: Tensor | None, arguments_b: Mapping[str, Any], b: Adapter) -> bool:
     """Return whether the second network pads the same texts on the opposite side."""
-    other = own.get(b.interface.mask)
-    if mask is None or not isinstance(other, Tensor) or other.shape != mask.shape or torch.equal(mask, other.bool()):
+    mask_b = arguments_b.get(b.interface.mask)
+    if mask is None or not isinstance(mask_b, Tensor) or mask_b.shape != mask.shape or torch.equal(mask, mask_b.bool()):
         return False
-    return torch.equal(mask.sum(1), other.sum(1))
+    return torch.equal(mask.sum(1), mask_b.sum(1))

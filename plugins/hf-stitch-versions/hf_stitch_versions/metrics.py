@@ -21,11 +21,11 @@ ROY_2007 = Paper(
 
 
 def _weight_cosine(x: Weights, y: Weights) -> float:
-    one, other = _in_double(x), _in_double(y)
-    length = _norm(one) * _norm(other)
+    first, second = _in_double(x), _in_double(y)
+    length = _norm(first) * _norm(second)
     if not length:
         raise NotComparable(x.layer, f"the cosine is not defined: its weights, or the weights of {y.layer!r}, are zero")
-    return sum(float(value.flatten() @ other[name].flatten()) for name, value in one.items()) / length
+    return sum(float(value.flatten() @ second[name].flatten()) for name, value in first.items()) / length
 
 
 def _relative_change(x: Weights, y: Weights) -> float:
@@ -58,22 +58,22 @@ class _OfModules(WeightMetric):
                 f"{self.name} requires weights in memory, but accelerate offloads the weights of "
                 f"{type(model).__name__}; load the network without a device_map"
             )
-        found: dict[str, dict[str, Tensor]] = {}
+        weights: dict[str, dict[str, Tensor]] = {}
         for name, value in effective(model).items():
             if value.dim() >= self._axes:
-                layer, _, own = name.rpartition(".")
-                found.setdefault(layer or own, {})[own] = value.to("cpu", copy=True).contiguous()
-        if not found:
+                layer, _, parameter = name.rpartition(".")
+                weights.setdefault(layer or parameter, {})[parameter] = value.to("cpu", copy=True).contiguous()
+        if not weights:
             raise ValueError(f"{self.name} requires {self._reads}, but {type(model).__name__} does not have any")
-        return {layer: Weights(layer, tensors) for layer, tensors in found.items()}
+        return {layer: Weights(layer, tensors) for layer, tensors in weights.items()}
 
     def check_shared(self, a: Weights, b: Weights) -> None:
         """Check that the weights of two modules have the same names and shapes, as in ``WeightMetric``."""
-        one, other = ({name: tuple(value.shape) for name, value in side.tensors.items()} for side in (a, b))
-        if one != other:
+        shapes_a, shapes_b = ({name: tuple(value.shape) for name, value in side.tensors.items()} for side in (a, b))
+        if shapes_a != shapes_b:
             raise NotComparable(
                 a.layer,
-                f"it has {_listed(one)}, but {b.layer!r} has {_listed(other)}; compare modules of the same shape",
+                f"it has {_listed(shapes_a)}, but {b.layer!r} has {_listed(shapes_b)}; compare equal shapes",
             )
 
 

@@ -44,7 +44,7 @@ def watch(
     *,
     with_inputs: Collection[Key] = (),
     put: Mapping[Key, Values] | None = None,
-    own: bool = False,
+    computed: bool = False,
 ) -> None:
     """Run a network and report the calls of its modules; its state is restored afterwards.
 
@@ -54,7 +54,7 @@ def watch(
         see: Receives the event of every call as it ends. Its tensors belong to the network, which may overwrite them.
         with_inputs: Calls with inputs and masks in their events.
         put: Call -> replacement of its outputs, at the places that both have.
-        own: Whether events contain the computed outputs, not their replacements.
+        computed: Whether events contain the computed outputs, not their replacements.
     """
     running: list[tuple[Key, Values, Values]] = []
     calls: dict[str, int] = {}
@@ -63,19 +63,19 @@ def watch(
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             key = name, calls.get(name, 0)
             calls[name] = key[1] + 1
-            found = dict(_tensors((args, kwargs))) if key in with_inputs else {}
-            masks = {place: mask for place, value in found.items() if (mask := _as_mask(value)) is not None}
-            running.append((key, {place: v.clone() for place, v in found.items() if place not in masks}, masks))
+            tensors = dict(_tensors((args, kwargs))) if key in with_inputs else {}
+            masks = {place: mask for place, value in tensors.items() if (mask := _as_mask(value)) is not None}
+            running.append((key, {place: v.clone() for place, v in tensors.items() if place not in masks}, masks))
 
         return hook
 
     def end(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         key, inputs, masks = running.pop()
-        given = _replaced(output, put[key]) if put is not None and key in put else output
+        returned = _replaced(output, put[key]) if put is not None and key in put else output
         parent = running[-1][0] if running else None
-        told = values_of(output if own else given, whole=not key[0])
-        see(Event(key, type(module).__name__, told, parent, inputs, masks))
-        return given
+        reported = values_of(output if computed else returned, whole=not key[0])
+        see(Event(key, type(module).__name__, reported, parent, inputs, masks))
+        return returned
 
     device = adapter.device
     drawn = [device] if device.type == "cuda" else []
@@ -96,8 +96,8 @@ def values_of(output: Any, *, whole: bool = False) -> dict[str, Tensor]:
 
     For the whole network, return all tensors.
     """
-    found = {place: value for place, value in _tensors(output) if value.numel()}
-    return {place: v for place, v in found.items() if whole or (is_value(v) and _as_mask(v) is None)}
+    tensors = {place: value for place, value in _tensors(output) if value.numel()}
+    return {place: v for place, v in tensors.items() if whole or (is_value(v) and _as_mask(v) is None)}
 
 
 def is_value(tensor: Tensor) -> bool:
@@ -114,7 +114,7 @@ def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
         value = value.to_padded_tensor(0.0) if value.is_nested else value
         yield place, torch.view_as_real(value) if value.is_complex() else value
     elif is_dataclass(value) and not isinstance(value, (type, Mapping)):
-        yield from _tensors({each.name: getattr(value, each.name) for each in fields(value)}, place)
+        yield from _tensors({attribute.name: getattr(value, attribute.name) for attribute in fields(value)}, place)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _tensors(item, f"{place}.{key}".strip("."))
@@ -139,8 +139,8 @@ def _replaced(output: Any, values: Values, place: str = "") -> Any:
         new = values.get(place)
         return output if new is None or output.is_nested or new.shape != output.shape else new.to(output)
     if isinstance(output, Mapping):
-        made = {key: _replaced(item, values, f"{place}.{key}".strip(".")) for key, item in output.items()}
-        return type(output)(**made) if type(output) is not dict else made
+        replaced = {key: _replaced(item, values, f"{place}.{key}".strip(".")) for key, item in output.items()}
+        return type(output)(**replaced) if type(output) is not dict else replaced
     if isinstance(output, (tuple, list)):
         parts = [_replaced(item, values, f"{place}.{index}".strip(".")) for index, item in enumerate(output)]
         return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
@@ -149,8 +149,8 @@ def _replaced(output: Any, values: Values, place: str = "") -> Any:
 
 def dtype_of(model: nn.Module) -> torch.dtype:
     """Return the coarsest floating-point dtype of the weights of a network; float32 without such weights."""
-    found = {value.dtype for value in model.parameters() if value.is_floating_point()}
-    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+    dtypes = {value.dtype for value in model.parameters() if value.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 @contextmanager
@@ -163,17 +163,17 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     if dtype is None:
         yield
         return
-    kept = [
+    original = [
         (value, value.data) for value in {id(v): v for v in (*model.parameters(), *model.buffers())}.values()
         if value.is_floating_point()
     ]  # fmt: skip
     attributes = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     try:
-        for value, data in kept:
+        for value, data in original:
             value.data = data.to(dtype)
         yield
     finally:
-        for value, data in kept:
+        for value, data in original:
             value.data = data
         for module, before, buffers in attributes:
             now = dict(vars(module))

@@ -106,16 +106,16 @@ class Network:
     ) -> None:  # fmt: skip
         """Run the network."""
         with in_dtype(self.adapter.model, self.computed):
-            watch(self.adapter, self.arguments(feed), see, with_inputs=with_inputs, put=put, own=self.own)
+            watch(self.adapter, self.arguments(feed), see, with_inputs=with_inputs, put=put, computed=self.own)
 
     def arguments(self, feed: Feed) -> dict[str, Any]:
         """Return the arguments of a batch on its device and in its dtype."""
-        given = feed.own if self.second and feed.own is not None else feed.arguments
+        arguments = feed.own if self.second and feed.own is not None else feed.arguments
         device = self.adapter.device
         return {
             name: value.to(device, self.dtype if is_value(value) else None)
             if isinstance(value, Tensor) else value
-            for name, value in given.items()
+            for name, value in arguments.items()
         }  # fmt: skip
 
 

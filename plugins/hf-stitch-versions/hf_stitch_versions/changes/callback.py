@@ -111,8 +111,8 @@ class DiffCallback(ProbingCallback):
         apart, agreement = distances(versions, self._samples, self._measure_of, self._run(processes))
         before, after = (version.weights() for version in versions.values())
         (change, _), _ = weight_distance(before, after, (f"step {first}", f"step {step}"))
-        found = {self._measure_of.name.replace(" ", "_"): float(apart[:, 0, 1].mean()), "weight_change": change}
-        return found if agreement is None else found | {"agreement": float(agreement[:, 0, 1].mean())}
+        figures = {self._measure_of.name.replace(" ", "_"): float(apart[:, 0, 1].mean()), "weight_change": change}
+        return figures if agreement is None else figures | {"agreement": float(agreement[:, 0, 1].mean())}
 
     def _save(self, folder: Path) -> None:
         save_file({name: value.contiguous() for name, value in self._start.items()}, folder / self._file)

@@ -89,15 +89,15 @@ class Effects:
 
     def measured(self, samples: Samples) -> tuple[dict[str, Array], list[Any]]:
         """Run both networks and all hybrids; return name -> (samples,), and the ids of the samples."""
-        found = Measured()
+        measured = Measured()
         with self._in_one_dtype():
             for _, batch, _ in PairedSamples(samples, samples).batches(self.run, "running hybrids"):
-                self._batch(batch, found)
-        parts = self.run.processes.gather((found.ids, found.joined()))
+                self._batch(batch, measured)
+        parts = self.run.processes.gather((measured.ids, measured.joined()))
         names = parts[0][1]
         self.moved.gather(self.run.processes)
         self.inputs = next(filter(None, self.run.processes.gather(self.inputs)), [])
-        sums = [each for own in self.run.processes.gather(self.local) for each in own.items()]
+        sums = [named_sums for local in self.run.processes.gather(self.local) for named_sums in local.items()]
         self.local = {name: [sum(v[i] for n, v in sums if n == name) for i in (0, 1)] for name in dict(sums)}
         return {name: np.concatenate([part[1][name] for part in parts]) for name in names}, [
             id_ for part in parts for id_ in part[0]
@@ -106,14 +106,14 @@ class Effects:
     @contextmanager
     def _in_one_dtype(self) -> Iterator[None]:
         """Convert both networks to the wider of float32 and their dtypes, so that modules can be exchanged."""
-        dtypes = [dtype_of(each.model) for each in (self.a, self.b)]
+        dtypes = [dtype_of(network.model) for network in (self.a, self.b)]
         wide = torch.float64 if torch.float64 in dtypes else torch.float32
         with ExitStack() as stack:
-            for each, dtype in zip((self.a, self.b), dtypes, strict=True):
-                stack.enter_context(in_dtype(each.model, wide if dtype != wide else None))
+            for network, dtype in zip((self.a, self.b), dtypes, strict=True):
+                stack.enter_context(in_dtype(network.model, wide if dtype != wide else None))
             yield
 
-    def _batch(self, batch: Batch, found: Measured) -> None:
+    def _batch(self, batch: Batch, measured: Measured) -> None:
         """Measure one batch."""
         inputs = self.a.preprocess(batch.samples)
         mask = inputs.get(self.a.interface.mask)
@@ -124,60 +124,64 @@ class Effects:
             "a": Network(self.a).arguments(Feed((), inputs)),
             "b": Network(self.b).arguments(Feed((), given_b)),
         }
-        own = Recording(self.a, arguments["a"], list(self.modules))
-        other = Recording(self.b, arguments["b"], list(self.modules.values()))
+        recording_a = Recording(self.a, arguments["a"], list(self.modules))
+        recording_b = Recording(self.b, arguments["b"], list(self.modules.values()))
         self.cost, self.batches = self.cost + 2, self.batches + 1
-        self._compare_inputs(batch, inputs, own, other)
-        reference, second = (self.measure.output(each.output) for each in (own, other))
+        self._compare_inputs(batch, inputs, recording_a, recording_b)
+        reference, second = (self.measure.output(recording.output) for recording in (recording_a, recording_b))
         self._check(reference, second, batch.ids)
-        found.ids += batch.ids
-        self._outputs(batch, inputs, reference, second, found)
+        measured.ids += batch.ids
+        self._outputs(batch, inputs, reference, second, measured)
         if self.replays is None:
-            self._learn_order(own, other, arguments)
-        self._streams(own, other)
+            self._learn_order(recording_a, recording_b, arguments)
+        self._streams(recording_a, recording_b)
         for part in self.parts:
             before = self._before(part)
-            kept_a = {name: own.parts[name] for name in before}
-            kept_b = {self.modules[name]: other.parts[self.modules[name]] for name in before}
+            kept_a = {name: recording_a.parts[name] for name in before}
+            kept_b = {self.modules[name]: recording_b.parts[self.modules[name]] for name in before}
             share = 1 - len(before) / max(len(self.order), 1)
-            output = self._patched(part, arguments["a"], kept_a, own)
-            found.add(f"patch {part.name}", self._apart(reference, output))
+            output = self._patched(part, arguments["a"], kept_a, recording_a)
+            measured.add(f"patch {part.name}", self._apart(reference, output))
             if any(packed(self.b.model.get_submodule(theirs)) for theirs in part.modules.values()):
                 plain = {mine: dense(self.b.model.get_submodule(theirs)) for mine, theirs in part.modules.items()}
                 with exchanged(self.a.model, plain), given(self.a.model, kept_a):
                     output = run(self.a, arguments["a"])
                 self.cost += share
-            found.add(f"weights {part.name}", self._apart(reference, output))
+            measured.add(f"weights {part.name}", self._apart(reference, output))
             with self._swapped(self.b, part, reverse=True), given(self.b.model, kept_b):
                 output = run(self.b, arguments["b"])
-            found.add(f"revert {part.name}", self._apart(reference, output))
+            measured.add(f"revert {part.name}", self._apart(reference, output))
             for seed in range(SEEDS):
                 noisy = noise(self.pairing.a, self.pairing.b, part, self.run.seed + seed)
                 with self._valued(part, noisy), given(self.a.model, kept_a):
                     output = run(self.a, arguments["a"])
-                found.add(f"noise {seed} {part.name}", self._apart(reference, output))
+                measured.add(f"noise {seed} {part.name}", self._apart(reference, output))
             self.cost += (2 + SEEDS) * share
         with ExitStack() as stack:
             for part in self.parts:
                 stack.enter_context(self._swapped(self.a, part))
-            found.add("rest", self.measure.apart(second, self.measure.output(run(self.a, arguments["a"])), self.mask))
+            measured.add(
+                "rest", self.measure.apart(second, self.measure.output(run(self.a, arguments["a"])), self.mask)
+            )
         self.cost += 1
-        self._curves(own, other, arguments, reference, found)
+        self._curves(recording_a, recording_b, arguments, reference, measured)
 
     def _apart(self, reference: Tensor, output: Any) -> Array:
         """Return the distance of the output of a hybrid from the output of the first network."""
         return self.measure.apart(reference, self.measure.output(output), self.mask)
 
-    def _compare_inputs(self, batch: Batch, inputs: Mapping[str, Any], own: Recording, other: Recording) -> None:
+    def _compare_inputs(
+        self, batch: Batch, inputs: Mapping[str, Any], recording_a: Recording, recording_b: Recording
+    ) -> None:
         """Record how the second network's own inputs differ; with equal inputs, vocabularies may have extra tokens."""
-        reads = self.b.processor is not None and not any(isinstance(each, Tensor) for each in batch.samples)
+        reads = self.b.processor is not None and not any(isinstance(sample, Tensor) for sample in batch.samples)
         if reads and not self.inputs:
             theirs = self.b.preprocess(batch.samples)
             self.inputs = differences(Feed(tuple(batch.ids), inputs, theirs, self.mask), self.a, self.b)
-        self.left_out = self.left_out or self.measure.left_out(own.output)
+        self.left_out = self.left_out or self.measure.left_out(recording_a.output)
         if self.batches == 1 and self.measure.per_token:
             self.measure = replace(self.measure, nested=not self.inputs)
-            self.widths = [self.measure.output(each.output).shape[-1] for each in (own, other)]
+            self.widths = [self.measure.output(recording.output).shape[-1] for recording in (recording_a, recording_b)]
 
     def _check(self, reference: Tensor, second: Tensor, ids: Sequence[Any]) -> None:
         """Raise an error for outputs of different shapes or with NaN."""
@@ -197,38 +201,40 @@ class Effects:
                     f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: omit this sample"
                 )
 
-    def _outputs(self, batch: Batch, inputs: Any, reference: Tensor, second: Tensor, found: Measured) -> None:
+    def _outputs(self, batch: Batch, inputs: Any, reference: Tensor, second: Tensor, measured: Measured) -> None:
         """Measure the outputs of both networks."""
-        found.add("total", self.measure.apart(reference, second, self.mask))
-        found.add("back", self.measure.apart(second, reference, self.mask))
+        measured.add("total", self.measure.apart(reference, second, self.mask))
+        measured.add("back", self.measure.apart(second, reference, self.mask))
         ids = inputs.get(self.a.interface.content[0])
         for who, output in (("a", reference), ("b", second)):
             for name, values in quality(self.measure, output, ids, batch.labels, self.mask).items():
-                found.add(f"{who} {name}", values)
+                measured.add(f"{who} {name}", values)
         if self.measure.is_divergence:
-            found.add("agreement", agreement(reference, second, self.mask))
+            measured.add("agreement", agreement(reference, second, self.mask))
             if reference.shape != second.shape:
-                found.add("elsewhere", per_sample(elsewhere(reference, second), self.mask))
+                measured.add("elsewhere", per_sample(elsewhere(reference, second), self.mask))
         else:
             for name, values in self.measure.spread(reference, self.mask).items():
-                found.add(name, values)
+                measured.add(name, values)
 
     # -- parts --------------------------------------------------------------------------------------------------------
-    def _patched(self, part: Part, arguments: Mapping[str, Any], kept: Mapping[str, Any], own: Recording) -> Any:
+    def _patched(
+        self, part: Part, arguments: Mapping[str, Any], outputs: Mapping[str, Any], recording: Recording
+    ) -> Any:
         """Run the first network with a part of the second; record the difference of the part's own output."""
         gaps: list[tuple[float, float]] = []
 
         def compare(name: str) -> Any:
             def hook(module: Any, args: Any, output: Any) -> None:
-                mine, theirs = (_stream(each, self.mask) for each in (own.parts[name], output))
+                mine, theirs = (_stream(part_output, self.mask) for part_output in (recording.parts[name], output))
                 if mine is not None and theirs is not None and mine.shape == theirs.shape:
                     gaps.append((float((mine - theirs).square().sum()), float(mine.square().sum())))
 
             return hook
 
-        with self._swapped(self.a, part), given(self.a.model, kept), ExitStack() as hooks:
+        with self._swapped(self.a, part), given(self.a.model, outputs), ExitStack() as hooks:
             for name in part.modules:
-                if name in own.parts:
+                if name in recording.parts:
                     module = self.a.model.get_submodule(name)
                     hooks.callback(module.register_forward_hook(compare(name)).remove)
             output = run(self.a, arguments)
@@ -259,12 +265,14 @@ class Effects:
             yield
 
     # -- replaying ----------------------------------------------------------------------------------------------------
-    def _learn_order(self, own: Recording, other: Recording, arguments: Mapping[str, Mapping[str, Any]]) -> None:
+    def _learn_order(
+        self, recording_a: Recording, recording_b: Recording, arguments: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         """Find the order of the parts, and whether both networks can continue from recorded outputs."""
-        order = tuple(name for name in own.parts if self.modules[name] in other.parts)
+        order = tuple(name for name in recording_a.parts if self.modules[name] in recording_b.parts)
         theirs = {name: self.modules[name] for name in order}
-        self.replays = self._goes_on(self.a, own, arguments["a"], order)
-        self.replays = self.replays and self._goes_on(self.b, other, arguments["b"], tuple(theirs.values()))
+        self.replays = self._goes_on(self.a, recording_a, arguments["a"], order)
+        self.replays = self.replays and self._goes_on(self.b, recording_b, arguments["b"], tuple(theirs.values()))
         self.order = order if self.replays else ()
 
     def _goes_on(
@@ -291,25 +299,25 @@ class Effects:
         return self.order[: min(places)]
 
     def _curves(
-        self, own: Recording, other: Recording, arguments: Mapping[str, Mapping[str, Any]], reference: Tensor,
-        found: Measured,
+        self, recording_a: Recording, recording_b: Recording, arguments: Mapping[str, Mapping[str, Any]],
+        reference: Tensor, measured: Measured,
     ) -> None:  # fmt: skip
         """Measure hybrids with the first parts from one network and the rest from the second."""
         for place, name in enumerate(self.order, 1):
             first = self.order[:place]
-            mine = {self.modules[each]: own.parts[each] for each in first}
+            mine = {self.modules[module]: recording_a.parts[module] for module in first}
             with given(self.b.model, mine):
-                found.add(f"{FIRST} {name}", self._apart(reference, run(self.b, arguments["b"])))
-            theirs = {each: other.parts[self.modules[each]] for each in first}
+                measured.add(f"{FIRST} {name}", self._apart(reference, run(self.b, arguments["b"])))
+            theirs = {module: recording_b.parts[self.modules[module]] for module in first}
             with given(self.a.model, theirs):
-                found.add(f"{OTHER} {name}", self._apart(reference, run(self.a, arguments["a"])))
+                measured.add(f"{OTHER} {name}", self._apart(reference, run(self.a, arguments["a"])))
             self.cost += 2 * (1 - place / len(self.order))
 
-    def _streams(self, own: Recording, other: Recording) -> None:
+    def _streams(self, recording_a: Recording, recording_b: Recording) -> None:
         """Collect the moments of the activations after each block."""
         for part in self.pairing.parts:
             for name in part.modules if part.block else ():
-                pair = own.parts.get(name), other.parts.get(self.modules.get(name, ""))
+                pair = recording_a.parts.get(name), recording_b.parts.get(self.modules.get(name, ""))
                 if None not in pair:
                     self.moved.add(part.name, *pair, self.mask)
 

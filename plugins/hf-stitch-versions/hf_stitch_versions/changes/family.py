@@ -74,7 +74,7 @@ def diff_all(
     if len(networks) < 2:
         raise ValueError(f"diff_all requires at least two networks, got {len(networks)}")
     with Run.of(diff_all, options, takes=WITHOUT_STATE) as run:
-        versions = {name: Version(load_on(each, run.processes.device)) for name, each in networks.items()}
+        versions = {name: Version(load_on(network, run.processes.device)) for name, network in networks.items()}
         return family_of(versions, None if data is None else Samples.of(data), run)
 
 
@@ -88,14 +88,14 @@ class Version:
     @contextmanager
     def put(self) -> Iterator[None]:
         """Replace the weights of the network temporarily."""
-        own = tensors_of(self.network.model)
+        tensors = tensors_of(self.network.model)
         with ExitStack() as stack:
             if self.values:  # autocast caches casts of the previous weights
                 torch.clear_autocast_cache()
                 stack.callback(torch.clear_autocast_cache)
             for name, value in self.values.items():
-                stack.callback(setattr, own[name], "data", own[name].data)
-                own[name].data = value.to(own[name].data)
+                stack.callback(setattr, tensors[name], "data", tensors[name].data)
+                tensors[name].data = value.to(tensors[name].data)
             yield
 
     def weights(self) -> Weights:
@@ -112,8 +112,8 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run) -> Family:
     """Compare versions in weights and, with samples, in outputs."""
     first = next(iter(versions.values()))
-    own = {**tensors_of(first.network.model), **first.values}
-    rounded = {name: value.detach().bfloat16() for name, value in own.items() if value.is_floating_point()}
+    tensors = {**tensors_of(first.network.model), **first.values}
+    rounded = {name: value.detach().bfloat16() for name, value in tensors.items() if value.is_floating_point()}
     with_rounded = {**versions, ROUNDED: Version(first.network, rounded)}
     names, every = list(with_rounded), list(with_rounded.values())
     places = [*combinations(range(len(versions)), 2), (0, len(versions))]
@@ -137,7 +137,7 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     resampling = Resampling(len(apart), CONFIDENCE, run.seed)
     if len(apart) < FEWEST:
         notes.append(f"intervals require at least {FEWEST} samples, got {len(apart)}")
-    found = [
+    pairs = [
         Pair(
             names[i], names[j], *changes[i, j], resampling.mean(apart[:, i, j]), resampling.mean(apart[:, j, i]),
             None if agreement is None else resampling.mean(agreement[:, i, j]),
@@ -148,7 +148,7 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     largest = (resampling.weights @ steps)[1:].argmax(1)
     shares = {name: float((largest == i).mean()) for i, name in enumerate(names[1:-1]) if len(largest)}
     return Family(
-        tuple(versions), len(samples), samples.fingerprint, measure.name, measure.what, tuple(found[:-1]), found[-1],
+        tuple(versions), len(samples), samples.fingerprint, measure.name, measure.what, tuple(pairs[:-1]), pairs[-1],
         shares, tuple(notes),
     )  # fmt: skip
 
@@ -156,17 +156,17 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
 def _other_inputs(versions: Mapping[str, Version], batch: Batch) -> list[str]:
     """Return how the inputs of the networks for the same samples differ."""
     (start, first), *others = ((name, version.network) for name, version in versions.items())
-    if any(isinstance(each, Tensor) for each in batch.samples):
+    if any(isinstance(sample, Tensor) for sample in batch.samples):
         return []
-    inputs, found = first.preprocess(batch.samples), list[str]()
+    inputs, notes = first.preprocess(batch.samples), list[str]()
     for name, network in others:
         if network is not first and network.processor is not None:
             feed = Feed(tuple(batch.ids), inputs, network.preprocess(batch.samples), _mask(first, inputs))
-            found += [
-                f"{name} runs on the inputs of {start}; its own differ: {why}"
-                for why in differences(feed, first, network)[:1]
+            notes += [
+                f"{name} runs on the inputs of {start}; its own differ: {reason}"
+                for reason in differences(feed, first, network)[:1]
             ]
-    return found
+    return notes
 
 
 def weight_distance(a: Weights, b: Weights, sides: tuple[str, str]) -> tuple[tuple[float, float], int]:
@@ -198,7 +198,7 @@ def distances(
         Distances (samples, reference versions, versions), as expectations over the reference, and the shares of equal
         predictions in the same shape; ``None`` without classes.
     """
-    found, names = Measured(), list(versions)
+    measured, names = Measured(), list(versions)
     networks = {id(version.network): version.network for version in versions.values()}.values()
     dtypes = [dtype_of(network.model) for network in networks]
     wide = torch.float64 if torch.float64 in dtypes else torch.float32
@@ -206,8 +206,8 @@ def distances(
         for network, dtype in zip(networks, dtypes, strict=True):
             stack.enter_context(in_dtype(network.model, wide if dtype != wide else None))
         for _, batch, _ in PairedSamples(samples, samples).batches(run, "running networks"):
-            _add(found, versions, batch, measure)
-    parts = run.processes.gather(found.joined())
+            _add(measured, versions, batch, measure)
+    parts = run.processes.gather(measured.joined())
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     apart = values["apart"]
     if not np.isfinite(apart).all():
@@ -223,18 +223,18 @@ def distances(
     return apart / spread, None
 
 
-def _add(found: Measured, versions: Mapping[str, Version], batch: Batch, measure: Measure) -> None:
+def _add(measured: Measured, versions: Mapping[str, Version], batch: Batch, measure: Measure) -> None:
     """Measure one batch."""
     start, first = next((name, version.network) for name, version in versions.items())
     inputs = first.preprocess(batch.samples)
     mask = _mask(first, inputs)
     outputs = list[Tensor]()
     for name, version in versions.items():
-        own = inputs if version.network is first else for_second(inputs, first, version.network)
+        arguments = inputs if version.network is first else for_second(inputs, first, version.network)
         if version.network is not first:
-            Vocabulary(first, version.network).check(batch.ids, own)
+            Vocabulary(first, version.network).check(batch.ids, arguments)
         with version.put():
-            output = forward(version.network, Network(version.network).arguments(Feed((), own)))
+            output = forward(version.network, Network(version.network).arguments(Feed((), arguments)))
         outputs.append(measure.output(output).to(first.device))
         if not measure.fits(outputs[0], outputs[-1]):
             raise ValueError(
@@ -242,22 +242,22 @@ def _add(found: Measured, versions: Mapping[str, Version], batch: Batch, measure
                 f"{tuple(outputs[0].shape)} and {tuple(outputs[-1].shape)}. Omit the data to compare only weights"
             )
     if measure.is_divergence and len({output.shape for output in outputs}) == 1:
-        kl = torch.stack([_divergences(torch.stack(each)) for each in zip(*outputs, strict=True)], 2)
-        found.add("apart", _table(len(outputs), lambda i, j: per_sample(kl[i, j], mask)))
+        kl = torch.stack([_divergences(torch.stack(logs)) for logs in zip(*outputs, strict=True)], 2)
+        measured.add("apart", _table(len(outputs), lambda i, j: per_sample(kl[i, j], mask)))
     else:
-        found.add("apart", _table(len(outputs), lambda i, j: measure.apart(outputs[i], outputs[j], mask)))
+        measured.add("apart", _table(len(outputs), lambda i, j: measure.apart(outputs[i], outputs[j], mask)))
     if measure.is_divergence:
         best = [output.argmax(-1) for output in outputs]
-        found.add("agreement", _table(len(outputs), lambda i, j: per_sample((best[i] == best[j]).double(), mask)))
+        measured.add("agreement", _table(len(outputs), lambda i, j: per_sample((best[i] == best[j]).double(), mask)))
         return
     for name, values in measure.spread(outputs[0], mask).items():
-        found.add(name, values)
+        measured.add(name, values)
 
 
 def _mask(network: Adapter, inputs: Mapping[str, Any]) -> Tensor | None:
     """Return the mask of real tokens; ``None`` without padding."""
-    found = inputs.get(network.interface.mask)
-    return found.bool() if isinstance(found, Tensor) and found.dim() == 2 else None
+    mask = inputs.get(network.interface.mask)
+    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def _divergences(logs: Tensor) -> Tensor:

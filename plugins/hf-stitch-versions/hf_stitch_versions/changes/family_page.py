@@ -22,7 +22,7 @@ def section(result: Family) -> Section:
     views = []
     for label, value in values.items():
         matrix = result.matrix(value)[drawn["leaves"]][:, drawn["leaves"]]
-        rows = [(name, *(f"{each:.3g}" for each in row)) for name, row in zip(names, matrix, strict=True)]
+        rows = [(name, *(f"{cell:.3g}" for cell in row)) for name, row in zip(names, matrix, strict=True)]
         caption = "Distances of all pairs, in the order of the tree. Output distances are means of both directions."
         views.append(View(label, caption, [heat_map(matrix, names, names, label=label)], Table(("", *names), rows)))
     lines: list[dict[str, Any]] = [
@@ -38,7 +38,7 @@ def section(result: Family) -> Section:
         Figure([tree], {"height": 360, "xaxis": ticks, "yaxis": heights}),
     ]  # fmt: skip
     frame = result.to_pandas()
-    cells = [[each if isinstance(each, str) else f"{each:.4g}" for each in row] for row in frame.to_numpy().tolist()]
+    cells = [[cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row] for row in frame.to_numpy().tolist()]
     notes = list(result.notes)
     if result.n:
         notes.append(f"Output distance: {result.what}; {CONFIDENCE:.0%} intervals over samples.")

@@ -97,9 +97,9 @@ class Family(Result):
         Raises:
             KeyError: If a name is unknown, or both are equal.
         """
-        if (found := next((pair for pair in self.pairs if {pair.a, pair.b} == {a, b}), None)) is None:
+        if (match := next((pair for pair in self.pairs if {pair.a, pair.b} == {a, b}), None)) is None:
             raise KeyError(f"{a!r} and {b!r} must be two of the networks: {', '.join(self.networks)}")
-        return found
+        return match
 
     @property
     def curve(self) -> dict[str, tuple[Pair, Pair]]:
@@ -117,11 +117,11 @@ class Family(Result):
         Returns:
             (networks, networks) float64.
         """
-        found = np.zeros((len(self.networks),) * 2)
+        matrix = np.zeros((len(self.networks),) * 2)
         places = {name: place for place, name in enumerate(self.networks)}
         for pair in self.pairs:
-            found[places[pair.a], places[pair.b]] = found[places[pair.b], places[pair.a]] = value(pair)
-        return found
+            matrix[places[pair.a], places[pair.b]] = matrix[places[pair.b], places[pair.a]] = value(pair)
+        return matrix
 
     @property
     def linkage(self) -> NDArray[np.float64]:
@@ -150,14 +150,16 @@ class Family(Result):
         """Summary in a few sentences."""
         near = min(self.pairs, key=lambda pair: pair.distance)
         many = f" are nearest of {len(self.networks)}" if len(self.networks) > 2 else " are apart"
-        told = [f"{near.a} and {near.b}{many}: {self._told(near)}."]
+        sentences = [f"{near.a} and {near.b}{many}: {self._told(near)}."]
         if len(self.networks) > 2:
             steps = (step for _, step in self.curve.values())
-            step = max(steps, key=lambda each: each.forth.value if each.forth else each.weight_change)
+            step = max(
+                steps, key=lambda candidate: candidate.forth.value if candidate.forth else candidate.weight_change
+            )
             sure = f"; it is the largest in {self.largest[step.b]:.0%} of resamples" if self.largest else ""
-            told.append(f"The largest step is from {step.a} to {step.b}: {self._told(step)}{sure}.")
-        told.append(f"Rounding {self.networks[0]} to {ROUNDED} changes {self._told(self.rounding)}.")
-        return " ".join(told)
+            sentences.append(f"The largest step is from {step.a} to {step.b}: {self._told(step)}{sure}.")
+        sentences.append(f"Rounding {self.networks[0]} to {ROUNDED} changes {self._told(self.rounding)}.")
+        return " ".join(sentences)
 
     def _told(self, pair: Pair) -> str:
         """Describe the distances between two networks."""
@@ -171,9 +173,13 @@ class Family(Result):
         measure, rows = self.measure.replace(" ", "_"), []
         for pair in (*self.pairs, self.rounding):
             row: dict[str, object] = {"a": pair.a, "b": pair.b}
-            for name, found in ((measure, pair.forth), (f"{measure}_back", pair.back), ("agreement", pair.agreement)):
-                if found is not None:
-                    row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            for name, estimate in (
+                (measure, pair.forth),
+                (f"{measure}_back", pair.back),
+                ("agreement", pair.agreement),
+            ):
+                if estimate is not None:
+                    row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
             rows.append(row | {"weight_change": pair.weight_change, "cosine": pair.cosine})
         return pandas.DataFrame(rows)
 
@@ -200,9 +206,9 @@ class Family(Result):
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """Rows of the table as text: all networks but the first, and the rounded first one."""
-        found = [(name, *_cells(first), *_cells(previous)) for name, (first, previous) in self.curve.items()]
+        rows = [(name, *_cells(first), *_cells(previous)) for name, (first, previous) in self.curve.items()]
         noise = _cells(self.rounding)
-        return [*found, (f"{self.rounding.a} in {ROUNDED}", *noise, *[""] * len(noise))]
+        return [*rows, (f"{self.rounding.a} in {ROUNDED}", *noise, *[""] * len(noise))]
 
     def plot(self) -> Figure:
         """Plot heat maps of the distances: weights under their tree, and outputs in the same order.

@@ -58,9 +58,9 @@ def given(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for name, output in outputs.items():
             module = model.get_submodule(name)
-            own = vars(module).get("forward")  # of accelerate, or of user code
-            stack.callback(_restore, module, own)
-            vars(module)["forward"] = lambda *args, known=output, **kwargs: _copied(known)
+            forward = vars(module).get("forward")  # of accelerate, or of user code
+            stack.callback(_restore, module, forward)
+            vars(module)["forward"] = lambda *args, recorded=output, **kwargs: _copied(recorded)
         yield
 
 
@@ -79,11 +79,11 @@ def exchanged(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[No
 @contextmanager
 def valued(model: nn.Module, values: Weights) -> Iterator[None]:
     """Replace the values of parameters and buffers of a network, by their plain names."""
-    own = tensors_of(model)
+    tensors = tensors_of(model)
     with ExitStack() as stack:
         for name, value in values.items():
-            stack.callback(setattr, own[name], "data", own[name].data)
-            own[name].data = value.to(own[name].data)
+            stack.callback(setattr, tensors[name], "data", tensors[name].data)
+            tensors[name].data = value.to(tensors[name].data)
         yield
 
 
@@ -113,17 +113,17 @@ def noise(a: Weights, b: Weights, part: Part, seed: int) -> dict[str, Tensor]:
 @torch.no_grad()
 def with_weights(model: nn.Module, part: Part, values: Weights) -> dict[str, nn.Module]:
     """Return copies of the modules of a part with new weights."""
-    found = {}
+    copies = {}
     for name in part.modules:
         twin = dense(model.get_submodule(name))
-        own = dict(twin.named_parameters()) | dict(twin.named_buffers())
+        tensors = dict(twin.named_parameters()) | dict(twin.named_buffers())
         turned = {key for key, module in twin.named_modules() if type(module).__name__ == "Conv1D"}
-        for key, value in own.items():
+        for key, value in tensors.items():
             if (weight := values.get(f"{plain(name)}.{key}")) is not None:
                 layer, _, kind = key.rpartition(".")
                 value.data = (weight.T if layer in turned and kind == "weight" else weight).to(value.data).contiguous()
-        found[name] = twin
-    return found
+        copies[name] = twin
+    return copies
 
 
 def _copied(output: Any) -> Any:
@@ -131,9 +131,9 @@ def _copied(output: Any) -> Any:
     return tree_map_only(Tensor, Tensor.clone, output)
 
 
-def _restore(module: nn.Module, own: Any) -> None:
+def _restore(module: nn.Module, forward: Any) -> None:
     """Restore the forward of a module."""
-    if own is None:
+    if forward is None:
         vars(module).pop("forward", None)
     else:
-        vars(module)["forward"] = own
+        vars(module)["forward"] = forward

@@ -141,9 +141,9 @@ def by_invariants(layer: Layer, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
     biases = [name for name in (f"{x.removesuffix('weight')}bias" for x in layer.before) if name in a and name in b]
     tables = []
     for of in (a, b):
-        found = [x[:UNITS] for x in layer.own(of)]
-        pairs = [(x, y) for i, x in enumerate(found) for y in found[:i] if x.shape == y.shape]
-        columns = [x.flatten(1).norm(dim=1) for x in found] + [(_unit(x) * _unit(y)).sum(1) for x, y in pairs]
+        unit_weights = [x[:UNITS] for x in layer.own(of)]
+        pairs = [(x, y) for i, x in enumerate(unit_weights) for y in unit_weights[:i] if x.shape == y.shape]
+        columns = [x.flatten(1).norm(dim=1) for x in unit_weights] + [(_unit(x) * _unit(y)).sum(1) for x, y in pairs]
         columns += [part[:UNITS] for x in biases for part in of[x].detach().cpu().float().split(layer.units)]
         tables.append(_unit(torch.stack([x - x.mean() for x in columns])))
     return place(tables[0].T @ tables[1])
@@ -173,14 +173,14 @@ def match(
         by, rest = (half[:CHANNELS] for half in order.tensor_split(2)) if name else (order, order[:0])
         halves.append(rest)
         similarity = similarity + _unit(x[:UNITS, by]) @ _unit(_turned(y, by, name, bases)).T
-    found = Match(_assigned(similarity), {}, torch.zeros(4, dtype=torch.float64))
+    matching = Match(_assigned(similarity), {}, torch.zeros(4, dtype=torch.float64))
     for x, y, name, rest in zip(one, two, names, halves, strict=True):
         if name:
-            x, y = x[:UNITS, rest].double(), _turned(y[found.order], rest, name, bases).double()
+            x, y = x[:UNITS, rest].double(), _turned(y[matching.order], rest, name, bases).double()
             s, size = torch.einsum("ucp,udp->cd", x, y), x.shape[1]
-            found.channels[size] = found.channels.get(size, 0) + standard(s)
-            found.products += torch.stack([s.trace(), x.square().sum(), y.square().sum(), s.roll(1, 0).trace()])
-    return found
+            matching.channels[size] = matching.channels.get(size, 0) + standard(s)
+            matching.products += torch.stack([s.trace(), x.square().sum(), y.square().sum(), s.roll(1, 0).trace()])
+    return matching
 
 
 def _turned(x: Tensor, channels: Tensor, name: str, bases: Mapping[str, Tensor] | None) -> Tensor:
@@ -189,19 +189,22 @@ def _turned(x: Tensor, channels: Tensor, name: str, bases: Mapping[str, Tensor] 
 
 
 def matched(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor], found: Sequence[Layer], bases: dict[str, Tensor] | None = None
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    hidden_layers: Sequence[Layer],
+    bases: dict[str, Tensor] | None = None,
 ) -> list[Match]:
     """Match the units of all layers, with the channels of B aligned with A if bases are passed.
 
     Args:
         a: weights of A.
         b: weights of B.
-        found: layers of hidden units.
+        hidden_layers: layers of hidden units.
         bases: name of channels -> matrix that maps them from B to A. Missing bases are added during matching, as the
             order of the units that write these channels.
     """
     matches = []
-    for layer in found:
+    for layer in hidden_layers:
         one, two = layer.weights(a), layer.weights(b)
         names = [layer.reads] * (len(one) - 1) + [layer.writes]
         missing = bases is not None and layer.writes != "" and layer.writes not in bases
@@ -230,7 +233,7 @@ def summary(matches: Sequence[Match]) -> tuple[float, float, float]:
 
     Layers with equal numbers of channels are tested together, because they may share a residual stream.
     """
-    sizes = {size for each in matches for size in each.channels}
+    sizes = {size for matching in matches for size in matching.channels}
     sums = [sum((x.channels[size] for x in matches if size in x.channels), torch.zeros(())) for size in sorted(sizes)]
     both, one, two, shifted = sum((x.products for x in matches), torch.zeros(4)).tolist()
     size = math.sqrt(one * two) or 1.0
@@ -239,8 +242,7 @@ def summary(matches: Sequence[Match]) -> tuple[float, float, float]:
 
 # -- another basis -----------------------------------------------------------------------------------------------------
 def first_bases(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layer: Layer) -> dict[str, Tensor]:
-    """Find the basis of the residual stream of the first layer, from the first weight that writes it: embedding or
-    stem."""
+    """Find the basis of the first layer's residual stream, from the first weight that writes it: embedding or stem."""
     name = next(name for name, x in a.items() if name in b and x.dim() in (2, 4))
     one, two, width = *(x[name].detach().cpu().float() for x in (a, b)), a[layer.before[0]].shape[1]
     if not layer.reads.startswith("stream") or one.shape[1:] != two.shape[1:] or width not in one.shape[:2]:
@@ -279,32 +281,32 @@ def lineage(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[s
         if not of[name].isfinite().all():
             side = "A" if of is a else "B"
             raise ValueError(f"{name} of {side} contains values that are not finite: repair or omit the network.")
-    found = layers(a, b, blocks)
+    hidden_layers = layers(a, b, blocks)
     looks = [
-        [by_cosines(layer.own(a), layer.own(b)) for layer in found],
-        [by_invariants(layer, a, b) for layer in found],
+        [by_cosines(layer.own(a), layer.own(b)) for layer in hidden_layers],
+        [by_invariants(layer, a, b) for layer in hidden_layers],
     ]
     log_place = _least([joined(parts).log10_p for parts in looks])
     better = min(looks, key=lambda parts: joined(parts).log10_p)
-    matches, rotated = matched(a, b, found), False
+    matches, rotated = matched(a, b, hidden_layers), False
     log_matched = summary(matches)[0]
-    if found and log_matched >= math.log10(LEVEL):
-        again = matched(a, b, found, first_bases(a, b, found[0]))
+    if hidden_layers and log_matched >= math.log10(LEVEL):
+        again = matched(a, b, hidden_layers, first_bases(a, b, hidden_layers[0]))
         log_again, cosine, _ = summary(again)
         agree = log_again < math.log10(LEVEL) and cosine >= COSINE
-        rotated = agree and found[0].reads != ""
+        rotated = agree and hidden_layers[0].reads != ""
         log_matched = _least([log_matched, log_again if agree else 0.0])
         matches = again if cosine > summary(matches)[1] else matches
     _, cosine, null = summary(matches)
     rows = []
-    for block in dict.fromkeys(layer.block for layer in found):
-        inside = [i for i, layer in enumerate(found) if layer.block == block]
+    for block in dict.fromkeys(layer.block for layer in hidden_layers):
+        inside = [i for i, layer in enumerate(hidden_layers) if layer.block == block]
         log_p, agreement, _ = summary([matches[i] for i in inside])
-        units = sum(found[i].units for i in inside)
+        units = sum(hidden_layers[i].units for i in inside)
         rows.append(BlockLineage(block, units, joined([better[i] for i in inside]).log10_p, log_p, agreement))
     derived, reordered = (x < math.log10(LEVEL) for x in (log_place, log_matched))
     verdict = "derived" if derived else "derived, reordered" if reordered else "no evidence"
-    sentence = _sentence(verdict, rotated, log_place, log_matched, cosine) if found else NOTHING
+    sentence = _sentence(verdict, rotated, log_place, log_matched, cosine) if hidden_layers else NOTHING
     return Lineage(
         verdict, 10**log_place, 10**log_matched, log_place, log_matched, cosine, null, rotated, tuple(rows), sentence
     )

@@ -53,9 +53,9 @@ class Moved:
         self.moments: dict[str, list[Moments]] = {}
         self.seen: dict[str, int] = {}
 
-    def add(self, name: str, own: Any, other: Any, mask: Tensor | None) -> None:
+    def add(self, name: str, output_a: Any, output_b: Any, mask: Tensor | None) -> None:
         """Add a batch of the outputs of a block in both networks."""
-        x, y = (_rows(output, mask) for output in (other, own))
+        x, y = (_rows(output, mask) for output in (output_b, output_a))
         if x is None or y is None or x.shape[1:] != y.shape[1:]:
             return
         width, seen = y.shape[-1], self.seen.get(name, 0)
@@ -110,8 +110,7 @@ def _error(moments: Moments, weight: Tensor, bias: Tensor) -> float:
 
 
 def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
-    """Return the activations of a block, (samples, positions, features), NaN at padding; ``None`` without
-    activations."""
+    """Return the activations of a block, (samples, positions, features), NaN at padding; ``None`` without them."""
     values = next(iter(values_of(output).values()), None)
     if values is None or values.dim() not in (2, 3, 4):
         return None
@@ -123,9 +122,9 @@ def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
     mask = mask.to(values.device) if mask is not None and mask.shape == values.shape[:2] else None
     real = values.new_ones(values.shape[:2], dtype=torch.bool) if mask is None else mask
     count = real.sum(1, keepdim=True)
-    wanted = torch.arange(POSITIONS, device=values.device)
-    spaced = torch.where(count > POSITIONS, (wanted * (count - 1) / (POSITIONS - 1)).round().long(), wanted)
+    positions = torch.arange(POSITIONS, device=values.device)
+    spaced = torch.where(count > POSITIONS, (positions * (count - 1) / (POSITIONS - 1)).round().long(), positions)
     places = real.int().sort(dim=1, descending=True, stable=True).indices  # real tokens first
     chosen = places.gather(1, spaced.clamp(max=values.shape[1] - 1))
     rows = values.gather(1, chosen[..., None].expand(-1, -1, values.shape[2]))
-    return rows.masked_fill((wanted >= count)[..., None], torch.nan)
+    return rows.masked_fill((positions >= count)[..., None], torch.nan)

@@ -70,25 +70,25 @@ class Measure:
                     "(task='feature-extraction'), or omit the data to compare weights"
                 )
             return logits_of(output).double().log_softmax(-1)
-        found = answers(output)
-        first = next(iter(found.values()))
-        return torch.cat([value for value in found.values() if value.shape[:-1] == first.shape[:-1]], -1)
+        tensors = answers(output)
+        first = next(iter(tensors.values()))
+        return torch.cat([value for value in tensors.values() if value.shape[:-1] == first.shape[:-1]], -1)
 
     def left_out(self, output: Any) -> list[str]:
         """Return the names of the outputs of a network that are not compared."""
         if self.is_divergence:
             return []
-        found = answers(output)
-        first = next(iter(found.values()))
-        return [name for name, value in found.items() if value.shape[:-1] != first.shape[:-1]]
+        tensors = answers(output)
+        first = next(iter(tensors.values()))
+        return [name for name, value in tensors.items() if value.shape[:-1] != first.shape[:-1]]
 
-    def fits(self, reference: Tensor, other: Tensor) -> bool:
+    def fits(self, reference: Tensor, second: Tensor) -> bool:
         """Return whether two outputs have the same shape, or vocabularies of different lengths are allowed."""
         if self.nested and self.per_token:
-            return reference.shape[:-1] == other.shape[:-1]
-        return reference.shape == other.shape
+            return reference.shape[:-1] == second.shape[:-1]
+        return reference.shape == second.shape
 
-    def apart(self, reference: Tensor, other: Tensor, mask: Tensor | None) -> Array:
+    def apart(self, reference: Tensor, second: Tensor, mask: Tensor | None) -> Array:
         """Return the distance of an output from the reference, one number per sample: a mean over its tokens.
 
         With two vocabularies, the common tokens are compared, and −log of their probability in the longer vocabulary is
@@ -97,28 +97,27 @@ class Measure:
         Args:
             reference: Output of the reference, from :meth:`output`, (batch, …, width). Its probabilities weight the
                 divergence.
-            other: Output of the second network.
+            second: Output of the second network.
             mask: (batch, tokens), true for real tokens; ``None`` without padding.
 
         Returns:
             (batch,) float64.
         """
         if self.is_divergence:
-            lost = elsewhere(reference, other)
-            width = min(reference.shape[-1], other.shape[-1])
-            if reference.shape != other.shape:
-                reference, other = (each[..., :width].log_softmax(-1) for each in (reference, other))
-            values = lost + (reference.exp() * (reference - other).where(reference > -torch.inf, 0)).sum(-1)
+            lost = elsewhere(reference, second)
+            width = min(reference.shape[-1], second.shape[-1])
+            if reference.shape != second.shape:
+                reference, second = (logs[..., :width].log_softmax(-1) for logs in (reference, second))
+            values = lost + (reference.exp() * (reference - second).where(reference > -torch.inf, 0)).sum(-1)
         else:
-            values = (reference - other).square().sum(-1)
+            values = (reference - second).square().sum(-1)
         return per_sample(values, mask)
 
     def spread(self, reference: Tensor, mask: Tensor | None) -> dict[str, Array]:
-        """Return the means of the outputs and of their squares per sample, which give the scale of squared
-        differences."""
+        """Return the means of the outputs and of their squares per sample: the scale of squared differences."""
         rows = reference.reshape(len(reference), -1, reference.shape[-1])
         squares = per_sample(rows.square().sum(-1), mask)
-        means = np.stack([per_sample(rows[..., each], mask) for each in range(rows.shape[-1])], 1)
+        means = np.stack([per_sample(rows[..., feature], mask) for feature in range(rows.shape[-1])], 1)
         return {"squares": squares, "means": means}
 
 
@@ -130,13 +129,13 @@ def answers(output: Any) -> dict[str, Tensor]:
     """
     every = {place: value.double() for place, value in values_of(output, whole=True).items() if is_value(value)}
     first = next(iter(every))
-    found = {place: v for place, v in every.items() if place == first or not ("." in place or "hidden" in place)}
-    return {place: value if value.dim() > 1 else value.reshape(-1, 1) for place, value in found.items()}
+    outputs = {place: v for place, v in every.items() if place == first or not ("." in place or "hidden" in place)}
+    return {place: value if value.dim() > 1 else value.reshape(-1, 1) for place, value in outputs.items()}
 
 
-def elsewhere(one: Tensor, other: Tensor) -> Tensor:
+def elsewhere(first: Tensor, second: Tensor) -> Tensor:
     """Return −log of the probability of the common tokens, in the network with the longer vocabulary."""
-    longer, width = max(one, other, key=lambda each: each.shape[-1]), min(one.shape[-1], other.shape[-1])
+    longer, width = max(first, second, key=lambda output: output.shape[-1]), min(first.shape[-1], second.shape[-1])
     return longer.new_zeros(()) if longer.shape[-1] == width else -longer[..., :width].logsumexp(-1)
 
 
@@ -169,32 +168,32 @@ def quality(
     if not measure.is_divergence:
         return {}
     best = output.max(-1)
-    found = {"confidence": per_sample(best.values.exp(), mask)}
+    measures = {"confidence": per_sample(best.values.exp(), mask)}
     if measure.causal and ids is not None and output.shape[:2] == ids.shape:
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device)
         asked, counted = ids[:, 1:], real[:, 1:] & real[:, :-1] & (ids[:, 1:] < output.shape[-1])
         asked = asked.where(counted, 0)
         loss = functional.nll_loss(output[:, :-1].flatten(0, 1), asked.flatten(), reduction="none").view_as(asked)
         right = (best.indices[:, :-1] == asked).double()
-        return found | {"cross_entropy": per_sample(loss, counted), "right": per_sample(right, counted)}
+        return measures | {"cross_entropy": per_sample(loss, counted), "right": per_sample(right, counted)}
     if labels is None or output.dim() != 2:
-        return found
+        return measures
     asked = torch.as_tensor(labels, device=output.device)
     loss = functional.nll_loss(output, asked, reduction="none")
-    return found | {
+    return measures | {
         "cross_entropy": per_sample(loss, None),
         "right": per_sample((best.indices == asked).double(), None),
     }
 
 
-def agreement(one: Tensor, other: Tensor, mask: Tensor | None) -> Array:
+def agreement(first: Tensor, second: Tensor, mask: Tensor | None) -> Array:
     """Return the share of equal predictions of two networks, per sample."""
-    return per_sample((one.argmax(-1) == other.argmax(-1)).double(), mask)
+    return per_sample((first.argmax(-1) == second.argmax(-1)).double(), mask)
 
 
 def calibration_error(measured: Mapping[str, Array]) -> float:
     """Return the expected calibration error (Guo et al. 2017, equation 3), with ten bins of equal width."""
     confidence, right = measured["confidence"], measured["right"]
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = [abs(float((right - confidence)[bins == each].sum())) for each in range(BINS)]
+    gaps = [abs(float((right - confidence)[bins == index].sum())) for index in range(BINS)]
     return sum(gaps) / len(confidence)

@@ -26,13 +26,13 @@ LINEAGE = ("block", "hidden units", "p by place", "p matched", "cosine of matche
 def section(result: Difference) -> Section:
     """Describe what changed: the two curves of hybrids, then effects, outputs, weights, activations and lineage."""
     tables = {}
-    if found := [(part, part.effect) for part in result.parts if part.effect is not None]:
+    if effects := [(part, part.effect) for part in result.parts if part.effect is not None]:
         tables["Effect of each part"] = Table(EFFECTS, [
             (
                 part.label + " ★" * effect.causal, f"{effect.patch.value:.3g}", _percent(effect.share),
                 f"{effect.noise:.3g}", str(effect.ratio), f"{effect.revert.value:.3g}", _number(effect.local),
             )
-            for part, effect in found
+            for part, effect in effects
         ])  # fmt: skip
     if result.outputs is not None:
         out = result.outputs
@@ -55,7 +55,7 @@ def section(result: Difference) -> Section:
     ])  # fmt: skip
     if moved := [(part.name, part.move) for part in result.parts if part.move is not None]:
         tables["Activations after each block: moved, or lost"] = Table(MOVES, [
-            (name, *(_number(each) for each in (move.error, move.orthogonal, move.affine, move.cosine, move.cka)))
+            (name, *(_number(number) for number in (move.error, move.orthogonal, move.affine, move.cosine, move.cka)))
             for name, move in moved
         ])  # fmt: skip
     if result.lineage.blocks:
@@ -92,7 +92,7 @@ def _figure(result: Difference) -> Figure:
     assert result.outputs is not None
     names = list(result.curves)
     series = {
-        name: {float(i): (each.value, each.low, each.high) for i, each in enumerate(points.values())}
+        name: {float(i): (estimate.value, estimate.low, estimate.high) for i, estimate in enumerate(points.values())}
         for name, points in result.series.items()
     }
     traces = curves(series)

@@ -88,7 +88,7 @@ def pair(
     Raises:
         ValueError: If few weights have a partner, or a name in ``within`` is not a part.
     """
-    own, other, names, reshaped, renamed = named(weights_a, weights_b)
+    prefix_a, prefix_b, names, reshaped, renamed = named(weights_a, weights_b)
     (real_a, plain_a), (real_b, plain_b) = map(_places, (a, b))
     parts, blocks = [], blocks_of(a, weights_a)
     divided = _divided(weights_a, renamed, blocks)
@@ -96,28 +96,32 @@ def pair(
     if unknown := [name for name in within if name not in divided]:
         hint = did_you_mean(unknown[0], divided) or next(iter(divided))
         raise ValueError(f"within contains {unknown[0]!r}, which is not a part of the network; did you mean {hint!r}?")
-    sizes = Counter(each for name in weights_a for each in _around_weight(name))
+    sizes = Counter(module for name in weights_a for module in _around_weight(name))
     for name, members in _finer(divided, within):
         if not any(weight in names for weight in members):
             continue
         mine = [weight for weight in members if weight in weights_a]
-        known = tuple(weight for weight in mine if weight in names and weight not in reshaped)
-        full = Counter(each for weight in mine for each in _around_weight(weight))
+        paired = tuple(weight for weight in mine if weight in names and weight not in reshaped)
+        full = Counter(module for weight in mine for module in _around_weight(weight))
         places = {
-            weight: next((each for each in _around_weight(weight) if full[each] == sizes[each] and each in real_a), "")
+            weight: next(
+                (module for module in _around_weight(weight) if full[module] == sizes[module] and module in real_a), ""
+            )
             for weight in mine
         }
-        modules = {real_a[place]: real_b.get(other + place.removeprefix(own), "") for place in places.values() if place}
+        modules = {
+            real_a[place]: real_b.get(prefix_b + place.removeprefix(prefix_a), "") for place in places.values() if place
+        }
         loose = tuple(weight for weight, place in places.items() if not place)
         inside = Counter(key_of(weights_a[weight]) for weight in mine)
         alone = all(inside[key] == ties[key] for key in (key_of(weights_a[weight]) for weight in loose))
         fit = alone and all(weight in plain_a and names.get(weight) in plain_b for weight in loose)
-        whole = len(known) == len(mine) and all(modules.values()) and fit
+        whole = len(paired) == len(mine) and all(modules.values()) and fit
         tied = dict.fromkeys(
             weight.rpartition(".")[0] or weight
             for weight in mine if weight != name and not weight.startswith(f"{name}.")
         )  # fmt: skip
-        parts.append(Part(name, name in blocks, tuple(members), known, modules, loose, whole, tuple(tied)))
+        parts.append(Part(name, name in blocks, tuple(members), paired, modules, loose, whole, tuple(tied)))
     return Pairing(
         weights_a, renamed, tuple(parts), tuple(name for name in weights_a if name not in names),
         tuple(name for name in weights_b if name not in {*names.values()}), reshaped, names,
@@ -154,8 +158,8 @@ def named(
     Raises:
         ValueError: If fewer than half of the weights have the same name and shape.
     """
-    own, other = _prefixes(weights_a, weights_b)
-    names = {own + name.removeprefix(other): name for name in weights_b if name.startswith(other)}
+    prefix_a, prefix_b = _prefixes(weights_a, weights_b)
+    names = {prefix_a + name.removeprefix(prefix_b): name for name in weights_b if name.startswith(prefix_b)}
     names = {mine: theirs for mine, theirs in names.items() if mine in weights_a}
     reshaped = {
         mine: (tuple(weights_a[mine].shape), tuple(weights_b[theirs].shape))
@@ -163,17 +167,17 @@ def named(
     }  # fmt: skip
     if 2 * (count := len(names) - len(reshaped)) < min(len(weights_a), len(weights_b)):
         example = next(iter(reshaped.items()), None)
-        why = f"; {example[0]} has the shape {example[1][0]} against {example[1][1]}" if example else ""
+        mismatch = f"; {example[0]} has the shape {example[1][0]} against {example[1][1]}" if example else ""
         raise ValueError(
             f"expected versions of one network, but only {count} of {len(weights_a)} and {len(weights_b)} weights have "
-            f"the same name and shape{why}. Compare activations with hf_stitch.compare"
+            f"the same name and shape{mismatch}. Compare activations with hf_stitch.compare"
         )
     renamed = {mine: weights_b[theirs] for mine, theirs in names.items()}
     paired = {*names.values()}
-    for name in (each for each in weights_b if each not in paired):
-        like = own + name.removeprefix(other) if name.startswith(other) else name
+    for name in (name_b for name_b in weights_b if name_b not in paired):
+        like = prefix_a + name.removeprefix(prefix_b) if name.startswith(prefix_b) else name
         renamed[f"{name} (second)" if like in weights_a else like] = weights_b[name]
-    return own, other, names, reshaped, renamed
+    return prefix_a, prefix_b, names, reshaped, renamed
 
 
 def blocks_of(network: Adapter, weights: Weights) -> tuple[str, ...]:
@@ -190,16 +194,18 @@ def blocks_of(network: Adapter, weights: Weights) -> tuple[str, ...]:
     with suppress(ValueError):  # a network without cuts
         cuts = [plain(network.module_name(layer)) for layer in network.layers]
     cuts = [cut for cut in cuts if any(name.startswith(f"{cut}.") for name in weights)]
-    cuts = [cut for cut in cuts if sum(other.startswith(f"{cut}.") for other in cuts) < 2]
-    found = [cut for cut in cuts if not any(cut.startswith(f"{other}.") for other in cuts)]
+    cuts = [cut for cut in cuts if sum(inner.startswith(f"{cut}.") for inner in cuts) < 2]
+    blocks = [cut for cut in cuts if not any(cut.startswith(f"{inner}.") for inner in cuts)]
     numbered: dict[str, set[str]] = {}
     for name in weights:
-        if not any(name.startswith(f"{block}.") for block in found):
+        if not any(name.startswith(f"{block}.") for block in blocks):
             places = name.split(".")
-            if place := next((i for i, each in enumerate(places[:-1]) if each.isdigit()), 0):
+            if place := next((i for i, segment in enumerate(places[:-1]) if segment.isdigit()), 0):
                 numbered.setdefault(".".join(places[:place]), set()).add(".".join(places[: place + 1]))
-    found += [name for stack, names in numbered.items() if len(names) > 1 for name in names if not _around(stack, cuts)]
-    return tuple(sorted(found, key=_first(weights).__getitem__))
+    blocks += [
+        name for stack, names in numbered.items() if len(names) > 1 for name in names if not _around(stack, cuts)
+    ]
+    return tuple(sorted(blocks, key=_first(weights).__getitem__))
 
 
 def _around(stack: str, blocks: Sequence[str]) -> bool:
@@ -209,11 +215,11 @@ def _around(stack: str, blocks: Sequence[str]) -> bool:
 
 def _first(weights: Weights) -> dict[str, int]:
     """Return the position of the first weight of each module."""
-    found: dict[str, int] = {}
+    first: dict[str, int] = {}
     for place, name in enumerate(weights):
         while name := name.rpartition(".")[0]:
-            found.setdefault(name, place)
-    return found
+            first.setdefault(name, place)
+    return first
 
 
 def _divided(a: Weights, b: Weights, blocks: Sequence[str]) -> dict[str, list[str]]:
@@ -228,7 +234,7 @@ def _divided(a: Weights, b: Weights, blocks: Sequence[str]) -> dict[str, list[st
         place = next((block for block in blocks if name.startswith(f"{block}.")), "") or _outermost(name, blocks)
         if name in a:
             tied = owners.setdefault(key_of(a[name]), [])
-            place = next((part for other, part in tied if _equal(b.get(other), b.get(name))), place)
+            place = next((part for tied_name, part in tied if _equal(b.get(tied_name), b.get(name))), place)
             tied.append((name, place))
         parts.setdefault(place, []).append(name)
     return parts
@@ -268,11 +274,14 @@ def _prefixes(a: Weights, b: Weights) -> tuple[str, str]:
     """Return the prefixes of both sides that give the most common names and shapes."""
     shapes = {name: value.shape for name, value in b.items()}
 
-    def common(own: str, other: str) -> int:
-        pairs = ((name, other + name.removeprefix(own)) for name in a if name.startswith(own))
+    def common(prefix_a: str, prefix_b: str) -> int:
+        pairs = ((name, prefix_b + name.removeprefix(prefix_a)) for name in a if name.startswith(prefix_a))
         return sum(shapes.get(theirs) == a[name].shape for name, theirs in pairs)
 
-    return max(((own, other) for own in _leading(a) for other in _leading(b)), key=lambda each: common(*each))
+    return max(
+        ((prefix_a, prefix_b) for prefix_a in _leading(a) for prefix_b in _leading(b)),
+        key=lambda prefixes: common(*prefixes),
+    )
 
 
 def _leading(weights: Weights) -> list[str]:

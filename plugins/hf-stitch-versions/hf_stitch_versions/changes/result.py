@@ -183,14 +183,14 @@ class Difference(Result):
     @property
     def causes(self) -> Sequence[Change]:
         """The parts that change the outputs more than noise of the same size, largest effect first."""
-        found = [part for part in self.parts if part.effect is not None and part.effect.causal]
-        return sorted(found, key=lambda part: -part.effect.patch.value if part.effect else 0.0)
+        causal = [part for part in self.parts if part.effect is not None and part.effect.causal]
+        return sorted(causal, key=lambda part: -part.effect.patch.value if part.effect else 0.0)
 
     @property
     def verdict(self) -> str:
         """Summary in a few sentences."""
-        told = self.lineage.verdict != "derived" and self.lineage.blocks  # versions are expected to be derived
-        kin = self.lineage.sentence if told else ""
+        unexpected = self.lineage.verdict != "derived" and self.lineage.blocks  # versions are expected to be derived
+        kin = self.lineage.sentence if unexpected else ""
         return " ".join(filter(None, [self._cause(), self._elsewhere(), self._sum(), self._size(), kin]))
 
     def _cause(self) -> str:
@@ -198,7 +198,7 @@ class Difference(Result):
         if self.outputs is None:
             most = max(self.parts, key=lambda part: part.weights.change)
             if self.weights.change == self.weights.alone:
-                alone = [*(each.partition(" (")[0] for each in self.reshaped), *self.missing, *self.extra]
+                alone = [*(reshaped.partition(" (")[0] for reshaped in self.reshaped), *self.missing, *self.extra]
                 if not alone:
                     return "All weights are equal."
                 more = f" and {len(alone) - 1} more lack" if len(alone) > 1 else " lacks"
@@ -210,24 +210,24 @@ class Difference(Result):
             )
         if not self.outputs.forth.value:
             return f"The outputs are equal on {self.n} samples."
-        known = [part for part in self.parts if part.effect is not None]
-        if not known:
+        with_effect = [part for part in self.parts if part.effect is not None]
+        if not with_effect:
             return "The outputs differ, but none of the parts can be exchanged."
         if math.isinf(self.outputs.forth.value):
             return "The distance of the outputs is infinite: the second network excludes classes of the first."
         if math.isnan(self.outputs.forth.low):
-            most = max(known, key=lambda part: part.effect.patch.value if part.effect else 0.0)
+            most = max(with_effect, key=lambda part: part.effect.patch.value if part.effect else 0.0)
             assert most.effect is not None
             carried = _percent(most.effect.share)
             return f"{most.label} alone carries {carried} of the change; too few samples to be sure."
         if not self.causes and self._outside > 0.5:
             return ""
         if not self.causes:
-            most = max(known, key=lambda part: part.effect.ratio.value if part.effect else 0.0)
+            most = max(with_effect, key=lambda part: part.effect.ratio.value if part.effect else 0.0)
             assert most.effect is not None
             return (
-                "No part changes the outputs more than noise of the same size, as with quantization; the largest effect, "
-                f"of {most.label}, is {most.effect.ratio} times the effect of noise."
+                "No part changes the outputs more than noise of the same size, as with quantization; the largest "
+                f"effect, of {most.label}, is {most.effect.ratio} times the effect of noise."
             )
         first = self.causes[0]
         assert first.effect is not None
@@ -242,8 +242,10 @@ class Difference(Result):
         """Describe the share of the change outside of all parts."""
         if self.rest is None or self.outputs is None or not self._outside:
             return ""
-        kept = [part.label for part in self.parts if part.effect is None and part.weights.change]
-        names = f" ({', '.join(kept[:FEW])}{f' and {len(kept) - FEW} more' * (len(kept) > FEW)})" * bool(kept)
+        outside = [part.label for part in self.parts if part.effect is None and part.weights.change]
+        names = f" ({', '.join(outside[:FEW])}{f' and {len(outside) - FEW} more' * (len(outside) > FEW)})" * bool(
+            outside
+        )
         return (
             f"{self._outside:.0%} of the change is outside of all parts: in code, or in weights that cannot be "
             f"exchanged{names}."
@@ -328,7 +330,7 @@ class Difference(Result):
     def series(self) -> dict[str, dict[str, Estimate]]:
         """The curves of the plot: name -> part -> distance from the outputs of the first network."""
         a, b = ("the first", "the second") if self.a == self.b else (self.a, self.b)
-        names = (each.format(a=a, b=b) for each in (BASE_FIRST, OTHER_FIRST))
+        names = (template.format(a=a, b=b) for template in (BASE_FIRST, OTHER_FIRST))
         return {name: {part: pair[i] for part, pair in self.curves.items()} for i, name in enumerate(names)}
 
     def named(self, a: str, b: str) -> Difference:
@@ -357,7 +359,9 @@ class Difference(Result):
         if not self.curves:
             raise ValueError("plot requires the outputs of hybrids: pass data to diff")
         numbered = {
-            name: {float(i): (each.value, each.low, each.high) for i, each in enumerate(points.values())}
+            name: {
+                float(i): (estimate.value, estimate.low, estimate.high) for i, estimate in enumerate(points.values())
+            }
             for name, points in self.series.items()
         }
         assert self.outputs is not None

@@ -42,13 +42,13 @@ def layers(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[st
     """Find the layers of hidden units in each block, or along the whole network if blocks lack them."""
     shared = {name: x for name, x in a.items() if x.dim() in (2, 4) and x.shape[1] > 1 and name in b}
     names = [name for name, x in shared.items() if x.shape == b[name].shape and not NO_UNITS.search(name)]
-    found: list[Layer] = []
+    hidden_layers: list[Layer] = []
     for block in blocks:
         inside = [name for name in names if name.startswith(f"{block}.")]
         links = list(_along(a, inside, block))  # layers as wide as the input of the block may be its residual stream
-        found += [link for link in links if link.units != a[inside[0]].shape[1]] or links
-    streams = {layer.units for layer in found}.union(*(x.shape[:2] for x in list(shared.values())[:1]))
-    return _named(a, found, streams) if found else _named(a, list(_along(a, names, "")), set())
+        hidden_layers += [link for link in links if link.units != a[inside[0]].shape[1]] or links
+    streams = {layer.units for layer in hidden_layers}.union(*(x.shape[:2] for x in list(shared.values())[:1]))
+    return _named(a, hidden_layers, streams) if hidden_layers else _named(a, list(_along(a, names, "")), set())
 
 
 def _along(a: Mapping[str, Tensor], names: Sequence[str], block: str) -> Iterator[Layer]:
@@ -60,10 +60,10 @@ def _along(a: Mapping[str, Tensor], names: Sequence[str], block: str) -> Iterato
             yield Layer(block or names[i - 1].rpartition(".")[0], tuple(names[i - 1 - gated : i]), after, units)
 
 
-def _named(a: Mapping[str, Tensor], found: Sequence[Layer], streams: set[int]) -> list[Layer]:
+def _named(a: Mapping[str, Tensor], hidden_layers: Sequence[Layer], streams: set[int]) -> list[Layer]:
     """Name the channels of layers: units of the adjacent layer, or a residual stream of one of these sizes."""
-    units = {layer.before[-1]: f"units before {layer.after}" for layer in found}
-    given = {layer.after: f"units before {layer.after}" for layer in found}
+    units = {layer.before[-1]: f"units before {layer.after}" for layer in hidden_layers}
+    units_read = {layer.after: f"units before {layer.after}" for layer in hidden_layers}
 
     def stream(size: int) -> str:
         return f"stream of {size}" if size in streams else ""
@@ -71,8 +71,8 @@ def _named(a: Mapping[str, Tensor], found: Sequence[Layer], streams: set[int]) -
     return [
         replace(
             layer,
-            reads=given.get(layer.before[0]) or stream(a[layer.before[0]].shape[1]),
+            reads=units_read.get(layer.before[0]) or stream(a[layer.before[0]].shape[1]),
             writes=units.get(layer.after) or stream(len(a[layer.after])),
         )
-        for layer in found
+        for layer in hidden_layers
     ]

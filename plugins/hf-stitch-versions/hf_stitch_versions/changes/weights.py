@@ -50,7 +50,7 @@ def effective(model: nn.Module) -> dict[str, Tensor]:
     that a layer computes as a property are evaluated. Plain weights are not copied. Tied weights have all their names.
     Running statistics of norms count as weights.
     """
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     inside: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         if any(name.startswith(f"{outer}.") for outer in inside):
@@ -58,12 +58,12 @@ def effective(model: nn.Module) -> dict[str, Tensor]:
         prefix = f"{plain(name)}." if name else ""
         if module is not model and (merged := _merged(module)) is not None:
             inside.add(name)
-            found |= {prefix + key: value for key, value in effective(merged).items()}
+            weights |= {prefix + key: value for key, value in effective(merged).items()}
             continue
         if parametrize.is_parametrized(module):
             inside.add(f"{name}.parametrizations" if name else "parametrizations")
-        found |= {prefix + key: value for key, value in _own(module)}
-    return found
+        weights |= {prefix + key: value for key, value in _own(module)}
+    return weights
 
 
 def dense(module: nn.Module) -> nn.Module:
@@ -94,8 +94,8 @@ def dense(module: nn.Module) -> nn.Module:
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of a network by their plain names; tied tensors have all their names."""
-    found = {plain(name): value for name, value in model.named_buffers(remove_duplicate=False)}
-    return found | {plain(name): value for name, value in model.named_parameters(remove_duplicate=False)}
+    buffers = {plain(name): value for name, value in model.named_buffers(remove_duplicate=False)}
+    return buffers | {plain(name): value for name, value in model.named_parameters(remove_duplicate=False)}
 
 
 def key_of(value: Tensor) -> tuple[int, torch.Size]:
@@ -154,15 +154,15 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _made(module: nn.Module) -> list[str]:
     """Return the names of computed weights of a module: parametrised, pruned, normalised, or packed as integers."""
-    kept = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
-    made = [name for name, _ in kept.named_children()] if isinstance(kept, nn.Module) else []
-    return [*made, *dict(_hooked(module).values()), *(["weight", "bias"] if _packed(module) else [])]
+    parametrizations = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
+    names = [name for name, _ in parametrizations.named_children()] if isinstance(parametrizations, nn.Module) else []
+    return [*names, *dict(_hooked(module).values()), *(["weight", "bias"] if _packed(module) else [])]
 
 
 def _composed(module: nn.Module) -> bool:
     """Return whether a linear layer or a convolution computes its weight from other parameters, as a property."""
-    own = isinstance(module, (nn.Linear, _ConvNd)) and "weight" not in module._parameters
-    return own and isinstance(getattr(type(module), "weight", None), property)
+    lacks_weight = isinstance(module, (nn.Linear, _ConvNd)) and "weight" not in module._parameters
+    return lacks_weight and isinstance(getattr(type(module), "weight", None), property)
 
 
 def _decompose(module: Any) -> None:
@@ -179,21 +179,21 @@ def _decompose(module: Any) -> None:
 @torch.no_grad()
 def _hooked(module: nn.Module) -> dict[int, tuple[str, Tensor]]:
     """Return the weights that hooks compute before each forward: pruning masks, weight and spectral norms."""
-    found = {}
+    weights = {}
     for key, hook in module._forward_pre_hooks.items():
-        made: Any = hook
+        method: Any = hook
         if isinstance(hook, prune.BasePruningMethod):
-            found[key] = made._tensor_name, made.apply_mask(module).detach()
+            weights[key] = method._tensor_name, method.apply_mask(module).detach()
         elif isinstance(hook, WeightNorm):
-            found[key] = made.name, made.compute_weight(module).detach()
+            weights[key] = method.name, method.compute_weight(module).detach()
         elif isinstance(hook, SpectralNorm):
-            found[key] = made.name, made.compute_weight(module, do_power_iteration=False).detach()
-    return found
+            weights[key] = method.name, method.compute_weight(module, do_power_iteration=False).detach()
+    return weights
 
 
 def packed(module: nn.Module) -> bool:
     """Return whether a module contains quantized linear layers, which may quantize their inputs as well."""
-    return any(_packed(each) for each in module.modules())
+    return any(_packed(submodule) for submodule in module.modules())
 
 
 def _packed(module: nn.Module) -> bool:
@@ -206,19 +206,19 @@ def integers(model: nn.Module) -> tuple[float, list[str]]:
     count, whole, kinds = 0, 0, list[str]()
     for module in model.modules():
         for name, value in _own(module):
-            kept: Tensor | None = module._parameters.get(name)
-            kept = module._buffers.get(name) if kept is None else kept
+            stored: Tensor | None = module._parameters.get(name)
+            stored = module._buffers.get(name) if stored is None else stored
             whole += value.numel()
-            if _packed(module) if kept is None else _is_quantized(kept) or not kept.is_floating_point():
+            if _packed(module) if stored is None else _is_quantized(stored) or not stored.is_floating_point():
                 count += value.numel()
-                kinds.append(type(kept if kept is not None and _is_quantized(kept) else module).__name__)
+                kinds.append(type(stored if stored is not None and _is_quantized(stored) else module).__name__)
     return count / whole if whole else 0.0, kinds
 
 
 def _is_quantized(value: Tensor) -> bool:
     """Return whether a tensor is quantized."""
-    own = type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")
-    return own or value.is_quantized
+    is_subclass = type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")
+    return is_subclass or value.is_quantized
 
 
 def dequantized(value: Tensor) -> Tensor:
@@ -410,10 +410,10 @@ def _rounding(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, bool]:
         if all(torch.equal(y.to(dtype).to(y), y) for _, y in differing):
             equal = all(torch.equal(x.to(dtype).float(), y.to(x.device).float()) for x, y in differing)
             return str(dtype).removeprefix("torch."), equal
-    found = [_integers(x.to(y.device), y) for x, y in differing]
-    if not all(found):
+    formats = [_integers(x.to(y.device), y) for x, y in differing]
+    if not all(formats):
         return "", False
-    labels, places, near = zip(*filter(None, found), strict=True)
+    labels, places, near = zip(*filter(None, formats), strict=True)
     return f"{' and '.join(sorted({*labels}))} by {' or '.join(dict.fromkeys(places))}", all(near)
 
 
@@ -423,11 +423,11 @@ def _integers(x: Tensor, y: Tensor) -> tuple[str, str, bool] | None:
     The largest groups come first: rows of int8 with one scale may have few levels each, like rows of int4.
     """
     for where, size in GROUPS.items():
-        ours, theirs = ((each.flatten(1).T if size == -1 else each.flatten(1)) for each in (x, y))
+        ours, theirs = ((matrix.flatten(1).T if size == -1 else matrix.flatten(1)) for matrix in (x, y))
         if size == -1 and theirs.shape[1] < FEW:
             continue
         largest = theirs.abs().amax(1).argmax()
-        one, two = (torch.cat([each[:ROWS], each[largest][None]]).double() for each in (ours, theirs))
+        one, two = (torch.cat([matrix[:ROWS], matrix[largest][None]]).double() for matrix in (ours, theirs))
         for label, levels in GRIDS.items():
             if (step := _step(_grouped(two, size), levels)) is not None:
                 return label, where, _nearest(_grouped(one, size), _grouped(two, size), step)

@@ -52,8 +52,7 @@ def diff(
     within: Iterable[str] = (), fail_above: Mapping[str, float] | None = None,
     confidence: Annotated[float, Within(0, 1, above=True, below=True)] = 0.95, **options: Unpack[RunOptions],
 ) -> Difference:  # fmt: skip
-    """Find the changes of weights, outputs and activations between two versions of a network, and the parts that cause
-    them.
+    """Find the changes of weights, outputs and activations between two versions of a network, and their causes.
 
     Each part of the second network (a block, the embeddings, the head) is exchanged with the same part of the first.
     The effect on the outputs is compared with noise on the weights of the part that has the norm of their change,
@@ -96,7 +95,7 @@ def diff(
     if unknown := [name for name in fail_above or () if name not in BOUNDS]:
         raise ValueError(f"keys of fail_above must be {', '.join(BOUNDS)}, got {unknown[0]!r}")
     with Run.of(diff, options, takes=WITHOUT_STATE) as run:
-        first, second = (in_memory(load_on(each, run.processes.device)) for each in (a, b))
+        first, second = (in_memory(load_on(network, run.processes.device)) for network in (a, b))
         measure = Measure.of(first.task or second.task)
         for name in fail_above or () if data is not None else ():
             if name != "weight_change" and (name == "squared_difference") == measure.is_divergence:
@@ -105,17 +104,21 @@ def diff(
                 )
         pairing = pair(first, second, effective(first.model), effective(second.model), tuple(within))
         samples = None if data is None else Samples.of(data)
-        if samples is None and (needed := [name for name in fail_above or () if name != "weight_change"]):
-            raise ValueError(f"fail_above bounds {needed[0]}, which requires data: pass data, or bound weight_change")
-        found = _difference(first, second, pairing, samples, measure, confidence, run)
-        bounds = ((name, BOUNDS[name](found), most) for name, most in (fail_above or {}).items())
+        if samples is None and (with_data := [name for name in fail_above or () if name != "weight_change"]):
+            raise ValueError(
+                f"fail_above bounds {with_data[0]}, which requires data: pass data, or bound weight_change"
+            )
+        difference = _difference(first, second, pairing, samples, measure, confidence, run)
+        bounds = ((name, BOUNDS[name](difference), most) for name, most in (fail_above or {}).items())
         failed = [f"{name} is {value:.3g}, above {most:g}" for name, value, most in bounds if not value <= most]
-        if (bounded := next((each for each in fail_above or () if each != "weight_change"), None)) and found.inputs:
+        if (
+            bounded := next((network for network in fail_above or () if network != "weight_change"), None)
+        ) and difference.inputs:
             failed += [
-                f"{bounded} holds for the inputs of the first network; the second network's own differ: {each}"
-                for each in found.inputs[:1] if each != OTHER_SIDE
+                f"{bounded} holds for the inputs of the first network; the second network's own differ: {network}"
+                for network in difference.inputs[:1] if network != OTHER_SIDE
             ]  # fmt: skip
-        return replace(found, failed=tuple(failed))
+        return replace(difference, failed=tuple(failed))
 
 
 def _difference(
@@ -155,7 +158,9 @@ def _difference(
         if len(ids) < FEWEST:
             notes.append(f"intervals require at least {FEWEST} samples, got {len(ids)}")
         inputs = tuple(engine.inputs)
-        notes += [f"the second network runs on the inputs of the first; its own differ: {each}" for each in inputs[:1]]
+        notes += [
+            f"the second network runs on the inputs of the first; its own differ: {reason}" for reason in inputs[:1]
+        ]
         notes += [f"the output {name} is not compared" for name in engine.left_out]
         if not engine.replays:
             notes.append("halves were not exchanged: the network cannot continue from recorded outputs of its parts")
@@ -178,12 +183,12 @@ def _difference(
 def _notes(pairing: Pairing) -> list[str]:
     """Return notes on weights and parts that are not compared."""
     notes = []
-    for names, what in (
+    for names, sentence in (
         (pairing.missing, "only the first network has"),
         (pairing.extra, "only the second network has"),
     ):
         if names:
-            notes.append(f"{what} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
+            notes.append(f"{sentence} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
     if pairing.reshaped:
         name, (one, two) = next(iter(pairing.reshaped.items()))
         notes.append(f"{name} has the shape {one} against {two}" + _more(len(pairing.reshaped)))
@@ -227,9 +232,9 @@ class Resampling:
         """Return a mean; its interval holds for ``many`` values at once (Bonferroni)."""
         return self.ratio(values, np.ones_like(values), many)
 
-    def over(self, values: Array, known: NDArray[np.bool_]) -> Estimate:
+    def over(self, values: Array, defined: NDArray[np.bool_]) -> Estimate:
         """Return the mean over the samples with a known value."""
-        return self.ratio(np.where(known, values, 0), known.astype(np.float64))
+        return self.ratio(np.where(defined, values, 0), defined.astype(np.float64))
 
     def ratio(self, upper: Array, lower: Array, many: int = 1) -> Estimate:
         """Return a ratio of means."""
@@ -282,10 +287,10 @@ def _curves(
 ) -> dict[str, tuple[Estimate, Estimate]]:  # fmt: skip
     """Return the two curves of hybrids, with the two networks at their ends."""
     whole, none = resampling.mean(measured["total"]), Estimate(0.0, 0.0, 0.0)
-    found = {"(none)": (whole, none)}
+    curves = {"(none)": (whole, none)}
     for name in order:
-        found[name] = resampling.mean(measured[f"{FIRST} {name}"]), resampling.mean(measured[f"{OTHER} {name}"])
-    return found if order else {}
+        curves[name] = resampling.mean(measured[f"{FIRST} {name}"]), resampling.mean(measured[f"{OTHER} {name}"])
+    return curves if order else {}
 
 
 def _outputs(measure: Measure, measured: Mapping[str, Array], ids: list[Any], resampling: Resampling) -> Outputs:
@@ -296,9 +301,13 @@ def _outputs(measure: Measure, measured: Mapping[str, Array], ids: list[Any], re
     for name, label in (("right", "accuracy"), ("cross_entropy", "cross-entropy"), ("confidence", "confidence")):
         if f"a {name}" in measured:
             one, two = measured[f"a {name}"], measured[f"b {name}"]
-            known = ~np.isnan(one)  # a text of one token lacks a next token
-            if not known.all():
-                scores[label] = float(one[known].mean()), float(two[known].mean()), resampling.over(two - one, known)
+            defined = ~np.isnan(one)  # a text of one token lacks a next token
+            if not defined.all():
+                scores[label] = (
+                    float(one[defined].mean()),
+                    float(two[defined].mean()),
+                    resampling.over(two - one, defined),
+                )
                 continue
             scores[label] = float(one.mean()), float(two.mean()), resampling.mean(two - one)
     if "a right" in measured and not measure.causal:
@@ -311,16 +320,16 @@ def _outputs(measure: Measure, measured: Mapping[str, Array], ids: list[Any], re
     )  # fmt: skip
 
 
-def _distance(found: Difference, measure: str) -> float:
+def _distance(difference: Difference, measure: str) -> float:
     """Return the distance of the outputs; raise an error if it has another measure."""
-    assert found.outputs is not None
-    if found.outputs.measure != measure:
-        raise ValueError(f"fail_above bounds {measure}, but the outputs are compared by {found.outputs.measure}")
-    return found.outputs.forth.value
+    assert difference.outputs is not None
+    if difference.outputs.measure != measure:
+        raise ValueError(f"fail_above bounds {measure}, but the outputs are compared by {difference.outputs.measure}")
+    return difference.outputs.forth.value
 
 
-def _agreement(found: Difference) -> float:
+def _agreement(difference: Difference) -> float:
     """Return the share of equal predictions."""
-    if found.outputs is None or found.outputs.agreement is None:
+    if difference.outputs is None or difference.outputs.agreement is None:
         raise ValueError("fail_above bounds disagreement, which requires networks that predict classes")
-    return found.outputs.agreement.value
+    return difference.outputs.agreement.value

@@ -47,18 +47,20 @@ class Look:
     put: Collection[Key] = ()  # calls of the reference whose outputs replace those of the source
 
     def compare(
-        self, kept: Mapping[Key, Event], feed: Feed, found: Deviations, with_inputs: Collection[Key]
+        self, events: Mapping[Key, Event], feed: Feed, deviations: Deviations, with_inputs: Collection[Key]
     ) -> None:  # fmt: skip
         """Run on a batch, and add the deviation of every call from the recorded events of the reference."""
         back = {theirs: mine for mine, theirs in self.calls.items()}
 
         def see(event: Event) -> None:
-            if (mine := back.get(event.key)) is not None and mine in kept:
-                own = replace(kept[mine], masks={}) if self.source.inferred else kept[mine]  # of masks it knows nothing
-                found.setdefault(mine, Deviation()).add(own, event, feed.mask)
+            if (mine := back.get(event.key)) is not None and mine in events:
+                reference = events[mine]
+                if self.source.inferred:  # without masks
+                    reference = replace(reference, masks={})
+                deviations.setdefault(mine, Deviation()).add(reference, event, feed.mask)
 
         theirs = {self.calls[key] for key in with_inputs if key in self.calls}
-        self.source.watch(feed, see, theirs, {self.calls[key]: kept[key].outputs for key in self.put})
+        self.source.watch(feed, see, theirs, {self.calls[key]: events[key].outputs for key in self.put})
 
 
 class Comparison:
@@ -108,8 +110,8 @@ class Comparison:
     def feeds(self) -> Iterable[Feed]:
         """Return the batches of this process, with the first network's inputs for both if their own inputs differ."""
         for feed in self.given():
-            if self.b is not None and (feed.own is None or (found := differences(feed, self.a, self.b))):
-                self.inputs = self.inputs or ([] if feed.own is None else found)
+            if self.b is not None and (feed.own is None or (reasons := differences(feed, self.a, self.b))):
+                self.inputs = self.inputs or ([] if feed.own is None else reasons)
                 feed = replace(feed, own=for_second(feed.arguments, self.a, self.b))
             if self.vocabulary is not None and feed.own is not None:
                 self.vocabulary.check(feed.ids, feed.own)
@@ -119,12 +121,12 @@ class Comparison:
         """Find and repair differences until the networks agree."""
         self.pair()
         rounded, first = self.look()
-        if any(math.isinf(each.output) for each in first.values()) and self.as_they_are():
+        if any(math.isinf(deviation.output) for deviation in first.values()) and self.as_they_are():
             rounded, first = self.look()
         if not any(self.run.processes.gather(self.finite)):
             self.bound = "modules before the outputs, because the outputs of the first network are not finite"
         self.check(first)
-        self.null, found = self.nulls(rounded), first
+        self.null, deviations = self.nulls(rounded), first
         if self.differing(first, ()):
             self.null = self.nulls(rounded, self.rounded_second())
         findings, repaired = list[Finding](), list[Key]()
@@ -132,18 +134,18 @@ class Comparison:
         inside = [key for key in far if self.hidden(key, far)] if self.sure else []
         quantized = self.quantized() if far else ""
         most = 0 if quantized and self.source.inferred else FINDINGS
-        while (seen := self.next(found, repaired)) is not None and len(findings) < most:
-            if self.source.inferred and seen != self.end and self.wrong(seen, found, repaired):
+        while (seen := self.next(deviations, repaired)) is not None and len(findings) < most:
+            if self.source.inferred and seen != self.end and self.wrong(seen, deviations, repaired):
                 self.unpair([seen])
                 continue
             key = self.cause(seen, repaired)
             alike = self.alike(key, repaired)
             repaired += [key, *alike]
-            before, found = found, self.repaired(repaired)
-            self.add(findings, self.finding(key, seen, before, found), [key, *alike])
+            before, deviations = deviations, self.repaired(repaired)
+            self.add(findings, self.finding(key, seen, before, deviations), [key, *alike])
         rows = [
             Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
-                   found[key].output)
+                   deviations[key].output)
             for key in self.order if key in first and key in self.calls
         ]  # fmt: skip
         if seen is None and self.b is not None and (self.code is not None or is_compiled(self.b.model)):
@@ -173,11 +175,11 @@ class Comparison:
 
             source.watch(self.first, see)
             sides.append(traces)
-        self.order = [each.key for each in sides[0]]
-        found = self.run.processes.agree(pair(*sides, sized=self.source.inferred))
-        self.calls, self.by_names = found.calls, found.by_names
+        self.order = [call.key for call in sides[0]]
+        pairing = self.run.processes.agree(pair(*sides, sized=self.source.inferred))
+        self.calls, self.by_names = pairing.calls, pairing.by_names
         self.end = next((key for key in reversed(self.order) if key in self.calls), self.order[-1])
-        self.missing, self.extra = found.missing, found.extra
+        self.missing, self.extra = pairing.missing, pairing.extra
 
     def look(self, with_inputs: Collection[Key] = (), put: Collection[Key] = ()) -> list[Deviations]:
         """Return the deviations of the rounded first network and of the second network from the first."""
@@ -194,16 +196,16 @@ class Comparison:
         if not isinstance(self.source, Network) or self.source.dtype != EXACT:
             return {}
         look = Look(self.source.computing(self.coarse), {key: key for key in self.calls.values()})
-        (found,) = self.measure(self.source, [look], [self.calls[key] for key in with_inputs])
-        return {key: found[other] for key, other in self.calls.items() if other in found}
+        (deviations,) = self.measure(self.source, [look], [self.calls[key] for key in with_inputs])
+        return {key: deviations[call_b] for key, call_b in self.calls.items() if call_b in deviations}
 
     def nulls(self, *rounded: Deviations) -> dict[Key, Null]:
         """Return the null of each call: the largest finite effect of rounding, with a minimum."""
         none = Deviation()
 
         def greatest(key: Key, of: str) -> float:
-            found = (getattr(each.get(key, none), of) for each in rounded)
-            return max([self.floor, *filter(math.isfinite, found)])
+            effects = (getattr(deviations.get(key, none), of) for deviations in rounded)
+            return max([self.floor, *filter(math.isfinite, effects)])
 
         return {key: Null(greatest(key, "output"), greatest(key, "input")) for key in self.calls}
 
@@ -212,17 +214,17 @@ class Comparison:
 
         Attention with its softmax in float32 turns a mask with the smallest float64 number into NaN.
         """
-        found = False
+        switched = False
         for side, keys in (("reference", self.calls.keys()), ("source", self.calls.values())):
             network = getattr(self, side)
             if isinstance(network, Network) and network.computed is not None:
-                own = replace(network, computed=None)
-                (seen,) = self.measure(own, [Look(network, {key: key for key in keys})])
-                if any(math.isinf(each.output) for each in seen.values()):
-                    setattr(self, side, own)
-                    found = True
+                unconverted = replace(network, computed=None)
+                (seen,) = self.measure(unconverted, [Look(network, {key: key for key in keys})])
+                if any(math.isinf(deviation.output) for deviation in seen.values()):
+                    setattr(self, side, unconverted)
+                    switched = True
         self.units()
-        return found
+        return switched
 
     def measure(
         self, reference: Source, looks: Sequence[Look], with_inputs: Collection[Key] = ()
@@ -230,67 +232,66 @@ class Comparison:
         """Return the deviations of each source from a reference, which runs once for all sources."""
         sums: list[Deviations] = [{} for _ in looks]
         self.finite = False  # whether an output of the reference is finite
-        wanted = {key for look in looks for key in look.calls}
+        calls = {key for look in looks for key in look.calls}
         self.n = 0
         for feed in self.feeds():
-            kept = dict[Key, Event]()
+            events = dict[Key, Event]()
 
-            def keep(event: Event, kept: dict[Key, Event] = kept) -> None:
+            def keep(event: Event, events: dict[Key, Event] = events) -> None:
                 if event.key == self.order[-1]:
                     self.finite |= not event.outputs or any(
                         bool(value.isfinite().any()) for value in event.outputs.values()
                     )
-                if event.key in wanted:
+                if event.key in calls:
                     copies = {place: value.clone() for place, value in event.outputs.items()}
-                    kept[event.key] = replace(event, outputs=copies)
+                    events[event.key] = replace(event, outputs=copies)
 
             reference.watch(feed, keep, with_inputs)
-            for look, found in zip(looks, sums, strict=True):
-                look.compare(kept, feed, found, with_inputs)
+            for look, deviations in zip(looks, sums, strict=True):
+                look.compare(events, feed, deviations, with_inputs)
             self.n += len(feed.ids)
         if self.samples is not None:
             self.n = sum(self.run.processes.gather(self.n))
-        return [join(self.run.processes.gather(found)) for found in sums]
+        return [join(self.run.processes.gather(deviations)) for deviations in sums]
 
     # -- looking -------------------------------------------------------------------------------------------------------
-    def check(self, found: Deviations) -> None:
+    def check(self, deviations: Deviations) -> None:
         """Raise an error for networks without pairs, or with mostly different shapes."""
         unnamed = isinstance(self.source, Recorded) and not self.by_names
-        if unnamed or (len(self.order) > 2 and not set(found) - {self.order[-1]}):
+        if unnamed or (len(self.order) > 2 and not set(deviations) - {self.order[-1]}):
             raise ValueError(
                 "expected versions of one network, but none of their modules could be paired by names or values. "
                 "Compare them with hf_stitch.compare"
             )
-        shapes = sum(math.isinf(each.output) for each in found.values())
-        if shapes > OTHER_WIDTHS * len(found) and self.by_names and self.b and _differ_in_width(self.a, self.b):
+        shapes = sum(math.isinf(deviation.output) for deviation in deviations.values())
+        if shapes > OTHER_WIDTHS * len(deviations) and self.by_names and self.b and _differ_in_width(self.a, self.b):
             raise ValueError(
-                f"expected versions of one network, but {shapes} of {len(found)} outputs differ in shape: the networks "
-                "have different widths. Compare them with hf_stitch.compare"
+                f"expected versions of one network, but {shapes} of {len(deviations)} outputs differ in shape: the "
+                "networks have different widths. Compare them with hf_stitch.compare"
             )
 
-    def differing(self, found: Deviations, repaired: Collection[Key]) -> list[Key]:
+    def differing(self, deviations: Deviations, repaired: Collection[Key]) -> list[Key]:
         """Return the calls with different outputs, in order, outside of repaired calls."""
         keys = [
             key
             for key in self.order
-            if key in found and key in self.calls and not any(self.inside(key, each) for each in repaired)
+            if key in deviations and key in self.calls and not any(self.inside(key, call) for call in repaired)
         ]
-        return [key for key in keys if found[key].output > self.tolerance * self.null[key].output]
+        return [key for key in keys if deviations[key].output > self.tolerance * self.null[key].output]
 
-    def next(self, found: Deviations, repaired: Collection[Key]) -> Key | None:
+    def next(self, deviations: Deviations, repaired: Collection[Key]) -> Key | None:
         """Return the first difference that is not hidden.
 
         Uncertain pairs are dropped if the outputs of the networks agree.
         """
-        far = self.differing(found, repaired)
+        far = self.differing(deviations, repaired)
         if self.end not in far and not self.sure:
             self.unpair(far)
         return next((key for key in far if key in self.calls and not self.hidden(key, far)), None)
 
     @property
     def whole(self) -> bool:
-        """Whether the outputs of the networks are paired, or this is not required: by names, or with recorded
-        layers."""
+        """Whether the outputs are paired, or need not be: modules are paired by names, or layers were recorded."""
         return self.by_names or self.order[-1] in self.calls or isinstance(self.source, Recorded)
 
     @property
@@ -306,8 +307,8 @@ class Comparison:
         parent = self.parents.get(key)
         if not self.sure or parent is None or parent not in self.calls or parent in far or self.end in far:
             return False
-        beside = [other for other in self.order if other != parent and self.inside(other, parent)]
-        return sum(other not in self.calls or self.changed(other) for other in beside) > 1
+        siblings = [inner for inner in self.order if inner != parent and self.inside(inner, parent)]
+        return sum(inner not in self.calls or self.changed(inner) for inner in siblings) > 1
 
     def changed(self, key: Key) -> bool:
         """Return whether a leaf module has a different class or different weights."""
@@ -324,15 +325,15 @@ class Comparison:
         """
         after = self.repaired([*repaired, key])
 
-        def ratio(found: Deviations, key: Key) -> float:
-            return found[key].output / (self.tolerance * self.null[key].output)
+        def ratio(deviations: Deviations, key: Key) -> float:
+            return deviations[key].output / (self.tolerance * self.null[key].output)
 
-        broken = any(ratio(before, each) <= 1 and ratio(after, each) > 2 for each in after)
+        broken = any(ratio(before, call) <= 1 and ratio(after, call) > 2 for call in after)
         return broken or ratio(after, key) > 1 or ratio(after, self.end) > 2 * ratio(before, self.end)
 
     def unpair(self, keys: Collection[Key]) -> None:
         """Drop wrong pairs."""
-        self.calls = {key: other for key, other in self.calls.items() if key not in keys}
+        self.calls = {key: call_b for key, call_b in self.calls.items() if key not in keys}
         self.missing += tuple(dict.fromkeys(key[0] for key in keys))
 
     def cause(self, seen: Key, repaired: Collection[Key]) -> Key:
@@ -354,9 +355,9 @@ class Comparison:
                 return key
         return around[-1]
 
-    def inside(self, key: Key | None, other: Key) -> bool:
+    def inside(self, key: Key | None, outer: Key) -> bool:
         """Return whether a call equals a second call or was made inside of it."""
-        while key is not None and key != other:
+        while key is not None and key != outer:
             key = self.parents.get(key)
         return key is not None
 
@@ -370,10 +371,12 @@ class Comparison:
     def add(self, findings: list[Finding], finding: Finding, keys: Collection[Key]) -> None:
         """Add a finding at some calls, or merge it into a finding with the same class and settings."""
 
-        def kind(each: Finding) -> tuple[str, Sequence[str], bool]:
-            return each.kind, each.settings, bool(each.weights)
+        def kind(candidate: Finding) -> tuple[str, Sequence[str], bool]:
+            return candidate.kind, candidate.settings, bool(candidate.weights)
 
-        first = next((i for i, each in enumerate(findings) if finding.settings and kind(each) == kind(finding)), None)
+        first = next(
+            (i for i, earlier in enumerate(findings) if finding.settings and kind(earlier) == kind(finding)), None
+        )
         names = {key[0] for key in keys}
         if first is not None:
             names |= {findings[first].module, *findings[first].places}
@@ -384,28 +387,27 @@ class Comparison:
             findings[first] = replace(findings[first], places=places, restored=finding.restored)
 
     def alike(self, key: Key, repaired: Collection[Key]) -> list[Key]:
-        """Return further calls of the same class with the same difference of settings, and different outputs for equal
-        inputs."""
+        """Return further calls of the same class with the same difference, and different outputs for equal inputs."""
         weights, settings = self.facts(key)
         if not settings or not isinstance(self.source, Network):
             return []
         same_kind = [
-            each for each in self.calls
-            if self.kinds[each] == self.kinds[key] and not any(self.inside(each, one) for one in (key, *repaired))
+            call for call in self.calls
+            if self.kinds[call] == self.kinds[key] and not any(self.inside(call, one) for one in (key, *repaired))
         ]  # fmt: skip
-        found = {each[0]: self.facts(each) for each in same_kind}
+        facts = {call[0]: self.facts(call) for call in same_kind}
         others = [
-            each for each in same_kind
-            if found[each[0]][1] == settings and bool(found[each[0]][0]) == bool(weights)
+            call for call in same_kind
+            if facts[call[0]][1] == settings and bool(facts[call[0]][0]) == bool(weights)
         ]  # fmt: skip
         if not others:
             return []
         look = Look(replace(self.source, own=True), self.calls, [*repaired, key, *others])
         (seen,) = self.measure(self.reference, [look], others)
         return [
-            each for each in others if each in seen
-            and seen[each].output > self.tolerance * self.null[each].output
-            and seen[each].input <= self.tolerance * self.null[each].input
+            call for call in others if call in seen
+            and seen[call].output > self.tolerance * self.null[call].output
+            and seen[call].input <= self.tolerance * self.null[call].input
         ]  # fmt: skip
 
     def quantized(self) -> str:
@@ -419,7 +421,7 @@ class Comparison:
     def settings(self) -> list[str]:
         """Return the settings that differ between the networks and their paired modules, with or without an effect."""
         pairs = dict.fromkeys((mine[0], theirs[0]) for mine, theirs in self.calls.items())
-        modules = [(name, self.reference.modules.get(name), self.source.modules.get(other)) for name, other in pairs]
+        modules = [(name, self.reference.modules.get(name), self.source.modules.get(name_b)) for name, name_b in pairs]
         return evidence.settings(self.a, self.b) + [
             f"{name}: {text}" if name else text
             for name, one, two in modules if one is not None and two is not None for text in evidence.values(one, two)
@@ -427,18 +429,20 @@ class Comparison:
 
     def finding(self, key: Key, seen: Key, before: Deviations, after: Deviations) -> Finding:
         """Return the difference of a module, and whether its output from the first network restores the outputs."""
-        name, other, end = key[0], self.calls[key][0], self.end
-        known = name in self.reference.modules and other in self.source.modules
+        name, name_b, end = key[0], self.calls[key][0], self.end
+        in_memory = name in self.reference.modules and name_b in self.source.modules
         weights, settings = self.facts(key)
-        compared = [*["weights"] * known, *["input"] * bool(self.received.inputs)]
+        compared = [*["weights"] * in_memory, *["input"] * bool(self.received.inputs)]
         differ, of = self.handed.masks
         restored: bool | None = False
         if key != end and end in after:
-            far, near = (each[end].output > self.tolerance * self.null[end].output for each in (before, after))
+            far, near = (
+                deviations[end].output > self.tolerance * self.null[end].output for deviations in (before, after)
+            )
             restored = not near if far else None
         ratio = before[seen].output / self.null[seen].output
         return Finding(
-            name, other, self.kinds[key], seen[0], ratio, tuple(compared), tuple(weights), tuple(settings),
+            name, name_b, self.kinds[key], seen[0], ratio, tuple(compared), tuple(weights), tuple(settings),
             differ / of if of else 0.0, restored,
         )  # fmt: skip
 
@@ -447,8 +451,10 @@ class Comparison:
         end = self.end
         code = Compiled(Network(b, second=True), b.model if self.code is None else self.code)
         looks = [Look(self.reference.computing(code.dtype), {end: end}), Look(code, {end: ("", 0)})]
-        null, found = (each[end].output for each in self.measure(self.reference, looks))
-        return Module(COMPILED, COMPILED, 0, "torch.compile", found, max(null, torch.finfo(code.dtype).eps), found)
+        null, difference = (deviations[end].output for deviations in self.measure(self.reference, looks))
+        return Module(
+            COMPILED, COMPILED, 0, "torch.compile", difference, max(null, torch.finfo(code.dtype).eps), difference
+        )
 
     def compiled_finding(self, row: Module) -> list[Finding]:
         """Return a finding if the output of compiled code differs from its modules."""
@@ -476,7 +482,7 @@ def _widest(network: Network, feed: Feed) -> Network:
 
 def _differ_in_width(a: Adapter, b: Adapter) -> bool:
     """Return whether most weights of the same name have different shapes."""
-    mine, theirs = (dict(each.model.named_parameters()) for each in (a, b))
+    mine, theirs = (dict(adapter.model.named_parameters()) for adapter in (a, b))
     common = [name for name in mine if name in theirs]
     return 2 * sum(mine[name].shape != theirs[name].shape for name in common) > len(common)
 

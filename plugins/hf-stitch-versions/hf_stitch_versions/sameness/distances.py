@@ -30,11 +30,11 @@ class Deviation:
     inputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(_none))
     masks: tuple[int, int] = (0, 0)  # number of positions where masks differ, and of all compared positions
 
-    def add(self, reference: Event, other: Event, mask: Tensor | None) -> None:
+    def add(self, reference: Event, compared: Event, mask: Tensor | None) -> None:
         """Add a batch. ``mask`` (batch, positions) is true for real tokens; padding is left out."""
-        _add(self.outputs, reference.outputs, other.outputs, mask)
-        _add(self.inputs, reference.inputs, other.inputs, mask)
-        self._add_masks(_unequal(reference.masks, other.masks, mask))
+        _add(self.outputs, reference.outputs, compared.outputs, mask)
+        _add(self.inputs, reference.inputs, compared.inputs, mask)
+        self._add_masks(_unequal(reference.masks, compared.masks, mask))
 
     def join(self, other: Deviation) -> None:
         """Add the sums of another process."""
@@ -64,8 +64,8 @@ Deviations = dict[Key, Deviation]
 def join(parts: list[Deviations]) -> Deviations:
     """Add up the deviations of several processes."""
     first, *others = parts
-    for other in others:
-        for key, deviation in other.items():
+    for deviations in others:
+        for key, deviation in deviations.items():
             first.setdefault(key, Deviation()).join(deviation)
     return first
 
@@ -108,7 +108,7 @@ def _unmasked(mask: Tensor) -> Tensor:
 
 def matched(one: Values, two: Values) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Return the paired values, by their places in the first network."""
-    return {place: (one[place], two[other]) for place, other in partners(one, two).items()}
+    return {place: (one[place], two[partner]) for place, partner in partners(one, two).items()}
 
 
 def partners(one: Values, two: Values) -> dict[str, str]:
@@ -120,14 +120,14 @@ def partners(one: Values, two: Values) -> dict[str, str]:
     if common := {place: place for place in one if place in two}:
         return common
     gaps = sorted(
-        (float((x.double() - y.to(x.device, torch.float64).reshape(x.shape)).nan_to_num().norm()), place, other)
-        for place, x in one.items() for other, y in two.items() if _fit(x, y)
+        (float((x.double() - y.to(x.device, torch.float64).reshape(x.shape)).nan_to_num().norm()), place, partner)
+        for place, x in one.items() for partner, y in two.items() if _fit(x, y)
     )  # fmt: skip
-    found = dict[str, str]()
-    for _, place, other in gaps:
-        if place not in found and other not in found.values():
-            found[place] = other
-    return found or dict(zip(list(one)[:1], list(two)[:1], strict=False))
+    pairs = dict[str, str]()
+    for _, place, partner in gaps:
+        if place not in pairs and partner not in pairs.values():
+            pairs[place] = partner
+    return pairs or dict(zip(list(one)[:1], list(two)[:1], strict=False))
 
 
 def _fit(x: Tensor, y: Tensor) -> bool:
@@ -152,5 +152,5 @@ def _difference(x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float
 
 
 def _relative(sums: Mapping[str, list[float]]) -> float:
-    found = (0.0 if gap == 0 else math.inf if size == 0 else math.sqrt(gap / size) for gap, size in sums.values())
-    return max(found, default=0.0)
+    ratios = (0.0 if gap == 0 else math.inf if size == 0 else math.sqrt(gap / size) for gap, size in sums.values())
+    return max(ratios, default=0.0)

@@ -44,7 +44,7 @@ def read(path: Path) -> Any:
     if not model.graph.node:
         raise ValueError(f"{path.name} is not an ONNX file: it does not contain a graph")
     for weight in model.graph.initializer:
-        outside = {each.key: each.value for each in weight.external_data}
+        outside = {location.key: location.value for location in weight.external_data}
         if outside and not (path.parent / outside["location"]).is_file():
             raise FileNotFoundError(
                 f"{path.name} stores weights in {outside['location']}, which must be in the same folder"
@@ -63,11 +63,11 @@ def integers_of(graph: Any) -> tuple[float, list[str]]:
     sizes: dict[str, int] = {}
     packed = {node.input[1]: node for node in graph.node if node.op_type == PACKED}
     scales = {name for node in packed.values() for name in node.input[2:]}
-    for weight in (each for each in graph.initializer if each.name not in scales):
+    for weight in (proto for proto in graph.initializer if proto.name not in scales):
         kind, size = onnx.TensorProto.DataType.Name(weight.data_type).lower(), math.prod(weight.dims)
         if node := packed.get(weight.name):
-            given = {each.name: each.i for each in node.attribute}
-            kind, size = f"int{given.get('bits', 4)}", given["K"] * given["N"]
+            attributes = {proto.name: proto.i for proto in node.attribute}
+            kind, size = f"int{attributes.get('bits', 4)}", attributes["K"] * attributes["N"]
         if len(weight.dims) > 1 and kind not in WHOLE:
             sizes[kind] = sizes.get(kind, 0) + size
     integers = {kind: size for kind, size in sizes.items() if "int" in kind}
@@ -98,9 +98,9 @@ def calls_of(graph: Any) -> list[Call]:
     Consecutive nodes of a module are one call, also with nodes outside of all modules in between. In graphs without
     module names, every node is a call with the name of its value.
     """
-    weights = {each.name for each in graph.initializer}
-    live = {each.name for each in graph.input} - weights  # values that depend on the inputs
-    readers: dict[str, set[int]] = {each.name: {-1} for each in graph.output}
+    weights = {proto.name for proto in graph.initializer}
+    live = {proto.name for proto in graph.input} - weights  # values that depend on the inputs
+    readers: dict[str, set[int]] = {proto.name: {-1} for proto in graph.output}
     for number, node in enumerate(graph.node):
         read = _read(node)
         if not live.isdisjoint(read):
@@ -114,11 +114,11 @@ def calls_of(graph: Any) -> list[Call]:
     owners = {name.rpartition(".")[0] for name in weights if scoped} - {""}
     ends = dict[Key, tuple[int, int]]()
     for call in calls:
-        made = {name for number in call.nodes for name in graph.node[number].output}
+        written = {name for number in call.nodes for name in graph.node[number].output}
         for number in sorted(call.nodes):
             node = graph.node[number]
             if not _fused(node, call.key[0], owners):
-                call.inputs += [name for name in _read(node) if name in live and name not in (*made, *call.inputs)]
+                call.inputs += [name for name in _read(node) if name in live and name not in (*written, *call.inputs)]
             if left := [name for name in node.output if name in live and readers.get(name, set()) - call.nodes]:
                 call.outputs += left
                 call.kind = node.op_type
@@ -128,7 +128,7 @@ def calls_of(graph: Any) -> list[Call]:
 
 def _read(node: Any) -> list[str]:
     """Return the names of the values that a node reads, its branches and loops included."""
-    graphs = [each.g for each in node.attribute if each.HasField("g")]
+    graphs = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
     return [name for name in node.input if name] + [name for g in graphs for inner in g.node for name in _read(inner)]
 
 
@@ -158,9 +158,9 @@ def _scoped(graph: Any, weights: set[str]) -> list[Call]:
 
 def _names(node: Any, weights: set[str], seen: dict[str, str]) -> Mapping[str, str]:
     """Return the modules around a node, outermost first, and the part of the node name that separates their calls."""
-    given = {each.key: each.value for each in node.metadata_props}.get(SCOPES)
-    if given is not None:
-        return {name: "" for name in ast.literal_eval(given)[:-1] if name and not name.startswith("_empty_nn_module")}
+    scopes = {metadata.key: metadata.value for metadata in node.metadata_props}.get(SCOPES)
+    if scopes is not None:
+        return {name: "" for name in ast.literal_eval(scopes)[:-1] if name and not name.startswith("_empty_nn_module")}
     if not node.name.startswith("/"):
         return {}
     names, name, last = dict[str, str](), "", ""

@@ -57,8 +57,8 @@ def section(result: Sameness) -> Section:
             ],
         )
     if result.settings or result.inputs:
-        told = [("input", text) for text in result.inputs] + [("setting", text) for text in result.settings]
-        tables["Settings and inputs"] = Table(("kind", "first against second"), told)
+        differences = [("input", text) for text in result.inputs] + [("setting", text) for text in result.settings]
+        tables["Settings and inputs"] = Table(("kind", "first against second"), differences)
     paired = "names" if result.by_names else "values and weights, in order"
     notes = [
         f"Modules are paired by {paired}. The null is the effect of computing the first network in {result.null} "

@@ -71,16 +71,16 @@ def pair(one: Sequence[Trace], two: Sequence[Trace], *, sized: bool = False) -> 
     by_names = 2 * len(named) > min(len(one), len(two))
     if sized:
         sizes = {trace.key: trace.sizes for trace in two}
-        own = {trace.key: trace.sizes for trace in one}
-        named = {mine: theirs for mine, theirs in named.items() if not mine[0] or own[mine] & sizes[theirs]}
+        sizes_a = {trace.key: trace.sizes for trace in one}
+        named = {mine: theirs for mine, theirs in named.items() if not mine[0] or sizes_a[mine] & sizes[theirs]}
     calls = named if by_names else _aligned(one, two)
     ends = one[-1], two[-1]  # the whole networks, also if wrappers change their names
     if all(end.key[0] == "" for end in ends) and ends[0].size == ends[1].size:
         calls = {a: b for a, b in calls.items() if b != ends[1].key} | {ends[0].key: ends[1].key}
-    found = {key[0] for key in calls}, {key[0] for key in calls.values()}
+    paired_names = {key[0] for key in calls}, {key[0] for key in calls.values()}
     missing, extra = (
-        tuple(dict.fromkeys(each.key[0] for each in side if each.key[0] not in paired))
-        for side, paired in zip((one, two), found, strict=True)
+        tuple(dict.fromkeys(call.key[0] for call in side if call.key[0] not in paired))
+        for side, paired in zip((one, two), paired_names, strict=True)
     )
     return Pairing(calls, by_names, missing, extra)
 
@@ -122,7 +122,7 @@ def _aligned(one: Sequence[Trace], two: Sequence[Trace]) -> dict[Key, Key]:
         with_pair = best[i, :-1] + likeness[i]
         best[i + 1, 1:] = np.maximum(with_pair, best[i, 1:])
         best[i + 1] = np.maximum.accumulate(best[i + 1])
-    found, i, j = {}, len(one), len(two)
+    pairs, i, j = {}, len(one), len(two)
     while i and j:
         if best[i, j] == best[i - 1, j]:
             i -= 1
@@ -130,8 +130,8 @@ def _aligned(one: Sequence[Trace], two: Sequence[Trace]) -> dict[Key, Key]:
             j -= 1
         else:
             i, j = i - 1, j - 1
-            found[one[i].key] = two[j].key
-    return found
+            pairs[one[i].key] = two[j].key
+    return pairs
 
 
 def _likeness(a: Trace, b: Trace) -> float:

@@ -107,10 +107,10 @@ class Finding:
         """The difference in words."""
         if self.weights:
             more = f" and {len(self.weights) - 1} more" * (len(self.weights) > 1)
-            known = "its input is equal, its weights differ" if "input" in self.compared else "its weights differ"
-            return f"{known}: {self.weights[0]}{more}"
+            prefix = "its input is equal, its weights differ" if "input" in self.compared else "its weights differ"
+            return f"{prefix}: {self.weights[0]}{more}"
         equal = (
-            " and ".join(f"its {each}" for each in self.compared)
+            " and ".join(f"its {name}" for name in self.compared)
             + f" {'are' if 'weights' in self.compared else 'is'} equal"
         )
         if self.masks:
@@ -205,29 +205,31 @@ class Sameness(Result):
         samples = f"on {self.n} {'random ' if self.data is None else ''}samples"
         if self.is_same:
             far = f"differs by more than {most:.2g} times its null ({self.null} rounding)" if most else "differs"
-            what = "The networks are" if any(not row.name for row in self.modules) else "The common modules are"
+            subject = "The networks are" if any(not row.name for row in self.modules) else "The common modules are"
             aside = f" Settings differ: {'; '.join(self.settings[:FEW])}." if self.settings else ""
             bound = f" This holds for {self.bound}." if self.bound else ""
-            return f"{what} the same: no output {far}, {samples}.{bound}{aside}"
-        told = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
+            return f"{subject} the same: no output {far}, {samples}.{bound}{aside}"
+        sentences = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
         if self.quantized:
             end = self.modules[-1]
-            told.append(
+            sentences.append(
                 f"{self.quantized}. The outputs differ by {end.difference:.2g} of their norm, {end.ratio:,.1f} times "
                 "the null."
             )
         if self.findings:
             more = len(self.findings) - 1
-            told.append(f"First difference: {self.findings[0]}.")
-            told += [f"{more} more difference{'s' * (more > 1)} after it{REPAIRED * self.complete}."] if more else []
+            sentences.append(f"First difference: {self.findings[0]}.")
+            sentences += (
+                [f"{more} more difference{'s' * (more > 1)} after it{REPAIRED * self.complete}."] if more else []
+            )
         elif self.complete:
-            told.append("On the same inputs, the networks are the same.")
+            sentences.append("On the same inputs, the networks are the same.")
         if not self.complete:
             stopped = f"The search stopped after {FINDINGS} findings; the networks still differ."
             missed = stopped if len(self.findings) >= FINDINGS else "Further differences were not located."
             untold = self.quantized and not self.findings
-            told.append("The outputs have different sizes." if "" in self.missing else missed * (not untold))
-        return " ".join(filter(None, told))
+            sentences.append("The outputs have different sizes." if "" in self.missing else missed * (not untold))
+        return " ".join(filter(None, sentences))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row per call of a module, in order of completion.
@@ -264,8 +266,8 @@ class Sameness(Result):
         table.caption = Text("\n".join(notes)) if notes else None
         for row in self.shown:
             ratio = Text(f"{row.ratio:.3g}", style="bold red" if row.ratio > self.tolerance else "")
-            other = "" if row.other == row.name else row.other
-            table.add_row(Text(row.name or "(output)"), Text(other), f"{row.difference:.2g}", f"{row.null:.2g}", ratio)
+            name_b = "" if row.other == row.name else row.other
+            table.add_row(Text(row.name or "(output)"), Text(name_b), f"{row.difference:.2g}", f"{row.null:.2g}", ratio)
         return table
 
     @property
@@ -293,10 +295,10 @@ class Sameness(Result):
     @property
     def series(self) -> dict[str, dict[float, tuple[float, float, float]]]:
         """The curves of the plot: name -> number of the module -> value, low and high."""
-        found = {AS_THEY_ARE: {i: row.ratio for i, row in enumerate(self.modules)}}
+        ratios = {AS_THEY_ARE: {i: row.ratio for i, row in enumerate(self.modules)}}
         if self.findings:
-            found["with the findings repaired"] = {i: row.repaired / row.null for i, row in enumerate(self.modules)}
+            ratios["with the findings repaired"] = {i: row.repaired / row.null for i, row in enumerate(self.modules)}
         return {
             name: {float(i): (max(v, LEAST),) * 3 for i, v in points.items() if math.isfinite(v)}
-            for name, points in found.items()
+            for name, points in ratios.items()
         }

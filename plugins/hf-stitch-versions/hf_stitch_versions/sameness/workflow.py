@@ -69,11 +69,11 @@ def same(
     options.setdefault("batch_size", BATCH)
     with Run.of(same, options, takes=WITHOUT_STATE) as run:
         first = in_memory(load_on(a, run.processes.device))
-        other = _source(b, first, run)
-        other = in_memory(other) if isinstance(other, Adapter) else other
+        second = _source(b, first, run)
+        second = in_memory(second) if isinstance(second, Adapter) else second
         samples = None if data is None else Samples.of(data)
         code = b if isinstance(b, nn.Module) and hasattr(b, "_orig_mod") else None
-        return Comparison(first, other, samples, tolerance, run, code).answer()
+        return Comparison(first, second, samples, tolerance, run, code).answer()
 
 
 def _source(b: Any, first: Adapter, run: Run) -> Adapter | Source:
