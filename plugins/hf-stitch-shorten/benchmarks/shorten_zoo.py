@@ -1,7 +1,7 @@
-"""Sweep of :func:`hf_stitch_shorten.shorten` over model families: which ones become plain networks with fewer blocks.
+"""Sweep of :func:`hf_stitch_shorten.shorten` over model families: which families can be rebuilt with fewer blocks.
 
-``python -m benchmarks.shorten_zoo`` renews ``docs/shorten_zoo.json``, a row per family of :mod:`benchmarks.zoo`. A
-second run resumes where the first one stopped. Each family runs in a separate process with a limit on its time.
+``python -m benchmarks.shorten_zoo`` updates ``docs/shorten_zoo.json``, with a row per family of :mod:`benchmarks.zoo`.
+A second run resumes where the first run stopped. Each family runs in a separate process with a time limit.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from hf_stitch.tasks.base import logits_of
 FILE = zoo_records.FILE.with_name("shorten_zoo.json")
 SECONDS, SAMPLES, WORDS, NEW = 120, 44, 40, 8
 SIZES = (64, 96, 128)
-"""Sizes of images that are tried instead of the native one of timm."""
+"""Sizes of images to try instead of the native size of timm."""
 
 END = "</s>"
 EXACT = 1e-5
-"""Greatest difference between the plain network and the mapped one, over the largest output."""
+"""Maximum difference between the rebuilt and the mapped network, over the largest output."""
 
 CLOSE = 1e-4
-"""The same for a network that was saved and loaded, whose weights are elsewhere in memory."""
+"""The same for a saved and loaded network, with weights elsewhere in memory."""
 
 MOST = 6
-"""Number of blocks whose removal is tried one by one."""
+"""Maximum number of blocks to remove one by one."""
 
 OUTCOMES = ("folds exactly", "drops exactly", "refused", "fails", "not examined")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What became of one family.
+    """Outcome for one family.
 
     Attributes:
         suite: One of :data:`benchmarks.zoo.SUITES`.
@@ -65,14 +65,15 @@ class Row:
         model: Name of the timm model, or of the transformers class.
         outcome: One of :data:`OUTCOMES`.
         blocks: Number of blocks in stacks.
-        joints: Number of those that have a joint.
-        tried: Number of blocks that were removed one by one, with a random change of the projection before them.
-        exact: Number of those without which the plain network computes what the mapped one does.
-        error: Difference between the plain network of :func:`shorten` and the mapped one, over the largest output.
-        generation: Whether the network, saved and loaded again, generates the same with a cache and without.
+        joints: Number of blocks with a joint.
+        tried: Number of blocks removed one by one, with a random change of the projection before them.
+        exact: Number of tried blocks for which the rebuilt and the mapped network agree.
+        error: Difference between the rebuilt network of :func:`shorten` and the mapped network, over the largest
+            output.
+        generation: Whether the saved and loaded network generates the same with and without a cache.
         reason: Message of a refusal or an error.
-        seconds: How long it took.
-        versions: Libraries with which the family was examined.
+        seconds: Duration of the examination.
+        versions: Versions of the libraries.
     """
 
     suite: str
@@ -92,7 +93,7 @@ class Row:
 
 # -- samples ----------------------------------------------------------------------------------------------------------
 def tokenizer(network: Adapter) -> Any:
-    """Return a tokenizer of words with the special ids of a network."""
+    """Return a word tokenizer with the special ids of a network."""
     config = network.model.config.get_text_config()  # type: ignore[operator, union-attr]
     pad, mask = network.interface.pad_id or 0, getattr(config, "mask_token_id", None)
     most = getattr(config, "vocab_size", 200)
@@ -109,19 +110,19 @@ def tokenizer(network: Adapter) -> Any:
 
 
 def of_small_images(network: Adapter) -> Adapter:
-    """Return a network that reads small images, if it takes them; most of the time is spent in forwards."""
+    """Return a network with small example images, if it accepts them, because forward passes take most of the time."""
     for size in SIZES:
         try:
             small = hf_stitch.load(network.model, example_inputs=torch.randn(2, 3, size, size))
             if small.layers:
                 return small
-        except Exception:  # the code of a network raises anything for another size
+        except Exception:  # networks can raise anything for a different size
             continue
     return network
 
 
 def with_data(network: Adapter) -> tuple[Adapter, Any]:
-    """Return a network that reads raw samples, and samples."""
+    """Return a network that accepts raw samples, and the samples."""
     if network.library == "timm":
         network = of_small_images(network)
     draw = torch.Generator().manual_seed(0)
@@ -140,7 +141,8 @@ def with_data(network: Adapter) -> tuple[Adapter, Any]:
 
 # -- checks -----------------------------------------------------------------------------------------------------------
 def one_by_one(network: Adapter, data: Any) -> dict[str, int]:
-    """Remove blocks one by one, with a random change of the projection before them, and compare with the mapped one."""
+    """Remove blocks one by one, with a random change of the projection before them; compare rebuilt and mapped
+    networks."""
     samples = Samples.of(data)
     with Run.of(shorten, {"progress": False}, takes=WITHOUT_STATE) as run:
         job = _Job(network, samples, samples, (), "refit", None, None, run)
@@ -153,13 +155,13 @@ def one_by_one(network: Adapter, data: Any) -> dict[str, int]:
             weight, bias = matrix_of(network.model.get_submodule(search.joints[interval.before].projection))
             noise = [0.3 * torch.randn_like(each) * each.std() for each in (weight, bias) if each is not None]
             change = Change(noise[0], noise[1] if bias is not None else None)
-            with suppress(CannotBeRebuiltError):  # a refusal, which counts as tried and not as exact
+            with suppress(CannotBeRebuiltError):  # a refusal counts as tried, not as exact
                 exact += job._without(start, search, interval, change).error <= EXACT
     return {"blocks": len(start.names), "joints": len(search.joints), "tried": len(found), "exact": exact}
 
 
 def loaded_again(suite: str, model: Any, folder: str) -> Any:
-    """Load the network of a folder as users do, or by its class if the Auto class has no head for its config."""
+    """Load the network in a folder as users do, or by its class if the Auto class lacks a head for its config."""
     if suite == "timm":
         return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     auto = getattr(transformers, tiny.SUITES[suite][1])
@@ -168,33 +170,33 @@ def loaded_again(suite: str, model: Any, folder: str) -> Any:
 
 
 def saved(suite: str, network: Adapter, save: Callable[[str], Any]) -> Any:
-    """Save a network in a folder, load it, and return the loaded one, or what is wrong with it."""
+    """Save a network in a folder, load it, and return the loaded network or an error message."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             save(folder + "/saved")
             again = loaded_again(suite, network.model, folder + "/saved")
         inputs = {**network.interface.options, **network.example}
-        return again if same(again, network.model, inputs) else "the folder has another network"
+        return again if same(again, network.model, inputs) else "the folder contains a different network"
     except Exception as error:
         return told(error)
 
 
 @torch.no_grad()
 def same(model: Any, other: Any, inputs: Mapping[str, Any]) -> bool:
-    """Return whether two networks have the same outputs, but for rounding."""
+    """Return whether two networks have the same outputs up to rounding."""
     found, wanted = logits_of(model(**inputs)), logits_of(other(**inputs))
     return float((found - wanted).abs().max()) <= CLOSE * float(wanted.abs().max())
 
 
 def generated(model: Any, ids: Tensor) -> tuple[list[int], ...]:
-    """Return the tokens that a model generates with a cache and without."""
+    """Return the tokens that a model generates with and without a cache."""
     options: Any = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
         return tuple(model.generate(ids, use_cache=cache, **options)[0].tolist() for cache in (True, False))
 
 
 def generation(whole: Any, short: Any, again: Any, ids: Tensor) -> str:
-    """Return whether a short network generates the same with a cache and without, as far as the whole one does."""
+    """Return whether a short network generates the same with and without a cache, if the whole network does."""
     try:
         own = generated(whole, ids)
     except Exception as error:
@@ -224,7 +226,7 @@ def examine(suite: str, family: str, name: str | None) -> Row:
 
 
 def examined(row: Row, network: Adapter, data: Any) -> Row:
-    """Shorten a network, by a refit or else without a map, and check the result."""
+    """Shorten a network, with a refit or, if this fails, without a map, and check the result."""
     options: Any = {"remove": 1, "progress": False}
     try:
         found, outcome = shorten(network, data, **options), "folds exactly"
@@ -251,7 +253,7 @@ def examined(row: Row, network: Adapter, data: Any) -> Row:
 
 
 def clear(error: Exception) -> bool:
-    """Return whether an error is a refusal of this project, and not one from within."""
+    """Return whether an error is a refusal of this project, not an internal error."""
     return isinstance(error, ValueError) and "hf_stitch" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
@@ -263,7 +265,7 @@ def told(error: Exception) -> str:
 
 # -- the sweep --------------------------------------------------------------------------------------------------------
 def main() -> None:
-    """Renew the rows, and print how many families have which outcome."""
+    """Update the rows, and print the number of families per outcome."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", choices=zoo.SUITES, action="append", help="suite, repeatable; default: all")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="families that match, e.g. 'resnet*'")
@@ -281,7 +283,7 @@ def main() -> None:
     ]
     records = zoo_records.read()
     names = {key: record.model for key, record in records.items() if key[0] == "timm"}
-    wanted.sort(key=lambda key: (records[key].seconds if key in records else None) or 0.0)  # the quick ones first
+    wanted.sort(key=lambda key: (records[key].seconds if key in records else None) or 0.0)  # quick families first
     zoo.adapter_of("text", "llama")  # import shared modules before forking
     for suite, family in tqdm(wanted, "families", file=sys.stderr):
         found = zoo.apart(partial(examine, suite, family, names.get((suite, family))), SECONDS)

@@ -1,4 +1,4 @@
-"""The shortened network as an ordinary one: built from its config with fewer blocks, or copied without them."""
+"""Ordinary networks with fewer blocks: rebuilt from a config, or copied without the blocks."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from hf_stitch.adapters.rewriting import network_of, recorded
 from hf_stitch.adapters.untrusted import weightless
 
 Removed = Mapping[str, Sequence[int]]
-"""Name of a list of modules -> places of the blocks that are removed from it."""
+"""Name of a list of modules -> indices of the blocks removed from it."""
 
 SENTENCES = "sentence_transformers"
 
 OUTPUTS = ("out_features", "out_indices", "_out_features", "_out_indices")
-"""Fields that say which blocks a backbone outputs; without them the last one."""
+"""Fields with the blocks that a backbone outputs; without them, it outputs the last block."""
 
 LABELS = ("id2label", "label2id")
-"""Fields whose numbers are classes, never blocks."""
+"""Fields with class ids, which are never blocks."""
 
 DEPTH = ("depth", "layer", "block", "stage")
-"""Parts of the names of most fields and arguments that are the depth."""
+"""Parts of most names of fields and arguments for the depth."""
 
 
 class CannotBeRebuiltError(ValueError):
-    """No config makes the network with fewer blocks."""
+    """Error for networks that cannot be rebuilt with fewer blocks from a config."""
 
 
 def renamed(removed: Removed) -> Callable[[str], str | None]:
-    """Return the function from the name of a module or weight to that without the blocks; ``None`` if it is gone."""
+    """Return a function that maps names of modules and weights to new names; ``None`` for removed ones."""
 
     def rename(name: str) -> str | None:
         for stack, places in removed.items():
@@ -58,23 +58,23 @@ def renamed(removed: Removed) -> Callable[[str], str | None]:
 
 
 def without(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Adapter]:
-    """Yield copies of a network without some blocks, of the same class, and with its processor.
+    """Yield copies of a network without some blocks, of the same class and with its processor.
 
-    Networks of transformers and timm are built anew, so that every block knows its place (which a cache needs), and
-    are saved and loaded as any other. Several configs may fit the weights and differ in what blocks do, as in windows:
-    only the outputs tell which one is right. The likely one is the first. Modules of your own are copied, and blocks
-    are taken out of the copy.
+    Networks of transformers and timm are rebuilt, so that every block has its new index, as caches require, and the
+    result can be saved and loaded as usual. Several configs may fit the weights but change the blocks, for example
+    their windows: only the outputs show which config is right. The most likely config comes first. Custom modules are
+    copied, and blocks are removed from the copy.
 
     Args:
         network: The network.
         stack: Name of the list of blocks.
-        places: Places of the blocks to remove.
+        places: Indices of the blocks to remove.
 
     Yields:
-        Shorter networks, on the same device and in the same dtype; mostly one.
+        Shorter networks, on the same device and in the same dtype; usually one.
 
     Raises:
-        CannotBeRebuiltError: If no config makes a network of transformers or timm with these weights.
+        CannotBeRebuiltError: If none of the configs gives a network of transformers or timm with these weights.
     """
     if network.library == SENTENCES:
         yield from _sentence_encoders(network, stack, places)
@@ -86,33 +86,33 @@ def without(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Ada
         for model in _rebuilt(network, stack, places):
             try:
                 made = read_as(network, model)
-            except Exception:  # the code of the network raises anything for a config that makes no sense
+            except Exception:  # networks with an inconsistent config can raise anything
                 continue
             yield made
 
 
 def computes_otherwise(network: Adapter, what: str) -> CannotBeRebuiltError:
-    """Return the error for a network whose shorter ones have other outputs, with what no config and no file gives.
+    """Return the error for a network that, rebuilt with fewer blocks, has different outputs.
 
     Args:
         network: The network.
-        what: What it computes otherwise without, or how much.
+        what: Condition under which the outputs differ, such as the removed blocks.
     """
     found = changed_by_hand(network.model, lambda: recorded(network.blueprint(), network.model))
     names = [] if found is None else sorted({name for side in found for name in (*side.chosen, *side.defaults)})
-    why = "its blocks depend on their place, as windows that alternate, or on the depth"
+    why = "its blocks depend on their position, like alternating windows, or on the depth"
     if names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         why = (
-            f"{', '.join(names[:MOST_NAMED])}{more} {'differs' if len(names) == 1 else 'differ'} from what its config "
-            "gives, and no file of weights holds that (buffers that are not saved, forwards, hooks): shorten the "
-            "network as its library loads it, and change the shorter one"
+            f"{', '.join(names[:MOST_NAMED])}{more} {'differs' if len(names) == 1 else 'differ'} from its config and "
+            "is not stored with the weights (as buffers that are not saved, forwards, hooks): shorten the network as "
+            "its library loads it, and change the shorter network"
         )
-    return CannotBeRebuiltError(f"{type(network.model).__name__} computes something else {what}: {why}")
+    return CannotBeRebuiltError(f"{type(network.model).__name__} cannot be rebuilt {what}: {why}")
 
 
 def read_as(network: Adapter, model: nn.Module) -> Adapter:
-    """Return the adapter of a model that reads what a network reads."""
+    """Return the adapter of a model with the same inputs as a network."""
     if network.library == SENTENCES:
         return hf_stitch.load(sentence_transformer(model))
     return hf_stitch.load(model.eval(), example_inputs=network.example, processor=network.processor)
@@ -124,14 +124,14 @@ def copied(network: Adapter) -> Adapter:
 
 
 def dropped(short: Adapter, network: Adapter, removed: Removed) -> Adapter:
-    """Return a copy of a shorter network with the weights of the whole one, as they are."""
+    """Return a copy of a shorter network with the unchanged weights of the whole network."""
     made = copied(short)
     made.model.load_state_dict(weights_for(made.model, network.model, removed) or {})
     return made
 
 
 def _take_out(model: nn.Module, stack: str, places: Sequence[int]) -> None:
-    """Remove modules of a list."""
+    """Remove modules from a list."""
     blocks: Any = model.get_submodule(stack)
     kept = [block for place, block in enumerate(blocks) if place not in places]
     model.set_submodule(stack, nn.ModuleList(kept) if isinstance(blocks, nn.ModuleList) else nn.Sequential(*kept))
@@ -158,16 +158,16 @@ def sentence_transformer(encoder: Any) -> Any:
 
 # -- weights ----------------------------------------------------------------------------------------------------------
 def weights_for(short: nn.Module, model: nn.Module, removed: Removed) -> dict[str, Tensor] | None:
-    """Return the weights of a model for one without some of its blocks.
+    """Return the weights of a model for a shorter model without some of its blocks.
 
     Args:
-        short: The shorter model, whose weights may be on the meta device.
+        short: The shorter model; its weights may be on the meta device.
         model: The model.
-        removed: The blocks.
+        removed: The removed blocks.
 
     Returns:
-        The weights of the blocks that stay, by their new names, and of tensors over all blocks the parts of these; or
-        ``None`` if these are not the tensors of the shorter model.
+        The weights of the remaining blocks, by their new names, and their parts of tensors over all blocks; or ``None``
+        if these are not the tensors of the shorter model.
     """
     rename, wanted = renamed(removed), short.state_dict()
     found = {new: value for name, value in model.state_dict().items() if (new := rename(name)) is not None}
@@ -180,7 +180,7 @@ def weights_for(short: nn.Module, model: nn.Module, removed: Removed) -> dict[st
 
 
 def _parts(value: Tensor, wanted: Sequence[int], length: int, places: Sequence[int]) -> Tensor:
-    """Return a tensor without the parts of some blocks, if it has a part for each of them along one axis."""
+    """Return a tensor without the parts of some blocks, if one of its axes is divided into blocks."""
     kept = [place for place in range(length) if place not in places]
     if value.dim() == len(wanted):
         for axis, (size, short) in enumerate(zip(value.shape, wanted, strict=True)):
@@ -198,14 +198,14 @@ def depth_of(model: nn.Module, stack: str) -> int:
 
 # -- configs ----------------------------------------------------------------------------------------------------------
 def _rebuilt(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[nn.Module]:
-    """Yield networks of configs with fewer blocks, with the weights of the blocks that stay."""
+    """Yield networks from configs with fewer blocks, with the weights of the remaining blocks."""
     model, found = network.model, False
     reference = next(model.parameters())
     for record in _records(network.blueprint(), model, stack, places):
         try:
             with weightless():
                 skeleton = network_of(record)
-        except Exception:  # a number that is no depth
+        except Exception:  # a number that is not a depth
             continue
         weights = weights_for(skeleton, model, {stack: places})
         if weights is not None and depth_of(skeleton, stack) == depth_of(model, stack) - len(places):
@@ -216,14 +216,14 @@ def _rebuilt(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[nn
             yield built
     if not found:
         raise CannotBeRebuiltError(
-            f"no setting of the config of {type(model).__name__} makes {stack} shorter: its depth is fixed, or its "
-            "blocks differ in more than weights"
+            f"{stack} cannot be shortened by the config of {type(model).__name__}: its depth is fixed, or its blocks "
+            "differ in more than weights"
         )
 
 
 @torch.no_grad()
 def _cast(built: nn.Module, model: nn.Module, removed: Removed) -> None:
-    """Give each tensor of a shorter network the dtype that it has in the model; a network can have several."""
+    """Convert each tensor of a shorter network to its dtype in the model, which may have several dtypes."""
     rename = renamed(removed)
     tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
     dtypes = {new: value.dtype for name, value in tensors.items() if (new := rename(name)) is not None}
@@ -232,7 +232,7 @@ def _cast(built: nn.Module, model: nn.Module, removed: Removed) -> None:
 
 
 def _keep_config(built: Any, model: Any) -> None:
-    """Let a shorter network of transformers keep the class of the config, which names its weights in files."""
+    """Keep the config class of a transformers network, which determines the names of its weights in files."""
     if hasattr(model, "generation_config"):
         built.generation_config = copy.deepcopy(model.generation_config)
     if hasattr(model, "config") and type(built.config) is not type(model.config):
@@ -242,7 +242,7 @@ def _keep_config(built: Any, model: Any) -> None:
 def _records(
     record: dict[str, Any], model: nn.Module, stack: str, places: Sequence[int]
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yield blueprints in which one number, as the depth of the stack, is smaller; likely ones first."""
+    """Yield blueprints with one number, the possible depth of the stack, reduced; likely ones first."""
     length = depth_of(model, stack)
     part = "config" if "config" in record else "arguments"
     settings = record[part] if part == "config" else _arguments(model, record)
@@ -260,7 +260,7 @@ def _records(
 
 
 def _arguments(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that timm gives to the class of a model, as far as they are JSON values."""
+    """Return the arguments that timm passes to the class of a model, if they are JSON values."""
     kind, found = type(model), dict[str, Any]()
     own = kind.__init__
 
@@ -276,7 +276,7 @@ def _arguments(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Any]:
             network_of(record)
     finally:
         kind.__init__ = own  # type: ignore[method-assign]
-    for value in [*found.values()]:  # arguments beside the named ones, and what a config of timm contains
+    for value in [*found.values()]:  # keyword arguments, and the fields of a timm config
         found |= value if isinstance(value, dict) else vars(value) if is_dataclass(value) else {}
     values = {}
     for name, value in found.items():
@@ -286,7 +286,7 @@ def _arguments(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _depths(settings: Any, length: int, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the places of numbers that may be the depth."""
+    """Yield the paths of numbers that may be the depth."""
     for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
         where = (*path, key)
         if type(value) is int and (value == length or (value > 1 and _named(where))):
@@ -296,22 +296,22 @@ def _depths(settings: Any, length: int, path: tuple[Any, ...] = ()) -> Iterator[
 
 
 def _named(path: Sequence[Any]) -> bool:
-    """Return whether a setting is named as a depth."""
+    """Return whether the name of a setting indicates a depth."""
     return any(name in str(part) for part in path for name in DEPTH)
 
 
 def _unlike(settings: Any, path: Sequence[Any], length: int) -> int:
-    """Return how little a number is like the depth."""
+    """Return a rank of a number as a candidate for the depth, 0 for the most likely."""
     return (not _named(path)) + 2 * (_at(settings, path) != length)
 
 
 def _at(settings: Any, path: Sequence[Any]) -> Any:
-    """Return what is at a place in settings."""
+    """Return the setting at a path."""
     return reduce(lambda value, key: value[key], path, settings)
 
 
 def _exchanged(settings: Any, path: Sequence[Any], value: Any) -> Any:
-    """Return settings with another value at a place."""
+    """Return settings with a new value at a path."""
     if not path:
         return value
     changed = copy.copy(settings)
@@ -321,7 +321,7 @@ def _exchanged(settings: Any, path: Sequence[Any], value: Any) -> Any:
 
 # -- settings of single blocks ----------------------------------------------------------------------------------------
 def _placed(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
-    """Yield settings beside a depth in which all that are of single blocks are without some of them."""
+    """Yield the settings next to a depth, with blocks removed from all settings per block."""
     if isinstance(holder, list):
         yield [*holder]
         return
@@ -334,7 +334,7 @@ def _placed(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
 
 
 def _otherwise(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
-    """Yield settings in which one is not of single blocks after all, or none, or a number is that of the first ones."""
+    """Yield variants: one setting, or all, are not per block, or a number counts the first blocks."""
     for placed in _placed(holder, length, places) if isinstance(holder, dict) else ():
         for name in placed:
             if placed[name] != holder[name]:
@@ -346,7 +346,8 @@ def _otherwise(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]
 
 
 def _without_places(value: Any, length: int, places: Sequence[int]) -> Any:
-    """Return a setting without some blocks: a list, a pattern or numbers of blocks; ``None`` for all others."""
+    """Return a setting without some blocks: a list, a pattern or block indices; ``None`` for settings of other
+    kinds."""
 
     def moved(place: int) -> int:
         return place - sum(gone < place for gone in places)

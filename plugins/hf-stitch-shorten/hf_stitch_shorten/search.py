@@ -1,4 +1,4 @@
-"""Which blocks can go: moments of all intervals in one pass, and the outputs of all mapped networks in another."""
+"""Search for removable blocks: moments of all intervals in one pass, and outputs of all mapped networks in a second."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from hf_stitch_shorten.maps import MAPS, REFITS, Change, Fits, Moments, read_by
 from hf_stitch_shorten.stacks import Joint, Stack, Taps, ended, joint_of, reads, rows_of, run, stacks
 
 FOLDS = 5
-"""Every fifth sample is held out from the regression, and chooses its penalty."""
+"""Every fifth sample is held out from the regression, and chooses the penalty."""
 
 PREFERRED = ("kl_divergence", "agreement")
-"""Figures by which intervals are chosen, where the task has them; then its first one."""
+"""Metrics that choose intervals, most preferred first; otherwise the first metric of the task."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Neighbouring blocks of a stack that are removed.
+    """Consecutive blocks of a stack to remove.
 
     Attributes:
         stack: The stack.
-        first: Place of the block before them in the stack.
-        last: Place of the last removed block.
+        first: Index of the block before them in the stack.
+        last: Index of the last removed block.
     """
 
     stack: Stack
@@ -45,7 +45,7 @@ class Interval:
 
     @property
     def before(self) -> str:
-        """Name of the block before them, whose projection is changed."""
+        """Name of the block before them; its projection is changed."""
         return self.stack.blocks[self.first]
 
     @property
@@ -60,22 +60,22 @@ class Interval:
 
     @property
     def places(self) -> range:
-        """Places of the removed blocks in the list."""
+        """Indices of the removed blocks in the list."""
         return self.stack.places(self.first, self.last)
 
 
 class Search:
-    """The intervals of a network, and what is left of its outputs without them.
+    """Intervals of a network, and the quality of its outputs without them.
 
     Args:
-        network: The network, which may be shorter than the reference already.
-        reference: The network whose outputs are wanted.
+        network: The network, which may already be shorter than the reference.
+        reference: The network that provides the target outputs.
         keep: Names of blocks that stay.
         matcher: Name of a map.
-        run_: How the job runs.
+        run_: Options and processes of the run.
 
     Attributes:
-        cost: Forwards of single samples through a whole network, counted by the layers that ran.
+        cost: Forward passes of single samples through a whole network, counted by the layers that ran.
         rows: Number of rows of each regression.
     """
 
@@ -96,7 +96,7 @@ class Search:
                     self.joints[block] = joint
 
     def intervals(self, longest: int) -> tuple[Interval, ...]:
-        """Return the intervals of at most a length that can be removed, and mapped if the matcher maps."""
+        """Return the removable intervals up to a length, which must have joints if the matcher uses a map."""
         found = [
             Interval(stack, first, last)
             for stack in self.stacks
@@ -107,14 +107,14 @@ class Search:
         return tuple(each for each in free if self.matcher == "drop" or self._maps(each))
 
     def _maps(self, interval: Interval) -> bool:
-        """Return whether both ends of an interval have streams of one kind."""
+        """Return whether both ends of an interval have streams of the same kind."""
         ends = self.joints.get(interval.before), self.joints.get(interval.end)
         return None not in ends and len({_kind(each, block) for each, block in zip(
             ends, (interval.before, interval.end), strict=True)}) == 1  # fmt: skip
 
     # -- fitting ------------------------------------------------------------------------------------------------------
     def changes(self, samples: Samples, intervals: Sequence[Interval]) -> dict[Interval, Change]:
-        """Return the change that makes up for each interval, fitted on samples in one pass."""
+        """Return the change that compensates for each interval, fitted on samples in one pass."""
         if self.matcher == "drop":
             return {}
         ends: dict[str, list[str]] = {}
@@ -122,9 +122,7 @@ class Search:
             ends.setdefault(each.before, []).append(each.end)
         blocks = [*dict.fromkeys(name for each in intervals for name in (each.before, each.end))]
         joints = {block: self.joints[block] for block in blocks}
-        check_fits(
-            "the moments of all blocks", self._memory(ends), self.network.device, "name blocks that stay in keep"
-        )
+        check_fits("the moments of all blocks", self._memory(ends), self.network.device, "exclude blocks with keep")
         sums = {block: (Moments(), Moments()) for block in ends}
         for count, (inputs, batch) in enumerate(self._batches(samples, "reading activations")):
             taps = run(self.network, inputs, joints, blocks, complete=False)
@@ -143,7 +141,7 @@ class Search:
         return {each: MAPS[self.matcher](fits[each.before], each.end) for each in intervals}
 
     def _memory(self, ends: Mapping[str, Sequence[str]]) -> int:
-        """Return how many bytes the moments of both folds and the maps of blocks take."""
+        """Return the number of bytes of the moments of both folds and the maps of blocks."""
         total = 0
         for block, lasts in ends.items():
             projection: Any = self.network.model.get_submodule(self.joints[block].projection)
@@ -153,7 +151,7 @@ class Search:
         return total
 
     def catch_up(self, samples: Samples, block: str, original: str) -> Change:
-        """Return the change of a block behind removed ones that brings its stream to that in the whole network."""
+        """Return the change of a block after removed blocks that restores its stream in the whole network."""
         joint, aim, sums = self.joints[block], None, {block: (Moments(), Moments())}
         for count, (inputs, batch) in enumerate(self._batches(samples, "refitting later blocks")):
             aim = aim or joint_of(self.reference, original, inputs)
@@ -172,8 +170,8 @@ class Search:
         self, sums: tuple[Moments, Moments], found: Representation, read: Tensor, lacks: Mapping[str, Tensor],
         count: int,
     ) -> None:  # fmt: skip
-        """Add the rows of a batch to the moments of those to fit on and of those that are held out."""
-        first = count * found.batch + self.run.processes.rank  # so that processes with few samples hold some out, too
+        """Add the rows of a batch to the moments for fitting and to the held-out moments."""
+        first = count * found.batch + self.run.processes.rank  # so that processes with few samples also hold some out
         for fold, chosen in zip(sums, _folds(found.batch, read, found.mask, first), strict=True):
             fold.add(read[chosen], {last: lack[chosen] for last, lack in lacks.items()})
 
@@ -189,15 +187,15 @@ class Search:
     def scored(
         self, samples: Samples, changes: Mapping[Interval, Change | None], metric: str | None
     ) -> tuple[dict[Interval, dict[str, float]], dict[Interval, Change | None], str]:
-        """Score intervals; where the network is better with the blocks only dropped, leave out the refit.
+        """Score intervals; omit the refit where dropping the blocks gives a better score.
 
         Args:
-            samples: Samples that no map was fitted on.
+            samples: Samples not used for fitting.
             changes: Interval -> change, or ``None`` to drop it.
-            metric: Figure by which to choose; ``None`` leaves it to :func:`chosen_figure`.
+            metric: Metric that chooses; ``None``: chosen by :func:`chosen_figure`.
 
         Returns:
-            Interval -> figure -> value, interval -> change, and the figure.
+            Interval -> metric -> value, interval -> change, and the metric.
         """
         values, kept = self.values(samples, changes), dict(changes)
         figure = chosen_figure(self.task, values, metric)
@@ -209,14 +207,14 @@ class Search:
         return values, kept, figure
 
     def values(self, samples: Samples, changes: Mapping[Interval, Change | None]) -> dict[Interval, dict[str, float]]:
-        """Return the figures of the network without each interval, against the outputs of the reference.
+        """Return the metrics of the network without each interval, against the outputs of the reference.
 
         Args:
-            samples: Samples that no map was fitted on.
+            samples: Samples not used for fitting.
             changes: Interval -> change, or ``None`` to drop it.
 
         Returns:
-            Interval -> figure -> value.
+            Interval -> metric -> value.
         """
         measured: Any = self.measured(samples, changes)
         drawn: Mapping[Any, Any] = self.task.drawn(measured, resamples=0, seed=self.run.seed)
@@ -225,7 +223,7 @@ class Search:
         }  # fmt: skip
 
     def measured(self, samples: Samples, changes: Mapping[Interval, Change | None]) -> dict[Any, Answers]:
-        """Return what the task measures of each sample: of the network without each interval, and of the ``target``."""
+        """Return the task's measurements per sample, for the network without each interval and for the ``target``."""
         blocks = [*dict.fromkeys(name for each in changes for name in (each.before, each.end))]
         mapping = [each for each, change in changes.items() if change is not None]
         joints = {name: self.joints[name] for each in mapping for name in (each.before, each.end)}
@@ -248,7 +246,7 @@ class Search:
         return self.task.joined(parts, samples)
 
     def difference(self, short: Adapter, samples: Samples, interval: Interval, change: Change | None) -> float:
-        """Return how far the outputs of a shorter network are from those of the mapped one, over the largest output."""
+        """Return the difference between the outputs of a rebuilt and the mapped network, over the largest output."""
         batch = next(iter(samples.take(min(len(samples), 4)).batches(4)))
         inputs = self.task.inputs(self.network, batch.samples)
         joints = {} if change is None else {name: self.joints[name] for name in (interval.before, interval.end)}
@@ -256,7 +254,7 @@ class Search:
             taps = run(self.network, inputs, joints, [interval.before, interval.end])
             try:
                 outputs = self._mapped(taps, interval, change), short.forward(inputs)
-            except Exception:  # the code of a network whose config makes no sense raises anything
+            except Exception:  # networks with an inconsistent config can raise anything
                 return float("inf")
         wanted, found = (tensor_of(each, len(batch.samples)) for each in outputs)
         if wanted is None or found is None or wanted.shape != found.shape:
@@ -272,7 +270,7 @@ class Search:
         return self.network.decode(taps.outputs[interval.end].replace(values=values), interval.end)
 
     def _share_after(self, interval: Interval) -> float:
-        """Return which share of all layers runs behind an interval."""
+        """Return the share of all layers that run after an interval."""
         layers = self.network.layers
         return (len(layers) - 1 - layers.index(interval.end)) / len(layers)
 
@@ -284,7 +282,7 @@ class Search:
 
 
 def task_of(network: Adapter) -> Task:
-    """Return what scores a network."""
+    """Return the task that scores a network."""
     check_trained(network)
     name = network.task or WITHOUT_HEAD
     if name != WITHOUT_HEAD:
@@ -309,7 +307,7 @@ def mapped(network: Adapter, joint: Joint, taps: Taps, interval: Interval, chang
 
 
 def chosen_figure(task: Task, values: Mapping[Any, Mapping[str, float]], wanted: str | None) -> str:
-    """Return the figure by which intervals are chosen; it is defined for all of them."""
+    """Return the metric that chooses intervals; it must be defined for all intervals."""
     rows = [*values.values()]
     names = [name for name in rows[0] if all(np.isfinite(row[name]) for row in rows)]
     if (wanted is not None and wanted not in names) or not names:
@@ -321,18 +319,18 @@ def chosen_figure(task: Task, values: Mapping[Any, Mapping[str, float]], wanted:
 
 
 def _lacks(difference: Tensor, layout: str, joint: Joint) -> Tensor:
-    """Return as rows what the output of a projection lacks, so that its stream becomes another; 0 in dead channels."""
+    """Return, as rows, the change of a projection's output that adds a difference to its stream; 0 in dead channels."""
     rows = rows_of(difference, layout)
     return torch.where(joint.scale == 0, 0, rows / joint.scale.where(joint.scale != 0, 1))
 
 
 def _kind(joint: Joint | None, block: str) -> str | None:
-    """Return what follows the stream, as a name inside of the block."""
+    """Return the end of a block after the stream, as a name inside of the block."""
     return None if joint is None or joint.tail is None else joint.tail.removeprefix(block)
 
 
 def _folds(batch: int, read: Tensor, mask: Tensor | None, first: int) -> tuple[Tensor, Tensor]:
-    """Return which rows of a batch to fit on, and which are held out; rows of padding are neither."""
+    """Return which rows of a batch are for fitting, and which are held out; padding is neither."""
     per_sample = len(read) // batch
     held = ((torch.arange(batch) + first) % FOLDS == FOLDS - 1).repeat_interleave(per_sample).to(read.device)
     real = torch.ones_like(held) if mask is None else mask.flatten()
