@@ -77,7 +77,7 @@ class Moved:
             for name, pair in part.items():
                 self.moments[name] = [one.merge(two) for one, two in zip(self.moments[name], pair, strict=True)]
 
-    def found(self, name: str) -> Move | None:
+    def move(self, name: str) -> Move | None:
         """Return how far activations have moved; ``None`` if they were not compared or are constant."""
         train, test = self.moments.get(name, (None, None))
         if train is None or test is None or min(train.n, test.n) < 2:

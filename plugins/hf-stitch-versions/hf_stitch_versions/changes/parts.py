@@ -167,7 +167,7 @@ def named(
     }  # fmt: skip
     if 2 * (count := len(names) - len(reshaped)) < min(len(weights_a), len(weights_b)):
         example = next(iter(reshaped.items()), None)
-        mismatch = f"; {example[0]} has the shape {example[1][0]} against {example[1][1]}" if example else ""
+        mismatch = f"; {example[0]} has shape {example[1][0]} against {example[1][1]}" if example else ""
         raise ValueError(
             f"expected versions of one network, but only {count} of {len(weights_a)} and {len(weights_b)} weights have "
             f"the same name and shape{mismatch}. Compare activations with hf_stitch.compare"

@@ -148,7 +148,7 @@ def _difference(
         tests = Tests(resampling, len(engine.parts), engine.local)
         effects = {part.name: tests.effect(part.name, measured) for part in engine.parts}
         curves = _curves(engine.order, measured, resampling)
-        moves = {name: move for name in blocks if (move := engine.moved.found(name)) is not None}
+        moves = {name: move for name in blocks if (move := engine.moved.move(name)) is not None}
         forwards = engine.cost / engine.batches
         if "elsewhere" in measured:
             notes.append(
@@ -191,7 +191,7 @@ def _notes(pairing: Pairing) -> list[str]:
             notes.append(f"{sentence} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
     if pairing.reshaped:
         name, (one, two) = next(iter(pairing.reshaped.items()))
-        notes.append(f"{name} has the shape {one} against {two}" + _more(len(pairing.reshaped)))
+        notes.append(f"{name} has shape {one} against {two}" + _more(len(pairing.reshaped)))
     if partial := [part.name for part in pairing.parts if not part.whole]:
         notes.append(f"{partial[0]}{_more(len(partial))} cannot be exchanged: weights lack a partner of the same shape")
     return notes

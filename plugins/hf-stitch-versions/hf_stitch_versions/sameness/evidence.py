@@ -127,7 +127,7 @@ def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
             continue
         x, y = mine[name], theirs[name]
         if x.shape != y.shape:
-            differences.append(f"{name} has the shape {tuple(x.shape)} against {tuple(y.shape)}")
+            differences.append(f"{name} has shape {tuple(x.shape)} against {tuple(y.shape)}")
         elif (gap := _gap(x, y)) > rounding:
             transposed = x.dim() == 2 and x.shape[0] == x.shape[1] and torch.equal(x.T, y)
             differences.append(f"{name} is transposed" if transposed else f"{name} differs by {gap:.2g} of its norm")
