@@ -102,10 +102,10 @@ def tokenizer(network: Adapter) -> Any:
     end = getattr(config, "eos_token_id", None)
     named = {"[PAD]": pad, "[MASK]": mask, "[UNK]": free[0], END: end if isinstance(end, int) else free[1]}
     vocabulary = {**named, **{f"w{place}": i for place, i in enumerate(free[2 : WORDS + 2])}}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    word_level = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", mask_token="[MASK]", unk_token="[UNK]"
+        tokenizer_object=word_level, pad_token="[PAD]", mask_token="[MASK]", unk_token="[UNK]"
     )
 
 
@@ -141,23 +141,26 @@ def with_data(network: Adapter) -> tuple[Adapter, Any]:
 
 # -- checks -----------------------------------------------------------------------------------------------------------
 def one_by_one(network: Adapter, data: Any) -> dict[str, int]:
-    """Remove blocks one by one, with a random change of the projection before them; compare rebuilt and mapped
-    networks."""
+    """Remove single blocks, with a random change of the projection before them; compare rebuilt and mapped networks."""
     samples = Samples.of(data)
     with Run.of(shorten, {"progress": False}, takes=WITHOUT_STATE) as run:
         job = _Job(network, samples, samples, (), "refit", None, None, run)
         search = job._search(network)
         start = _State(network, {block: block for stack in search.stacks for block in stack.blocks})
-        found = search.intervals(1)
-        found = found if len(found) <= MOST else [found[i * (len(found) - 1) // (MOST - 1)] for i in range(MOST)]
+        intervals = search.intervals(1)
+        intervals = (
+            intervals
+            if len(intervals) <= MOST
+            else [intervals[i * (len(intervals) - 1) // (MOST - 1)] for i in range(MOST)]
+        )
         exact = 0
-        for interval in found:
+        for interval in intervals:
             weight, bias = matrix_of(network.model.get_submodule(search.joints[interval.before].projection))
-            noise = [0.3 * torch.randn_like(each) * each.std() for each in (weight, bias) if each is not None]
+            noise = [0.3 * torch.randn_like(tensor) * tensor.std() for tensor in (weight, bias) if tensor is not None]
             change = Change(noise[0], noise[1] if bias is not None else None)
             with suppress(CannotBeRebuiltError):  # a refusal counts as tried, not as exact
                 exact += job._without(start, search, interval, change).error <= EXACT
-    return {"blocks": len(start.names), "joints": len(search.joints), "tried": len(found), "exact": exact}
+    return {"blocks": len(start.names), "joints": len(search.joints), "tried": len(intervals), "exact": exact}
 
 
 def loaded_again(suite: str, model: Any, folder: str) -> Any:
@@ -165,8 +168,8 @@ def loaded_again(suite: str, model: Any, folder: str) -> Any:
     if suite == "timm":
         return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     auto = getattr(transformers, tiny.SUITES[suite][1])
-    known = type(model.config) in auto._model_mapping
-    return (auto if known else type(model)).from_pretrained(folder).eval()
+    in_auto_class = type(model.config) in auto._model_mapping
+    return (auto if in_auto_class else type(model)).from_pretrained(folder).eval()
 
 
 def saved(suite: str, network: Adapter, save: Callable[[str], Any]) -> Any:
@@ -178,14 +181,14 @@ def saved(suite: str, network: Adapter, save: Callable[[str], Any]) -> Any:
         inputs = {**network.interface.options, **network.example}
         return again if same(again, network.model, inputs) else "the folder contains a different network"
     except Exception as error:
-        return told(error)
+        return one_line(error)
 
 
 @torch.no_grad()
-def same(model: Any, other: Any, inputs: Mapping[str, Any]) -> bool:
+def same(model: Any, second: Any, inputs: Mapping[str, Any]) -> bool:
     """Return whether two networks have the same outputs up to rounding."""
-    found, wanted = logits_of(model(**inputs)), logits_of(other(**inputs))
-    return float((found - wanted).abs().max()) <= CLOSE * float(wanted.abs().max())
+    outputs, expected = logits_of(model(**inputs)), logits_of(second(**inputs))
+    return float((outputs - expected).abs().max()) <= CLOSE * float(expected.abs().max())
 
 
 def generated(model: Any, ids: Tensor) -> tuple[list[int], ...]:
@@ -198,14 +201,18 @@ def generated(model: Any, ids: Tensor) -> tuple[list[int], ...]:
 def generation(whole: Any, short: Any, again: Any, ids: Tensor) -> str:
     """Return whether a short network generates the same with and without a cache, if the whole network does."""
     try:
-        own = generated(whole, ids)
+        whole_tokens = generated(whole, ids)
     except Exception as error:
         return f"not by the whole network: {type(error).__name__}: {error}"[:100]
-    found = generated(again, ids)
-    if found != generated(short, ids):
+    tokens = generated(again, ids)
+    if tokens != generated(short, ids):
         return "DIFFERENT after loading"
-    if found[0] != found[1]:
-        return "DIFFERENT with a cache" if own[0] == own[1] else "different with a cache, as in the whole network"
+    if tokens[0] != tokens[1]:
+        return (
+            "DIFFERENT with a cache"
+            if whole_tokens[0] == whole_tokens[1]
+            else "different with a cache, as in the whole network"
+        )
     return "equal"
 
 
@@ -216,12 +223,12 @@ def examine(suite: str, family: str, name: str | None) -> Row:
         network, data = with_data(zoo.adapter_of(suite, family, name))
         row = dataclasses.replace(row, model=name or type(network.model).__name__)
     except Exception as error:
-        return dataclasses.replace(row, reason=told(error))
+        return dataclasses.replace(row, reason=one_line(error))
     try:
         row = dataclasses.replace(row, **one_by_one(network, data))
         row = examined(row, network, data)
     except Exception as error:
-        row = dataclasses.replace(row, outcome="refused" if clear(error) else "fails", reason=told(error))
+        row = dataclasses.replace(row, outcome="refused" if clear(error) else "fails", reason=one_line(error))
     return dataclasses.replace(row, seconds=round(time.perf_counter() - start, 1))
 
 
@@ -229,15 +236,15 @@ def examined(row: Row, network: Adapter, data: Any) -> Row:
     """Shorten a network, with a refit or, if this fails, without a map, and check the result."""
     options: Any = {"remove": 1, "progress": False}
     try:
-        found, outcome = shorten(network, data, **options), "folds exactly"
+        shortened, outcome = shorten(network, data, **options), "folds exactly"
     except ValueError as error:
         if isinstance(error, CannotBeRebuiltError) or not clear(error):
             raise
-        found, outcome = shorten(network, data, matcher="drop", **options), "drops exactly"
-        row = dataclasses.replace(row, reason=told(error))
-    assert found.model is not None
-    row = dataclasses.replace(row, outcome=outcome if found.error <= EXACT else "fails", error=found.error)
-    again = saved(row.suite, found.model, found.save_pretrained)
+        shortened, outcome = shorten(network, data, matcher="drop", **options), "drops exactly"
+        row = dataclasses.replace(row, reason=one_line(error))
+    assert shortened.model is not None
+    row = dataclasses.replace(row, outcome=outcome if shortened.error <= EXACT else "fails", error=shortened.error)
+    again = saved(row.suite, shortened.model, shortened.save_pretrained)
     if isinstance(again, str):
         whole: Any = network.model
         save = partial(timm.models.save_for_hf, whole, safe_serialization=True)
@@ -247,8 +254,10 @@ def examined(row: Row, network: Adapter, data: Any) -> Row:
     inputs = {**network.interface.options, **network.example}
     if row.suite == "causal":
         ids = inputs[network.interface.content[0]][:1]
-        made = generation(network.model, found.model.model, again, ids)
-        row = dataclasses.replace(row, generation=made, outcome="fails" if "DIFFERENT" in made else row.outcome)
+        agreement = generation(network.model, shortened.model.model, again, ids)
+        row = dataclasses.replace(
+            row, generation=agreement, outcome="fails" if "DIFFERENT" in agreement else row.outcome
+        )
     return row
 
 
@@ -257,10 +266,10 @@ def clear(error: Exception) -> bool:
     return isinstance(error, ValueError) and "hf_stitch" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
-def told(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return an error as one line."""
-    found = zoo.told(error)
-    return found.partition(": ")[2] if clear(error) else found
+    message = zoo.told(error)
+    return message.partition(": ")[2] if clear(error) else message
 
 
 # -- the sweep --------------------------------------------------------------------------------------------------------
@@ -274,7 +283,7 @@ def main() -> None:
     options = parser.parse_args()
     zoo.quiet()
     done = {(row.suite, row.family): row for row in zoo_records.rows_of(Row, options.rows)}
-    wanted = [
+    families = [
         (suite, family)
         for suite in options.suite or zoo.SUITES
         for family in zoo.families(suite)
@@ -283,12 +292,12 @@ def main() -> None:
     ]
     records = zoo_records.read()
     names = {key: record.model for key, record in records.items() if key[0] == "timm"}
-    wanted.sort(key=lambda key: (records[key].seconds if key in records else None) or 0.0)  # quick families first
+    families.sort(key=lambda key: (records[key].seconds if key in records else None) or 0.0)  # quick families first
     zoo.adapter_of("text", "llama")  # import shared modules before forking
-    for suite, family in tqdm(wanted, "families", file=sys.stderr):
-        found = zoo.apart(partial(examine, suite, family, names.get((suite, family))), SECONDS)
-        row = done[suite, family] = Row(**{"suite": suite, "family": family, **found})
-        zoo_records.write_rows((each for _, each in sorted(done.items())), options.rows)
+    for suite, family in tqdm(families, "families", file=sys.stderr):
+        fields = zoo.apart(partial(examine, suite, family, names.get((suite, family))), SECONDS)
+        row = done[suite, family] = Row(**{"suite": suite, "family": family, **fields})
+        zoo_records.write_rows((done_row for _, done_row in sorted(done.items())), options.rows)
         print(*(value for value in dataclasses.astuple(row)[:-1] if value != ""), flush=True)
     for suite in zoo.SUITES:
         print(suite, dict(Counter(row.outcome for row in done.values() if row.suite == suite)))

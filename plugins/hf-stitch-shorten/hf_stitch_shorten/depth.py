@@ -24,7 +24,7 @@ from hf_stitch.tasks.base import resampled
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch_shorten.folder import front_matter, save_network
 from hf_stitch_shorten.forms import check_form
-from hf_stitch_shorten.plain import computes_otherwise, without
+from hf_stitch_shorten.plain import rebuild_error, without
 from hf_stitch_shorten.stacks import Stack, run as tapped, stacks
 from hf_stitch_shorten.workflow import DIFFERENT
 
@@ -82,10 +82,10 @@ class Depth(Result):
         """Summary in a sentence."""
         blocks = list(self.accuracies)
         place = f"{self.block} ({blocks.index(self.block) + 1} of {len(blocks)} blocks, pooling {self.pooling})"
-        what = f"accuracy {self.chosen} on held-out folds, {self.last} after the last block"
+        accuracy = f"accuracy {self.chosen} on held-out folds, {self.last} after the last block"
         if self.pays:
-            return f"The best features are after {place}: {what}."
-        return f"No block is better than the last one with confidence; the best is {place}: {what}."
+            return f"The best features are after {place}: {accuracy}."
+        return f"No block is better than the last one with confidence; the best is {place}: {accuracy}."
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the network up to the block as an ordinary folder, with its processor and a card.
@@ -188,9 +188,9 @@ def best_depth(
                 f"best_depth requires features, but {type(network.model).__name__} has a head ({network.task}): load "
                 "the backbone with hf_stitch.load(…, task='feature-extraction')"
             )
-        if not (found := stacks(network)):
+        if not (all_stacks := stacks(network)):
             raise ValueError(f"{type(network.model).__name__} does not contain a stack of blocks that could be cut off")
-        stack, labels = found[-1], np.asarray(samples.labels)
+        stack, labels = all_stacks[-1], np.asarray(samples.labels)
         if len(counts := Counter(samples.labels)) < 2 or min(counts.values()) < folds + 1:
             raise ValueError(
                 f"best_depth requires at least two classes, with more than {folds} samples each (folds={folds}), got "
@@ -200,9 +200,9 @@ def best_depth(
         makes = _probe(score)
         accuracies = {place: _right(makes, x, labels, folds, run.seed).mean() for place, x in features.items()}
         ends = {place: x for place, x in features.items() if place[0] == stack.blocks[-1]}
-        chosen, last = (_nested(makes, each, labels, folds, run.seed) for each in (features, ends))
+        chosen, last = (_nested(makes, vectors, labels, folds, run.seed) for vectors in (features, ends))
         weights = np.concatenate(list(resampled(len(labels), RESAMPLES, run.seed)))
-        own, end, gain = (as_score(weights @ values / len(labels)) for values in (chosen, last, chosen - last))
+        best, end, gain = (as_score(weights @ values / len(labels)) for values in (chosen, last, chosen - last))
         block, pooling = max(accuracies, key=lambda place: accuracies[place])
         table: dict[str, dict[str, float]] = {}
         for (name, kind), value in accuracies.items():
@@ -217,7 +217,7 @@ def best_depth(
             table,
             block,
             pooling,
-            own,
+            best,
             end,
             gain,
             short,
@@ -240,7 +240,7 @@ def _features(
                 for pooling, vectors in _pooled(values, inputs.get(network.interface.mask)).items():
                     parts.setdefault((block, pooling), []).append(vectors.double().cpu())
     gathered = run.processes.gather(parts)
-    return {place: torch.cat([each for part in gathered for each in part[place]]).numpy() for place in parts}
+    return {place: torch.cat([chunk for part in gathered for chunk in part[place]]).numpy() for place in parts}
 
 
 def _cut_off(network: Adapter, stack: Stack, block: str, samples: Samples) -> Adapter:
@@ -249,13 +249,13 @@ def _cut_off(network: Adapter, stack: Stack, block: str, samples: Samples) -> Ad
     with torch.no_grad():
         taps = tapped(network, inputs, {}, stack.blocks)
         end = taps.outputs[stack.blocks[-1]].replace(values=taps.outputs[block].values)
-        wanted = tensor_of(network.decode(end, stack.blocks[-1]), 2)
+        expected = tensor_of(network.decode(end, stack.blocks[-1]), 2)
         for short in without(network, stack.name, stack.places(stack.blocks.index(block), len(stack.blocks) - 1)):
-            found = tensor_of(short.forward(inputs), 2)
-            assert wanted is not None and found is not None
-            if float((wanted - found).abs().max()) <= DIFFERENT[False] * float(wanted.abs().max()):
+            outputs = tensor_of(short.forward(inputs), 2)
+            assert expected is not None and outputs is not None
+            if float((expected - outputs).abs().max()) <= DIFFERENT[False] * float(expected.abs().max()):
                 return short
-    raise computes_otherwise(network, f"up to {block}")
+    raise rebuild_error(network, f"up to {block}")
 
 
 def _pooled(values: Tensor, mask: Any) -> dict[str, Tensor]:

@@ -64,7 +64,10 @@ def front_matter(network: Adapter | None, source: str) -> str:
     """Return the metadata of a card for the Hub."""
     libraries = {"timm": "timm", SENTENCES: "sentence-transformers"}
     library = "" if network is None else network.library
-    found: dict[str, Any] = {"library_name": libraries.get(library, "transformers"), "tags": ["hf-stitch", "shortened"]}
+    metadata: dict[str, Any] = {
+        "library_name": libraries.get(library, "transformers"),
+        "tags": ["hf-stitch", "shortened"],
+    }
     if not Path(source).exists() and "/" in source and " " not in source:
-        found["base_model"] = source.partition("@")[0]
-    return "\n".join(("---", *(f"{key}: {json.dumps(value)}" for key, value in found.items()), "---", ""))
+        metadata["base_model"] = source.partition("@")[0]
+    return "\n".join(("---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""))

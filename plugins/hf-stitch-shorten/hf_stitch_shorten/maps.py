@@ -37,7 +37,7 @@ def add_to(projection: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
         module.bias.copy_((module.bias.double() + bias).to(module.bias.dtype))
 
 
-def read_by(projection: nn.Module, values: Tensor) -> Tensor:
+def input_rows(projection: nn.Module, values: Tensor) -> Tensor:
     """Return the inputs of a projection as rows, one per position: (rows, inputs)."""
     module: Any = projection
     if not isinstance(module, nn.Conv2d):
@@ -118,8 +118,8 @@ class Fits:
         """
         whole = self.fitted + self.held_out
         wide = _wide(self.weight, self.bias)
-        own, cross = wide @ torch.as_tensor(whole.inputs) @ wide.T, torch.as_tensor(whole.cross[last]) @ wide.T
-        change = cross @ torch.linalg.pinv(own, rtol=SINGULAR, hermitian=True) @ wide
+        gram, cross = wide @ torch.as_tensor(whole.inputs) @ wide.T, torch.as_tensor(whole.cross[last]) @ wide.T
+        change = cross @ torch.linalg.pinv(gram, rtol=SINGULAR, hermitian=True) @ wide
         return Change(change[:, :-1], None if self.bias is None else change[:, -1])
 
     def refit(self, last: str) -> Change:
@@ -141,11 +141,11 @@ class Fits:
     def _centred(self, moments: Moments, last: str) -> tuple[Tensor, Tensor]:
         """Return centred moments, or moments about 0 if the projection does not have a bias."""
         inputs, cross = torch.as_tensor(moments.inputs), torch.as_tensor(moments.cross[last])
-        own, own_cross = inputs[:-1, :-1], cross[:, :-1]
+        gram, own_cross = inputs[:-1, :-1], cross[:, :-1]
         if self.bias is None:
-            return own, own_cross
+            return gram, own_cross
         mean, lack = inputs[:-1, -1] / moments.count, cross[:, -1] / moments.count
-        return own - moments.count * mean[:, None] * mean, own_cross - moments.count * lack[:, None] * mean
+        return gram - moments.count * mean[:, None] * mean, own_cross - moments.count * lack[:, None] * mean
 
     def _with_bias(self, weight: Tensor, moments: Moments, last: str, penalty: float) -> Change:
         """Return a change with the matching bias."""
@@ -156,12 +156,12 @@ class Fits:
 
     def _solved(self, last: str, penalty: float) -> Change:
         """Return the change with one penalty, fitted on the rows for fitting."""
-        own, cross = self._centred(self.fitted, last)
+        gram, cross = self._centred(self.fitted, last)
         if self._spectrum is None:
-            values, vectors = torch.linalg.eigh(own)
+            values, vectors = torch.linalg.eigh(gram)
             self._spectrum = values.clamp(min=0), vectors
         values, vectors = self._spectrum
-        weight = (cross @ vectors / (values + penalty * own.diagonal().mean())) @ vectors.T
+        weight = (cross @ vectors / (values + penalty * gram.diagonal().mean())) @ vectors.T
         return self._with_bias(weight, self.fitted, last, penalty)
 
     def _error(self, change: Change, last: str) -> float:

@@ -50,8 +50,8 @@ def renamed(removed: Removed) -> Callable[[str], str | None]:
                 if place.isdecimal():
                     if int(place) in places:
                         return None
-                    kept = int(place) - sum(gone < int(place) for gone in places)
-                    name = f"{stack}.{kept}" + (f".{rest}" if rest else "")
+                    index = int(place) - sum(gone < int(place) for gone in places)
+                    name = f"{stack}.{index}" + (f".{rest}" if rest else "")
         return name
 
     return rename
@@ -80,38 +80,38 @@ def without(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Ada
         yield from _sentence_encoders(network, stack, places)
     elif network.library == "torch":
         model = copy.deepcopy(network.model)
-        _take_out(model, stack, places)
-        yield read_as(network, model)
+        _remove(model, stack, places)
+        yield adapter_like(network, model)
     else:
         for model in _rebuilt(network, stack, places):
             try:
-                made = read_as(network, model)
+                adapter = adapter_like(network, model)
             except Exception:  # networks with an inconsistent config can raise anything
                 continue
-            yield made
+            yield adapter
 
 
-def computes_otherwise(network: Adapter, what: str) -> CannotBeRebuiltError:
+def rebuild_error(network: Adapter, condition: str) -> CannotBeRebuiltError:
     """Return the error for a network that, rebuilt with fewer blocks, has different outputs.
 
     Args:
         network: The network.
-        what: Condition under which the outputs differ, such as the removed blocks.
+        condition: Condition under which the outputs differ, such as the removed blocks.
     """
-    found = changed_by_hand(network.model, lambda: recorded(network.blueprint(), network.model))
-    names = [] if found is None else sorted({name for side in found for name in (*side.chosen, *side.defaults)})
-    why = "its blocks depend on their position, like alternating windows, or on the depth"
+    changed = changed_by_hand(network.model, lambda: recorded(network.blueprint(), network.model))
+    names = [] if changed is None else sorted({name for side in changed for name in (*side.chosen, *side.defaults)})
+    reason = "its blocks depend on their position, like alternating windows, or on the depth"
     if names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        why = (
-            f"{', '.join(names[:MOST_NAMED])}{more} {'differs' if len(names) == 1 else 'differ'} from its config and "
-            "is not stored with the weights (as buffers that are not saved, forwards, hooks): shorten the network as "
-            "its library loads it, and change the shorter network"
+        reason = (
+            f"{', '.join(names[:MOST_NAMED])}{more} {'differs' if len(names) == 1 else 'differ'} from the config, "
+            "without being stored in weight files (buffers that are not saved, forwards, hooks): shorten the network "
+            "as its library loads it, and change the shorter network"
         )
-    return CannotBeRebuiltError(f"{type(network.model).__name__} cannot be rebuilt {what}: {why}")
+    return CannotBeRebuiltError(f"{type(network.model).__name__} cannot be rebuilt {condition}: {reason}")
 
 
-def read_as(network: Adapter, model: nn.Module) -> Adapter:
+def adapter_like(network: Adapter, model: nn.Module) -> Adapter:
     """Return the adapter of a model with the same inputs as a network."""
     if network.library == SENTENCES:
         return hf_stitch.load(sentence_transformer(model))
@@ -120,21 +120,23 @@ def read_as(network: Adapter, model: nn.Module) -> Adapter:
 
 def copied(network: Adapter) -> Adapter:
     """Return a copy of a network."""
-    return read_as(network, copy.deepcopy(network.model))
+    return adapter_like(network, copy.deepcopy(network.model))
 
 
 def dropped(short: Adapter, network: Adapter, removed: Removed) -> Adapter:
     """Return a copy of a shorter network with the unchanged weights of the whole network."""
-    made = copied(short)
-    made.model.load_state_dict(weights_for(made.model, network.model, removed) or {})
-    return made
+    twin = copied(short)
+    twin.model.load_state_dict(weights_for(twin.model, network.model, removed) or {})
+    return twin
 
 
-def _take_out(model: nn.Module, stack: str, places: Sequence[int]) -> None:
+def _remove(model: nn.Module, stack: str, places: Sequence[int]) -> None:
     """Remove modules from a list."""
     blocks: Any = model.get_submodule(stack)
-    kept = [block for place, block in enumerate(blocks) if place not in places]
-    model.set_submodule(stack, nn.ModuleList(kept) if isinstance(blocks, nn.ModuleList) else nn.Sequential(*kept))
+    remaining = [block for place, block in enumerate(blocks) if place not in places]
+    model.set_submodule(
+        stack, nn.ModuleList(remaining) if isinstance(blocks, nn.ModuleList) else nn.Sequential(*remaining)
+    )
 
 
 def _sentence_encoders(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Adapter]:
@@ -151,9 +153,9 @@ def sentence_transformer(encoder: Any) -> Any:
     from sentence_transformers import SentenceTransformer
 
     modules: Any = OrderedDict((name, encoder.get_submodule(name)) for name in encoder.steps)
-    made = SentenceTransformer(modules=modules, device=str(next(encoder.parameters()).device), **encoder.chosen)
-    made.module_kwargs = encoder.module_kwargs
-    return made.eval()
+    transformer = SentenceTransformer(modules=modules, device=str(next(encoder.parameters()).device), **encoder.chosen)
+    transformer.module_kwargs = encoder.module_kwargs
+    return transformer.eval()
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -169,24 +171,24 @@ def weights_for(short: nn.Module, model: nn.Module, removed: Removed) -> dict[st
         The weights of the remaining blocks, by their new names, and their parts of tensors over all blocks; or ``None``
         if these are not the tensors of the shorter model.
     """
-    rename, wanted = renamed(removed), short.state_dict()
-    found = {new: value for name, value in model.state_dict().items() if (new := rename(name)) is not None}
-    if found.keys() != wanted.keys():
+    rename, expected = renamed(removed), short.state_dict()
+    weights = {new: value for name, value in model.state_dict().items() if (new := rename(name)) is not None}
+    if weights.keys() != expected.keys():
         return None
     for stack, places in removed.items():
         length = depth_of(model, stack)
-        found = {name: _parts(value, wanted[name].shape, length, places) for name, value in found.items()}
-    return found if all(value.shape == wanted[name].shape for name, value in found.items()) else None
+        weights = {name: _parts(value, expected[name].shape, length, places) for name, value in weights.items()}
+    return weights if all(value.shape == expected[name].shape for name, value in weights.items()) else None
 
 
-def _parts(value: Tensor, wanted: Sequence[int], length: int, places: Sequence[int]) -> Tensor:
+def _parts(value: Tensor, shape: Sequence[int], length: int, places: Sequence[int]) -> Tensor:
     """Return a tensor without the parts of some blocks, if one of its axes is divided into blocks."""
-    kept = [place for place in range(length) if place not in places]
-    if value.dim() == len(wanted):
-        for axis, (size, short) in enumerate(zip(value.shape, wanted, strict=True)):
-            if size != short and size * len(kept) == short * length:
+    remaining = [place for place in range(length) if place not in places]
+    if value.dim() == len(shape):
+        for axis, (size, short) in enumerate(zip(value.shape, shape, strict=True)):
+            if size != short and size * len(remaining) == short * length:
                 return torch.stack(
-                    [value.unflatten(axis, (length, -1)).select(axis, place) for place in kept], axis
+                    [value.unflatten(axis, (length, -1)).select(axis, place) for place in remaining], axis
                 ).flatten(axis, axis + 1)
     return value
 
@@ -199,7 +201,7 @@ def depth_of(model: nn.Module, stack: str) -> int:
 # -- configs ----------------------------------------------------------------------------------------------------------
 def _rebuilt(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[nn.Module]:
     """Yield networks from configs with fewer blocks, with the weights of the remaining blocks."""
-    model, found = network.model, False
+    model, any_built = network.model, False
     reference = next(model.parameters())
     for record in _records(network.blueprint(), model, stack, places):
         try:
@@ -209,12 +211,12 @@ def _rebuilt(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[nn
             continue
         weights = weights_for(skeleton, model, {stack: places})
         if weights is not None and depth_of(skeleton, stack) == depth_of(model, stack) - len(places):
-            built, found = network_of(record).to(reference.device), True
+            built, any_built = network_of(record).to(reference.device), True
             _cast(built, model, {stack: places})
             built.load_state_dict(weights)
             _keep_config(built, model)
             yield built
-    if not found:
+    if not any_built:
         raise CannotBeRebuiltError(
             f"{stack} cannot be shortened by the config of {type(model).__name__}: its depth is fixed, or its blocks "
             "differ in more than weights"
@@ -248,7 +250,7 @@ def _records(
     settings = record[part] if part == "config" else _arguments(model, record)
     paths = sorted(_depths(settings, length), key=lambda path: _unlike(settings, path, length))
     seen: list[Any] = []
-    for vary in (_placed, _otherwise):
+    for vary in (_placed, _variants):
         for *path, key in paths:
             for holder in vary(_at(settings, path), length, places):
                 holder[key] -= len(places)
@@ -261,25 +263,25 @@ def _records(
 
 def _arguments(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that timm passes to the class of a model, if they are JSON values."""
-    kind, found = type(model), dict[str, Any]()
-    own = kind.__init__
+    kind, arguments = type(model), dict[str, Any]()
+    constructor = kind.__init__
 
     def noting(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = inspect.signature(own).bind(self, *args, **kwargs)
+        bound = inspect.signature(constructor).bind(self, *args, **kwargs)
         bound.apply_defaults()
-        found.update(bound.arguments)
-        own(self, *args, **kwargs)
+        arguments.update(bound.arguments)
+        constructor(self, *args, **kwargs)
 
     kind.__init__ = noting  # type: ignore[method-assign]
     try:
         with weightless():
             network_of(record)
     finally:
-        kind.__init__ = own  # type: ignore[method-assign]
-    for value in [*found.values()]:  # keyword arguments, and the fields of a timm config
-        found |= value if isinstance(value, dict) else vars(value) if is_dataclass(value) else {}
+        kind.__init__ = constructor  # type: ignore[method-assign]
+    for value in [*arguments.values()]:  # keyword arguments, and the fields of a timm config
+        arguments |= value if isinstance(value, dict) else vars(value) if is_dataclass(value) else {}
     values = {}
-    for name, value in found.items():
+    for name, value in arguments.items():
         with suppress(TypeError):
             values[name] = json.loads(json.dumps(value))
     return values
@@ -333,7 +335,7 @@ def _placed(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
     yield holder | {name: value for name, value in new.items() if value is not None}
 
 
-def _otherwise(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
+def _variants(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
     """Yield variants: one setting, or all, are not per block, or a number counts the first blocks."""
     for placed in _placed(holder, length, places) if isinstance(holder, dict) else ():
         for name in placed:
@@ -346,18 +348,17 @@ def _otherwise(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]
 
 
 def _without_places(value: Any, length: int, places: Sequence[int]) -> Any:
-    """Return a setting without some blocks: a list, a pattern or block indices; ``None`` for settings of other
-    kinds."""
+    """Return a setting (list, pattern or block indices) without some blocks; ``None`` for settings of other kinds."""
 
     def moved(place: int) -> int:
         return place - sum(gone < place for gone in places)
 
     if isinstance(value, dict) and value and all(str(key).isdecimal() for key in value):
-        return {str(moved(int(key))): each for key, each in value.items() if int(key) not in places}
+        return {str(moved(int(key))): setting for key, setting in value.items() if int(key) not in places}
     if not isinstance(value, list) or not value:
         return None
-    if len(value) == length or (len(value) < length and all(isinstance(each, str) for each in value)):
+    if len(value) == length or (len(value) < length and all(isinstance(setting, str) for setting in value)):
         return [value[place % len(value)] for place in range(length) if place not in places]
-    if all(type(each) is int for each in value) and sorted({*value}) == value and 0 <= value[0] < length:
+    if all(type(setting) is int for setting in value) and sorted({*value}) == value and 0 <= value[0] < length:
         return [moved(place) for place in value if place not in places]
     return None

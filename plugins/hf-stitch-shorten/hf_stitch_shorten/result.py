@@ -137,18 +137,21 @@ class Shortened(Result):
             f"takes {short.forward / full.forward:.2f} times as long"
         )
         if self.gain is not None:
-            what = worded(self.figure)
+            metric_name = worded(self.figure)
             rows = self.scores[SHORTENED][self.figure].value, self.scores[DROPPED][self.figure].value
-            text += f". {what[0].upper()}{what[1:]} is {rows[0]:.3g}, and {rows[1]:.3g} with the blocks only dropped"
-        why = (
+            text += f". {metric_name[0].upper()}{metric_name[1:]} is {rows[0]:.3g}, and {rows[1]:.3g} with the blocks "
+            text += "only dropped"
+        reasons = (
             []
             if self.gain is None or self.gain.low > 0
             else [f"{self.matcher} is not better than dropping: {self.gain}"]
         )
         if self.bound is not None and not score.low >= self.bound:
-            why.append(f"{name.replace('_', ' ')} may be below {self.bound:g}")
+            reasons.append(f"{name.replace('_', ' ')} may be below {self.bound:g}")
         return (
-            f"{text}. {'Not accepted' if self.bound is not None else 'But'}: {'; '.join(why)}." if why else f"{text}."
+            f"{text}. {'Not accepted' if self.bound is not None else 'But'}: {'; '.join(reasons)}."
+            if reasons
+            else f"{text}."
         )
 
     @property
@@ -205,17 +208,16 @@ class Shortened(Result):
         return table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return one row per interval: the block before it, its blocks, their number, the metric, and whether it was
-        chosen."""
+        """Return one row per interval: block before it, its blocks, their number, the metric, whether it was chosen."""
         import pandas
 
         return pandas.DataFrame(
             [
                 {
-                    "before": each.before, "blocks": list(each.blocks), "removed": len(each.blocks),
-                    self.figure: each.value, "chosen": each.chosen,
+                    "before": candidate.before, "blocks": list(candidate.blocks), "removed": len(candidate.blocks),
+                    self.figure: candidate.value, "chosen": candidate.chosen,
                 }
-                for each in self.candidates
+                for candidate in self.candidates
             ]
         )  # fmt: skip
 
@@ -228,14 +230,14 @@ class Shortened(Result):
         import matplotlib.pyplot as plt
 
         figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-        order = list(dict.fromkeys(each.before for each in self.candidates))
-        for count in sorted({len(each.blocks) for each in self.candidates}):
-            rows = [each for each in self.candidates if len(each.blocks) == count]
-            places = [order.index(each.before) for each in rows]
-            (line,) = axes.plot(places, [each.value for each in rows], "o-", label=f"{count} removed")
-            for each, place in zip(rows, places, strict=True):
-                if each.chosen:
-                    axes.plot(place, each.value, "*", markersize=16, color=line.get_color())
+        order = list(dict.fromkeys(candidate.before for candidate in self.candidates))
+        for count in sorted({len(candidate.blocks) for candidate in self.candidates}):
+            rows = [candidate for candidate in self.candidates if len(candidate.blocks) == count]
+            places = [order.index(candidate.before) for candidate in rows]
+            (line,) = axes.plot(places, [candidate.value for candidate in rows], "o-", label=f"{count} removed")
+            for candidate, place in zip(rows, places, strict=True):
+                if candidate.chosen:
+                    axes.plot(place, candidate.value, "*", markersize=16, color=line.get_color())
         axes.set_xticks(range(len(order)), order, rotation=45, ha="right")
         axes.set(xlabel="block before the removed blocks", ylabel=worded(self.figure))
         axes.legend()
@@ -257,10 +259,10 @@ def runs_of(names: tuple[str, ...]) -> list[tuple[str, ...]]:
             runs[-1].append(name)
         else:
             runs.append([name])
-    return [tuple(each) for each in runs]
+    return [tuple(run) for run in runs]
 
 
 def listed(names: tuple[str, ...]) -> str:
     """Return names of blocks in short form: the first and the last of consecutive blocks."""
     runs = runs_of(names)
-    return " and ".join(each[0] if len(each) == 1 else f"{each[0]} to {each[-1].rpartition('.')[2]}" for each in runs)
+    return " and ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1].rpartition('.')[2]}" for run in runs)

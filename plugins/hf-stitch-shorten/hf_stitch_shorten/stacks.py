@@ -86,12 +86,12 @@ def stacks(network: Adapter) -> tuple[Stack, ...]:
             and isinstance(network.model.get_submodule(parent), nn.ModuleList | nn.Sequential)
         ):
             groups.setdefault((parent, network.spec(layer)), []).append(layer)
-    found = []
+    consecutive = []
     for (parent, _), blocks in groups.items():
         places = [int(block.rpartition(".")[2]) for block in blocks]
         if len(blocks) > 1 and places == list(range(places[0], places[0] + len(places))):
-            found.append(Stack(parent, tuple(blocks), places[0]))
-    return tuple(found)
+            consecutive.append(Stack(parent, tuple(blocks), places[0]))
+    return tuple(consecutive)
 
 
 # -- recording ----------------------------------------------------------------------------------------------
@@ -114,11 +114,11 @@ class _Rectified(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read = args[0].clone() if func in RECTIFIERS else None
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         if read is not None:
             self.calls.pop(RELU, None)  # move the entry to the end
-            self.calls[RELU] = (read,), found
-        return found
+            self.calls[RELU] = (read,), output
+        return output
 
 
 def run(
@@ -139,9 +139,9 @@ def run(
     """
     taps, rectified = Taps(), dict[str, Any]()
 
-    def keep(name: str, found: Representation) -> None:
-        values = found.values
-        taps.outputs[name] = found.replace(values=values.clone())
+    def keep(name: str, representation: Representation) -> None:
+        values = representation.values
+        taps.outputs[name] = representation.replace(values=values.clone())
         joint = joints.get(name)
         if joint is not None and joint.tail is None:
             taps.streams[name] = taps.outputs[name].values
@@ -153,31 +153,31 @@ def run(
             stack.enter_context(_Rectified(rectified))
         for name, joint in joints.items():
             read = network.model.get_submodule(joint.projection)
-            stack.callback(read.register_forward_pre_hook(_reading(taps.inputs, name)).remove)
+            stack.callback(read.register_forward_pre_hook(_recorder(taps.inputs, name)).remove)
             if joint.tail not in (None, RELU):
                 tail = network.model.get_submodule(str(joint.tail))
-                stack.callback(tail.register_forward_pre_hook(_reading(taps.streams, name)).remove)
+                stack.callback(tail.register_forward_pre_hook(_recorder(taps.streams, name)).remove)
         taps.output = network.run_with_callback(inputs, blocks, keep, complete=complete)
     return taps
 
 
-def _reading(found: dict[str, Tensor], name: str) -> Any:
+def _recorder(records: dict[str, Tensor], name: str) -> Any:
     """Return a hook that records the input of a module."""
 
     def hook(module: nn.Module, args: Any) -> None:
-        found[name] = args[0].clone()
+        records[name] = args[0].clone()
 
     return hook
 
 
-def ended(network: Adapter, joint: Joint, stream: Tensor) -> Tensor:
+def output_of(network: Adapter, joint: Joint, stream: Tensor) -> Tensor:
     """Return the output of a block for a stream, from the end of the block."""
     if joint.tail is None:
         return stream
     if joint.tail == RELU:
         return stream.relu()
-    found: Tensor = network.model.get_submodule(joint.tail)(stream.clone())
-    return found
+    output: Tensor = network.model.get_submodule(joint.tail)(stream.clone())
+    return output
 
 
 def rows_of(values: Tensor, layout: str = "") -> Tensor:
@@ -216,10 +216,12 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
 
         return hook
 
-    def keep(name: str, found: Representation) -> None:
+    def keep(name: str, representation: Representation) -> None:
         for inner, (args, output) in seen.items():
-            same = isinstance(output, Tensor) and output.data_ptr() == found.values.data_ptr()
-            alone = args and len(args) == 1 and isinstance(args[0], Tensor) and args[0].shape == found.values.shape
+            same = isinstance(output, Tensor) and output.data_ptr() == representation.values.data_ptr()
+            alone = (
+                args and len(args) == 1 and isinstance(args[0], Tensor) and args[0].shape == representation.values.shape
+            )
             inside = None if inner == RELU else network.model.get_submodule(inner)
             if same and alone and not isinstance(inside, (*PROJECTIONS, nn.Dropout)):
                 tails.append(inner)
@@ -241,8 +243,7 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
 
 
 def _is_projection(module: Any, args: Any, output: Any, width: int) -> bool:
-    """Return whether a module writes the width of the stream and computes a plain projection, which subclasses may
-    not."""
+    """Return whether a module is a plain projection to the width of the stream; subclasses may compute more."""
     kind = next((kind for kind in PROJECTIONS if isinstance(module, kind)), None)
     if kind is None or len(args) != 1 or not module.weight.is_floating_point() or getattr(module, "groups", 1) != 1:
         return False
@@ -250,8 +251,8 @@ def _is_projection(module: Any, args: Any, output: Any, width: int) -> bool:
         return False
     if type(module) is kind:
         return True
-    own = kind.forward(module, *args)
-    return isinstance(output, Tensor) and own.shape == output.shape and torch.allclose(own, output, 1e-4, 1e-6)
+    plain = kind.forward(module, *args)
+    return isinstance(output, Tensor) and plain.shape == output.shape and torch.allclose(plain, output, 1e-4, 1e-6)
 
 
 def _stream(network: Adapter, joint: Joint, block: str, inputs: Mapping[str, Any]) -> Tensor | None:

@@ -21,7 +21,7 @@ from hf_stitch.scoring.measured import as_score, scores_of
 from hf_stitch.tasks.base import Answers, Task
 from hf_stitch_shorten.forms import check_form
 from hf_stitch_shorten.maps import LATER, Change, add_to
-from hf_stitch_shorten.plain import CannotBeRebuiltError, computes_otherwise, copied, dropped, renamed, without
+from hf_stitch_shorten.plain import CannotBeRebuiltError, copied, dropped, rebuild_error, renamed, without
 from hf_stitch_shorten.result import AGREEMENTS, DROPPED, FULL, SHORTENED, Candidate, Shortened, Size, runs_of
 from hf_stitch_shorten.search import Interval, Search, task_of
 from hf_stitch_shorten.stacks import RELU
@@ -108,17 +108,17 @@ def shorten(
         task = task_of(network)
         if metric is not None and metric not in task.figures:
             raise ValueError(f"metric must be one of {', '.join(task.figures)}, got {metric!r}")
-        samples, other = (
-            None if each is None else _numbered(task, Samples.of(each), network) for each in (data, test_data)
+        samples, separate_test = (
+            None if raw is None else _numbered(task, Samples.of(raw), network) for raw in (data, test_data)
         )
         assert samples is not None
-        rest, test = (samples, other) if other is not None else samples.split(SHARE, run.seed)
+        rest, test = (samples, separate_test) if separate_test is not None else samples.split(SHARE, run.seed)
         fit, choose = rest.split(SHARE, run.seed)
-        for part, what in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
+        for part, purpose in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
             if len(part) < FEWEST:
-                raise ValueError(f"{len(part)} samples {what} are too few: pass at least {FEWEST} for each purpose")
+                raise ValueError(f"{len(part)} samples {purpose} are too few: pass at least {FEWEST} for each purpose")
         job = _Job(network, fit, choose, tuple(keep), matcher, metric, None if max_loss is None else 1 - max_loss, run)
-        return job.told(job.shortened(remove, scattered), test)
+        return job.report(job.shortened(remove, scattered), test)
 
 
 @dataclass(frozen=True)
@@ -156,43 +156,43 @@ class _Job:
         self.task = search.task
         if self.network.library in ("transformers", "timm"):
             self.network.blueprint()  # raises an error before any pass if it cannot be rebuilt
-        own = {block: block for stack in search.stacks for block in stack.blocks}
-        if unknown := [name for name in self.keep if name not in own]:
-            raise ValueError(f"keep contains {unknown[0]!r}, which is not a block; blocks: {', '.join(own)}")
+        names = {block: block for stack in search.stacks for block in stack.blocks}
+        if unknown := [name for name in self.keep if name not in names]:
+            raise ValueError(f"keep contains {unknown[0]!r}, which is not a block; blocks: {', '.join(names)}")
         count = self._count(remove, search, scattered)
-        free = len(own) - len({*self.keep} | {stack.blocks[0] for stack in search.stacks})
+        free = len(names) - len({*self.keep} | {stack.blocks[0] for stack in search.stacks})
         if remove != "auto" and count > free:
             raise ValueError(f"{count} blocks are to be removed, but keep leaves only {free}")
-        start = _State(self.network, own)
+        start = _State(self.network, names)
         values, changes = self._scored(search, search.intervals(count))
         first = self._ranked(values)
         if remove == "auto":
             first = self._allowed(first, values)
-            count = max(len(each.blocks) for each in first)
-        whole = [each for each in first if len(each.blocks) == count]
-        found = [self._built(start, search, whole, changes)] if whole else []
+            count = max(len(interval.blocks) for interval in first)
+        whole = [interval for interval in first if len(interval.blocks) == count]
+        built = [self._built(start, search, whole, changes)] if whole else []
         if scattered and count > 1 and remove != "auto":
-            state = self._built(start, search, [each for each in first if len(each.blocks) == 1], changes)
+            state = self._built(start, search, [interval for interval in first if len(interval.blocks) == 1], changes)
             for _ in range(count - 1):
                 search = self._search(state.network, state.names)
                 values, changes = self._scored(search, search.intervals(1))
                 state = self._built(state, search, self._ranked(values), changes)
-            found.append(state)
-        if not found:
+            built.append(state)
+        if not built:
             raise ValueError(f"{count} consecutive blocks cannot be removed: keep fewer blocks, or pass scattered=True")
-        best = found[0] if len(found) == 1 else self._best(found)
+        best = built[0] if len(built) == 1 else self._best(built)
         if self.matcher == LATER:
             best = self._caught_up(best)
         chosen = runs_of(best.removed)
         self.candidates = [
-            Candidate(each.before, each.blocks, row[self.figure], each.blocks in chosen)
-            for each, row in self._map.items()
+            Candidate(interval.before, interval.blocks, row[self.figure], interval.blocks in chosen)
+            for interval, row in self._map.items()
         ]
         return best
 
     def _search(self, network: Adapter, names: Mapping[str, str] | None = None) -> Search:
         """Return the search of the intervals of a network."""
-        keep = {each for each, name in (names or {}).items() if name in self.keep} or set(self.keep)
+        keep = {block for block, name in (names or {}).items() if name in self.keep} or set(self.keep)
         search = Search(network, self.network, keep, self.matcher, self.run)
         if not search.stacks:
             raise ValueError(
@@ -212,7 +212,7 @@ class _Job:
         count = remove if isinstance(remove, int) else round(remove * total)
         most = total - len(search.stacks) if scattered else longest
         if not 1 <= count <= most:
-            sizes = ", ".join(f"{len(each.blocks)} in {each.name}" for each in search.stacks)
+            sizes = ", ".join(f"{len(group.blocks)} in {group.name}" for group in search.stacks)
             raise ValueError(
                 f"remove={remove!r} are {count} of {total} blocks ({sizes}): 1 to {most} can be removed, because the "
                 "first block of a stack stays, and removed blocks are consecutive without scattered=True"
@@ -226,13 +226,13 @@ class _Job:
         if not intervals:
             raise ValueError(self._unmapped(search))
         changes = search.changes(self.fit, intervals)
-        given = {each: changes.get(each) for each in intervals}
-        values, kept, figure = search.scored(self.choose, given, self.figure or self.metric)
+        candidates = {interval: changes.get(interval) for interval in intervals}
+        values, used, figure = search.scored(self.choose, candidates, self.figure or self.metric)
         self.cost += search.cost
         if not self.figure:
             self.rows, self._map, self.figure = search.rows, values, figure
             self.inputs = max((change.weight.shape[1] for change in changes.values()), default=0)
-        return values, kept
+        return values, used
 
     def _unmapped(self, search: Search) -> str:
         """Explain why intervals cannot be removed."""
@@ -249,7 +249,7 @@ class _Job:
     def _ranked(self, values: Mapping[Interval, Mapping[str, float]]) -> list[Interval]:
         """Return intervals, best first."""
         sign = -1 if self.task.figures.get(self.figure, True) else 1
-        return sorted(values, key=lambda each: sign * values[each][self.figure])
+        return sorted(values, key=lambda interval: sign * values[interval][self.figure])
 
     def _allowed(
         self, ranked: Sequence[Interval], values: Mapping[Interval, Mapping[str, float]]
@@ -257,28 +257,28 @@ class _Job:
         """Return the intervals that can be removed with an agreement within the bound."""
         assert self.bound is not None
         row = next(iter(values.values()))
-        name = next((each for each in AGREEMENTS if each in row), next(iter(row)))
-        found = [each for each in ranked if values[each][name] >= self.bound]
-        if not found:
+        name = next((interval for interval in AGREEMENTS if interval in row), next(iter(row)))
+        allowed = [interval for interval in ranked if values[interval][name] >= self.bound]
+        if not allowed:
             best = max(row[name] for row in values.values())
             raise ValueError(
                 f"{name.replace('_', ' ')} with the whole network is at most {best:.3f} after removing a block, but "
                 f"max_loss requires {self.bound:g}: increase max_loss"
             )
-        return found
+        return allowed
 
     # -- building -----------------------------------------------------------------------------------------------------
     def _built(
         self, state: _State, search: Search, ranked: Sequence[Interval], changes: Mapping[Interval, Change | None]
     ) -> _State:  # fmt: skip
         """Return the rebuilt network without the best interval that can be rebuilt with the same outputs."""
-        why = ""
+        reason = ""
         for interval in ranked:
             try:
                 return self._without(state, search, interval, changes.get(interval))
             except CannotBeRebuiltError as error:
-                why = why or str(error)
-        raise CannotBeRebuiltError(why)
+                reason = reason or str(error)
+        raise CannotBeRebuiltError(reason)
 
     def _without(self, state: _State, search: Search, interval: Interval, change: Change | None) -> _State:
         """Return the rebuilt network without an interval."""
@@ -298,7 +298,7 @@ class _Job:
             if error <= DIFFERENT[coarse]:
                 break
         else:
-            raise computes_otherwise(state.network, f"without {interval.blocks[0]} (outputs differ by {error:.2g})")
+            raise rebuild_error(state.network, f"without {interval.blocks[0]} (outputs differ by {error:.2g})")
         rename = renamed({interval.stack.name: interval.places})
         names = {new: name for block, name in state.names.items() if (new := rename(block)) is not None}
         gone = (*state.removed, *(state.names[block] for block in interval.blocks))
@@ -324,10 +324,10 @@ class _Job:
     # -- judging ------------------------------------------------------------------------------------------------------
     def _best(self, states: Sequence[_State]) -> _State:
         """Return the state with the best outputs on the samples for choosing."""
-        networks = {str(place): each.network for place, each in enumerate(states)}
+        networks = {str(place): state.network for place, state in enumerate(states)}
         drawn = self._drawn(networks, self.choose, 0)
         sign = 1 if self.task.figures.get(self.figure, True) else -1
-        return max(states, key=lambda each: sign * drawn[str(states.index(each))][self.figure][0])
+        return max(states, key=lambda state: sign * drawn[str(states.index(state))][self.figure][0])
 
     def _drawn(self, networks: Mapping[str, Adapter], samples: Samples, resamples: int) -> dict[str, dict[str, Any]]:
         """Return the metrics of networks against the whole network, on all samples and on resamples."""
@@ -335,17 +335,17 @@ class _Job:
         with torch.no_grad():
             for _, batch, _ in PairedSamples(samples, samples).batches(self.run, "testing"):
                 inputs = self.task.inputs(self.network, batch.samples)
-                outputs = {name: each.forward(inputs) for name, each in networks.items()}
+                outputs = {name: network.forward(inputs) for name, network in networks.items()}
                 side = batch, inputs
-                found = self.task.measure({"target": self.network.forward(inputs), **outputs}, side, side)
-                for name, row in found.items():
+                rows = self.task.measure({"target": self.network.forward(inputs), **outputs}, side, side)
+                for name, row in rows.items():
                     measured.setdefault(name, []).append(row)
                 self.cost += (1 + len(networks)) * len(batch.samples)
         gathered = self.run.processes.gather(measured)
         parts = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
         return self.task.drawn(self.task.joined(parts, samples), resamples=resamples, seed=self.run.seed)
 
-    def told(self, state: _State, test: Samples) -> Shortened:
+    def report(self, state: _State, test: Samples) -> Shortened:
         """Test a shorter network, next to the same blocks only dropped, and return the result."""
         networks = {SHORTENED: state.network}
         if self.matcher != "drop":
@@ -367,11 +367,11 @@ class _Job:
 
     def _places(self, removed: Sequence[str]) -> dict[str, list[int]]:
         """Return the indices of blocks in their lists."""
-        found: dict[str, list[int]] = {}
+        places: dict[str, list[int]] = {}
         for name in removed:
             stack, _, place = name.rpartition(".")
-            found.setdefault(stack, []).append(int(place))
-        return found
+            places.setdefault(stack, []).append(int(place))
+        return places
 
     def _notes(self, result: Shortened, shared: float) -> list[str]:
         """Return remarks on the result."""
@@ -392,8 +392,8 @@ class _Job:
             notes.append(
                 f"{shared:.0%} of the test samples were also used for fitting or choosing: scores are too optimistic"
             )
-        own, whole = result.scores[SHORTENED], result.scores.get(FULL, {})
-        if "accuracy" in whole and own["accuracy"].value > whole["accuracy"].value:
+        short, whole = result.scores[SHORTENED], result.scores.get(FULL, {})
+        if "accuracy" in whole and short["accuracy"].value > whole["accuracy"].value:
             notes.append("the accuracy rises although predictions change: it is not a measure of the loss")
         if self.task.name == "feature-extraction":
             notes.append("outputs have changed: recompute all stored outputs, such as an index")
@@ -402,13 +402,15 @@ class _Job:
     def _sizes(self, networks: Mapping[str, Adapter], test: Samples) -> dict[str, Size]:
         """Measure size and speed."""
         batch = next(iter(test.batches(min(16, len(test)))))
-        found = {}
-        for name, each in networks.items():
-            inputs = self.task.inputs(each, batch.samples)
+        sizes = {}
+        for name, network in networks.items():
+            inputs = self.task.inputs(network, batch.samples)
             with torch.no_grad():
-                forward = min(_seconds(partial(each.forward, inputs), each) for _ in range(3))
-            found[name] = Size(sum(p.numel() for p in each.model.parameters()), forward, _generation(each, inputs))
-        return found
+                forward = min(_seconds(partial(network.forward, inputs), network) for _ in range(3))
+            sizes[name] = Size(
+                sum(p.numel() for p in network.model.parameters()), forward, _generation(network, inputs)
+            )
+        return sizes
 
 
 def _numbered(task: Task, samples: Samples, network: Adapter) -> Samples:
