@@ -735,7 +735,7 @@ def test_a_result_without_a_network_and_modules_of_your_own_save_no_folder(tmp_p
     assert not (tmp_path / "short").exists()
     assert json.loads((tmp_path / "found.json").read_text())["verdict"] == found.verdict
     found.to_html(tmp_path / "page.html")
-    assert "What is left of" in (tmp_path / "page.html").read_text()
+    assert "How good is" in (tmp_path / "page.html").read_text()
     assert len(found.to_pandas()) == len(found.candidates) and found.plot() is not None
 
 
