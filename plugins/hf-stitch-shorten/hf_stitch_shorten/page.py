@@ -34,9 +34,9 @@ def section(result: Shortened) -> Section:
             ],
         ),
     }  # fmt: skip
-    asked = f"How good is {result.network} without {listed(result.removed)}?"
+    question = f"How good is {result.network} without {listed(result.removed)}?"
     return Section(
-        "A shorter network", asked, result.verdict, [_map(result, metric_name)], tables=tables,
+        "A shorter network", question, result.verdict, [_map(result, metric_name)], tables=tables,
         notes=list(result.notes), data=result.data,
     )  # fmt: skip
 

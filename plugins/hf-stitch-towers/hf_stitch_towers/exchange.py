@@ -144,7 +144,7 @@ def _exchanged(
     fit, choose, rest, test = parts
     tokenizer = getattr(old.processor, "tokenizer", None)
     job = Job(old, new, tower_of(old.model, part), Outputs.of(old.model, part, tokenizer), run)
-    asked, untold = references_of(test, tokenizer) if isinstance(job.outputs, Captions) else ({}, "")
+    asked, no_accuracy = references_of(test, tokenizer) if isinstance(job.outputs, Captions) else ({}, "")
     job.check(fit)
     place, reason = place_of(job, fit, encoder_layer, target_layer)
     held: dict[str, float] = {}
@@ -164,7 +164,7 @@ def _exchanged(
     job.outputs.asked = asked
     measured = scored(place, test, rows)
     done = final.finished(test)
-    notes = [note for note in (f"the map is not folded: {reason}" if reason else "", untold) if note]
+    notes = [note for note in (f"the map is not folded: {reason}" if reason else "", no_accuracy) if note]
     shown_samples = test.take(min(len(test), SHOWN))
     captions: tuple[Caption, ...] = ()
     if tokenizer is not None and isinstance(job.outputs, Captions):

@@ -33,7 +33,7 @@ def section(result: Exchanged) -> Section:
             else ("Agreement with the original is not accuracy: to find the better network, score both on a task.",)
         ),
     )
-    asked = f"Is {result.network} as good as before with {result.encoder} as its {result.part} tower?"
+    question = f"Is {result.network} as good as before with {result.encoder} as its {result.part} tower?"
     return Section(
-        "Exchanged tower", asked, result.verdict, [], tables=tables, notes=[*result.notes, *legend], data=result.data
+        "Exchanged tower", question, result.verdict, [], tables=tables, notes=[*result.notes, *legend], data=result.data
     )  # fmt: skip

@@ -42,9 +42,9 @@ def section(result: Family) -> Section:
     notes = list(result.notes)
     if result.n:
         notes.append(f"Output distance: {result.what}; {CONFIDENCE:.0%} intervals over samples.")
-    asked = f"How far apart are {len(result.networks)} versions of a network?"
+    question = f"How far apart are {len(result.networks)} versions of a network?"
     tables = {"All pairs": Table(tuple(frame.columns), cells)}
-    return Section("Versions", asked, result.verdict, figures, tables=tables, notes=notes, data=result.data)
+    return Section("Versions", question, result.verdict, figures, tables=tables, notes=notes, data=result.data)
 
 
 def _way(result: Family) -> Figure:

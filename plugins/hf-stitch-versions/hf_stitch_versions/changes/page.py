@@ -68,9 +68,9 @@ def section(result: Difference) -> Section:
         ])  # fmt: skip
     first, second = (result.a, result.b) if result.a != result.b else ("the first network", "the second")
     notes = [*result.failed, *result.notes, *_reading(result), result.lineage.sentence]
-    asked = f"What changed from {first} to {second}, and which part carries the change?"
+    question = f"What changed from {first} to {second}, and which part carries the change?"
     figures = [_figure(result)] if result.curves else []
-    return Section("Two versions", asked, result.verdict, figures, tables=tables, notes=notes, data=result.data)
+    return Section("Two versions", question, result.verdict, figures, tables=tables, notes=notes, data=result.data)
 
 
 def _reading(result: Difference) -> list[str]:

@@ -71,5 +71,5 @@ def section(result: Sameness) -> Section:
             more = f" and {len(left) - 20} more" if len(left) > 20 else ""
             notes.append(f"{label}: {', '.join(left[:20])}{more}.")
     first, second = (result.a, result.b) if result.a != result.b else ("the first network", "the second")
-    asked = f"Is {second} the same network as {first}, and where do they first differ?"
-    return Section("Two versions", asked, result.verdict, [figure], tables=tables, notes=notes, data=result.data)
+    question = f"Is {second} the same network as {first}, and where do they first differ?"
+    return Section("Two versions", question, result.verdict, [figure], tables=tables, notes=notes, data=result.data)
