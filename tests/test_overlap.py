@@ -62,7 +62,7 @@ def halves(images: Any) -> tuple[Any, Any, dict[str, Any]]:
 def test_scores_on_fitted_samples_are_named_as_such(halves: Any) -> None:
     train, test, layers = halves
     a, b = network("cnn"), network("vit", 1)
-    with pytest.warns(UserWarning, match=r"was fitted to 100\.0% of these samples: the scores are too good"):
+    with pytest.warns(UserWarning, match=r"was fitted to 100\.0% of these samples, so the scores are too high"):
         stitched = stitch(a, b, train, test_data=train, **layers)
     assert stitched.evaluation.fitted_share == 1
     assert "40 samples, 100% of them used for fitting" in str(stitched.evaluation)

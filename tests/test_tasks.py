@@ -138,7 +138,7 @@ def test_other_heads_are_refused_in_every_verb(tmp_path: Path) -> None:
     for verb in verbs.values():
         with pytest.raises(ValueError, match=message):
             verb()
-    with pytest.warns(UserWarning, match=f"has no scores, and the labels of the data are not used: {name} {message}"):
+    with pytest.warns(UserWarning, match=f"is not scored, and the labels of the data are not used: {name} {message}"):
         model = hf_stitch.stitch(network, network, DATA, task=None, matcher="identity", progress=False, **layers)
     assert model.evaluation is None and model.config.scores is None
     mapped, own = model(**model.preprocess(TEXTS[:3])), network.forward(network.preprocess(TEXTS[:3]))

@@ -193,7 +193,7 @@ def test_a_network_stitched_to_itself_is_the_network_in_every_verb(head: str) ->
     audit = hf_stitch.audit(model, data, detectors=["knn"], resamples=50, progress=False)
     assert audit.is_accurate and audit.figure == grid.figures[0]
 
-    with pytest.raises(ValueError, match=f"relative accuracy needs one class per sample, and the task .* is {task}"):
+    with pytest.raises(ValueError, match=f"relative accuracy requires one class per sample, but the task .* is {task}"):
         StitchabilityCallback(network, Samples.of(TEXTS, label=[0] * 150), layers=[BERT]).measure(bert(head, 1), step=0)
 
 
