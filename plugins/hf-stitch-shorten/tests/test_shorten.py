@@ -538,11 +538,7 @@ def test_masked_tokens_and_vectors_are_scored() -> None:
     found = shorten(built("masked"), texts(80), remove=1, **QUIET)
     assert found.task == "fill-mask" and found.figure == "kl_divergence"
     found = shorten(built("clip"), images(80), remove=1, **QUIET)
-    assert (
-        found.figure == "r2"
-        and found.agreement[0] == "knn_overlap"
-        and "recompute all stored" in found.notes[-1]
-    )
+    assert found.figure == "r2" and found.agreement[0] == "knn_overlap" and "recompute all stored" in found.notes[-1]
 
 
 def test_a_figure_can_be_chosen() -> None:

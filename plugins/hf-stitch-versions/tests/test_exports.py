@@ -343,7 +343,5 @@ def test_an_input_that_the_first_network_lacks(line: Any, tmp_path: Path) -> Non
         onnx.helper.make_tensor_value_info("position_ids", onnx.TensorProto.INT64, ["n"])
     )
     onnx.save(model, tmp_path / "more.onnx")
-    with pytest.raises(
-        ValueError, match=r"more\.onnx requires the inputs position_ids, .* has only input"
-    ):
+    with pytest.raises(ValueError, match=r"more\.onnx requires the inputs position_ids, .* has only input"):
         compared(a, tmp_path / "more.onnx")

@@ -290,7 +290,4 @@ def test_outputs_that_are_not_finite_bound_the_answer() -> None:
     one = hf_stitch.load(net, example_inputs=torch.randn(1, 4))
     found = same(one, copy.deepcopy(net), torch.randn(1, 4), progress=False)
     assert found.is_same
-    assert (
-        "This holds for modules before the outputs, because"
-        in found.verdict
-    )
+    assert "This holds for modules before the outputs, because" in found.verdict
