@@ -340,7 +340,7 @@ ERRORS = {
     f"{GRID} --far-data sklearn:digits:train": "--far-data is a control of detectors, .* named: pass --detector, or",
     # which of both, depends on the processor
     f"stitch {{cnn}} {{cnn}} --source-layer layer2.0 --target-layer layer2.0 --max-samples 120 {OF_DIGITS} "
-    "--matcher task_loss:lr=1e37,max_steps=20 --out {out}": "diverged, as the loss is (nan|inf) at step",
+    "--matcher task_loss:lr=1e37,max_steps=20 --out {out}": "diverged: the loss is (nan|inf) at step",
 }
 USAGE = {
     "nosuch": "nosuch",

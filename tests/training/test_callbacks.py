@@ -465,7 +465,7 @@ def of_texts() -> hf_stitch.Adapter:
 
 
 REFUSALS: dict[str, Callable[[Made], object]] = {
-    "no samples": lambda made: similarity(probe=[]),
+    "must not be empty": lambda made: similarity(probe=[]),
     "at least 2": lambda made: similarity(probe=images(1)),
     "linear_cka": lambda made: similarity(metrics=["linear_ckaa"]),
     "not layers": lambda made: similarity(metrics=["disagreement"]),

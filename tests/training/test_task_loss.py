@@ -498,7 +498,7 @@ def test_what_cannot_be_trained_is_refused(message: str) -> None:
 
 FIRST_BATCH_ERRORS = {
     "the source outputs logits of shape (16, 7), the target of shape (16, 4)": {"labels": "source"},
-    "sample 5 has label 9, and the target predicts classes 0 to 3": {"labels": "hard"},
+    "sample 5 has label 9, but the target predicts classes 0 to 3": {"labels": "hard"},
     "final features have shape (16, 10, 1, 1) through the stitch, but (16, 10, 8, 8) in": {"feature_steps": 1},
     "the penalty 'cca' requires at least 10 rows, but the batch of a process has 4": {
         "penalties": {"cca": 1.0}, "batch_size": 4, "labels": "target",

@@ -422,7 +422,7 @@ class Unread(list[Any]):
         ({"paired_anchors": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)}, "20 anchors have the same representation"),
         ({}, "not encoded by .* only encoders with other weights"),
         ({"anchors": RELATIVE.anchors, "encoder": A, "encoder_layer": "1"}, "this encoder with another layer or"),
-        ({"encoder": A, "pooling": "cls"}, "or by another pooling"),
+        ({"encoder": A, "pooling": "cls"}, "with another layer or pooling"),
         ({"anchors": ANCHORS, "encoder_layer": "9"}, "does not exist"),
         ({"anchors": ANCHORS, "matcher": "lstsq"}, "remove matcher and baselines"),
         ({"anchors": ANCHORS, "target_layer": "2"}, "remove target_layer"),
