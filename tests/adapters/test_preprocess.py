@@ -118,5 +118,5 @@ def test_empty_inputs_are_refused(what: str) -> None:
     adapter = make()
     runs: tuple[Callable[[Any], Any], ...] = adapter.forward, lambda x: adapter.encode(x, adapter.candidates[0])
     for run in runs:
-        with pytest.raises(ValueError, match=r"must contain samples.*, got the shape \(.*0.*\): leave out empty"):
+        with pytest.raises(ValueError, match=r"must contain samples.*, got the shape \(.*0.*\): remove empty"):
             run(inputs)
