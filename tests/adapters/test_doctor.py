@@ -91,11 +91,11 @@ FAILING: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str, str]] = {
         lambda folder: Net(lambda net, x, y: {"mean": x.mean(1), "y": y * 2}), GIVEN, "",
         "For output['y'] alone, the candidates are blocks.0, blocks.1, blocks.2",
     ),
-    "no modules": (lambda folder: nn.Linear(4, 4), GIVEN, "", "has no modules inside"),
-    "parallel paths": (lambda folder: parallel(), GIVEN, "", "side by side"),
-    "a bypass": (lambda folder: bypassed(), GIVEN, "", "These modules are cuts too, but not blocks: stem, norm"),
+    "no modules": (lambda folder: nn.Linear(4, 4), GIVEN, "", "does not contain modules"),
+    "parallel paths": (lambda folder: parallel(), GIVEN, "", "parallel paths"),
+    "a bypass": (lambda folder: bypassed(), GIVEN, "", "These modules are also cuts, but not blocks: stem, norm"),
     "an end of text that the config lacks": (
-        lambda folder: Ending(hf.BertConfig(**BERT)).eval(), {}, "", "reads the token ids themselves",
+        lambda folder: Ending(hf.BertConfig(**BERT)).eval(), {}, "", "reads the token ids",
     ),
     "a head without cuts": (
         lambda folder: hf.BertForMultipleChoice(hf.BertConfig(**BERT)).eval(), {}, "forward",

@@ -72,12 +72,12 @@ class Listed(Called):
 
 RESNET, PIXELS = "timm:resnet10t", torch.randn(2, 3, 64, 64)
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "an array": (Two, {"example_inputs": X.numpy()}, "a tensor, a tuple .* or a dict .*ndarray"),
+    "an array": (Two, {"example_inputs": X.numpy()}, "a tensor, or .* a tuple or .* a dict, got ndarray"),
     "an array by name": (Two, {"example_inputs": {"x": X.numpy()}}, r"x \(ndarray\)"),
     "another name": (Two, {"example_inputs": {"y": X}}, r"\(y\) .* Two.*missing a required argument: 'x'"),
     "a name too many": (Two, {"example_inputs": {"x": X, "y": X}}, "unexpected keyword argument 'y'"),
-    "a value too many": (Two, {"example_inputs": (X, 1.0, X)}, "3 values, but .* Two takes 2: x, scale"),
-    "arguments without names": (Several, {"example_inputs": X}, r"\(\*xs: .*\) and receives all arguments by name"),
+    "a value too many": (Two, {"example_inputs": (X, 1.0, X)}, "3 values, but .* Two accepts 2: x, scale"),
+    "arguments without names": (Several, {"example_inputs": X}, r"\(\*xs: .*\), which receives all arguments by name"),
     "a name of timm": (lambda: make("timm-resnet"), {"example_inputs": {"pixel_values": PIXELS}}, "forward of ResNet"),
     "an array of transformers": (bert, {"example_inputs": {"input_ids": np.zeros((2, 6))}}, r"input_ids \(ndarray\)"),
     "content": (Two, {"example_inputs": X, "content": "y"}, "content must be one of x, .* got 'y'"),

@@ -189,7 +189,7 @@ def test_a_representation_of_another_network_is_not_decoded_in_its_context() -> 
     a, b = hf_stitch.load(make("hf-vit")), hf_stitch.load(make("timm-vit"))
     with torch.no_grad():
         representation = a.encode(images(2), a.layers[0])[a.layers[0]]
-        with pytest.raises(ValueError, match="made by another network"):
+        with pytest.raises(ValueError, match="comes from another network"):
             b.decode(representation, b.layers[0])
 
 

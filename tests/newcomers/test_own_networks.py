@@ -162,7 +162,7 @@ def preprocessed(build: Any, processor: Any, texts: list[str], **options: Any) -
 
 
 EXAMPLE = {"example_inputs": torch.randn(2, 4)}
-NEITHER = r"takes neither a text nor an image"
+NEITHER = r"accepts neither texts nor images"
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "of any sample": (
         linear(lambda sample: torch.zeros(4)), ExampleError,
@@ -171,7 +171,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "of none": (linear(lambda sample: sample.nothing), ExampleError, NEITHER + ".*example_inputs="),
     "of other lengths": (
         linear(lambda text: torch.tensor([len(word) for word in text.lower().split()])), ExampleError,
-        r"of texts \(3,\), \(14,\): pad or cut them to one length",
+        r"of texts \(3,\), \(14,\): pad or truncate them to one length",
     ),
     "of other sizes": (
         linear(lambda image: torch.from_numpy(np.array(image.convert("L")))), ExampleError,

@@ -487,9 +487,7 @@ REFUSALS: dict[str, Callable[[Any, Any], object]] = {
     r"content must be 'image' or 'text', or an argument of LlavaFor.*got 'sound'": lambda reader, bare: hf_stitch.load(
         reader.model, content="sound"
     ),
-    "Linear does not accept a context": lambda reader, bare: hf_stitch.load(
-        torch.nn.Linear(2, 2), **LINEAR
-    ),
+    "Linear does not accept a context": lambda reader, bare: hf_stitch.load(torch.nn.Linear(2, 2), **LINEAR),
     "has no processor that reads the context 'w5'": lambda reader, bare: hf_stitch.load(reader.model, context="w5"),
     "context lacks input_ids, got attention_mask": lambda reader, bare: hf_stitch.load(
         reader.model, context={"attention_mask": [1]}
