@@ -230,7 +230,7 @@ def _advise(diagnosis: Diagnosis, network: Any, adapter: Adapter | None, asked: 
         yield "These cuts are in the encoder. For the decoder, use --content decoder_input_ids (in Python: content=…)."
     if len(diagnosis.cuts) >= 2:
         return
-    if interface.modality == "text" and "another way than through it" in reasons:
+    if interface.modality == "text" and "through other paths" in reasons:
         yield "The part after the layers reads the token ids: list these ids in special_ids of an override."
     elif next(network.children(), None) is None:
         yield "The network does not contain modules: diagnose the network that contains it."

@@ -115,7 +115,7 @@ def test_the_report_depends_on_the_stage_that_failed(case: str, tmp_path: Path) 
     else:
         assert advice in " ".join(found.advice) and (advice or not found.advice)
     assert "could not be loaded" not in rendered(found) or stage == "loading"
-    assert rendered(found).count("depends on the input by another way") <= 1
+    assert rendered(found).count("depends on the input through other paths") <= 1
 
 
 def test_the_report_contains_the_cuts_and_the_padding_of_texts() -> None:

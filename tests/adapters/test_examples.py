@@ -117,7 +117,7 @@ def test_an_example_has_the_name_of_the_method_that_is_called() -> None:
 
 
 def test_layers_that_are_no_submodules_are_named() -> None:
-    message = r"Listed runs modules that are none of its submodules \(in layers\).*keep them .* in an nn\.ModuleList"
+    message = r"Listed runs modules that are not its submodules \(in layers\).*store them .* in an nn\.ModuleList"
     with pytest.raises(ValueError, match=message):
         hf_stitch.load(Listed(stem=False), example_inputs=X).layers  # noqa: B018
     with pytest.warns(UserWarning, match=message):

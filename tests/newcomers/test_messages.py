@@ -66,7 +66,7 @@ def layers(example: Tensor) -> Callable[[], Any]:
 
 ROOT = Path(__file__).parents[2]
 SAVED = Activations({"layer": torch.randn(6, 4)}, range(6))
-OF_0, RUNS = "the processor= of sample 0 ", "Net does not run on its example inputs, "
+OF_0, RUNS = "the processor= of sample 0 ", "Net fails on its example inputs, "
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a class": (lambda: hf_stitch.load(Net), TypeError, "model must be a network.*got the class Net: pass an instance"),
     "a state dict": (
@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "one channel": (layers(torch.randn(2, 1, 8, 8)), ExampleError, RUNS + r"x \(2, 1, 8, 8\).*channels"),
     "no batch": (
         layers(torch.randn(3, 8, 8)), ExampleError,
-        RUNS + r"x \(3, 8, 8\), or not on a batch of two of them, x \(2, 8, 8\).*channels",
+        RUNS + r"x \(3, 8, 8\), or on a batch of two of them, x \(2, 8, 8\).*channels",
     ),
     "a batch of one": (
         processed(lambda image: to_tensor(image)[None]), ValueError,

@@ -166,7 +166,7 @@ NEITHER = r"accepts neither texts nor images"
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "of any sample": (
         linear(lambda sample: torch.zeros(4)), ExampleError,
-        r"takes texts and images.*example_inputs=.*task='text-classification'",
+        r"accepts both texts and images.*example_inputs=.*task='text-classification'",
     ),
     "of none": (linear(lambda sample: sample.nothing), ExampleError, NEITHER + ".*example_inputs="),
     "of other lengths": (

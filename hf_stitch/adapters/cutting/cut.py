@@ -37,7 +37,7 @@ class NotACutError(ValueError):
 
 @dataclass(frozen=True)
 class Cut(Record):
-    """A layer at which a network can be cut exactly.
+    """An exact cut of a network at a layer.
 
     :meth:`hf_stitch.Adapter.cut` returns the cut at a layer together with its plan.
 
@@ -47,7 +47,7 @@ class Cut(Record):
         spec: Layout, width, grid and prefix tokens of the representation.
         dtype: dtype of the representation, for example ``"float32"``.
         cost: Share of the network's floating-point operations up to the cut, between 0 and 1.
-        axes: Permutation from the axes of the module's output to those of the layout: (1, 0, 2) if tokens come before
+        axes: Permutation from the axes of the module's output to the layout: (1, 0, 2) if tokens come before
             samples, (0, 2, 1) if channels come before positions. Empty if the axes are already in order.
         padding: Positions of padding: ``masked``, ``behind``, ``absent`` or ``unknown``.
         fold: Number of positions in each row of the first axis if a sample has several rows (tiles of an image): 0 if

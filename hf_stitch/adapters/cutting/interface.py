@@ -55,7 +55,7 @@ class Interface(Record):
         filler_id: Token id that replaces erased ids.
         pad_id: Token id of padding; ``None`` (default) without one.
         arguments: Further arguments of texts that the model accepts (mask, token types, positions).
-        sides: Sides on which padding leaves the activations of a text unchanged; if empty, texts are run in groups of
+        sides: Sides where padding leaves the activations of a text unchanged; if empty, texts are run in groups of
             equal length.
         max_tokens: Maximum number of tokens of a text; ``None`` (default) means no limit.
         given: Required arguments in addition to the content: the token ids of the second stack of an encoder-decoder
@@ -112,7 +112,7 @@ class Interface(Record):
 
     @property
     def padding(self) -> str:
-        """Sides on which texts are padded, in words; empty for other modalities."""
+        """Sides where texts are padded, in words; empty for other modalities."""
         where = " or ".join(self.sides) or "none: texts of one length run together"
         counted = ", with position_ids" if "left" in self.sides and POSITIONS in self.arguments else ""
         return where + counted if self.modality == "text" else ""
