@@ -146,4 +146,4 @@ def test_warnings_are_notes(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (note,) = diagnose(saved(tmp_path, hf.ViTForImageClassification(hf.ViTConfig(**VIT)))).notes
-    assert "has no ImageProcessor" in note
+    assert "does not contain a usable ImageProcessor" in note

@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "lazy weights": (lambda: nn.Sequential(nn.LazyLinear(4)), {"example_inputs": X}, "module '0' .* has lazy weights"),
     "a mistyped name of timm": (lambda: "timm:rexnt_100", {}, "did you mean 'rexnet_100'"),
     "a head of timm": (lambda: RESNET, {"task": "text-classification", "pretrained": False}, "head of timm:resnet10t"),
-    "no network": (lambda: Path, {}, r"library that has an adapter: hf_stitch, .*, torch, .*got the class Path"),
+    "no network": (lambda: Path, {}, r"library with an adapter: hf_stitch, .*, torch, .*got the class Path"),
     "options of a live network": (lambda: make("timm-resnet"), {"num_classes": 3}, "options, got num_classes"),
 }  # fmt: skip
 """What does not fit -> network, options and message."""

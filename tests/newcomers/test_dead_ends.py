@@ -192,7 +192,7 @@ def test_a_classifier_without_padding_names_what_batches_need(gpt2: Any) -> None
     words.pad_token = None
     with pytest.warns(UserWarning, match="pass a tokenizer whose pad_token is set as processor="):
         adapter = hf_stitch.load(gpt2, processor=words)
-    with pytest.raises(ValueError, match=r"tokenizer.pad_token = tokenizer.eos_token\) and pass the tokenizer as proc"):
+    with pytest.raises(ValueError, match=r"tokenizer.pad_token = tokenizer.eos_token and pass the tokenizer as proc"):
         adapter.preprocess(list(WORDS[:2]))
     gpt2.config.pad_token_id = 0
     with warnings.catch_warnings():

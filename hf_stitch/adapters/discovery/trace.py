@@ -49,7 +49,7 @@ Arrangement = Fold | Join
 
 
 class Operations(TorchDispatchMode):
-    """Counter of floating-point operations, without the module hooks of torch's counter, that also records arrangements."""
+    """Counter of floating-point operations that records arrangements; torch's counter would need module hooks."""
 
     def __init__(self) -> None:
         super().__init__()
