@@ -124,7 +124,7 @@ class Alike:
 
 
 def _reduced(value: Any) -> tuple[Any, ...]:
-    """Return the parts from which ``copy`` would rebuild an object."""
+    """Return the parts of an object that ``copy`` uses to rebuild it."""
     try:
         reduced = copyreg.dispatch_table.get(type(value), lambda value: value.__reduce_ex__(4))(value)
     except Exception:  # a lock, a file, a generator: cannot be copied

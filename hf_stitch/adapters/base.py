@@ -30,7 +30,7 @@ from hf_stitch.reference import ModelReference, Settings, summary_of, weights_ha
 from hf_stitch.representation import Representation, RepresentationSpec
 
 MOST_KINDS = 8
-"""Number of kinds of input for which surveys are cached, in addition to the native kind."""
+"""Number of cached surveys, one for each kind of input in addition to the native kind."""
 
 LayerCallback = Callable[[str, Representation], None]
 """A function that receives the name of a layer and its representation."""
@@ -76,7 +76,7 @@ class Adapter:
         new: Names of the randomly initialised weights of a head that was requested at loading.
         interface: Description of the inputs of the network.
         override: The architecture override of the network; a plain :class:`Override` if none is registered.
-        reference: Origin of the network and the options with which it was loaded.
+        reference: Origin of the network and its loading options.
 
     Example:
         >>> import torch, hf_stitch

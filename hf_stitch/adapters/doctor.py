@@ -225,7 +225,7 @@ def _advise(diagnosis: Diagnosis, network: Any, adapter: Adapter | None, asked: 
         return
     interface, reasons = adapter.interface, "\n".join(e.reason for e in diagnosis.layers)
     if "bypasses it" in reasons:
-        yield "A bypass of a layer cannot be overridden: cut after the block or stage in which the paths meet."
+        yield "A bypass of a layer cannot be overridden: cut after the block or stage where the paths meet."
     if interface.content == ("input_ids",) and "decoder_input_ids" in interface.given:
         yield "These cuts are in the encoder. For the decoder, use --content decoder_input_ids (in Python: content=…)."
     if len(diagnosis.cuts) >= 2:
@@ -265,8 +265,8 @@ def _advise_one_output(adapter: Adapter) -> list[str]:
             if blocks := Survey(adapter.model, run, adapter.interface, adapter.example).blocks:
                 place = "".join(f"[{key!r}]" for key in path)
                 return [
-                    f"For output{place} alone, the candidates are {', '.join(blocks)}: load a module whose forward "
-                    "returns this output."
+                    f"For output{place} alone, the candidates are {', '.join(blocks)}: load a module that "
+                    "returns only this output."
                 ]
     return []
 

@@ -80,9 +80,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "arguments without names": (Several, {"example_inputs": X}, r"\(\*xs: .*\), which receives all arguments by name"),
     "a name of timm": (lambda: make("timm-resnet"), {"example_inputs": {"pixel_values": PIXELS}}, "forward of ResNet"),
     "an array of transformers": (bert, {"example_inputs": {"input_ids": np.zeros((2, 6))}}, r"input_ids \(ndarray\)"),
-    "content": (Two, {"example_inputs": X, "content": "y"}, "content must be one of x, .* got 'y'"),
-    "content of timm": (lambda: RESNET, {"pretrained": False, "content": "pixels"}, "one of x, .* got 'pixels'"),
-    "content of transformers": (bert, {"content": "y"}, "an argument of BertModel, got 'y'; it takes input_ids, "),
+    "content": (Two, {"example_inputs": X, "content": "y"}, "content must be one of the input tensors x, .*got 'y'"),
+    "content of timm": (lambda: RESNET, {"pretrained": False, "content": "pixels"}, "one of the input tensors x, .*got 'pixels'"),
+    "content of transformers": (bert, {"content": "y"}, "an argument of BertModel, got 'y'; it accepts input_ids, "),
     "a network of a plugin": (
         lambda: nn.Sequential(type("GCNConv", (nn.Linear,), {"__module__": "torch_geometric.nn.conv"})(4, 4)), {},
         "For networks of torch_geometric: pip install hf-stitch-graphs, and see its README",

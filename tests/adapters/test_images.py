@@ -128,7 +128,7 @@ def test_a_timm_network_of_transformers_gets_images_of_its_size_and_channels() -
 def test_images_do_not_fill_four_channels() -> None:
     adapter = hf_stitch.load(timm.create_model("resnet10t", in_chans=4).eval())
     assert adapter.example["x"].shape[1] == 4 and len(adapter.layers) == 4
-    with pytest.raises(ValueError, match=r"takes 4 channels, and images give 1 .* pass processor="):
+    with pytest.raises(ValueError, match=r"requires 4 channels, but images have 1 .* pass processor="):
         adapter.preprocess([Image.fromarray(COLOURS)])
 
 

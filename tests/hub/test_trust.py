@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], type[Exception], str]] =
     ),
     "attention on the Hub": (
         "model", in_record(lambda r: r["target"]["blueprint"].update(attention="someone/kernels")), ValueError,
-        "may refer only to components of transformers and timm",
+        "may refer only to installed components of transformers and timm",
     ),
     "user code": (
         "model", in_record(lambda r: r["target"]["blueprint"].update(library="torch")), ValueError,

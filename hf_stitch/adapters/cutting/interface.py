@@ -60,7 +60,7 @@ class Interface(Record):
         max_tokens: Maximum number of tokens of a text; ``None`` (default) means no limit.
         given: Required arguments in addition to the content: the token ids of the second stack of an encoder-decoder
             model, or the text of a multimodal network. They belong to the context.
-        beside: Argument among ``given`` that is a text of any length; ``None`` (default) without one.
+        beside: Argument in ``given`` with a text of any length; ``None`` (default) without one.
         prompt: Default context of one sample, for samples without a context: argument name to nested lists.
         packed: Arguments with several rows per sample on their first axis: patches, or images.
         grids: Grids of the packed positions of a sample, if the rows of the grid come first.
@@ -181,8 +181,8 @@ class Interface(Record):
             if self.pad_id is not None:
                 ids = torch.where(mask, ids, self.pad_id)
             longer = mask.sum(1, True) > self.prefix_tokens  # a pooled representation has no prompt
-            beside = {self.mask: mask.long(), POSITIONS: positions_of(mask), PROMPT: self.prompted(mask & longer)}
-            return dict.fromkeys(self.content, ids) | {n: v for n, v in beside.items() if n in self.arguments}
+            optional = {self.mask: mask.long(), POSITIONS: positions_of(mask), PROMPT: self.prompted(mask & longer)}
+            return dict.fromkeys(self.content, ids) | {n: v for n, v in optional.items() if n in self.arguments}
         blank = {}
         for name, shape in self.shapes.items():
             size = (batch * shape[0], *shape[1:]) if name in self.packed else (batch, *shape)
