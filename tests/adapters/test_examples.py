@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a name of timm": (lambda: make("timm-resnet"), {"example_inputs": {"pixel_values": PIXELS}}, "forward of ResNet"),
     "an array of transformers": (bert, {"example_inputs": {"input_ids": np.zeros((2, 6))}}, r"input_ids \(ndarray\)"),
     "content": (Two, {"example_inputs": X, "content": "y"}, "content must be one of the input tensors x, .*got 'y'"),
-    "content of timm": (lambda: RESNET, {"pretrained": False, "content": "pixels"}, "one of the input tensors x, .*got 'pixels'"),
+    "content of timm": (lambda: RESNET, {"pretrained": False, "content": "pixels"}, "input tensors x, .*got 'pixels'"),
     "content of transformers": (bert, {"content": "y"}, "an argument of BertModel, got 'y'; it accepts input_ids, "),
     "a network of a plugin": (
         lambda: nn.Sequential(type("GCNConv", (nn.Linear,), {"__module__": "torch_geometric.nn.conv"})(4, 4)), {},
