@@ -263,15 +263,16 @@ def page(found: Mapping[str, Any]) -> str:
     parts = [
         "# Scaling",
         "",
-        f"Written by `python -m benchmarks.scaling docs` ({found['machine']}). Processor time of one thread; networks "
-        "do not run: activations are random rows in memory, so that the curves are those of hf-stitch alone. What a "
-        "network adds is its forward passes ([benchmarks](benchmarks.md)).",
+        "This page shows how the time of a job grows with its size. `python -m benchmarks.scaling docs` wrote it "
+        f"({found['machine']}). Times are processor time of one thread, without networks: activations are random rows "
+        "in memory, so the curves show the cost of hf-stitch. A network adds its forward passes "
+        "([benchmarks](benchmarks.md)).",
         "",
         "![Measured and modelled seconds](scaling.png)",
         "",
-        "The model of each job is a constant and a rate for each of its terms. *Left out* is what the model predicts "
-        "for a size if it is fitted to all other sizes: the error to expect inside the measured range. The second "
-        "table of each job contains **predictions** that nobody has run.",
+        "The model of each job has a constant and a rate for each term. *Left out* is the prediction for a size by a "
+        "model fitted to all other sizes; it shows the expected error inside the measured range. The second table of "
+        "each job contains **predictions**, not measurements.",
         "",
     ]
     for name, job in JOBS.items():
@@ -305,18 +306,19 @@ def page(found: Mapping[str, Any]) -> str:
     parts += [
         "## Several processes, GPUs and nodes",
         "",
-        f"Measured: the blocks of two ResNet-18 on {SHARED} images of 64 px take {one:.1f} s in one process of one "
-        f"thread and {two:.1f} s in two: {one / two:.2f} times as fast.",
+        f"Measured: comparing the blocks of two ResNet-18 on {SHARED} images of 64 px takes {one:.1f} s in one process "
+        f"of one thread and {two:.1f} s in two: {one / two:.2f} times as fast.",
         "",
-        "What is divided by the number of processes: forward passes, and what is collected from rows. What is not: "
-        "the solution of closed forms (width³), and the values of all pairs. What is added: statistics are exchanged "
-        "once at the end, so that each process sends about twice the bytes in the column *memory of statistics*; "
-        "over a network of 10 Gbit/s this **predicts** 2 s for 1.3 GiB. Each process holds all statistics.",
+        "Forward passes and statistics of rows are divided by the number of processes. The solution of closed forms "
+        "(width³) and the values of all pairs are not. Processes exchange statistics once at the end: each sends "
+        "about twice the bytes in the column *memory of statistics*, which **predicts** 2 s for 1.3 GiB at 10 "
+        "Gbit/s. Each process holds all statistics.",
         "",
-        "On a GPU, rows are multiplied where they are, in float64 for co-moments and in float32 for Gram matrices. "
-        "Nothing was measured on one: `python -m benchmarks.gpu` does it. Its rate for products of matrices in that "
-        "precision, over that of this machine (about 50 GFLOP/s in float64, 90 in float32, on one core), **predicts** "
-        "the factor for the terms with width² in them; the others depend on the bandwidth of its memory.",
+        "On a GPU, rows are multiplied on the device, in float64 for co-moments and in float32 for Gram matrices. "
+        "This page does not contain measurements on a GPU; `python -m benchmarks.gpu` makes them. The ratio of the "
+        "GPU's rate for matrix products in that precision to the rate of this machine (about 50 GFLOP/s in float64, "
+        "90 in float32, on one core) **predicts** the factor for the terms with width²; the other terms depend on "
+        "memory bandwidth.",
         "",
     ]
     return "\n".join(parts)

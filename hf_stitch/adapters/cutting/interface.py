@@ -1,4 +1,4 @@
-"""The inputs of a model, with the arguments that carry the content."""
+"""Interface of a model's forward: the arguments with the content, and the arguments of the context."""
 
 from __future__ import annotations
 
@@ -43,32 +43,38 @@ def positions_of(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Interface(Record):
-    """Description of the inputs of a model.
+    """Interface of a model's forward: the arguments with the content, and the arguments of the context.
+
+    The content reaches the back half only through the cut; the context goes to both halves. Values in parentheses are
+    from a small Qwen2-VL with images as the content: its forward requires images as rows of patches, and a text.
 
     Attributes:
-        content: Names of the arguments that carry the content: pixels or token ids.
-        modality: ``image``, ``text`` or ``tensor``.
-        shapes: Shape of one sample for each content argument, at the native size of the model; without token ids.
-        dtypes: dtype of each of these arguments, for example ``"float32"``.
-        options: Arguments that are passed to every forward (``use_cache=False``).
-        special_ids: Token ids that a head may search for (padding, end of text); other ids are erased from the context.
-        filler_id: Token id that replaces erased ids.
-        pad_id: Token id of padding; ``None`` (default) without one.
-        arguments: Further arguments of texts that the model accepts (mask, token types, positions).
-        sides: Sides where padding leaves the activations of a text unchanged; if empty, texts are run in groups of
-            equal length.
-        max_tokens: Maximum number of tokens of a text; ``None`` (default) means no limit.
-        given: Required arguments in addition to the content: the token ids of the second stack of an encoder-decoder
-            model, or the text of a multimodal network. They belong to the context.
-        beside: Argument in ``given`` with a text of any length; ``None`` (default) without one.
-        prompt: Default context of one sample, for samples without a context: argument name to nested lists.
-        packed: Arguments with several rows per sample on their first axis: patches, or images.
-        grids: Grids of the packed positions of a sample, if the rows of the grid come first.
-        outputs: Outputs of the network to return. The rest, which bypass cuts (e.g. image features in addition to the
-            logits), are dropped. Empty (default): all outputs are returned.
-        prefix: Prompt before each text; empty (default) without one.
-        prefix_tokens: Number of tokens of the prompt, including a special token before it.
-        start_id: First token id of the decoder of an encoder-decoder model; ``None`` (default) without one.
+        content: Arguments with the content (``("pixel_values",)``); for texts, the token ids.
+        modality: ``image``, ``text`` or ``tensor`` (``"image"``).
+        shapes: Shape of one sample by content argument, at the native image size (``{"pixel_values": (16, 48)}``: 16
+            patches of 48 values); empty for token ids.
+        dtypes: Dtype by content argument in ``shapes`` (``{"pixel_values": "float32"}``).
+        options: Arguments passed to every forward (``{"use_cache": False}``).
+        special_ids: Token ids to keep in the context, because the model searches for them (38 and 39, the video and
+            image placeholder tokens; in a text classifier, padding and end of text). All other ids are erased.
+        filler_id: Token id that replaces erased ids (0).
+        pad_id: Token id of padding (0); ``None`` without padding.
+        arguments: Optional arguments of texts (``("attention_mask", "mm_token_type_ids")``).
+        sides: Padding sides that leave the activations of a text unchanged (both). If empty, only texts of equal length
+            run in a batch.
+        max_tokens: Maximum number of tokens of a text (64); ``None`` without a limit.
+        given: Required arguments of the context (``("input_ids",)``: the text with the images; in an encoder-decoder
+            model, the tokens of the other stack).
+        beside: Argument in ``given`` that is a text of any length (``"input_ids"``), or ``None``.
+        prompt: Context of one sample, as nested lists, for samples without a context (``{}``; set for a fixed prompt:
+            ``{"input_ids": [39, 39, 39, 39, 5]}``).
+        packed: Arguments with several rows per sample on the first axis (``("pixel_values",)``: patches).
+        grids: Row-by-row grids of positions on the first axis (``((2, 2),)``: 16 patches merged into 2 x 2).
+        outputs: Outputs to keep (``("logits",)``). Outputs that bypass the cuts, such as image features, are dropped;
+            if empty, all outputs are kept.
+        prefix: Prompt before each text (``""``; ``"query: "`` in some text encoders).
+        prefix_tokens: Number of tokens of ``prefix``, with a preceding special token (0).
+        start_id: First token id of the decoder text of an encoder-decoder model, otherwise ``None``.
 
     Example:
         >>> import torch

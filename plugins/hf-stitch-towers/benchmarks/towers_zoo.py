@@ -399,26 +399,27 @@ def read(file: Path = FILE) -> dict[str, Row]:
     return {row.family: row for row in zoo_records.rows_of(Row, file)}
 
 
-INTRODUCTION = """# Networks that read two things
+INTRODUCTION = """# Multimodal networks
 
-Every model type of transformers with a class that takes images, video or sound together with a text, from a tiny config
-with random weights, loaded by `hf_stitch.load(network)` without example inputs
+This page lists the exact cuts of multimodal networks: every model type of transformers with a class that reads images,
+video or sound together with a text. Each network has a tiny config with random weights, and
+`hf_stitch.load(network)` loads it without example inputs
 ([hf-stitch-towers](https://github.com/hf-stitch/hf-stitch/tree/main/plugins/hf-stitch-towers)).
-`python -m benchmarks.towers_zoo` examines types that have no row of the installed versions, and writes this page.
+`python -m benchmarks.towers_zoo` examines types without a row for the installed versions, and writes this page.
 
-Numbers are cuts at which both parts together compute what the network does, bit for bit, on other images and batches
-than those of the verification, in the *tower*, between the tower and the decoder (*projector*), and in the *decoder*,
-where positions are those of the text. In decoders that attend to the tower in every block (Whisper, Florence-2), blocks
-are bypassed but for the last. *Refused* counts candidates that are no cuts.
+The columns *tower*, *projector* (between tower and decoder) and *decoder* count cuts: both parts together give the
+outputs of the network, bit for bit, on images and batches that the verification did not use. Positions in the decoder
+are text positions. In decoders that attend to the tower in every block (Whisper, Florence-2), only the last block is
+not bypassed. *Refused* counts candidates that cannot be cut.
 
-*Exchange* is what becomes of `hf_stitch.swap(network, tower, images, part=…)` with a copy of the own tower: *folded*
-into a network of the class, or *stitched*; outputs must not change. Where the tower does not run alone (grids of
-patches), a *ViT* takes its place. Else it is the error.
+*Exchange* is the outcome of `hf_stitch.swap(network, tower, images, part=…)` with a copy of the tower: *folded* into a
+network of the same class, or *stitched*; the outputs must not change. If the tower cannot run alone (grids of patches),
+a *ViT* replaces it. Otherwise the cell has the error.
 
-A type without cuts is *refused* where the network itself is the reason (it draws at random, passes no gradient), or
-where no valid example follows from the tiny config (`hf_stitch.load` then asks for `example_inputs`), which may be due
-to sizes that do not fit in this config and not to the type; or it took more than three minutes. It is *not built* where
-transformers refuses the tiny config, which tells nothing of the type.
+A type without cuts is *refused* because of the network (random outputs, missing gradients), because the tiny config
+does not lead to a valid example (`hf_stitch.load` then requires `example_inputs`; the sizes of this config may be the
+cause, not the type), or because it took more than three minutes. A type is *not built* if transformers rejects the tiny
+config, which says nothing about the type.
 """
 
 
@@ -433,14 +434,14 @@ def report(rows: Mapping[str, Row]) -> str:
         textwrap.fill(
             f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
             f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} "
-            f"inexact), {len(refused)} are refused by name, and of {len(unbuilt)} no tiny network was built. "
-            f"{_count(cut, 'folded')} towers are exchanged in the class, {_count(cut, 'stitched')} by a stitch. "
+            f"inexact), {len(refused)} are refused by name, and {len(unbuilt)} could not be built from a tiny config. "
+            f"{_count(cut, 'folded')} towers are exchanged within the class, {_count(cut, 'stitched')} by a stitch. "
             f"Measured with {versions}.",
             120,
         ),
         "",
         "## Exact cuts\n",
-        "| type | class | content | tower | projector | decoder | refused | exchange | why |",
+        "| type | class | content | tower | projector | decoder | refused | exchange | reason |",
         "|---|---|---|---|---|---|---|---|---|",
         *(
             f"| {row.family} | {row.model} | {row.content} | {row.tower} | {row.projector} | {row.decoder} "

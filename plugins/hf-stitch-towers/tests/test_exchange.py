@@ -218,7 +218,7 @@ def test_swap_exchanges_a_part(tmp_path: Path) -> None:
     assert again == found
     again.to_html(tmp_path / "page.html")
     assert "as good as before" in (tmp_path / "page.html").read_text()
-    with pytest.raises(TypeError, match="takes no pooling"):
+    with pytest.raises(TypeError, match="cannot be combined with pooling"):
         hf_stitch.swap(network("ved"), new, images(48), part="vision", pooling="mean", progress=False)
 
 
