@@ -146,7 +146,7 @@ def test_a_comparison_without_a_test_says_how_to_run_one() -> None:
     side = Activations({"a": torch.randn(9, 3)}, range(9))
     plain = compare(side, side, progress=False)
     assert not plain.tests and list(plain.to_pandas().columns) == ["metric", "layer_a", "layer_b", "value"]
-    with pytest.raises(ValueError, match=r"no permutation test: run it with compare\(…, permutations=200\)"):
+    with pytest.raises(ValueError, match=r"lacks a permutation test; run compare\(…, permutations=200\)"):
         plain.p_values()
     with pytest.raises(ValueError, match="one row per sample: use rows='mean'"):
         compare(side, side, rows="resized", permutations=9)

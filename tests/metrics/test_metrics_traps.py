@@ -119,7 +119,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: M.direct_matching(X, 0 * X), "direct_matching: y is 0"),
     (lambda: M.linear_regression(X, 0 * X, center=False), "linear_regression: y is 0"),
     (lambda: M.linear_regression(X, Y, weight=np.ones((5, 4))), r"weight must be \(5, 5\) .* got \(5, 4\)"),
-    (lambda: M.linear_regression(X, Y, bias=np.ones(5)), "bias needs a weight"),
+    (lambda: M.linear_regression(X, Y, bias=np.ones(5)), "bias requires weight"),
     (lambda: M.linear_cka(np.eye(10)[:, :2] * [0, 1], Y[:10], debiased=True), "HSIC of x with itself is 0"),
     (
         lambda: M.jensen_shannon(INDEFINITE, INDEFINITE, inputs="probabilities"),
@@ -135,7 +135,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: M.linear_cka(np.diag([1, 2, np.inf, 3, np.nan]), np.eye(5)), "row 2 of x contains NaN or infinity"),
     (lambda: M.linear_cka(np.eye(5), np.eye(5), debiased=1), "linear_cka: debiased must be True or False, got 1"),
     (lambda: M.linear_cka(np.eye(5), np.eye(5), no_such=1), "no_such"),
-    (lambda: LinearCKA(debiased=True).from_moments(Moments(2, 2)), "cannot be computed from Moments"),
+    (lambda: LinearCKA(debiased=True).from_moments(Moments(2, 2)), "requires LayerMoments, got Moments"),
 ]
 
 

@@ -187,7 +187,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: heatmap([[np.inf]], ["row"], ["column"]), "infinities"),
     (lambda: heatmap([[1.0]], ["row"], ["column"], marked=[True]), "marked must have the shape"),
     (lambda: intervals({}, "accuracy"), "no scores"),
-    (lambda: intervals({"a": (0.5, 0.6, 0.4)}, "accuracy"), r"'a' ends at 0\.4, before it begins at 0\.6"),
+    (lambda: intervals({"a": (0.5, 0.6, 0.4)}, "accuracy"), r"'a' must begin before it ends, got 0\.6 to 0\.4"),
     (lambda: curves({}, axis="rank", label="x"), "no curves"),
     (lambda: curves({"a": {}}, axis="rank", label="x"), "no curves"),
     (

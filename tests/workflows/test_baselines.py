@@ -83,12 +83,12 @@ def test_lower_figures_are_better_where_they_measure_a_loss() -> None:
 
 
 def test_a_grid_counts_the_stitches_that_beat_no_baseline(b: Adapter) -> None:
-    with pytest.warns(UserWarning, match="of 2 stitches are no better than the mean activations"):
+    with pytest.warns(UserWarning, match="of 2 stitches are not better than the mean activations"):
         grid = stitch_grid(
             made(0), b, labelled(b), layers_a=["1"], layers_b=["3"], matchers=["ridge", "random"], **SCORED
         )
     assert grid.no_better == ("random: 1 -> 3",)
-    assert "1 of 2 stitches are no better than the mean activations of the target or chance" in printed(grid)
+    assert "1 of 2 stitches are not better than the mean activations of the target or chance" in printed(grid)
 
 
 def test_a_stitch_inside_one_network_is_said_to_be_no_correspondence(b: Adapter) -> None:
@@ -103,10 +103,10 @@ def test_a_stitch_inside_one_network_is_said_to_be_no_correspondence(b: Adapter)
 def test_another_source_than_that_of_the_model_is_said(b: Adapter) -> None:
     data = labelled(b)
     model = stitch(made(0), b, data, source_layer="1", target_layer="1", matcher="ridge", **SCORED)
-    with pytest.warns(UserWarning, match="source has other weights than the source of this model"):
+    with pytest.warns(UserWarning, match="source= differs from the source of this model"):
         evaluate(model, data, source=made(2), **QUIET)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*other weights than the source")
+        warnings.filterwarnings("error", message=".*source= differs from the source")
         evaluate(model, data, source=made(0), **QUIET)
 
 

@@ -138,7 +138,7 @@ def test_undefined_pairs_are_left_out_of_everything() -> None:
         ({"resamples": 1}, "from 2 to the number of samples, 90, got 1"),
         ({"resamples": 91}, "from 2 to the number of samples, 90, got 91"),
         ({"resamples": 9, "rows": "resized"}, "one row per sample: use rows='mean'"),
-        ({"resamples": 9, "layers": {"a": ["1"], "b": ["1", "3"]}}, r"they have \[1, 2\] layers: pass layers"),
+        ({"resamples": 9, "layers": {"a": ["1"], "b": ["1", "3"]}}, r"equally many layers, got \[1, 2\]; pass layers"),
         ({"networks": [net(0)]}, "at least two networks, got 1"),
         ({"layers": {"d": ["1"]}}, "layers names d, but the networks are a, b"),
     ],
