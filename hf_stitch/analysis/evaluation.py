@@ -208,7 +208,7 @@ class Evaluation(Result):
             *(f.replace("_", " ") for f in figures),
             title=f"{held_out(self.n, self.fitted_share)}, 95% intervals over samples",
         )
-        notes = [f"without {who}: {reason}" for who, reason in self.left_out.items()]
+        notes = [f"no {who}: {reason}" for who, reason in self.left_out.items()]
         if self.parts is not None and (errors := self.parts.recipe.get("held_out_errors")):
             rivals = ", ".join(f"{name} {error:.3g}" for name, error in errors.items())
             notes.append(f"matcher {self.parts.recipe['matcher']['name']}, by the error on held-out anchors ({rivals})")

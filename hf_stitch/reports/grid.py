@@ -135,7 +135,7 @@ def _traces(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]
         cells, limit = grid._capped(figure, cells)
         label += f" (up to {limit})" if limit else ""
         between = {"from": cells[..., 1], "to": cells[..., 2]}
-        heat = heat_map(cells[..., 0], *names, label=label, whole=grid._whole(figure), beside=between, axes=axes)
+        heat = heat_map(cells[..., 0], *names, label=label, whole=grid._whole(figure), further=between, axes=axes)
         if len(figures) > 1:
             start, end = _domain(place, len(figures))
             heat["colorbar"] |= {"orientation": "h", "x": (start + end) / 2, "len": end - start, "y": 1}

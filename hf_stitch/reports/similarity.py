@@ -113,7 +113,7 @@ def _view(
         if starred is not None and not starred.any():
             which = "All pairs are" if (test.p_values <= LEVEL).all() else "No pair is"
             caption += f" {which} beyond chance (p ≤ {LEVEL:g}, adjusted for the search)."
-    heat = heat_map(atlas.values[metric][cells], *names, label=metric, whole=atlas.ranges.get(metric), beside=further)
+    heat = heat_map(atlas.values[metric][cells], *names, label=metric, whole=atlas.ranges.get(metric), further=further)
     columns = atlas._more_columns(metric)
     rows = [(*row, *more) for row, *more in zip(_matches(atlas, metric, best), *columns.values(), strict=True)]
     table = Table(("layer of a", "most similar layer of b", metric, *columns), rows)

@@ -22,7 +22,7 @@ AUROC = "AUROC against the target's own activations, 95% interval"
 def evaluation_section(evaluation: Evaluation) -> Section:
     """Describe an evaluation."""
     first = next(iter(evaluation.scores["stitched"]))
-    notes = [f"Without {name}: {reason}." for name, reason in evaluation.left_out.items()]
+    notes = [f"No {name}: {reason}." for name, reason in evaluation.left_out.items()]
     if evaluation.fitted_share:
         notes.append(
             f"The stitch was fitted to {evaluation.fitted_share:.1%} of these samples: the scores are too good."

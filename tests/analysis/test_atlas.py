@@ -298,12 +298,12 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     refused("mutual_knn requires at least 11 samples, got 9", a, a, points[:9], metrics=["mutual_knn"])
     wide = Activations({"w": torch.randn(N, N - 1), "v": torch.randn(N, N + 5)}, range(N))
     for metric in ("cca", "pwcca", registries.metrics.build("shape_distance", alpha=0.5)):
-        few = r"requires at least 62 for layers of a with 60 features \('w'\), "
-        few += r"68 for layers of a with 66 features \('v'\); pass more"
+        few = r"requires at least 62 samples for layers of a with 60 features \('w'\), "
+        few += r"68 samples for layers of a with 66 features \('v'\), got 61; pass more"
         refused(few, wide, wide, metrics=[metric])
     many = Activations({f"l{i}": torch.randn(N, N) for i in range(5)}, range(N))
     refused(
-        r"63 for layers of a with 61 .*'l0', 'l1', 'l2' and 2 more\); pass", many, saved, metrics=["linear_regression"]
+        r"63 samples for layers of a with 61 .*'l0', 'l1', 'l2' and 2 more\), got 61; pass", many, saved, metrics=["linear_regression"]
     )
     assert compare(saved, many, metrics=["linear_regression"], progress=False).n == N
     assert compare(wide, wide, metrics=[registries.metrics.build("cca", ridge=0.1)], progress=False).n == N

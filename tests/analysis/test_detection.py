@@ -368,7 +368,13 @@ def test_histograms_count_all_scores_in_the_same_bins() -> None:
     ("noise", "far", "train", "min_auroc", "why"),
     [
         (0.8, 0.9, (0.55, 0.5, 0.6), 0.8, ""),
-        (0.79, 0.9, (0.5, 0.5, 0.5), 0.8, "distinguishes noise as large as the activations with an AUROC of only 0.79"),
+        (
+            0.79,
+            0.9,
+            (0.5, 0.5, 0.5),
+            0.8,
+            "distinguishes noise as large as the activations with an AUROC of only 0.790",
+        ),
         (0.79, 0.9, (0.5, 0.5, 0.5), 0.7, ""),
         (np.nan, 0.9, (0.5, 0.5, 0.5), 0.8, "could not be tested on noise as large as the activations"),
         (0.8, 0.89, (0.5, 0.5, 0.5), 0.8, "distinguishes far samples with an AUROC of only 0.890"),
@@ -386,7 +392,7 @@ def test_a_detector_must_work_before_it_judges(
     controls = {"far": np.array([[far] * 3]), "train": np.array([train])}
     doses = {"coloured": np.array([[[0.5] * 3] * 4 + [[noise] * 3]])}
     found = Detection("knn", ("bn1",), True, {}, doses, controls, min_auroc=min_auroc)
-    assert [text.split(" (at least")[0].strip(")") for text in found.blind.values()] == [why] * bool(why)
+    assert [text.split(" (")[0] for text in found.blind.values()] == [why] * bool(why)
 
 
 @pytest.mark.parametrize(("min_auroc", "blind"), [(0.8, {"bn1": "is undefined: too few positions"}), (0.0, {})])

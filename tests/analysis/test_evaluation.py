@@ -141,7 +141,7 @@ def test_a_target_that_is_not_the_recorded_one_is_warned_of(monkeypatch: pytest.
     assert len(seen) == 1
     relu = copy.deepcopy(case.b.model)
     relu.config.hidden_act = "relu"
-    with pytest.warns(UserWarning, match=r"differs in config \(hidden_act 'gelu', now 'relu'; "):
+    with pytest.warns(UserWarning, match=r"in config \(hidden_act 'gelu', now 'relu'; "):
         evaluate(case.stitched, case.data[:N], target=relu, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -160,7 +160,7 @@ def test_results_convert_to_records_and_tables() -> None:
 
 PAIR = ("p", "q")
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
-    ({}, {}, "no pairs"),
+    ({}, {}, "at least one pair"),
     (np.ones((2, 3)), {}, r"must be \(L, L\).*got \(2, 3\)"),
     (np.ones((1, 1)), {}, "L >= 2"),
     ({PAIR: np.eye(2), ("p", "r"): np.eye(3)}, {}, r"\('p', 'r'\).*got \(3, 3\)"),

@@ -186,10 +186,10 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: heatmap([[1.0], [2.0]], ["row"], ["column"]), r"FixedLocator locations \(2\)"),
     (lambda: heatmap([[np.inf]], ["row"], ["column"]), "infinities"),
     (lambda: heatmap([[1.0]], ["row"], ["column"], marked=[True]), "marked must have the shape"),
-    (lambda: intervals({}, "accuracy"), "no scores"),
+    (lambda: intervals({}, "accuracy"), "scores must contain"),
     (lambda: intervals({"a": (0.5, 0.6, 0.4)}, "accuracy"), r"'a' must begin before it ends, got 0\.6 to 0\.4"),
-    (lambda: curves({}, axis="rank", label="x"), "no curves"),
-    (lambda: curves({"a": {}}, axis="rank", label="x"), "no curves"),
+    (lambda: curves({}, axis="rank", label="x"), "series must contain"),
+    (lambda: curves({"a": {}}, axis="rank", label="x"), "series must contain"),
     (
         lambda: curves(FIVE, axis="x", label="", split={kind: ("one", kind) for kind in FIVE}),
         "at most 4 kinds of dashes can be distinguished, got a, b, c, d, e",

@@ -267,11 +267,11 @@ def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pyt
         record["results"][0].update(module=module, result="Evil")
         place = tmp_path / "page.html"
         place.write_text(f'<script id="{DATA}">{json.dumps(record)}</script>')
-        with pytest.raises(ValueError, match=r"page\.html .*an? Evil of .*, which is not known"):
+        with pytest.raises(ValueError, match=r"page\.html .*an? Evil of .*, which is unknown"):
             hf_stitch.load_report(place)
         place.write_text(place.read_text().replace('"Evil"', '"Curves"'))  # a registered name
         with pytest.raises(
-            ValueError, match=r"Curves (is damaged: .* with axis|of os, which is not known: import that module)"
+            ValueError, match=r"Curves (is damaged: .* with axis|of os, which is unknown; import that module)"
         ):
             hf_stitch.load_report(place)
         assert "hf_stitch.__main__" not in sys.modules and not ran
@@ -330,10 +330,10 @@ WRONG_PAGES: list[tuple[bytes, str]] = [
     *((content, "") for content in (b"<![x[ y", b"\xff\xfe", b"<!x[<![", b"")),
     *((f'<script id="{DATA}">{text}</script>'.encode(), "") for text in WRONG_DATA),
     (b"<html></html>", "is not a report of hf-stitch"),
-    (PAGE.replace('"format_version":1', '"format_version":9').encode(), "has format 9, .* reads up to 1: update"),
+    (PAGE.replace('"format_version":1', '"format_version":9').encode(), "has format 9, .* reads up to 1; update"),
     (
         PAGE.replace(':"SimilarityAtlas"', ':"Popen"').encode(),
-        r"a Popen of hf_stitch\..*, which is not known",
+        r"a Popen of hf_stitch\..*, which is unknown",
     ),
     (PAGE.replace('"layers_a":["layer0",', '"layers_a":[1,').encode(), r"damaged: layers_a\.0 must be a text, got 1"),
 ]

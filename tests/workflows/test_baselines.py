@@ -14,7 +14,7 @@ from hf_stitch import Adapter, Samples, evaluate, stitch, stitch_grid, swap
 
 QUIET: dict[str, Any] = {"progress": False}
 SCORED: dict[str, Any] = {"task": "image-classification", **QUIET}
-BEATS_NOT = "no better than"
+BEATS_NOT = "not better than"
 
 
 def made(seed: int, classes: int = 3) -> Adapter:
@@ -40,7 +40,7 @@ def b() -> Adapter:
 
 
 def test_a_stitch_that_beats_no_baseline_says_so_with_the_names_of_the_baselines(b: Adapter) -> None:
-    with pytest.warns(UserWarning, match=r"accuracy is no better than mean only, chance"):
+    with pytest.warns(UserWarning, match=r"accuracy is not better than mean only, chance"):
         model = stitch(made(0), b, labelled(b), source_layer="1", target_layer="1", matcher="random", **SCORED)
     assert model.evaluation.no_better == ("mean_only", "chance")
     assert f"accuracy is {BEATS_NOT} mean only, chance" in printed(model.evaluation)
@@ -67,7 +67,7 @@ def test_between_different_layers_of_one_network_the_identity_is_a_rival(b: Adap
     with torch.no_grad():
         model.stitch.body.weight.copy_(torch.eye(16))
         model.stitch.body.bias.zero_()
-    with pytest.warns(UserWarning, match="no better than identity"):
+    with pytest.warns(UserWarning, match="not better than identity"):
         assert "identity" in evaluate(model, labelled(b), **QUIET).no_better
 
 

@@ -69,7 +69,7 @@ def test_networks_are_alike_by_their_most_similar_layers_and_identified(tmp_path
     assert len(found.to_pandas()) == 2 * 6 * 6
     assert found.plot().axes
     assert "twin" in str(found)
-    with pytest.raises(KeyError, match="no network '7'; there are a, twin, other"):
+    with pytest.raises(KeyError, match="one of a, twin, other, got '7'"):
         found.between("7", "a")
 
 

@@ -51,7 +51,7 @@ def watched(folder: Any, images: Any) -> StitchGrid:
     )  # fmt: skip
 
 
-@pytest.mark.filterwarnings("error", "ignore:.* no better than ")
+@pytest.mark.filterwarnings("error", "ignore:.* not better than ")
 def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
     images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

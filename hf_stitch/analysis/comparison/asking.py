@@ -45,7 +45,7 @@ def check_layer(spec: RepresentationSpec, rows: Rows) -> None:
         raise ValueError(f"rows='flat' requires a fixed length, but texts vary ({spec}); use 'mean' or 'positions'")
     grid = spec.layout != "bnd" or (rows == "cls" and spec.grid is not None and spec.prefix_tokens == 0)
     if rows in ("cls", "last") and kind != "vector" and grid:
-        raise ValueError(f"rows={rows!r} requires such a token, which {spec} lacks; use 'mean' or 'flat'")
+        raise ValueError(f"rows={rows!r} is undefined for {spec}; use 'mean' or 'flat'")
 
 
 def differ(a: RepresentationSpec, b: RepresentationSpec, rows: Rows) -> str:

@@ -368,12 +368,12 @@ def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> N
             continue
         few: dict[str, list[str]] = {}
         for layer, width in zip(layers, widths, strict=True):
-            few.setdefault(f"{min_rows(width)} for layers of {name} with {width} features", []).append(layer)
+            few.setdefault(f"{min_rows(width)} samples for layers of {name} with {width} features", []).append(layer)
         requirements = []
         for requirement, names in few.items():
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             requirements.append(f"{requirement} ({', '.join(map(repr, names[:_SHOWN]))}{more})")
         raise ValueError(
-            f"{label} requires at least {', '.join(requirements)}, got {reader.n} samples; pass more samples or use "
+            f"{label} requires at least {', '.join(requirements)}, got {reader.n}; pass more samples or use "
             "other layers" + see("too-few-samples")
         )
