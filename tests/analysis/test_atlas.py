@@ -302,14 +302,13 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
         few += r"68 samples for layers of a with 66 features \('v'\), got 61; pass more"
         refused(few, wide, wide, metrics=[metric])
     many = Activations({f"l{i}": torch.randn(N, N) for i in range(5)}, range(N))
-    refused(
-        r"63 samples for layers of a with 61 .*'l0', 'l1', 'l2' and 2 more\), got 61; pass", many, saved, metrics=["linear_regression"]
-    )
+    too_few = r"63 samples for layers of a with 61 .*'l0', 'l1', 'l2' and 2 more\), got 61; pass"
+    refused(too_few, many, saved, metrics=["linear_regression"])
     assert compare(saved, many, metrics=["linear_regression"], progress=False).n == N
     assert compare(wide, wide, metrics=[registries.metrics.build("cca", ridge=0.1)], progress=False).n == N
     refused("a is a network and requires samples", a, saved)
     refused("leave data out", saved, saved, points)
-    refused("recorded with pooling='mean', and rows='cls' needs", saved, saved, rows="cls")
+    refused("rows='cls' requires activations with pooling='cls', but a was recorded", saved, saved, rows="cls")
     refused(r"They have different samples \(60 and 61\)", a, saved, points[:60])
     refused("in another order", saved, Activations({"l": torch.randn(N, 3)}, range(N)[::-1]))
     vectors = Activations({"l": torch.randn(N, 3)}, range(N))
@@ -320,7 +319,7 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     refused("at least one metric", a, a, points, metrics=[])
     refused("write", a, a, points, metrics="rsa", error=TypeError)
     refused("widths", a, a, points, layers_a=["2"], layers_b=["0"], metrics=["direct_matching"])
-    refused("no layer 'll'; did you mean 'l'", saved, saved, layers_a=["ll"])
+    refused("got 'll'; did you mean 'l'", saved, saved, layers_a=["ll"])
     refused("does not exist", a, a, points, layers_a=["7"], error=NotACutError)
     whole = Activations({"l": torch.full((N, 1), 2.0)}, range(N), mask=None)
     refused("linear_cka is undefined for all pairs of layers; layer 'l' of a .* is the layer dead", whole, whole)
