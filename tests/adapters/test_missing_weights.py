@@ -268,13 +268,13 @@ def test_no_job_scores_a_new_head_without_being_told(classifiers: tuple[hf_stitc
     new, trained = classifiers
     cut = {"source_layer": LAYER, "target_layer": LAYER, "progress": False}
     with pytest.raises(
-        ValueError, match=r"(?s)has new weights, which are random: classifier.bias, classifier.weight.*adapter.m"
+        ValueError, match=r"(?s)has randomly initialised weights: classifier.bias, classifier.weight.*adapter.m"
     ):
         hf_stitch.stitch(trained, new, SAMPLES, **cut)
-    with pytest.raises(ValueError, match="has new weights"):
+    with pytest.raises(ValueError, match="has randomly initialised weights"):
         hf_stitch.stitch_grid(trained, new, SAMPLES, layers_a=[LAYER], layers_b=[LAYER], progress=False)
     stitched = hf_stitch.stitch(trained, trained, SAMPLES, **cut)
-    with pytest.raises(ValueError, match="has new weights"):
+    with pytest.raises(ValueError, match="has randomly initialised weights"):
         hf_stitch.evaluate(stitched, [(sample, 0) for sample in SAMPLES], target=new, progress=False)
     hf_stitch.stitch(new, trained, SAMPLES, **cut)  # the head of the source does not run
     assert hf_stitch.stitch(trained, new, SAMPLES, task=None, **cut).task is None
@@ -297,7 +297,7 @@ def test_a_timm_network_with_other_classes_has_a_new_head(resnet: Path) -> None:
     with pytest.warns(UserWarning, match=r"ResNet has new weights, which .*: fc.bias, fc.weight"):
         adapter = hf_stitch.load(str(resnet), num_classes=5)
     assert adapter.new == ("fc.bias", "fc.weight")
-    with pytest.raises(ValueError, match="has new weights"):
+    with pytest.raises(ValueError, match="has randomly initialised weights"):
         hf_stitch.stitch(adapter, adapter, torch.rand(30, 3, 64, 64), source_layer="layer1.0", target_layer="layer1.0")
 
 

@@ -257,12 +257,12 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda p: audit(p.stitched, p, train_data=p.train, far_data=p.test), r"from the data, but shares 100\.0%"),
     (lambda p: audit(p.stitched, p, paired_data=p.train), "the two sides differ first"),
     (lambda p: hf_stitch.audit(p.stitched, p.test.take(6)), "knn at layer '0' .* at least 10 samples, got 3"),
-    (lambda p: hf_stitch.audit(p.stitched, p.test.take(1)), "one half of the samples is needed"),
-    (lambda p: audit([], p), "no stitched model to audit"),
-    (lambda p: audit(join(p.source, "0", p.stitched.stitch, p.target, "0", task=None), p), "no head"),
+    (lambda p: hf_stitch.audit(p.stitched, p.test.take(1)), "one half of the samples, got 1"),
+    (lambda p: audit([], p), "stitched must contain at least one model"),
+    (lambda p: audit(join(p.source, "0", p.stitched.stitch, p.target, "0", task=None), p), "without a head"),
     (
         lambda p: audit([p.stitched, join(p.target, "0", p.stitched.stitch, p.source, "0", task=p.source.task)], p),
-        "model 1 has another one than model 0",
+        "model 1 differs from model 0",
     ),
 ]
 

@@ -305,9 +305,9 @@ def an_encoder() -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no alignment": (stitch, "use align='prefix'"),
     "an unknown one": (partial(stitch, align="words"), "align must be one of 'tokens', 'prefix', got 'words'"),
-    "own without it": (partial(stitch, own=True), "own=True belongs to align='prefix'"),
+    "own without it": (partial(stitch, own=True), "own=True requires align='prefix'"),
     "a long text": (a_long_text, r"'the long one' has 30\d tokens in the tokenizer of the source, which takes 256"),
-    "paired texts": (partial(stitch, paired_data=SENTENCES, align="prefix"), "leave out paired_data"),
+    "paired texts": (partial(stitch, paired_data=SENTENCES, align="prefix"), "remove paired_data"),
     "an encoder": (an_encoder, "no decoder"),
     "images": (lambda: PrefixAdapter(network("vit"), decoder("gpt2")), "the source takes image samples"),
     "a short limit": (

@@ -330,7 +330,7 @@ ERRORS = {
     "evaluate {empty} --data {empty}/nodata": "contains no stitcher",
     "layers timm:resnet_18": r"did you mean 'resnet18'\?",
     f"evaluate {{vit}} {OF_DIGITS}": "not of a stitched",
-    f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "on which an audit shows nothing",
+    f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "pass held-out samples to audit it",
     f"{STITCH} --source-layer layer9": "layer9",
     f"{STITCH} --max-samples 1000": "at most 359",
     f"swap {{model}} {{cnn}} --encoder-layer layer4.0 {OF_DIGITS} --out {{out}}": "contains no anchors",
@@ -340,7 +340,7 @@ ERRORS = {
     f"{GRID} --far-data sklearn:digits:train": "--far-data requires detectors; pass --detector, or",
     # which of both, depends on the processor
     f"stitch {{cnn}} {{cnn}} --source-layer layer2.0 --target-layer layer2.0 --max-samples 120 {OF_DIGITS} "
-    "--matcher task_loss:lr=1e37,max_steps=20 --out {out}": "diverged, as the loss is (nan|inf) at step",
+    "--matcher task_loss:lr=1e37,max_steps=20 --out {out}": "diverged: the loss is (nan|inf) at step",
 }
 USAGE = {
     "nosuch": "nosuch",

@@ -269,13 +269,13 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: compared(Net(1, 5), layers_a=["head"], layers_b=["head"]), ValueError, "undefined for all pairs"),
     (lambda: compared(KEPT), TypeError, "must be a network to compare weights"),
     (lambda: hf_stitch.plan(hf_stitch.compare, Net(0), Net(1), metrics=["weight_angle"]), ValueError, "support a plan"),
-    (lambda: hf_stitch.compare_all([Net(0), Net(1)], metrics=BOTH), ValueError, "a call of its own"),
+    (lambda: hf_stitch.compare_all([Net(0), Net(1)], metrics=BOTH), ValueError, "in a separate call"),
     (lambda: permutation_test("weight_angle", X.numpy(), X.numpy()), ValueError, "activations, got weight_angle"),
     (lambda: TaskLoss(penalties={"weight_angle": 1.0}), ValueError, "activations, got weight_angle"),
-    (lambda: SimilarityCallback("start", X, metrics=["weight_angle"]), ValueError, "leave probe out"),
+    (lambda: SimilarityCallback("start", X, metrics=["weight_angle"]), ValueError, "remove probe="),
     (lambda: SimilarityCallback("start", metrics=BOTH), ValueError, "pass probe="),
     (lambda: DynamicsRecorder("unused"), ValueError, "pass probe="),
-    (lambda: SimilarityCallback(KEPT, X, metrics=BOTH), TypeError, "activations do not contain"),
+    (lambda: SimilarityCallback(KEPT, X, metrics=BOTH), TypeError, "the reference contains activations"),
 ]
 
 

@@ -140,7 +140,7 @@ def test_undefined_pairs_are_left_out_of_everything() -> None:
         ({"resamples": 9, "rows": "resized"}, "one row per sample: use rows='mean'"),
         ({"resamples": 9, "layers": {"a": ["1"], "b": ["1", "3"]}}, r"equally many layers, got \[1, 2\]; pass layers"),
         ({"networks": [net(0)]}, "at least two networks, got 1"),
-        ({"layers": {"d": ["1"]}}, "layers names d, but the networks are a, b"),
+        ({"layers": {"d": ["1"]}}, "layers contains d, but the networks are a, b"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], message: str) -> None:

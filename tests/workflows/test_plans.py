@@ -89,11 +89,11 @@ NAMED = {"data": None, "a": OWN, "b": OWN}
 @pytest.mark.parametrize(
     ("job", "options", "kind", "message"),
     [
-        (hf_stitch.load, {}, TypeError, r"job must be a function with a plan, got .*load.*hf_stitch.stitch_grid"),
+        (hf_stitch.load, {}, TypeError, r"job must be one of .*hf_stitch.stitch_grid.*, got .*load"),
         (hf_stitch.compare, {**NAMED, "a": 3}, TypeError, "a network must be a name, a config of transformers"),
         (hf_stitch.compare, {**NAMED, "bacth_size": 8}, TypeError, "compare has no option 'bacth_size'; did you mean"),
         (hf_stitch.compare, NAMED, ValueError, "the config names MyLlama, which is no class of transformers: pass the"),
-        (hf_stitch.evaluate, {"stitched": None, "data": None}, ValueError, "evaluate without data has no networks to"),
+        (hf_stitch.evaluate, {"stitched": None, "data": None}, ValueError, "evaluate without data requires networks"),
     ],
 )  # fmt: skip
 def test_what_has_no_plan_is_named(job: Any, options: dict[str, Any], kind: type[Exception], message: str) -> None:

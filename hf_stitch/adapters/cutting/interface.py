@@ -1,4 +1,4 @@
-"""How a model takes its input, and which arguments carry the content."""
+"""Interface of a model's forward: the arguments with the content, and the arguments of the context."""
 
 from __future__ import annotations
 
@@ -43,34 +43,38 @@ def positions_of(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Interface(Record):
-    """How a model takes its input.
+    """Interface of a model's forward: the arguments with the content, and the arguments of the context.
+
+    The content reaches the back half only through the cut; the context goes to both halves. Values in parentheses are
+    from a small Qwen2-VL with images as the content: its forward requires images as rows of patches, and a text.
 
     Attributes:
-        content: Names of the arguments that carry the content: pixels or token ids.
-        modality: ``image``, ``text`` or ``tensor``.
-        shapes: Shape of one sample of each content argument that is not token ids, at the native size of the model.
-        dtypes: dtype of each of these arguments, for example ``"float32"``.
-        options: Arguments that are passed to every forward (``use_cache=False``).
-        special_ids: Token ids that a head may search for (padding, end of text); all others are erased from the
-            context.
-        filler_id: Token id that replaces erased ids.
-        pad_id: Token id of padding; ``None`` (default) if there is none.
-        arguments: Further arguments of texts that the model accepts (mask, token types, positions).
-        sides: Sides on which padding leaves the activations of a text unchanged; without any, texts of one length run
-            together.
-        max_tokens: Number of tokens of the longest text that the model accepts; ``None`` (default) means no limit.
-        given: Required arguments in addition to the content: tokens that the other stack of an encoder-decoder model
-            reads, or that a network reads beside images. They belong to the context.
-        beside: Argument among those ``given`` that is a text of any length; ``None`` (default) if there is none.
-        prompt: Arguments of one sample beside the content, for samples that come without a context: nested lists.
-        packed: Arguments whose first axis has several rows for each sample: patches, or images.
-        grids: Grids of the positions of a sample that lie packed on the first axis, where rows come first.
-        outputs: Outputs of the network that count. Others, which pass around cuts (the features of an image beside the
-            logits), are left out; by default none.
-        prefix: Prompt before each text; empty (the default) without one.
-        prefix_tokens: Number of tokens of the prompt, with a special token before it.
-        start_id: Token id with which the text of the decoder of an encoder-decoder model begins; ``None`` (default) if
-            there is none.
+        content: Arguments with the content (``("pixel_values",)``); for texts, the token ids.
+        modality: ``image``, ``text`` or ``tensor`` (``"image"``).
+        shapes: Shape of one sample by content argument, at the native image size (``{"pixel_values": (16, 48)}``: 16
+            patches of 48 values); empty for token ids.
+        dtypes: Dtype by content argument in ``shapes`` (``{"pixel_values": "float32"}``).
+        options: Arguments passed to every forward (``{"use_cache": False}``).
+        special_ids: Token ids to keep in the context, because the model searches for them (38 and 39, the video and
+            image placeholder tokens; in a text classifier, padding and end of text). All other ids are erased.
+        filler_id: Token id that replaces erased ids (0).
+        pad_id: Token id of padding (0); ``None`` without padding.
+        arguments: Optional arguments of texts (``("attention_mask", "mm_token_type_ids")``).
+        sides: Padding sides that leave the activations of a text unchanged (both). If empty, only texts of equal length
+            run in a batch.
+        max_tokens: Maximum number of tokens of a text (64); ``None`` without a limit.
+        given: Required arguments of the context (``("input_ids",)``: the text with the images; in an encoder-decoder
+            model, the tokens of the other stack).
+        beside: Argument in ``given`` that is a text of any length (``"input_ids"``), or ``None``.
+        prompt: Context of one sample, as nested lists, for samples without a context (``{}``; set for a fixed prompt:
+            ``{"input_ids": [39, 39, 39, 39, 5]}``).
+        packed: Arguments with several rows per sample on the first axis (``("pixel_values",)``: patches).
+        grids: Row-by-row grids of positions on the first axis (``((2, 2),)``: 16 patches merged into 2 x 2).
+        outputs: Outputs to keep (``("logits",)``). Outputs that bypass the cuts, such as image features, are dropped;
+            if empty, all outputs are kept.
+        prefix: Prompt before each text (``""``; ``"query: "`` in some text encoders).
+        prefix_tokens: Number of tokens of ``prefix``, with a preceding special token (0).
+        start_id: First token id of the decoder text of an encoder-decoder model, otherwise ``None``.
 
     Example:
         >>> import torch
