@@ -159,7 +159,7 @@ def test_an_accuracy_is_called_good_or_not(gallery: Any) -> None:
     scores = {who: {"accuracy": score(*at)} for who, at in (("stitched", (0.8, 0.7, 0.9)), ("chance", (0.1, 0.1, 0.1)))}
     good = hf_stitch.analysis.Evaluation("image-classification", 9, "sha256:0", scores)
     assert gallery.verdict(good).endswith("chance 0.100. Better than chance: the map transfers information.")
-    assert "Accuracy is no better than chance" in gallery.verdict(replace(good, no_better=("chance",)))
+    assert "Accuracy is not better than chance" in gallery.verdict(replace(good, no_better=("chance",)))
 
 
 def test_real_pictures_are_read_from_a_folder(gallery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
