@@ -498,7 +498,7 @@ def test_what_cannot_be_trained_is_refused(message: str) -> None:
 
 FIRST_BATCH_ERRORS = {
     "the source outputs logits of shape (16, 7), the target of shape (16, 4)": {"labels": "source"},
-    "sample 5 has label 9, and the target predicts classes 0 to 3": {"labels": "hard"},
+    "sample 5 has label 9, but the target predicts classes 0 to 3": {"labels": "hard"},
     "final features have shape (16, 10, 1, 1) through the stitch, but (16, 10, 8, 8) in": {"feature_steps": 1},
     "the penalty 'cca' requires at least 10 rows, but the batch of a process has 4": {
         "penalties": {"cca": 1.0}, "batch_size": 4, "labels": "target",
@@ -699,7 +699,7 @@ def test_a_matcher_of_rows_is_a_start() -> None:
     assert all(not torch.equal(weight, before[name]) for name, weight in model.stitch.named_parameters())
     plan = hf_stitch.plan(hf_stitch.stitch, a, b, data, matcher=trainer, **place)
     assert plan.memory["rows"] > 0 and plan.stages["training"] > 0
-    with pytest.raises(ValueError, match=r"'residual_mlp.*is fitted to rows, and a grid keeps moments only"):
+    with pytest.raises(ValueError, match=r"'residual_mlp.*requires rows, but a grid stores only moments"):
         hf_stitch.stitch_grid(a, b, data, matchers=[trainer], task=CLASSES, progress=False)
 
 
