@@ -136,7 +136,7 @@ def test_given_distances_are_looked_up() -> None:
     assert found.undefined["mine"] == {"the given distance is NaN": 2}
     with pytest.raises(ValueError, match=r"\(networks, layers, networks, layers\) = \(3, 2, 3, 2\), got \(2, 2\)"):
         run(distances={"mine": np.ones((2, 2))})
-    with pytest.raises(ValueError, match="names in distances must differ .* got 'depth only'"):
+    with pytest.raises(ValueError, match=r"names in distances must differ .* got 'depth only'"):
         run(distances={"depth only": given})
 
 
