@@ -219,11 +219,11 @@ def test_the_local_text_is_kept_and_metadata_are_merged(stitcher: Stitcher) -> N
 @pytest.mark.parametrize(
     ("theirs", "own", "whole", "warned"),
     [
-        ("cc-by-nc-4.0", "mit", True, "cc-by-nc-4.0, allows no commercial use, and that of this model, mit, does not"),
+        ("cc-by-nc-4.0", "mit", True, "cc-by-nc-4.0, does not allow commercial use, but the licence of this model, mit, does not"),
         ("cc-by-nc-4.0", None, True, ""),
         ("cc-by-nc-4.0", "mit", False, ""),
-        ("cc-by-nd-4.0", None, True, "cc-by-nd-4.0, allows no derivatives, and this model contains a part"),
-        ("agpl-3.0", "mit", True, "agpl-3.0, asks for the same licence, and this model has another, mit"),
+        ("cc-by-nd-4.0", None, True, "cc-by-nd-4.0, does not allow derivatives, but this model contains a part"),
+        ("agpl-3.0", "mit", True, "agpl-3.0, requires the same licence, but this model has mit"),
         ("apache-2.0", "mit", True, ""),
     ],
 )

@@ -178,14 +178,14 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
 
 def test_folder_of_another_job_raises_with_the_differences(tmp_path: Path) -> None:
     fit(matcher(), checkpoint_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"another job, which differs in matcher.lr \(0.001, now 0.5\)\. Use"):
+    with pytest.raises(ValueError, match=r"a different job: matcher.lr \(0.001, now 0.5\)\. Use"):
         fit(matcher(lr=0.5), checkpoint_dir=tmp_path)
     for name, data, options in (
         ("data", samples(40), {}),
         ("validation_data", samples(), {"validation_data": samples(20)}),
         ("augment", samples(), {"augment": lambda images, generator: images}),
     ):
-        with pytest.raises(ValueError, match=f"another job, which differs in {name} "):
+        with pytest.raises(ValueError, match=f"a different job: {name} "):
             fit(matcher(), data=data, checkpoint_dir=tmp_path, **options)
 
 
