@@ -132,7 +132,7 @@ COMPARE, CACHE, SAVED = "compare a network with itself", "generate with a cache"
 
 
 @pytest.mark.usefixtures("afresh")
-@pytest.mark.filterwarnings("ignore:each token takes a run over the whole text")
+@pytest.mark.filterwarnings("ignore:each token requires a run over the whole text")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -204,8 +204,8 @@ REFUSED: Mapping[str, Any] = {
     "revison": "old", "dtype": "bf16", "torch_dtype": torch.int8,
 }  # fmt: skip
 TOLD = {
-    "adapter_kwargs": "adapter of PEFT", "revison": "has no option 'revison'; did you mean 'revision'",
-    "quantization_config": "quantization_config: quantise both", "torch_dtype": "dtype must be a floating-point",
+    "adapter_kwargs": "PEFT adapter", "revison": "unexpected option 'revison'; did you mean 'revision'",
+    "quantization_config": "quantization_config: quantize both", "torch_dtype": "dtype must be a floating-point",
 }  # fmt: skip
 """What an error contains beside the name, or in its place."""
 

@@ -327,7 +327,7 @@ ERRORS = {
     "layers {empty}": "no config.json",
     # before data are read
     "compare timm:nosuch timm:nosuch --data {empty}/nodata": "nosuch",
-    "evaluate {empty} --data {empty}/nodata": "contains no stitcher",
+    "evaluate {empty} --data {empty}/nodata": "is not a stitcher",
     "layers timm:resnet_18": r"did you mean 'resnet18'\?",
     f"evaluate {{vit}} {OF_DIGITS}": "not of a stitched",
     f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "on which an audit shows nothing",

@@ -215,7 +215,7 @@ def test_files_other_than_the_weights_are_checked(name: str, language: Path) -> 
         with pytest.raises(ValueError, match=r"a processor or generation config in .* is"):
             StitchedModel.from_pretrained(folder, allow_modified=True)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=f"has no {name}, which was saved with it"):
+    with pytest.raises(FileNotFoundError, match=f"{name}, saved with the artefact, is missing in"):
         StitchedModel.from_pretrained(folder)
 
 

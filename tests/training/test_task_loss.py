@@ -484,7 +484,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
         matcher(penalties={"proximal_l1": 0.1}), stitched(**OF_RANK_2)
     ),
     "has no parameters to train; start from another map": lambda: fit(matcher(), doubling()),
-    "no parameter that takes a gradient; stitch with another": lambda: stitched(matcher="identity").freeze_networks(),
+    "does not have trainable parameters; stitch with another": lambda: stitched(matcher="identity").freeze_networks(),
     "has other weights than the target of the stitched": lambda: fit(matcher(labels="target"), target=adapters()[0]),
     r"other processor than .* \(class not set, now 'user code'; image_mean": lambda: fit(**of_another_processor()),
 }
