@@ -212,7 +212,7 @@ def section(result: Result) -> Section:
     notes = [f"The table shows {MOST} of {len(frame)} rows; all are in the data."] if len(frame) > MOST else []
     own, text = getattr(result, "verdict", None), str(result)
     shown: Any = result.__rich__()
-    first = getattr(shown.shown, "title", None)  # which a narrow table breaks into lines
+    first = getattr(shown.renderable, "title", None)  # which a narrow table breaks into lines
     verdict = f"{own.rstrip('.')}." if isinstance(own, str) else str(first or text.split("\n")[0].strip())
     numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
     drawn, why = _plot(result) if hasattr(result, "plot") else ("", "")

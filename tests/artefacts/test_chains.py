@@ -129,7 +129,7 @@ def test_an_image_chain_takes_the_size_for_which_its_source_was_cut_each_time(tm
     for job, error, message in (
         (lambda: load(ab, example_inputs=torch.randn(2, 3, 64, 64)).layers, ValueError, cut),
         (lambda: load(ab, content="pixel_values"), ExampleError, "content must be 'x'"),
-        (lambda: load(str(tmp_path), pretrained=False), TypeError, "no option 'pretrained'"),
+        (lambda: load(str(tmp_path), pretrained=False), TypeError, "unexpected option 'pretrained'"),
         (lambda: load(str(tmp_path), task="text-generation"), ValueError, task),
     ):
         with pytest.raises(error, match=message):

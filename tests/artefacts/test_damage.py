@@ -35,7 +35,7 @@ def bias(found: dict[str, torch.Tensor]) -> str:
 Damage = tuple[dict[str, str], Callable[[Path], object], str]
 ALL: dict[str, Damage] = {
     "no record": (RECORD, Path.unlink, "contains neither stitcher.json nor config.json: it is not a stitcher or st"),
-    "no weights": (WEIGHTS, Path.unlink, r"has no \w+\.safetensors: "),
+    "no weights": (WEIGHTS, Path.unlink, r"does not contain \w+\.safetensors: "),
     "no JSON": (RECORD, partial(truncate, size=80), r"\.json is not valid JSON"),
     "no object": (RECORD, lambda path: path.write_text("[]"), "must contain a JSON object, got list"),
     "newer format": (*record(lambda c: c.update(format_version=4)), "has format 4, but this version reads 2 to 3"),
@@ -56,7 +56,7 @@ ALL: dict[str, Damage] = {
     ),
     "another shape": (
         *weights(lambda w: w.update({bias(w): torch.zeros(3)})),
-        r"body\.bias': expected shape \(32,\), found shape \(3,\)",
+        r"body\.bias': expected shape \(32,\), got shape \(3,\)",
     ),
 }
 OF_MODELS: dict[str, Damage] = {

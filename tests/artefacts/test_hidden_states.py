@@ -97,7 +97,7 @@ def test_the_base_of_a_language_model_gives_what_its_last_layer_reads(net: Any, 
         return found
 
     model.target.model.forward = types.MethodType(scaled, model.target.model)
-    with pytest.raises(ValueError, match="scales or caps them"):
+    with pytest.raises(ValueError, match="scales or caps the outputs"):
         model.base_model(**inputs)
 
 

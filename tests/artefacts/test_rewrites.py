@@ -115,7 +115,7 @@ def test_a_rewrite_that_is_not_installed_is_named_before_anything_is_built(
     monkeypatch.setattr(timm, "create_model", lambda *args, **options: built.append(args))
     monkeypatch.delitem(registries.rewrites._entries, "factorise")
     assert Description.read(saved).source_layer == "blocks.1"  # which needs no rewrite
-    with pytest.raises(PluginError, match=r"needs 'factorise' among rewrites.*registered at run time"):
+    with pytest.raises(PluginError, match=r"requires 'factorise' among rewrites.*registered at run time"):
         StitchedModel.from_pretrained(saved)
     monkeypatch.undo()
     entry = EntryPoint("factorise", "factorising:Factorise", "hf_stitch.rewrites")
@@ -134,7 +134,7 @@ def test_a_rewrite_that_is_not_installed_is_named_before_anything_is_built(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: found[0].update(url="https://x.org"), "no option 'url'"),
+        (lambda found: found[0].update(url="https://x.org"), "unexpected option 'url'"),
         (lambda found: found[0].update(rank=2), "down.*expected shape"),
         (lambda found: found[0].update(rank=10**18), "config.json is damaged"),
         (lambda found: found[0].update(name="os:system"), "requires a method that is not installed"),

@@ -104,7 +104,7 @@ def test_missing_artefacts_are_reported(hub: Hub, tmp_path: Path) -> None:
     for arguments, words in (
         (("push", network, "alice/one"), "config.json is the config of another network, not of a stitched model"),
         (("push", tmp_path, "alice/one"), "is not a stitcher or stitched model"),
-        (("pull", "alice/none", "--out", tmp_path / "out"), "the Hub has no such model"),
+        (("pull", "alice/none", "--out", tmp_path / "out"), "does not exist on the Hub"),
     ):
         result = run(*arguments)
         assert result.exit_code == 1

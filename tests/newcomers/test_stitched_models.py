@@ -199,7 +199,11 @@ def test_networks_of_user_code_are_named_and_recognised(of_user_code: Any) -> No
         (lambda: hf_stitch.stitch(a, b, data, **cuts), ExampleError, how),
         (lambda: hf_stitch.compare(a, b, data), ExampleError, how),
         (lambda: stitcher.attach(*adapters, **example), TypeError, "adapters already have example inputs"),
-        (lambda: stitcher.attach(*adapters, token="x"), TypeError, "token: loading options require a network that is load"),
+        (
+            lambda: stitcher.attach(*adapters, token="x"),
+            TypeError,
+            "token: loading options require a network that is load",
+        ),
         (lambda: hf_stitch.load(adapters[0], processor=len), TypeError, "keeps what it was loaded with, got processor"),
         (lambda: stitcher.attach(), ValueError, rf"the source, {names[0]}, sha256:\w+, was a module in memory"),
         (lambda: stitcher.attach(b, a, **example), ValueError, swapped),
