@@ -205,7 +205,7 @@ def explained(failure: str, error: BaseException) -> OSError | None:
         ),
         (
             isinstance(cause, errors.LocalEntryNotFoundError), FileNotFoundError,
-            f"it is not (completely) in the cache, and the Hub was not contacted{_reason(cause)}; connect to the "
+            f"it is not in the cache (or incomplete), and the Hub was not contacted{_reason(cause)}; connect to the "
             "network and download it once (local_files_only=False)",
         ),
         (isinstance(cause, errors.EntryNotFoundError), FileNotFoundError, str(error)),

@@ -115,7 +115,7 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
         yield folder
         return
     warn(
-        f"{folder} also contains {visible(', '.join(unread))}, not saved with the artefact, which will be ignored; "
+        f"{folder} also contains {visible(', '.join(unread))}, which was not saved with the artefact and is ignored; "
         "delete it, or pass allow_modified=True to read it"
     )
     with tempfile.TemporaryDirectory() as view:
