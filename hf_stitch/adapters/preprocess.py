@@ -124,8 +124,8 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
     for id_, tokens in zip(ids_of(samples), inputs[MASK].sum(1).tolist(), strict=True):
         if not tokens:
             raise ValueError(
-                f"text {id_!r} must contain at least one token: remove it, or pass a processor= to hf_stitch.load that "
-                "adds special tokens"
+                f"text {id_!r} must contain at least one token: remove it, or pass a tokenizer with special "
+                "tokens as processor= to hf_stitch.load"
             )
     limit = interface.max_tokens
     if limit is not None and inputs["input_ids"].shape[1] > limit:

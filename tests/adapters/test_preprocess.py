@@ -51,7 +51,7 @@ def without_padding() -> hf_stitch.Adapter:
 BERT, GPT2, VIT, CNN = (partial(network, family) for family in ("bert", "gpt2", "vit", "cnn"))
 COMPLEX = torch.zeros(3, SIZE, SIZE, dtype=torch.complex64)
 SAMPLES: dict[str, tuple[Callable[[], hf_stitch.Adapter], list[Any], str]] = {
-    "a text": (BERT, ["w1 w2", "", "w3"], r"^text 1 must contain at least one token: remove it, or pass a processor"),
+    "a text": (BERT, ["w1 w2", "", "w3"], r"^text 1 must contain at least one token: remove it, or pass a tokenizer"),
     "two texts, padded left": (GPT2, ["", ""], r"^text 0 must contain at least one token"),
     "a pair of texts": (BERT, [("w1", "w2"), ("", "")], r"^text 1 must contain at least one token"),
     "a missing image": (VIT, [PIXELS, None], r"^sample 1 is missing \(None\): remove it"),
