@@ -171,11 +171,11 @@ def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict
         if isinstance(sample, Tensor):
             output = sample
         elif processor is not None:
-            subject = f"the processor= of {subject}"
             try:
                 output = processor(sample)
             except Exception as error:
-                raise ValueError(f"{subject} raised {type(error).__name__}: {error}") from error
+                raise ValueError(f"processor= on {subject} raised {type(error).__name__}: {error}") from error
+            subject = f"the output of processor= for {subject}"
             required += [name for name in interface.arguments if name == interface.mask]
         elif hasattr(sample, "__array__") and not hasattr(sample, "convert"):
             output = torch.as_tensor(sample)
@@ -195,7 +195,7 @@ def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict
                 )
         if not set(required) <= rows[-1].keys():
             raise ValueError(
-                f"{subject} must return a dict of tensors with the keys {', '.join(required)}, got "
+                f"{subject} must be a dict of tensors with the keys {', '.join(required)}, got "
                 f"{', '.join(rows[-1]) or 'none'}"
             )
     shapes = {tuple(value.shape) for row in rows for value in row.values()}

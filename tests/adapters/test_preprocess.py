@@ -94,7 +94,7 @@ def test_arrays_of_an_unknown_range_are_refused() -> None:
     [
         ("vit", [PIXELS, poisoned(float("nan")), PIXELS, PIXELS], "image 'b' contains NaN"),
         ("gpt2", ["w1 w2", "", "w3", "w4"], "text 'b' must contain at least one token"),
-        ("gpt2", Dataset.from_dict({"t": ["w1 w2", None, "w3", "w4"]}), "sample 'b' has no text; drop it with select"),
+        ("gpt2", Dataset.from_dict({"t": ["w1 w2", None, "w3", "w4"]}), "sample 'b' lacks text; drop it with select"),
     ],
 )
 def test_samples_of_a_data_set_are_named_by_their_ids(family: str, data: Any, message: str) -> None:

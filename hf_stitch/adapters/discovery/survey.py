@@ -303,7 +303,7 @@ class Survey:
             after = dict(self._after(cut))
             yield CutPlan("stubs", stubs, entry, after=after, records=self._records)
         sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
-        for removed in (after, {}):  # last resort: the front half replaces none
+        for removed in (after, {}):  # last resort: the front half replaces no modules
             yield CutPlan("stubs", stubs, entry, materialise=True, after=removed, records=self._records)
             yield CutPlan("full", sources, entry, after=removed, records=self._records)
 

@@ -266,7 +266,7 @@ def _check_branches(adapter: PrefixAdapter) -> None:
 
 
 class PrefixFront(Front):
-    """The part of a decoder up to a cut, for tokens of a second tokenizer, the target's.
+    """The part of a decoder up to a cut, for the tokens of a target with another tokenizer.
 
     At each token of the target, it outputs the activations of the decoder for the text up to the end of the token,
     followed by the embedding of the token in the target if ``own`` is set. See
