@@ -699,7 +699,7 @@ def test_a_matcher_of_rows_is_a_start() -> None:
     assert all(not torch.equal(weight, before[name]) for name, weight in model.stitch.named_parameters())
     plan = hf_stitch.plan(hf_stitch.stitch, a, b, data, matcher=trainer, **place)
     assert plan.memory["rows"] > 0 and plan.stages["training"] > 0
-    with pytest.raises(ValueError, match=r"'residual_mlp.*is fitted to rows, and a grid keeps moments only"):
+    with pytest.raises(ValueError, match=r"'residual_mlp.*requires rows, but a grid stores only moments"):
         hf_stitch.stitch_grid(a, b, data, matchers=[trainer], task=CLASSES, progress=False)
 
 

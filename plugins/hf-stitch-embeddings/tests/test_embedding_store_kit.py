@@ -281,7 +281,7 @@ def test_a_virtual_table_is_refused_which_a_rename_breaks(tmp_path: Path) -> Non
         db.execute("INSERT INTO vectors VALUES ('a', ?)", (bytes(24),))
     with (
         open_store(tmp_path / "docs.db") as store,
-        pytest.raises(ValueError, match="is a virtual table, which its switch"),
+        pytest.raises(ValueError, match=r"is a virtual table, which switch\(\) would break"),
     ):
         store.describe()
 
