@@ -42,10 +42,10 @@ class Watch(Protocol):
     def fingerprint(self) -> bytes:
         """Hash of everything that determines the records."""
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> Mapping[Kept, Array]:
+    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> Mapping[Kept, Array]:
         """Return the records of the target's own activations of a batch, by layer."""
 
-    def see_stitched(
+    def record_stitched(
         self, predictor: Predictor, mapped: Representation, y: Representation, ids: Sequence[Id]
     ) -> Mapping[Kept, Array]:
         """Return the records of the output of a predictor; ``y`` are the target's own activations."""
@@ -104,7 +104,7 @@ class Scoring:
                     parts.setdefault(key, []).append(values)
                 if state is not None and state.checkpoint.due(count == last):
                     parts = {key: [concatenated(values)] for key, values in parts.items()}
-                    arrays = {_written(key): torch.from_numpy(of) for key, (of,) in parts.items()}
+                    arrays = {_encode_key(key): torch.from_numpy(of) for key, (of,) in parts.items()}
                     tensors = {**state.kept, **arrays, "watch": self._fingerprint}
                     state.checkpoint.save(state.offset + count, tensors)
         return self._measured(joined(run.processes.gather(parts)), samples)
@@ -120,8 +120,8 @@ class Scoring:
         target, sizes = self._target(twin)
         measured: dict[Measure | Kept, Any] = {}
         if self.watch is not None:
-            measured.update(self.watch.see_own(target.found, twin.ids).items())
-        once = _Once()
+            measured.update(self.watch.record_own(target.found, twin.ids).items())
+        once = _Memo()
         for name, halves in self.halves.items():
             front = once(halves.front, halves.encode, batch)
             sides = (batch, front.inputs), (twin, target.inputs)
@@ -135,7 +135,7 @@ class Scoring:
                     rows |= self.task.measure({**outputs, "target": target.output}, *sides)
                     outputs.clear()
                 if self.watch is not None and mapped is not None and like is not None:
-                    measured.update(self.watch.see_stitched(predictor, mapped, like, batch.ids).items())
+                    measured.update(self.watch.record_stitched(predictor, mapped, like, batch.ids).items())
             source, alone = front.output, halves.alone
             if alone is not None and not halves.reads_other_tokens:
                 source = once(id(alone), lambda net: net.forward(self.task.inputs(net, batch.samples)), alone)
@@ -163,7 +163,7 @@ class Scoring:
         return run_to(self.target, inputs, layers, twin, "target", complete=True), sizes
 
     def _outputs(
-        self, predictor: Predictor, halves: Halves, front: Ran, like: Representation | None, once: _Once, count: int
+        self, predictor: Predictor, halves: Halves, front: Ran, like: Representation | None, once: _Memo, count: int
     ) -> tuple[Representation | None, Any]:
         """Return the mapped activations and the output of a predictor; a constant output is cached for all samples."""
         place = predictor.front, predictor.name
@@ -199,7 +199,7 @@ class Scoring:
             arrays = within("measures.", tensors)
             if short := [name for name, values in arrays.items() if len(values) != done]:
                 raise ValueError(f"{', '.join(short)} must have {done} samples")
-            parts = {_read(key): [values.numpy()] for key, values in arrays.items()}
+            parts = {_decode_key(key): [values.numpy()] for key, values in arrays.items()}
 
         state.checkpoint.load(torch.device("cpu"), range(state.offset + last + 1), restore)
         return done, parts
@@ -224,7 +224,7 @@ class Scoring:
         return Measured(self.task, {name: self.task.joined(of, samples.a) for name, of in answers.items()}, seen)
 
 
-class _Once(dict[Hashable, Any]):
+class _Memo(dict[Hashable, Any]):
     """Cache of the results for a batch."""
 
     def __call__(self, key: Hashable, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -233,12 +233,12 @@ class _Once(dict[Hashable, Any]):
         return self[key]
 
 
-def _written(key: Measure | Kept) -> str:
+def _encode_key(key: Measure | Kept) -> str:
     kind = next(name for name, of in KINDS.items() if isinstance(key, of))
     return f"measures.{json.dumps([kind, *astuple(key)])}"
 
 
-def _read(written: str) -> Measure | Kept:
+def _decode_key(written: str) -> Measure | Kept:
     kind, *values = json.loads(written)
     if len(values) != len(fields(KINDS[kind])):
         raise ValueError(f"it has the format of an earlier version: {written}")

@@ -45,11 +45,11 @@ class Watching:
 
     fingerprint: bytes = b""
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Any]) -> dict[Kept, Any]:
+    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Any]) -> dict[Kept, Any]:
         found: dict[Kept, Any] = {Kept("ids", "none", ""): np.array(ids)}
         return found | {Kept("own", "none", layer): each.values.flatten(1).sum(1).numpy() for layer, each in y.items()}
 
-    def see_stitched(self, predictor: Predictor, mapped: Any, y: Any, ids: Sequence[Any]) -> dict[Kept, Any]:
+    def record_stitched(self, predictor: Predictor, mapped: Any, y: Any, ids: Sequence[Any]) -> dict[Kept, Any]:
         return {stitched(predictor.name): (mapped.values - y.values).flatten(1).norm(dim=1).numpy()}
 
 

@@ -23,7 +23,7 @@ from hf_stitch.analysis.detection.discrimination import (
     sided,
 )
 from hf_stitch.analysis.detection.noise import DOSES, halves
-from hf_stitch.analysis.detection.recording import View, handed_over, received
+from hf_stitch.analysis.detection.recording import View, stitched_view, target_view
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.detection.watching import Seen, Watch, check_far, check_needs, fit_watch
 from hf_stitch.data import Samples
@@ -104,25 +104,25 @@ class Watchers:
         """Hash of the fitted detectors; empty without detectors."""
         return b"".join(watch.fingerprint for watch in self.watches.values())
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Kept, Array]:
+    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Kept, Array]:
         """Return the records of the target's own activations."""
         records: dict[Kept, Any] = {}
         places, chosen = self._chosen(ids)
         for view, watch in self.watches.items():
             for layer in self.layers[view]:
-                records[Kept("norm", view, layer)] = self._squares(layer, view, received(y[layer], view))
+                records[Kept("norm", view, layer)] = self._squares(layer, view, target_view(y[layer], view))
                 if self.detectors and chosen:
-                    own_view = received(_some(y[layer], places), view)
+                    own_view = target_view(_subset(y[layer], places), view)
                     by_kind = {
-                        "own": watch.see(layer, own_view, chosen),
-                        "doses": watch.see_doses(layer, own_view, chosen),
+                        "own": watch.record(layer, own_view, chosen),
+                        "doses": watch.record_doses(layer, own_view, chosen),
                     }
                     records |= {
                         Kept(kind, view, layer, name=key): v for kind, of in by_kind.items() for key, v in of.items()
                     }
         return records
 
-    def see_stitched(
+    def record_stitched(
         self, predictor: Predictor, mapped: Representation, y: Representation, ids: Sequence[Id]
     ) -> dict[Kept, Array]:
         """Return the records of stitched activations."""
@@ -130,10 +130,10 @@ class Watchers:
         places, chosen = self._chosen(ids)
         layer, at = predictor.layer_b, (predictor.name, predictor.front)
         for view in self.views[predictor.front]:
-            activations, handed = received(y, view), handed_over(mapped, view)
+            activations, handed = target_view(y, view), stitched_view(mapped, view)
             records[Kept("error", view, *at)] = self._squares(layer, view, activations, handed)
             if self.detectors and chosen:
-                scores = self.watches[view].see(layer, _some(handed, places), chosen)
+                scores = self.watches[view].record(layer, _subset(handed, places), chosen)
                 records |= {Kept("stitched", view, *at, key): values for key, values in scores.items()}
         return records
 
@@ -205,7 +205,7 @@ class Evidence:
     two_sided: bool
     ids: Sequence[Id]  # ids of the test samples
     own: Mapping[str, Seen]  # layer of the target -> records of its own activations
-    doses: Mapping[str, Seen]  # layer -> records of its own activations with noise (Watch.see_doses)
+    doses: Mapping[str, Seen]  # layer -> records of its own activations with noise (Watch.record_doses)
     stitched: Mapping[Cell, Seen]  # cell -> records of stitched activations
     undefined: dict[str, str] = field(default_factory=dict)
 
@@ -290,7 +290,7 @@ class Evidence:
         return auroc(*scores, paired=reference_ids is None)
 
 
-def _some(activations: Representation, places: Tensor | None) -> Representation:
+def _subset(activations: Representation, places: Tensor | None) -> Representation:
     """Return the samples of a batch at the given indices, without their context."""
     if places is None:
         return activations
