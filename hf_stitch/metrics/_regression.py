@@ -140,7 +140,7 @@ def _explained(moments: SecondMoments, offset: int) -> Tensor:
 
 
 def _residual(moments: SecondMoments, weight: Tensor, bias: Tensor) -> Tensor:
-    """``‖X Wᵀ + b - Y‖²``."""
+    """Compute ``‖X Wᵀ + b - Y‖²``."""
     scatter = ((weight @ moments.sxx) * weight).sum() - 2 * (weight * moments.sxy.T).sum() + moments.syy.trace()
     return scatter + moments.n * (weight @ moments.mean_x + bias - moments.mean_y).square().sum()
 

@@ -242,7 +242,7 @@ class Comparison:
         )  # fmt: skip
 
     def _print_cost(self, permutations: int) -> None:
-        """Print how long a test will take, if it takes long."""
+        """Print the predicted duration of a long test."""
         seconds = permutations * flops_of_permutation(self._metrics, self._routes, self._reader) / speed()
         if seconds >= SILENT and self._run.shown("permuting"):
             pairs = f"{len(self._reader.layers_a)} × {len(self._reader.layers_b)} pairs of layers"

@@ -32,7 +32,7 @@ from hf_stitch.detectors import Detector
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import Predictor
-from hf_stitch.scoring.measured import Kept
+from hf_stitch.scoring.measured import Record
 from hf_stitch.stitches import StitchingLayer
 
 Array = NDArray[np.float64]
@@ -104,13 +104,13 @@ class Watchers:
         """Hash of the fitted detectors; empty without detectors."""
         return b"".join(watch.fingerprint for watch in self.watches.values())
 
-    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Kept, Array]:
+    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Record, Array]:
         """Return the records of the target's own activations."""
-        records: dict[Kept, Any] = {}
+        records: dict[Record, Any] = {}
         places, chosen = self._chosen(ids)
         for view, watch in self.watches.items():
             for layer in self.layers[view]:
-                records[Kept("norm", view, layer)] = self._squares(layer, view, target_view(y[layer], view))
+                records[Record("norm", view, layer)] = self._squares(layer, view, target_view(y[layer], view))
                 if self.detectors and chosen:
                     own_view = target_view(_subset(y[layer], places), view)
                     by_kind = {
@@ -118,23 +118,23 @@ class Watchers:
                         "doses": watch.record_doses(layer, own_view, chosen),
                     }
                     records |= {
-                        Kept(kind, view, layer, name=key): v for kind, of in by_kind.items() for key, v in of.items()
+                        Record(kind, view, layer, name=key): v for kind, of in by_kind.items() for key, v in of.items()
                     }
         return records
 
     def record_stitched(
         self, predictor: Predictor, mapped: Representation, y: Representation, ids: Sequence[Id]
-    ) -> dict[Kept, Array]:
+    ) -> dict[Record, Array]:
         """Return the records of stitched activations."""
-        records: dict[Kept, Any] = {}
+        records: dict[Record, Any] = {}
         places, chosen = self._chosen(ids)
         layer, at = predictor.layer_b, (predictor.name, predictor.front)
         for view in self.views[predictor.front]:
             activations, handed = target_view(y, view), stitched_view(mapped, view)
-            records[Kept("error", view, *at)] = self._squares(layer, view, activations, handed)
+            records[Record("error", view, *at)] = self._squares(layer, view, activations, handed)
             if self.detectors and chosen:
                 scores = self.watches[view].record(layer, _subset(handed, places), chosen)
-                records |= {Kept("stitched", view, *at, key): values for key, values in scores.items()}
+                records |= {Record("stitched", view, *at, key): values for key, values in scores.items()}
         return records
 
     def _chosen(self, ids: Sequence[Id]) -> tuple[Tensor | None, Sequence[Id]]:
@@ -157,13 +157,13 @@ class Watchers:
         return squares
 
     # -- results ----------------------------------------------------------------------------------------------------
-    def residual(self, seen: Mapping[Kept, Array], view: View, layer: str, at: tuple[str, str]) -> float:
+    def residual(self, seen: Mapping[Record, Array], view: View, layer: str, at: tuple[str, str]) -> float:
         """Return the squared distance of stitched activations from the target's own, divided by their squared norm."""
         front, name = at
-        return float(seen[Kept("error", view, name, front)].sum() / seen[Kept("norm", view, layer)].sum())
+        return float(seen[Record("error", view, name, front)].sum() / seen[Record("norm", view, layer)].sum())
 
     def detections(
-        self, seen: Mapping[Kept, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
+        self, seen: Mapping[Record, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
         layers_a: Sequence[str], min_auroc: float, *, two_sided: bool = True,
     ) -> dict[View, dict[str, Detection]]:  # fmt: skip
         """Return the detection of each detector, by view; ``cells`` maps (name of halves, predictor) to cells.
@@ -174,16 +174,16 @@ class Watchers:
         if not self.detectors:
             return {}
         scored_ids = [id_ for id_ in ids if self.scored is None or id_ in self.scored]
-        records: dict[Kept, dict[str, Array]] = {}
+        records: dict[Record, dict[str, Array]] = {}
         for key, values in seen.items():
             records.setdefault(replace(key, name=""), {})[key.name] = values
         detections: dict[View, dict[str, Detection]] = {}
         for view, watch in self.watches.items():
             own_records, dose_records = (
-                {layer: records[Kept(kind, view, layer)] for layer in self.layers[view]} for kind in ("own", "doses")
+                {layer: records[Record(kind, view, layer)] for layer in self.layers[view]} for kind in ("own", "doses")
             )
             stitched_records = {
-                cell: records[Kept("stitched", view, name, front)]
+                cell: records[Record("stitched", view, name, front)]
                 for (front, name), cell in cells.items()
                 if view in self.views[front]
             }
