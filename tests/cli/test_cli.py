@@ -255,7 +255,7 @@ def test_doctor_reports_cuts_and_inputs_or_exits_with_1(folders: dict[str, Path]
     record = json.loads(result.stdout)
     assert record["kind"] == "ViTForImageClassification"
     assert {e["status"] for e in record["layers"]} == {"verified"}
-    assert "takes pixel_values (image)" in words(result.stderr)  # the length of the path decides where lines break
+    assert "inputs pixel_values (image)" in words(result.stderr)  # the length of the path decides where lines break
     failed = run("doctor", tmp_path / "nothing")
     assert failed.exit_code == 1 and "could not be loaded" in failed.stdout
 

@@ -175,7 +175,7 @@ def with_label(images: Any, label: int) -> list[dict[str, Any]]:
             ValueError, r"cannot run from layer 'blocks\.1' on activations with pooling='mean' "
             r"\(IndexError: .*use another", {"target": "deit", "pooling": "mean"},
         ),
-        (ValueError, "the networks take image samples and text samples", {"target": "bert"}),
+        (ValueError, "the same kind of samples, got image and text", {"target": "bert"}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_stitched_is_refused_before_the_data_are_read(
