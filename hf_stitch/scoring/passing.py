@@ -72,10 +72,7 @@ class Scoring:
         watch: Watch | None = None, measures: Sequence[str] = (), sizes: bool = False,
     ) -> None:  # fmt: skip
         self.target, self.halves, self.predictors, self.task, self.watch = target, halves, predictors, task, watch
-        self._measures, self._sizes = (
-            measures,
-            sizes,
-        )  # measures of predictors (default: all); whether texts are measured
+        self._measures, self._sizes = measures, sizes  # of predictors (default: all); whether texts are measured
         self._constants: dict[tuple[str, str], Tensor] = {}
 
     @property

@@ -19,7 +19,7 @@ def of_curves(result: Curves) -> Section:
     return Section(
         f"Relative accuracy by {result.axis}", asked, verdict, [curves_of(series, result.axis, verdict)],
         data=result.data,
-    )
+    )  # fmt: skip
 
 
 def of_trajectory(result: Trajectory) -> Section:
