@@ -108,7 +108,7 @@ def test_a_command_of_a_plugin_that_is_not_installed_tells_which(alone: None) ->
     found = CliRunner().invoke(app, ["bench", "procrustes"])
     assert found.exit_code == 2
     told = " ".join(found.output.replace("│", " ").split())
-    assert "There is no command 'bench' here; it comes with hf-stitch-studies: pip install hf-stitch-studies" in told
+    assert "Unknown command 'bench'; it comes with hf-stitch-studies: pip install hf-stitch-studies" in told
     assert "No such command 'banch'" in CliRunner().invoke(app, ["banch"]).output
 
 
@@ -122,7 +122,7 @@ def test_a_command_of_a_plugin_that_is_not_installed_tells_which(alone: None) ->
 def test_a_command_that_is_gone_tells_what_to_do_instead(name: str, instead: str) -> None:
     found = CliRunner().invoke(app, [name, "ls"])
     assert found.exit_code == 2
-    assert f"There is no command '{name}' here; {instead}" in " ".join(found.output.replace("│", " ").split())
+    assert f"Unknown command '{name}'; {instead}" in " ".join(found.output.replace("│", " ").split())
 
 
 def test_what_names_a_thing_that_is_gone_tells_what_to_do_instead(tmp_path: Path) -> None:

@@ -333,7 +333,7 @@ ERRORS = {
     f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "pass held-out samples to audit it",
     f"{STITCH} --source-layer layer9": "layer9",
     f"{STITCH} --max-samples 1000": "at most 359",
-    f"swap {{model}} {{cnn}} --encoder-layer layer4.0 {OF_DIGITS} --out {{out}}": "contains no anchors",
+    f"swap {{model}} {{cnn}} --encoder-layer layer4.0 {OF_DIGITS} --out {{out}}": "lacks anchors",
     # messages name options, not arguments of Python
     f"{GRID} --detector energy": "pass --auxiliary-data, different from --far-data",
     f"{GRID} --layer-a layer2.0 --layer-a layer2.0": "^error: --layer-a contains 'layer2.0' more than once; name each",
@@ -345,7 +345,7 @@ ERRORS = {
 USAGE = {
     "nosuch": "nosuch",
     "layers": "Missing argument",
-    "layers a --device nowhere": "this machine has no device 'nowhere' that torch can use",
+    "layers a --device nowhere": "torch cannot use device 'nowhere'",
     "layers a --dtype int8": "must be a floating-point dtype of torch (float32, float64,",
     "compare a b --data d --metric linear_cka:debiased=7": "debiased",
     "compare a b --data d --rows nosuch": "nosuch",
@@ -357,13 +357,13 @@ USAGE = {
     f"{STITCH} --matcher ridge:rank": "must have the form key=value",
     f"{STITCH} --pooling all": "is not one of 'none'",
     f"{STITCH} --test-size 1.5": "must be a share below 1",
-    f"{SWAP} --anchors 9": "which need --target-layer",
-    f"{SWAP} --selection random": "which need --target-layer",
-    f"{SWAP} --task image-classification": "which need --target-layer",
+    f"{SWAP} --anchors 9": "requires --target-layer",
+    f"{SWAP} --selection random": "requires --target-layer",
+    f"{SWAP} --task image-classification": "requires --target-layer",
     f"{GRID} --detector knm": "did you mean 'knn'",
     f"{GRID} --report {{empty}}/no/page.html": "does not exist or cannot be written",
     **{
-        f"compare timm:nosuch timm:nosuch --metric weight_cosine {option} {value}": f"{option} choose"
+        f"compare timm:nosuch timm:nosuch --metric weight_cosine {option} {value}": f"{option} require"
         for option, value in (("--split", "nope"), ("--max-samples", "5"), ("--label", "q"), ("--text", "t"))
     },
 }

@@ -72,7 +72,7 @@ def test_list_check_shows_what_is_broken_and_why(tmp_path: Path) -> None:
     assert listed["missing"]["source"] == "broken" and "no_such_module" in listed["missing"]["summary"]
     assert listed["raising"]["source"] == "broken" and "ZeroDivisionError" in listed["raising"]["summary"]
     assert listed["raising"]["origin"] == "plugin raising-plugin 1.0"
-    assert listed["hanging"]["summary"] == "importing it takes more than 6 seconds"
+    assert listed["hanging"]["summary"] == "import takes more than 6 seconds"
     assert listed["good"]["summary"] == "Count the letters of a name." and listed["good"]["source"] == "good:count"
 
 

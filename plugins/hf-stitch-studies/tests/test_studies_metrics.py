@@ -60,9 +60,7 @@ def test_what_has_no_neighbours_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: all 80 rows of x are equal"):
         metric(np.ones((80, 5)), Y)
     collapsed = X[[0, 1, 2, 3] * 20]
-    with pytest.raises(
-        ValueError, match=f"{name}: several rows of x are equally near to row 0, so that its 10 nearest"
-    ):
+    with pytest.raises(ValueError, match=f"{name}: several rows of x are equally near to row 0, so its 10 nearest"):
         metric(collapsed, Y)
     if name == "second_order_cosine":
         with pytest.raises(ValueError, match="row 0 has the same direction as all its neighbours"):
