@@ -59,6 +59,7 @@ class Task(ABC):
         kept: Measures that a grid keeps of each stitch.
         classifies: Whether labels are classes of the network, one per sample.
         describes_outputs: Whether an output stands for the same class or number in all samples, and may have a name.
+        has_probabilities: Whether outputs are logits of probabilities, which a temperature softens.
         per_token: Whether each token has a prediction of its own.
         causal: Whether the tokens of a text are predicted one after the other.
         record: What figures depend on beside the data, as JSON values for recipes.
@@ -93,6 +94,7 @@ class Task(ABC):
     kept: ClassVar[tuple[str, ...]] = ()
     classifies: ClassVar[bool] = False
     describes_outputs: ClassVar[bool] = False
+    has_probabilities: ClassVar[bool] = True
     per_token: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     record: ClassVar[Mapping[str, Any]] = {}

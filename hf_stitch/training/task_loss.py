@@ -192,6 +192,8 @@ class TaskLoss(TrainedMatcher):
     def _check(self, samples: Samples, task: str | None, validation_data: Samples | None = None) -> None:
         if task is None:
             raise ValueError("task_loss needs a task with logits; pass task= when you stitch")
+        if self.temperature != 1 and not task_named(task).has_probabilities:
+            raise ValueError(f"temperature softens probabilities, and {task} does not have any, got {self.temperature}")
         for shown in (samples, validation_data):
             if shown is not None and self._asks_labels(task) and task_named(task).labels(shown) is None:
                 raise ValueError(

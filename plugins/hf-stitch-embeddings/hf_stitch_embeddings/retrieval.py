@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -116,33 +117,35 @@ def exact_search(
     return np.concatenate(numbers), np.concatenate(nearest)
 
 
-def recall_at(found: npt.NDArray[np.int64], truth: npt.NDArray[np.int64]) -> Floats:
-    """Return, for each query, the share of its true nearest documents that were found."""
-    return np.array([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist(), strict=True)])
+def quality(similarities: Tensor, relevance: Relevance, k: int) -> tuple[Floats, Floats]:
+    """Return the nDCG@k with linear gains and the reciprocal rank of each query, cut at rank k.
 
-
-def ndcg(found: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
-    """Return the normalised discounted cumulative gain of each query (Järvelin and Kekäläinen 2002), linear gains.
-
-    NaN for a query without relevant documents.
+    Equally near documents share their ranks: both are expectations over all orders of such documents (McSherry and
+    Najork 2008). NaN for a query without relevant documents.
     """
-    values = []
-    discount = 1 / np.log2(np.arange(2, found.shape[1] + 2))
-    for row, gains in zip(found.tolist(), map(_gains, relevance), strict=True):
-        ideal = np.sort(np.array(list(gains.values()), dtype=float))[::-1][: len(row)]
-        best = float(ideal @ discount[: len(ideal)])
-        values.append(sum(gains.get(d, 0.0) * w for d, w in zip(row, discount, strict=True)) / best if best else np.nan)
-    return np.array(values)
+    discount = np.append(0.0, np.cumsum(1 / np.log2(np.arange(2, k + 2))))
+    gain, rank = np.full(len(similarities), np.nan), np.full(len(similarities), np.nan)
+    for query, (row, gains) in enumerate(zip(similarities, map(_gains, relevance), strict=True)):
+        relevant = {document: gain for document, gain in gains.items() if gain > 0}
+        if not relevant:
+            continue
+        near = row[[*relevant]][:, None]
+        slack = TIE * torch.maximum(row.max().abs(), near.abs())
+        above = (row > near + slack).sum(1).numpy()
+        level = ((row - near).abs() <= slack).sum(1).numpy()  # 0 of an excluded document
+        share = (discount[np.minimum(above + level, k)] - discount[np.minimum(above, k)]) / np.maximum(level, 1)
+        ideal = np.sort([*relevant.values()])[::-1][:k]
+        gain[query] = share @ [*relevant.values()] / (ideal @ np.diff(discount)[: len(ideal)])
+        first = int(above.argmin())
+        rank[query] = _first_rank(int(above[first]), int(level[first]), int((above == above[first]).sum()), k)
+    return gain, rank
 
 
-def reciprocal_rank(found: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
-    """Return one over the rank of the first relevant document of each query; 0 if none is found, NaN without any."""
-    values = []
-    for row, gains in zip(found.tolist(), map(_gains, relevance), strict=True):
-        good = {document for document, gain in gains.items() if gain > 0}
-        first = next((1 / rank for rank, document in enumerate(row, 1) if document in good), 0.0)
-        values.append(first if good else np.nan)
-    return np.array(values)
+def _first_rank(above: int, level: int, relevant: int, k: int) -> float:
+    """Return the expectation of one over the first rank of the relevant ones among ``level`` equally near documents."""
+    last = min(level - relevant + 1, k - above)
+    orders = [math.comb(level - place, relevant - 1) / (above + place) for place in range(1, last + 1)]
+    return sum(orders) / math.comb(level, relevant) if level else 0.0
 
 
 def _gains(relevant: Any) -> dict[int, float]:
@@ -173,12 +176,12 @@ def served(
 class Measured:
     """Per-query figures of several systems in pools of several sizes, the greatest, of all documents, first.
 
-    ``values`` has for each system and figure ``(sizes, queries)``, ``found`` the documents found among all.
+    ``values`` has for each system and figure ``(sizes, queries)``, ``quality`` the figures of relevance among all.
     """
 
     sizes: list[int]
     values: dict[str, dict[str, Floats]]
-    found: dict[str, npt.NDArray[np.int64]]
+    quality: dict[str, dict[str, Floats]]
 
 
 @torch.no_grad()
@@ -191,6 +194,7 @@ def measure(
     seed: int = 0,
     repeats: int = 3,
     inside: npt.NDArray[np.bool_] | None = None,
+    relevance: Relevance | None = None,
 ) -> Measured:
     """Compute recall in the pool and in random parts of it, ``repeats`` of each size, of which the mean counts.
 
@@ -200,7 +204,8 @@ def measure(
     ``exclude`` has for each query the document that is itself, which counts neither as found nor as true. The figures:
     ``recall@k``, NaN in parts with fewer than 4 k documents; in pools of 1,000 or more ``reranked@10``, the recall@10
     if the first 100 are re-embedded and ranked again; with ``inside``, ``recall@k in`` and ``recall@k out`` of the
-    documents it marks and of the others, NaN for queries without such true documents.
+    documents it marks and of the others, NaN for queries without such true documents; with ``relevance``, ``ndcg@10``
+    and ``mrr@10`` in the pool (or at the greatest k, if that is less).
     """
     count, pool, top = len(truth.queries), len(truth.documents), max(ks)
     generator = torch.Generator().manual_seed(seed)
@@ -218,7 +223,10 @@ def measure(
     if inside is not None:
         for name in systems:
             values[name] |= {f"recall@{k} {side}": np.full((1, count), np.nan) for k in ks for side in ("in", "out")}
-    found: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in systems}
+    deep = min(10, top)
+    graded: dict[str, dict[str, Floats]] = {name: {} for name in systems}
+    if relevance is not None:
+        graded = {name: {f"{f}@{deep}": np.full(count, np.nan) for f in ("ndcg", "mrr")} for name in systems}
     step = max(1, CELLS // pool)
     for start in range(0, count, step):
         rows = slice(start, min(start + step, count))
@@ -239,10 +247,12 @@ def measure(
                     hits = np.minimum(_expected(true[10], cells, order, RERANKED), 10)  # more, if some are equally near
                     values[name]["reranked@10"][place, rows] += hits / 10 / share[size]
                 if part is None:
-                    found[name].append(order.indices[:, :top].numpy())
+                    if relevance is not None:
+                        both = quality(near, relevance[rows], deep)
+                        graded[name][f"ndcg@{deep}"][rows], graded[name][f"mrr@{deep}"][rows] = both
                     if inside is not None:
                         _apart(values[name], true, exact, cells, rows, torch.from_numpy(inside))
-    return Measured(sizes, values, {name: np.concatenate(blocks) for name, blocks in found.items()})
+    return Measured(sizes, values, graded)
 
 
 def _without(similarities: Tensor, own: Tensor | None) -> Tensor:
@@ -557,10 +567,10 @@ def evaluate_retrieval(
         if pairs is not None and named and metric == "cosine":
             systems |= {f"{name} + CSLS": _csls(each, systems[name], pairs) for name, each in named.items()}
     systems[RE_EMBEDDED] = truth
-    measured = measure(systems, truth, ks, exclude=own, seed=seed, inside=marked)
+    measured = measure(systems, truth, ks, exclude=own, seed=seed, inside=marked, relevance=relevance)
     weights = query_weights(len(asked), resamples, seed)
     main = nearest_to_ten([f"recall@{each}" for each in ks])
-    per_query = _per_query(measured, main, relevance, kinds)
+    per_query = _per_query(measured, main, kinds)
     scores = {name: {f: interval(each, weights) for f, each in row.items()} for name, row in per_query.items()}
     gains = {
         name: {f: interval(each - per_query[OLD][f], weights) for f, each in row.items()}
@@ -615,16 +625,11 @@ def _sides(
     return old, new, old_asked, asked
 
 
-def _per_query(
-    measured: Measured, main: str, relevance: Relevance | None, kinds: Sequence[str] | None
-) -> dict[str, dict[str, Floats]]:
+def _per_query(measured: Measured, main: str, kinds: Sequence[str] | None) -> dict[str, dict[str, Floats]]:
     """Return the figures of each query in the whole pool, with its quality, and the main recall by kind."""
     found = {name: {figure: each[0] for figure, each in row.items()} for name, row in measured.values.items()}
     for name, row in found.items():
-        if relevance is not None:
-            near = measured.found[name][:, :10]
-            row[f"ndcg@{near.shape[1]}"] = ndcg(near, relevance)
-            row[f"mrr@{near.shape[1]}"] = reciprocal_rank(near, relevance)
+        row |= measured.quality[name]
         for kind in sorted(set(kinds or ())):
             row[f"{main} of {kind}"] = np.where([each == kind for each in kinds or ()], row[main], np.nan)
     return found

@@ -388,9 +388,12 @@ class FaissStore(VectorStore):
 def _check_documents(faiss: Any, index: Any, embedding_map: EmbeddingMap) -> None:
     """Check the lengths of documents, of indexes from which they can be read without a change of the index."""
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else faiss.downcast_index(index)
-    if not isinstance(inner, faiss.IndexFlat | faiss.IndexHNSWFlat) or not inner.ntotal:
+    if not isinstance(inner, faiss.IndexFlat | faiss.IndexHNSWFlat | faiss.IndexIVFFlat) or not inner.ntotal:
         return
-    some = inner.reconstruct_batch(next(drawn(inner.ntotal, SAMPLED, 0)))
+    if isinstance(inner, faiss.IndexIVFFlat):
+        some = _listed(faiss, inner)
+    else:
+        some = inner.reconstruct_batch(next(drawn(inner.ntotal, SAMPLED, 0)))
     if embedding_map.metric != "cosine":
         embedding_map.check_lengths(some, "the documents of the index", "old")
     elif not are_normalized(some):
@@ -398,6 +401,16 @@ def _check_documents(faiss: Any, index: Any, embedding_map: EmbeddingMap) -> Non
             f"{embedding_map!r} is a map for cosine, and the index ranks by inner product documents whose lengths are "
             "not 1: normalise them, or fit a map with metric='dot'"
         )
+
+
+def _listed(faiss: Any, index: Any) -> Rows:
+    """Return up to ``SAMPLED`` rows of random inverted lists: ``reconstruct`` would need a direct map of all ids."""
+    lists, rows = index.invlists, list[Rows]()
+    for number in np.random.default_rng(0).permutation(lists.nlist).tolist():
+        if (size := lists.list_size(number)) and sum(map(len, rows)) < SAMPLED:
+            codes = faiss.rev_swig_ptr(lists.get_codes(number), size * index.code_size)
+            rows.append(codes.view(np.float32).reshape(size, index.d).copy())
+    return np.concatenate(rows)[:SAMPLED]
 
 
 def _least(faiss: Any, index: Any) -> int:
