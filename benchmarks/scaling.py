@@ -1,11 +1,11 @@
-"""What the time of a job grows with: measured curves, a model fitted to them, and what it predicts beyond them.
+"""Growth of the time of a job with its size: measured curves, a model fitted to them, and its predictions.
 
 ``python -m benchmarks scaling`` measures and prints the page. ``python -m benchmarks.scaling FOLDER`` writes
 ``scaling.json``, ``scaling.md`` and ``scaling.png`` there, and ``python -m benchmarks.scaling FOLDER --again`` writes
 the page again from the JSON.
 
-Processor time on one thread, minimum of two runs. Networks do not run: activations are random rows in memory, so that
-the curves are those of hf-stitch alone.
+Processor time on one thread, minimum of two runs. Networks do not run: activations are random rows in memory, so the
+curves show hf-stitch alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Size:
     Attributes:
         n: Number of rows.
         d: Width of the layers.
-        layers: Number of layers of each of two networks; each of one is compared with each of the other.
+        layers: Number of layers of each of two networks; all pairs of layers are compared.
     """
 
     n: int
@@ -61,13 +61,13 @@ class Job:
     """A kind of work.
 
     Attributes:
-        title: What is done.
-        run: Function that makes the inputs of a size and returns the work on them.
+        title: Description of the work.
+        run: Function that creates the inputs of a size and returns the work on them.
         terms: Name -> number of operations (in units of 1e9) as a function of the size. The time is modelled as a
             constant plus a rate times each.
         sizes: Measured sizes.
-        beyond: Sizes for which the model predicts.
-        memory: Bytes that the work keeps beside its inputs, as a function of the size.
+        beyond: Sizes to predict with the model.
+        memory: Bytes that the work needs in addition to its inputs, as a function of the size.
     """
 
     title: str
@@ -197,7 +197,7 @@ def predicted(job: Job, rates: Mapping[str, float], size: Size) -> float:
 
 
 def measured(job: Job) -> list[dict[str, Any]]:
-    """Measure a job in all its sizes: a row per size, with its seconds."""
+    """Measure a job in all its sizes; return one row per size, with its seconds."""
     return [{**asdict(size), "seconds": min(seconds(job.run(size), REPEATS))} for size in job.sizes]
 
 
@@ -224,7 +224,7 @@ def record() -> dict[str, Any]:
 
 
 def shared(count: int) -> float:
-    """Return the seconds of a comparison of two networks that some processes of one thread each share."""
+    """Return the seconds of a comparison of two networks, shared by several processes of one thread each."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -258,24 +258,25 @@ def _bytes(size: float) -> str:
     return f"{size / 2**30:.2g} GiB" if size > 2**28 else f"{size / 2**20:.2g} MiB"
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(record: Mapping[str, Any]) -> str:
     """Return the page of a record: measured curves, the fitted model, and predictions."""
     parts = [
         "# Scaling",
         "",
-        f"Written by `python -m benchmarks.scaling docs` ({found['machine']}). Processor time of one thread; networks "
-        "do not run: activations are random rows in memory, so that the curves are those of hf-stitch alone. What a "
-        "network adds is its forward passes ([benchmarks](benchmarks.md)).",
+        "This page shows how the time of a job grows with its size. `python -m benchmarks.scaling docs` wrote it "
+        f"({record['machine']}). Times are processor time of one thread, without networks: activations are random rows "
+        "in memory, so the curves show the cost of hf-stitch. A network adds its forward passes "
+        "([benchmarks](benchmarks.md)).",
         "",
         "![Measured and modelled seconds](scaling.png)",
         "",
-        "The model of each job is a constant and a rate for each of its terms. *Left out* is what the model predicts "
-        "for a size if it is fitted to all other sizes: the error to expect inside the measured range. The second "
-        "table of each job contains **predictions** that nobody has run.",
+        "The model of each job has a constant and a rate for each term. *Left out* is the prediction for a size by a "
+        "model fitted to all other sizes; it shows the expected error inside the measured range. The second table of "
+        "each job contains **predictions**, not measurements.",
         "",
     ]
     for name, job in JOBS.items():
-        rows = found["jobs"][name]
+        rows = record["jobs"][name]
         rates, left_out = modelled(job, rows)
         errors = [abs(guess / row["seconds"] - 1) for guess, row in zip(left_out, rows, strict=True)]
         terms = ", ".join(f"{rate:.3g} s per 10⁹ {term}" for term, rate in rates.items() if term != "constant" and rate)
@@ -301,29 +302,30 @@ def page(found: Mapping[str, Any]) -> str:
             ),
             "",
         ]
-    one, two = (found["processes"][count] for count in ("1", "2"))
+    one, two = (record["processes"][count] for count in ("1", "2"))
     parts += [
         "## Several processes, GPUs and nodes",
         "",
-        f"Measured: the blocks of two ResNet-18 on {SHARED} images of 64 px take {one:.1f} s in one process of one "
-        f"thread and {two:.1f} s in two: {one / two:.2f} times as fast.",
+        f"Measured: comparing the blocks of two ResNet-18 on {SHARED} images of 64 px takes {one:.1f} s in one process "
+        f"of one thread and {two:.1f} s in two: {one / two:.2f} times as fast.",
         "",
-        "What is divided by the number of processes: forward passes, and what is collected from rows. What is not: "
-        "the solution of closed forms (width³), and the values of all pairs. What is added: statistics are exchanged "
-        "once at the end, so that each process sends about twice the bytes in the column *memory of statistics*; "
-        "over a network of 10 Gbit/s this **predicts** 2 s for 1.3 GiB. Each process holds all statistics.",
+        "Forward passes and statistics of rows are divided by the number of processes. The solution of closed forms "
+        "(width³) and the values of all pairs are not. Processes exchange statistics once at the end: each sends "
+        "about twice the bytes in the column *memory of statistics*, which **predicts** 2 s for 1.3 GiB at 10 "
+        "Gbit/s. Each process holds all statistics.",
         "",
-        "On a GPU, rows are multiplied where they are, in float64 for co-moments and in float32 for Gram matrices. "
-        "Nothing was measured on one: `python -m benchmarks.gpu` does it. Its rate for products of matrices in that "
-        "precision, over that of this machine (about 50 GFLOP/s in float64, 90 in float32, on one core), **predicts** "
-        "the factor for the terms with width² in them; the others depend on the bandwidth of its memory.",
+        "On a GPU, rows are multiplied on the device, in float64 for co-moments and in float32 for Gram matrices. "
+        "This page does not contain measurements on a GPU; `python -m benchmarks.gpu` makes them. The ratio of the "
+        "GPU's rate for matrix products in that precision to the rate of this machine (about 50 GFLOP/s in float64, "
+        "90 in float32, on one core) **predicts** the factor for the terms with width²; the other terms depend on "
+        "memory bandwidth.",
         "",
     ]
     return "\n".join(parts)
 
 
-def plot(found: Mapping[str, Any]) -> Any:
-    """Draw measured seconds over those of the model, one panel per job."""
+def plot(record: Mapping[str, Any]) -> Any:
+    """Plot measured seconds against predicted seconds, one panel per job."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -331,7 +333,7 @@ def plot(found: Mapping[str, Any]) -> Any:
 
     figure, panels = pyplot.subplots(1, len(JOBS), figsize=(4 * len(JOBS), 3.6), layout="constrained")
     for panel, (name, job) in zip(panels, JOBS.items(), strict=True):
-        rows = found["jobs"][name]
+        rows = record["jobs"][name]
         taken, guesses = [row["seconds"] for row in rows], modelled(job, rows)[1]
         panel.loglog(guesses, taken, "o", color="#0072b2")
         ends = [min(taken + guesses), max(taken + guesses)]

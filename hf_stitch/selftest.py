@@ -81,7 +81,7 @@ def _decoder(seed: int) -> Any:
 def _stitched(target: int) -> Any:
     """Stitch the middle layers by least squares, which random weights make no better than a baseline."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* is no better than ")
+        warnings.filterwarnings("ignore", ".* is not better than ")
         return hf_stitch.stitch(
             _decoder(0), _decoder(target), TEXTS[:30], test_data=TEXTS[30:], source_layer=LAYER, target_layer=LAYER,
             matcher="lstsq", progress=False,

@@ -49,7 +49,7 @@ def test_ids_and_labels_do_not_identify_a_sample() -> None:
 
 @pytest.mark.parametrize("record", [{}, {"n": 1, "hashes": "!"}, {"n": 1, "hashes": "AAAA"}, {"n": "x", "hashes": ""}])
 def test_damaged_records_are_named(record: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="no record of fitted samples"):
+    with pytest.raises(ValueError, match="invalid record of fitted samples"):
         ContentSketch.from_dict(record)
 
 
@@ -62,7 +62,7 @@ def halves(images: Any) -> tuple[Any, Any, dict[str, Any]]:
 def test_scores_on_fitted_samples_are_named_as_such(halves: Any) -> None:
     train, test, layers = halves
     a, b = network("cnn"), network("vit", 1)
-    with pytest.warns(UserWarning, match=r"was fitted to 100\.0% of these samples: the scores are too good"):
+    with pytest.warns(UserWarning, match=r"was fitted to 100\.0% of these samples, so the scores are too high"):
         stitched = stitch(a, b, train, test_data=train, **layers)
     assert stitched.evaluation.fitted_share == 1
     assert "40 samples, 100% of them used for fitting" in str(stitched.evaluation)

@@ -23,7 +23,7 @@ NAMES = "a Hub id (org/name, org/name@revision, timm/…), timm:name, a local fo
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and everything else on stderr.")]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with a local copy of the data set as <name>/<split>.parquet.")
+    Path | None, typer.Option(help="Folder with a local copy of the dataset as <name>/<split>.parquet.")
 ]
 Device = Annotated[str | None, typer.Option(help="Device of the networks: cpu, cuda, cuda:1, mps.", show_default="cpu")]
 Dtype = Annotated[
@@ -57,12 +57,12 @@ class Shared:
     data: Annotated[
         str | None,
         typer.Option(
-            help="Data set: a Hub id, a local folder (of train.parquet, …, or one of images per class), or NAME:PLACE "
+            help="Dataset: a Hub id, a local folder (of train.parquet, …, or one of images per class), or NAME:PLACE "
             "of another source (hf-stitch list data), as sklearn:digits."
         ),
     ] = None
     data_dir: DataDir = None
-    split: Annotated[str | None, typer.Option(help="Split of the data set. Optional if there is only one.")] = None
+    split: Annotated[str | None, typer.Option(help="Split of the dataset. Optional if there is only one.")] = None
     max_samples: Annotated[
         int | None, typer.Option(min=1, help="Number of samples, drawn at random.", show_default="all")
     ] = None
@@ -95,7 +95,7 @@ class Shared:
         return load_network(name, self.device) if name is not None and functions.is_function(name) else name
 
     def read(self, split: str | None, count: int | None, seed: int) -> Samples:
-        """Read samples of a split of the data set."""
+        """Read samples of a split of the dataset."""
         from hf_stitch.data import Samples, read_data
 
         data = str(self.data)
@@ -103,7 +103,7 @@ class Shared:
         return draw(found, count, seed, data)
 
     def read_other(self, data: str, count: int | None, seed: int) -> Samples:
-        """Read at most ``count`` samples of another data set, ``name`` or ``name:split``; columns may be absent."""
+        """Read at most ``count`` samples of another dataset, ``name`` or ``name:split``; columns may be absent."""
         from hf_stitch.data import Samples, read_data
 
         name, split = data, None

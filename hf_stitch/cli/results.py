@@ -35,14 +35,14 @@ def _check(job: Job) -> None:
 
     idle = [f"--{name.replace('_', '-')}" for name in OF_DATA if getattr(job.shared, name) is not None]
     if job.shared.data is None and idle:
-        raise typer.BadParameter(f"{', '.join(idle)} choose samples of a data set: name one", param_hint="--data")
+        raise typer.BadParameter(f"{', '.join(idle)} choose samples of a dataset: name one", param_hint="--data")
     asks = {name: job.given[name] for name in ("rows", "align") if name in job.given}
     with usage(", ".join(f"--{name}" for name in ("metric", *asks))):
         asked = Asked.of(job.given.get("metrics", ("linear_cka",)), **asks)
         asked.check(Run(planning=job.shared.plan), job.shared.data, permutations=job.given.get("permutations", 0))
     if asked.activations and job.shared.data is None:
         label = next(iter(asked.activations))
-        raise typer.BadParameter(f"{label} compares activations of samples: name a data set", param_hint="--data")
+        raise typer.BadParameter(f"{label} compares activations of samples: name a dataset", param_hint="--data")
 
 
 @command("hf_stitch.workflows._grid:stitch_grid")

@@ -1,4 +1,4 @@
-"""Anchor sets: the identity of the anchor samples, and their representations by each encoder."""
+"""Anchor sets: the identity of anchor samples, and their representations by each encoder."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class EncodedAnchors:
 
     Attributes:
         values: ``(k, d)``, in the order of the anchors.
-        reference: The encoder with its pins: weights, config and processor.
+        reference: The encoder, pinned by weights, config and processor.
         layer: The layer.
-        pooling: The pooling that gives one vector per sample.
+        pooling: The pooling that reduces a sample to one vector.
 
     Example:
         >>> import hf_stitch
@@ -58,7 +58,7 @@ class EncodedAnchors:
     pooling: Pooling
 
     def __str__(self) -> str:
-        """For example ``timm:resnet18 layer2.1 (mean)``."""
+        """Return for example ``timm:resnet18 layer2.1 (mean)``."""
         return f"{self.reference} {self.layer} ({self.pooling})"
 
 
@@ -66,18 +66,18 @@ class EncodedAnchors:
 class AnchorSet:
     """Anchors to save and share: the identity of the samples, and their representations by any number of encoders.
 
-    An encoder is identified by its pins: weights, config and processor (``adapter.pinned``). Sets of version 0.2.0 and
-    earlier, and encoders of user code, are identified by the weights only. :meth:`encode` also compares representations
-    of the samples, which detects differences that no pin covers.
+    An encoder is identified by its weights, config and processor (``adapter.pinned``); in sets of version 0.2.0 and
+    earlier, and for encoders of user code, by its weights only. :meth:`encode` also compares representations of the
+    samples, which detects differences outside the weights and settings.
 
-    Two encoders of one set have comparable relative representations. If the encoders receive different samples (a text
-    and its translation), use one set for each side and check with :meth:`check_parallel` that they correspond.
+    The encoders of a set have comparable relative representations. If the encoders receive different samples (a text
+    and its translation), use one set per encoder and check with :meth:`check_parallel` that the sets correspond.
 
     Attributes:
         ids: Ids of the samples, in the order of the anchors.
         fingerprint: Hash of ids, labels and content of the samples: :attr:`hf_stitch.Samples.fingerprint`.
-        encoded: The representations so far.
-        contents: Hashes of the contents of the samples, by which they are recognised among others; ``None`` for sets of
+        encoded: The representations.
+        contents: Hashes of the contents of the samples, for recognising them in other data; ``None`` for sets of
             version 0.2.0 and earlier.
 
     Example:
@@ -98,10 +98,7 @@ class AnchorSet:
 
     @classmethod
     def of(cls, samples: Samples) -> Self:
-        """Create a set without representations.
-
-        A warning names anchors that are nearly the same image or tensor.
-        """
+        """Create a set without representations; near-duplicate images or tensors give a warning."""
         warn_of_near_duplicates(samples)
         return cls(samples.ids, samples.fingerprint, contents=ContentSketch.of(samples))
 
@@ -124,16 +121,16 @@ class AnchorSet:
         batch_size: int = 64,
         progress: bool = True,
     ) -> AnchorSet:
-        """Return this set with the representations by one more encoder.
+        """Return this set with the representations by an additional encoder.
 
         If the set already contains them, the encoder is run on the first batch only and compared: networks with equal
-        pins may still differ, for example in user code.
+        weights and settings may still differ, for example in user code.
 
         Args:
             model: The encoder: an adapter, a module, or a name for :func:`hf_stitch.load`.
             layer: The cut.
-            samples: The samples of the anchors, in their order.
-            pooling: The pooling that gives one vector per sample.
+            samples: The samples of the anchors, in the same order.
+            pooling: The pooling that reduces a sample to one vector.
             batch_size: Samples per forward pass.
             progress: Whether to show a progress bar.
 
@@ -143,8 +140,8 @@ class AnchorSet:
         self.check_same(samples)
         adapter = load(model)
         reference = adapter.pinned
-        if found := self._find(reference, layer, pooling):
-            _check_matches(found, _vectors(adapter, layer, pooling, next(samples.batches(batch_size))))
+        if stored := self._find(reference, layer, pooling):
+            _check_matches(stored, _vectors(adapter, layer, pooling, next(samples.batches(batch_size))))
             return self
         processes = Processes.of(None)
         run = Run(batch_size, progress=progress, processes=processes)
@@ -157,16 +154,16 @@ class AnchorSet:
 
     @checked
     def add(self, values: Tensor, reference: ModelReference, layer: str, pooling: Pooling = "mean") -> AnchorSet:
-        """Return this set with representations that were computed before.
+        """Return this set with additional precomputed representations.
 
         Args:
             values: ``(k, d)``, in the order of the anchors; copied.
             reference: The encoder, pinned by weights, config and processor (``adapter.pinned``).
             layer: The layer.
-            pooling: The pooling that was used.
+            pooling: The pooling of the representations.
         """
         if len(values) != len(self):
-            raise ValueError(f"{len(self)} anchors need one representation each, got {len(values)}")
+            raise ValueError(f"{len(self)} anchors require one representation each, got {len(values)}")
         added = EncodedAnchors(values.detach().clone(), reference, layer, pooling)
         try:
             check_anchors(values)
@@ -179,37 +176,37 @@ class AnchorSet:
     def merge(self, other: AnchorSet) -> AnchorSet:
         """Return this set with the additional representations of another set of the same anchors."""
         self.check_same(other)
-        added = (each for each in other.encoded if not self._find(each.reference, each.layer, each.pooling))
+        added = (new for new in other.encoded if not self._find(new.reference, new.layer, new.pooling))
         return dataclasses.replace(self, encoded=(*self.encoded, *added))
 
     @checked
     def has(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> bool:
-        """Whether the set contains the representations by an encoder."""
+        """Return whether the set contains the representations by an encoder."""
         return self._find(model.pinned if isinstance(model, Adapter) else model, layer, pooling) is not None
 
     @checked
     def values(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> Tensor:
         """Return the representations of the anchors by an encoder, ``(k, d)``, in the order of the anchors."""
         reference = model.pinned if isinstance(model, Adapter) else model
-        if found := self._find(reference, layer, pooling):
-            return found.values
-        have = ", ".join(map(str, self.encoded)) or "nothing"
-        known = any(_same(each, reference, each.layer, each.pooling) for each in self.encoded)
+        if stored := self._find(reference, layer, pooling):
+            return stored.values
+        available = ", ".join(map(str, self.encoded)) or "nothing"
+        contains_encoder = any(_same(encoded, reference, encoded.layer, encoded.pooling) for encoded in self.encoded)
         reason = (
-            "this encoder at another layer or by another pooling"
-            if known
-            else "no encoder of these weights and settings"
+            "this encoder with another layer or pooling"
+            if contains_encoder
+            else "only encoders with other weights or settings"
         )
         raise ValueError(
-            f"the anchors are not encoded by {reference} at {layer!r} ({pooling}); there is {reason}: {have}. Call "
-            "encode"
+            f"the anchors are not encoded by {reference} at {layer!r} ({pooling}); the set contains {reason}: "
+            f"{available}. Call encode"
         )
 
     def _find(self, reference: ModelReference, layer: str, pooling: Pooling) -> EncodedAnchors | None:
-        return next((each for each in self.encoded if _same(each, reference, layer, pooling)), None)
+        return next((encoded for encoded in self.encoded if _same(encoded, reference, layer, pooling)), None)
 
     def check_same(self, other: Samples | AnchorSet) -> None:
-        """Check that samples or another set are the same anchors, in the same order."""
+        """Raise an error unless samples or another set are the same anchors in the same order."""
         if len(other.ids) != len(self):
             raise ValueError(
                 f"there are {len(self)} anchors, got {len(other.ids)}; pass the same samples in the same order"
@@ -221,19 +218,19 @@ class AnchorSet:
         if other.fingerprint != self.fingerprint:
             raise ValueError(
                 "these samples have the ids of the anchors but different content or labels: "
-                f"{other.fingerprint}, not {self.fingerprint}; pass the samples of the anchors, or, if they "
-                "correspond to them (translations), pass them as paired_anchors="
+                f"{other.fingerprint}, not {self.fingerprint}; pass the samples of the anchors, or pass "
+                "corresponding samples (translations) as paired_anchors="
             )
 
     def check_parallel(self, other: Samples | AnchorSet) -> None:
-        """Check that the anchors of two sides correspond: both have the same ids in the same order."""
+        """Raise an error unless two sets correspond: both have the same ids in the same order."""
         try:
             check_same_order(self.ids, other.ids)
         except ValueError as error:
             raise ValueError(f"these anchors are not parallel: {error}") from error
 
     def among(self, samples: Samples) -> list[int]:
-        """Return the places of samples that are anchors, recognised by their content.
+        """Return the indices of samples that are anchors, recognised by their content.
 
         Example:
             >>> data = Samples.of(["good", "bad", "fine"])
@@ -248,13 +245,13 @@ class AnchorSet:
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write ``anchors.json`` and ``anchors.safetensors`` to a folder.
 
-        Paths of local models are not written; such an encoder is identified by its weights, config and processor.
+        Paths of local models are not written; these encoders are identified by weights, config and processor.
 
         Raises:
             OSError: A file cannot be written. The previous files are unchanged then.
         """
-        tensors = {str(place): each.values.cpu().contiguous() for place, each in enumerate(self.encoded)}
-        encoded = tuple(_Encoder(each.reference.public, each.layer, each.pooling) for each in self.encoded)
+        tensors = {str(number): stored.values.cpu().contiguous() for number, stored in enumerate(self.encoded)}
+        encoded = tuple(_Encoder(stored.reference.public, stored.layer, stored.pooling) for stored in self.encoded)
         contents = None if self.contents is None else self.contents.to_dict()
         with replacing(Path(save_directory)) as folder:
             save_file(tensors, folder / WEIGHTS)
@@ -274,25 +271,26 @@ class AnchorSet:
     def _load(cls, folder: Path) -> Self:
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder} has no {name}: it contains no anchor set, or an incomplete one")
+                raise FileNotFoundError(f"{folder} does not contain {name}: it is not a complete anchor set")
         config: _Config = read(_Config, json.loads((folder / CONFIG).read_text(encoding="utf-8")), str(folder / CONFIG))
         if config.format != FORMAT:
-            raise ValueError(f"its format is {config.format}, and this version reads {FORMAT}")
+            raise ValueError(f"its format is {config.format}, but this version reads {FORMAT}")
         tensors = load_file(folder / WEIGHTS)
         if config.digest != digest(folder / WEIGHTS):
             raise ValueError(f"{WEIGHTS} was not saved with this {CONFIG}")
-        if tensors.keys() != {str(place) for place in range(len(config.encoded))}:
+        if tensors.keys() != {str(number) for number in range(len(config.encoded))}:
             raise ValueError(f"{CONFIG} names {len(config.encoded)} encoders, {WEIGHTS} contains {len(tensors)}")
         contents = None if config.contents is None else ContentSketch.from_dict(config.contents)
         anchors = cls(config.ids, config.fingerprint, contents=contents)
-        for place, each in enumerate(config.encoded):
-            anchors = anchors.add(tensors[str(place)], each.reference, each.layer, each.pooling)  # type: ignore[assignment]
+        for number, encoder in enumerate(config.encoded):
+            values = tensors[str(number)]
+            anchors = anchors.add(values, encoder.reference, encoder.layer, encoder.pooling)  # type: ignore[assignment]
         return anchors
 
 
 @dataclass(frozen=True)
 class _Encoder:
-    """The encoder of representations in a file."""
+    """Encoder of representations in a file."""
 
     reference: ModelReference
     layer: str
@@ -301,7 +299,7 @@ class _Encoder:
 
 @dataclass(frozen=True)
 class _Config:
-    """The record of a set."""
+    """Contents of ``anchors.json``."""
 
     format: int
     ids: tuple[Id, ...]
@@ -312,41 +310,40 @@ class _Config:
 
 
 def _vectors(adapter: Adapter, layer: str, pooling: Pooling, batch: Batch) -> Tensor:
-    """Representations of some anchors by an encoder, ``(n, d)``."""
+    """Compute the representations of a batch of anchors by an encoder, ``(n, d)``."""
     vectors = adapter.encode(adapter.preprocess(batch.samples), layer)[layer].rows(pooling)
     if len(vectors) != len(batch.samples):
         raise ValueError(
-            f"an anchor must be one vector, but pooling={pooling!r} gives {len(vectors)} at layer {layer!r} for "
-            f"{len(batch.samples)} samples; use 'mean', 'cls', 'last' or 'flatten'"
+            f"an anchor must be one vector, but pooling={pooling!r} returns {len(vectors)} vectors at layer {layer!r} "
+            f"for {len(batch.samples)} samples; use 'mean', 'cls', 'last' or 'flatten'"
         )
     return vectors.cpu()
 
 
-def _check_matches(known: EncodedAnchors, vectors: Tensor) -> None:
-    """Check that an encoder gives the stored representations of the first anchors, up to rounding on another device."""
-    stored = known.values[: len(vectors)].cpu().double()
-    away = (vectors.double() - stored).norm() if vectors.shape == stored.shape else torch.inf
-    if not away <= max(1e-2, math.sqrt(torch.finfo(known.values.dtype).eps)) * stored.norm():
+def _check_matches(encoded: EncodedAnchors, vectors: Tensor) -> None:
+    """Raise an error unless an encoder returns the stored vectors of the first anchors, up to rounding error."""
+    stored = encoded.values[: len(vectors)].cpu().double()
+    distance = (vectors.double() - stored).norm() if vectors.shape == stored.shape else torch.inf
+    if not distance <= max(1e-2, math.sqrt(torch.finfo(encoded.values.dtype).eps)) * stored.norm():
         raise ValueError(
-            f"this encoder has the weights of {known} in this set, but gives other representations: something that its "
-            "record does not pin differs, such as user code. Encode a new set with it, AnchorSet.of(samples)"
+            f"this encoder has the weights of {encoded} in this set, but returns different representations: something "
+            "outside its record differs, such as user code. Encode a new set with it, AnchorSet.of(samples)"
         )
 
 
 def _same(encoded: EncodedAnchors, reference: ModelReference, layer: str, pooling: Pooling) -> bool:
-    """Whether encoder, layer and pooling match; encoders are compared by what pins them if known."""
-    have = encoded.reference
-    pinned = have.weights_hash and reference.weights_hash
-    matches = not have.changes(reference) if pinned else have == reference
+    """Return whether encoder, layer and pooling match; pinned encoders are compared by weights and settings."""
+    pinned = encoded.reference.weights_hash and reference.weights_hash
+    matches = not encoded.reference.changes(reference) if pinned else encoded.reference == reference
     return matches and (encoded.layer, encoded.pooling) == (layer, pooling)
 
 
 # -- near duplicates ---------------------------------------------------------------------------------------------------
 SIDE = 32
-"""Width and height to which images are reduced for the comparison."""
+"""Width and height of images in the comparison."""
 
 FEWEST = 64
-"""Minimum number of values of a sample: with fewer, different samples are often near each other."""
+"""Minimum number of values per sample; with fewer values, different samples are often near each other."""
 
 NEAR = 0.1
 """Samples are nearly the same if their distance is below this share of the median distance. On CIFAR-10 and
@@ -358,8 +355,8 @@ _ROWS = 512
 def warn_of_near_duplicates(samples: Samples) -> None:
     """Warn if two anchors are nearly the same image or tensor.
 
-    Images are compared as grey images of 32 x 32 pixels. Texts are not compared: equal ones have equal representations,
-    which is an error later.
+    Images are compared as grey images of 32 x 32 pixels. Texts are not compared: equal texts have equal
+    representations, which raise an error later.
     """
     rows = _rows(samples)
     if rows is None or len(rows) < 3:
@@ -370,24 +367,23 @@ def warn_of_near_duplicates(samples: Samples) -> None:
     first = int(nearest.argmin())
     if not nearest[first] < NEAR * median:
         return
-    others = torch.cdist(rows[first : first + 1], rows)[0]
-    others[first] = torch.inf
+    distances_of_first = torch.cdist(rows[first : first + 1], rows)[0]
+    distances_of_first[first] = torch.inf
     warn(
-        f"anchors {samples.ids[first]!r} and {samples.ids[int(others.argmin())]!r} are nearly the same sample (their "
-        f"distance is {float(nearest[first] / median):.1%} of the median): one of them adds hardly anything, choose "
-        "another"
+        f"anchors {samples.ids[first]!r} and {samples.ids[int(distances_of_first.argmin())]!r} are nearly the same "
+        f"sample (their distance is {float(nearest[first] / median):.1%} of the median); replace one of them"
     )
 
 
 def _rows(samples: Samples) -> Tensor | None:
-    """Return one vector per sample; ``None`` if samples are texts, small, or differ in shape."""
+    """Return one vector per sample; ``None`` for texts, small samples and samples of different shapes."""
     if samples.modality == "text":
         return None
     rows = [_values(sample) for batch in samples.batches(_ROWS) for sample in batch.samples]
     if len({row.shape for row in rows}) > 1 or rows[0].size < FEWEST:
         return None
-    found = torch.from_numpy(np.stack(rows))
-    return found if bool(found.isfinite().all()) else None
+    stacked = torch.from_numpy(np.stack(rows))
+    return stacked if bool(stacked.isfinite().all()) else None
 
 
 def _values(sample: Any) -> np.ndarray[Any, Any]:

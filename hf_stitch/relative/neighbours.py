@@ -1,4 +1,4 @@
-"""Nearest-neighbour search over rows that are read in chunks."""
+"""Nearest-neighbour search over rows in chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_stitch.relative.similarities import Cosine, Euclidean, Similarity, compu
 
 Near = Literal["cosine", "euclidean"]
 BLOCK, CHUNK = 1024, 2048
-"""Queries that are compared at a time, and rows if all are in memory, so that their similarities stay in the cache."""
+"""Number of queries, and of in-memory rows, compared at a time, so that their similarities stay in the CPU cache."""
 WORD = 8
 """Bytes of an integer, which is 0 if eight values of a mask are false."""
 
@@ -24,16 +24,17 @@ WORD = 8
 def nearest(
     queries: Tensor, rows: Tensor | Iterable[Tensor], k: int = 10, distance: Near = "cosine"
 ) -> tuple[Tensor, Tensor]:
-    """Find the k nearest rows of each query, in memory or reading the rows in chunks.
+    """Find the k nearest rows of each query, with all rows in memory or in chunks.
 
-    Of rows in chunks, only the queries, one chunk and their similarities are in memory. The chunks may come from
-    :meth:`RelativeProjection.stream`. If the rows are the queries, each similarity is computed once for both.
+    With chunks, for example from :meth:`RelativeProjection.stream`, only the queries, one chunk and their similarities
+    are in memory. If the rows are the queries, each pair is computed once.
 
     Args:
         queries: ``(m, d)``, floating point.
-        rows: ``(n, d)``, or matrices ``(n₁, d)``, ``(n₂, d)``, …, read once; pass the same tensor as ``queries`` for
-            the neighbours of each row among all.
-        k: Number of neighbours, at most the total number of rows. A query that is among the rows is its own neighbour.
+        rows: ``(n, d)``, or matrices ``(n₁, d)``, ``(n₂, d)``, …, read once. Pass the ``queries`` tensor again to
+            find the neighbours of each row among all rows.
+        k: Number of neighbours, at most the total number of rows. If a query is among the rows, it counts as its own
+            neighbour.
         distance: ``"cosine"`` or ``"euclidean"``. Ties are broken arbitrarily.
 
     Returns:
@@ -49,49 +50,49 @@ def nearest(
                 [2, 0]])
     """
     if k < 1 or queries.ndim != 2:
-        raise ValueError(f"nearest needs queries of shape (m, d) and k >= 1, got {tuple(queries.shape)} and k={k}")
+        raise ValueError(f"nearest requires queries of shape (m, d) and k >= 1, got {tuple(queries.shape)} and k={k}")
     _check_finite("query", queries, 0)
     similarity = Cosine() if distance == "cosine" else Euclidean()
-    found = _Found(len(queries), k, computable(queries), largest=distance == "cosine")
+    neighbours = _Neighbours(len(queries), k, computable(queries), largest=distance == "cosine")
     if rows is queries:
-        seen = _among_themselves(computable(queries), similarity, found)
+        count = _search_queries(computable(queries), similarity, neighbours)
     else:
-        seen = _among_others(computable(queries), rows, similarity, found)
-    if seen < k:
-        raise ValueError(f"k must be at most the number of rows, got k={k} and {seen} rows; lower k or give more rows")
-    return found.closeness, found.places
+        count = _search_rows(computable(queries), rows, similarity, neighbours)
+    if count < k:
+        raise ValueError(f"k must be at most the number of rows, got k={k} and {count} rows; lower k or pass more rows")
+    return neighbours.closeness, neighbours.places
 
 
-def _among_others(queries: Tensor, rows: Tensor | Iterable[Tensor], similarity: Similarity, found: _Found) -> int:
+def _search_rows(
+    queries: Tensor, rows: Tensor | Iterable[Tensor], similarity: Similarity, neighbours: _Neighbours
+) -> int:
     """Compare all queries with all rows, and return the number of rows."""
-    seen = 0
-    for some in rows.split(CHUNK) if isinstance(rows, Tensor) else rows:
-        if some.shape[1:] != queries.shape[1:]:
-            raise ValueError(
-                f"rows and queries must be equally wide, got widths {some.shape[-1]} and {queries.shape[1]}"
-            )
-        _check_finite("row", some, seen)
-        compared = similarity.against(some.to(queries))
+    count = 0
+    for chunk in rows.split(CHUNK) if isinstance(rows, Tensor) else rows:
+        if chunk.shape[1:] != queries.shape[1:]:
+            raise ValueError(f"rows and queries must have equal widths, got {chunk.shape[-1]} and {queries.shape[1]}")
+        _check_finite("row", chunk, count)
+        similarities = similarity.against(chunk.to(queries))
         for start in range(0, len(queries), BLOCK):
-            found.update(start, compared(queries[start : start + BLOCK]), seen)
-        seen += len(some)
-    return seen
+            neighbours.update(start, similarities(queries[start : start + BLOCK]), count)
+        count += len(chunk)
+    return count
 
 
-def _among_themselves(rows: Tensor, similarity: Similarity, found: _Found) -> int:
+def _search_queries(rows: Tensor, similarity: Similarity, neighbours: _Neighbours) -> int:
     """Compare all rows with each other, each pair of blocks once, and return the number of rows."""
     for first in range(0, len(rows), CHUNK):
-        compared = similarity.against(rows[first : first + CHUNK])
+        similarities = similarity.against(rows[first : first + CHUNK])
         for start in range(first, len(rows), BLOCK):
-            values = compared(rows[start : start + BLOCK])
-            found.update(start, values, first)
+            values = similarities(rows[start : start + BLOCK])
+            neighbours.update(start, values, first)
             if start >= first + CHUNK:  # within the chunk, both orders are compared
-                found.update(first, values.T, start)
+                neighbours.update(first, values.T, start)
     return len(rows)
 
 
-class _Found:
-    """The nearest rows so far."""
+class _Neighbours:
+    """Nearest rows of each query among the rows compared so far."""
 
     def __init__(self, count: int, k: int, like: Tensor, *, largest: bool) -> None:
         self.k, self.largest = k, largest
@@ -100,31 +101,28 @@ class _Found:
         self.places = torch.zeros(count, k, dtype=torch.int64, device=like.device)
 
     def update(self, start: int, values: Tensor, first: int) -> None:
-        """Compare queries with further rows.
-
-        Most are further than the k-th so far, and are skipped.
-        """
+        """Compare queries with more rows; most rows are farther than the current k-th neighbour, and are skipped."""
         part = slice(start, start + len(values))
         closeness, places = self.closeness[part], self.places[part]
         if bool((closeness[:, -1] == self.worst).any()):  # fewer than k so far
-            best, here = values.topk(min(self.k, values.shape[1]), dim=1, largest=self.largest)
-            here += first
+            best, indices = values.topk(min(self.k, values.shape[1]), dim=1, largest=self.largest)
+            indices += first
         else:
             bound = closeness[:, -1:]
             query, row = self._nearer(values, bound)
             if not len(query):
                 return
             count = query.bincount(minlength=len(values))
-            place = torch.arange(len(query), device=query.device) - (count.cumsum(0) - count)[query]
+            rank = torch.arange(len(query), device=query.device) - (count.cumsum(0) - count)[query]
             best = values.new_full((len(values), int(count.max())), self.worst)
-            here = torch.zeros_like(best, dtype=torch.int64)
-            best[query, place], here[query, place] = values[query, row], row + first
-        best, here = torch.cat([closeness, best], 1), torch.cat([places, here], 1)
+            indices = torch.zeros_like(best, dtype=torch.int64)
+            best[query, rank], indices[query, rank] = values[query, row], row + first
+        best, indices = torch.cat([closeness, best], 1), torch.cat([places, indices], 1)
         self.closeness[part], order = best.topk(self.k, dim=1, largest=self.largest)
-        self.places[part] = here.gather(1, order)
+        self.places[part] = indices.gather(1, order)
 
     def _nearer(self, values: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the queries and rows, ordered by query, of values that are nearer than a bound of the query."""
+        """Return the query and row indices, ordered by query, of values nearer than the bound of the query."""
         if values.is_contiguous():
             return _true(values > bound if self.largest else values < bound)
         row, query = _true(values.T > bound.T if self.largest else values.T < bound.T)
@@ -133,17 +131,17 @@ class _Found:
 
 
 def _true(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows and columns of the few true values of a mask, as ``nonzero`` does, but eight at a time."""
+    """Return row and column indices of the true values of a sparse mask: ``nonzero``, eight values at a time."""
     flat = mask.flatten()
-    whole = len(flat) // WORD * WORD
-    words = flat[:whole].view(torch.int64).nonzero()[:, 0]
-    word, inside = flat[:whole].view(-1, WORD)[words].nonzero(as_tuple=True)
-    places = torch.cat([words[word] * WORD + inside, whole + flat[whole:].nonzero()[:, 0]])
-    return places // mask.shape[1], places % mask.shape[1]
+    aligned = len(flat) // WORD * WORD
+    words = flat[:aligned].view(torch.int64).nonzero()[:, 0]
+    word, inside = flat[:aligned].view(-1, WORD)[words].nonzero(as_tuple=True)
+    positions = torch.cat([words[word] * WORD + inside, aligned + flat[aligned:].nonzero()[:, 0]])
+    return positions // mask.shape[1], positions % mask.shape[1]
 
 
-def _check_finite(what: str, rows: Tensor, before: int) -> None:
+def _check_finite(label: str, rows: Tensor, offset: int) -> None:
     finite = rows.isfinite().all(1)
     if not finite.all():
-        place = before + int(finite.logical_not().nonzero()[0])
-        raise ValueError(f"{what} {place} contains NaN or infinity; drop it")
+        index = offset + int(finite.logical_not().nonzero()[0])
+        raise ValueError(f"{label} {index} contains NaN or infinity; drop it")

@@ -23,15 +23,15 @@ from hf_stitch.stitches.base import as_dtype
 Aggregate = Literal["concatenate", "mlp_sum"]
 Normalise = Literal["l2", "layer"]
 _ALIKE = 100
-"""Rows are equal if the norm of their difference is at most this multiple of eps times their norm."""
+"""Two rows are equal if the norm of their difference is at most this multiple of eps times their norm."""
 _NEARBY = 4
-"""Number of neighbours along a direction that are compared."""
+"""Number of neighbours along a direction to compare."""
 _Named = str | Similarity | Mapping[str, Any]
 
 
 @runtime_checkable
 class Array(Protocol):
-    """A tensor, an array, or what is read like one: a data set of h5py or zarr."""
+    """A tensor, an array, or an object with the same interface, such as an h5py or zarr dataset."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
@@ -42,9 +42,9 @@ class Array(Protocol):
 class RelativeProjection(Stitch):
     """Relative representation: ``x ↦ (sim(x, a₁), …, sim(x, aₖ))`` (Moschella et al. 2023, eq. 1).
 
-    Several similarities form a product of invariances (Cannistraci et al. 2024): each gives a space of k values, and so
-    does each of ``subspaces`` equal parts of the features. Spaces are concatenated (all subspaces of the first
-    similarity, then of the next) or summed, each after a separate MLP.
+    Several similarities form a product of invariances (Cannistraci et al. 2024). Each similarity, on each of the
+    ``subspaces`` equal parts of the features, defines a space of k values. Spaces are concatenated (all subspaces of
+    the first similarity, then of the next), or summed after one MLP per space.
 
     The steps are: centring, rounding of the features, similarities, rounding, normalisation, aggregation. Each vector
     is mapped independently. Rounding has the gradient of the identity (straight-through; Bengio et al. 2013).
@@ -52,21 +52,20 @@ class RelativeProjection(Stitch):
     Attributes:
         anchors: ``(k, in_features)``, a persistent buffer without gradients; zeros until loaded.
         similarities: Similarities in the order of the spaces.
-        ids: Ids of the samples; ``None`` if unknown, as after loading.
+        ids: Ids of the samples; ``None`` if unknown, for example after loading.
 
     Args:
         in_features: Width d of the vectors.
         anchors: Number k of anchors.
         similarities: A name, a similarity, a dict of ``name`` and options, or several of these.
-        center: Whether to subtract the mean of the anchors from vectors and anchors, which adds invariance to
-            translation.
+        center: Whether to subtract the mean of the anchors from vectors and anchors, for invariance to translation.
         feature_step: Round features (after centring) to multiples of this value; None: no rounding.
         similarity_step: Round similarities to multiples of this value; None: no rounding.
         normalise: Normalisation of each space: ``"l2"`` to length 1, ``"layer"`` to mean 0 and variance 1 over the
             anchors, None for no normalisation.
-        subspaces: Number of equal parts of consecutive features into which vectors and anchors are split. Above 1, maps
-            that mix the parts change the result.
-        aggregate: ``"concatenate"``, or ``"mlp_sum"``: the sum of ``tanh(linear(layer_norm(space)))``, k values, whose
+        subspaces: Number of equal parts of consecutive features to split vectors and anchors into. Above 1, maps that
+            mix the parts change the result.
+        aggregate: ``"concatenate"``, or ``"mlp_sum"``: the sum of ``tanh(linear(layer_norm(space)))``, k values. The
             weights must be trained with the following layers (as in the authors' code: latentis,
             ``NonLinearSumAggregation``).
         dtype: Dtype of anchors and weights.
@@ -98,14 +97,14 @@ class RelativeProjection(Stitch):
         aggregate: Aggregate = "concatenate",
         dtype: torch.dtype | str = torch.float32,
     ) -> None:
-        several = [similarities] if isinstance(similarities, str | Similarity | Mapping) else list(similarities)
-        if not several:
-            raise ValueError("a relative projection needs at least one similarity, got none")
+        listed = [similarities] if isinstance(similarities, str | Similarity | Mapping) else list(similarities)
+        if not listed:
+            raise ValueError("a relative projection requires at least one similarity, got none")
         if in_features % subspaces:
             raise ValueError(f"subspaces must divide the {in_features} features, got {subspaces}")
-        spaces = len(several) * subspaces
+        spaces = len(listed) * subspaces
         super().__init__(in_features, anchors * (spaces if aggregate == "concatenate" else 1))
-        self.similarities = tuple(registries.similarities.build(each) for each in several)
+        self.similarities = tuple(registries.similarities.build(similarity) for similarity in listed)
         self.center, self.feature_step, self.similarity_step = center, feature_step, similarity_step
         self.normalise, self.subspaces, self.aggregate = normalise, subspaces, aggregate
         self.register_buffer("anchors", torch.zeros(anchors, in_features, dtype=as_dtype(dtype)))
@@ -127,14 +126,13 @@ class RelativeProjection(Stitch):
         ids: Sequence[Id] | None = None,
         **options: Any,
     ) -> Self:
-        """Create a projection from anchors, which are copied.
+        """Create a projection from a copy of anchors.
 
         Args:
             anchors: ``(k, d)``: the vectors of the anchors, floating point.
             similarities: As for the class.
-            ids: Ids of the samples (``AnchorSet.ids``), with which :meth:`with_anchors` compares others. They are not
-                saved.
-            **options: As for the class, except ``dtype``, which is that of the anchors.
+            ids: Ids of the samples (``AnchorSet.ids``), for comparison in :meth:`with_anchors`. They are not saved.
+            **options: As for the class, except ``dtype``: the projection has the dtype of the anchors.
         """
         check_anchors(anchors)
         projection = cls(anchors.shape[1], len(anchors), similarities, dtype=anchors.dtype, **options)
@@ -143,15 +141,15 @@ class RelativeProjection(Stitch):
 
     @torch.no_grad()
     def with_anchors(self, anchors: Tensor, ids: Sequence[Id] | None = None) -> RelativeProjection:
-        """Return the same projection, with copies of all other weights, for another encoder.
+        """Return the same projection for another encoder, with copies of all weights except the anchors.
 
-        The layers that follow the projection can then be used with that encoder without training.
+        The layers after the projection then work with that encoder without training.
 
         Args:
-            anchors: ``(k, d)``: representations by the other encoder of the same samples in the same order; d may
+            anchors: ``(k, d)``: representations of the same samples by the other encoder, in the same order; d may
                 differ.
-            ids: Ids of these samples (``AnchorSet.ids``), which are compared with those of the projection. ``None``
-                (default) gives a warning, because other samples would make the following layers useless, unnoticed.
+            ids: Ids of these samples (``AnchorSet.ids``), compared with the ids of the projection. ``None`` (default)
+                gives a warning, because wrong samples would silently make the following layers useless.
 
         Example:
             >>> x, anchors, ids = torch.randn(5, 3), torch.randn(4, 3), range(4)
@@ -163,7 +161,7 @@ class RelativeProjection(Stitch):
         check_anchors(anchors)
         if ids is None:
             warn(
-                "with_anchors cannot tell whether these are the samples of the projection, in their order: pass ids=, "
+                "with_anchors cannot check that these are the samples of the projection, in the same order: pass ids=, "
                 "for example AnchorSet.ids, to with_anchors and to RelativeProjection.of"
             )
         elif self.ids is not None:
@@ -184,7 +182,7 @@ class RelativeProjection(Stitch):
         return projection._take(anchors)
 
     def transform(self, x: Tensor) -> Tensor:
-        """Compute the relative representation; dtypes narrower than float32 are computed in float32.
+        """Compute the relative representation, in at least float32.
 
         See :meth:`hf_stitch.stitches.Stitch.transform`.
         """
@@ -192,13 +190,13 @@ class RelativeProjection(Stitch):
 
     @checked
     def stream(self, rows: Array, chunk: Count = 4096) -> Iterator[Tensor]:
-        """Compute the relative representations of many rows in chunks; memory does not grow with their number.
+        """Compute the relative representations of many rows in chunks, with constant memory and without gradients.
 
-        What depends only on the anchors is computed once. There are no gradients.
+        Computations that depend only on the anchors are done once.
 
         Args:
-            rows: ``(n, d)``: a tensor, an array, which may be memory-mapped, or a data set of h5py or zarr; one chunk
-                is read at a time.
+            rows: ``(n, d)``: a tensor, an array (possibly memory-mapped), or an h5py or zarr dataset; one chunk is read
+                at a time.
             chunk: Rows per chunk.
 
         Yields:
@@ -224,7 +222,7 @@ class RelativeProjection(Stitch):
                 yield project(part.to(self.anchors))
 
     def config(self) -> dict[str, Any]:
-        """Return the widths, the similarities with their options, and all other options."""
+        """Return the constructor arguments as JSON values."""
         return {
             "in_features": self.in_features,
             "anchors": len(self.anchors),
@@ -239,20 +237,20 @@ class RelativeProjection(Stitch):
         }
 
     def _take(self, anchors: Tensor) -> Self:
-        """Copy the anchors and check that every similarity accepts them."""
+        """Copy the anchors and raise an error if a similarity does not accept them."""
         self.anchors.copy_(anchors.detach())
         self._against(self.anchors.dtype)
         return self
 
     def _against(self, dtype: torch.dtype) -> Bound:
-        """The projection of rows ``(n, d)`` of this dtype, bound to the current anchors."""
+        """Return a function that projects rows ``(n, d)`` of this dtype, bound to the current anchors."""
         anchors = self.anchors.to(torch.promote_types(dtype, torch.float32))
         mean = anchors.mean(0) if self.center else 0.0
 
         def parts(rows: Tensor) -> Sequence[Tensor]:
             return _round(rows - mean, self.feature_step).chunk(self.subspaces, dim=1)
 
-        bound = [[each.against(part) for part in parts(anchors)] for each in self.similarities]
+        bound = [[similarity.against(part) for part in parts(anchors)] for similarity in self.similarities]
 
         def project(rows: Tensor) -> Tensor:
             cut = parts(computable(rows))
@@ -272,13 +270,13 @@ class RelativeProjection(Stitch):
         if self.normalise == "l2":
             return functional.normalize(space, dim=1)
         if self.normalise == "layer":
-            # Unlike LayerNorm, no constant is added to the variance, because cosines close to 1 hardly vary.
+            # Unlike in LayerNorm, no constant is added to the variance, because cosines close to 1 hardly vary.
             return functional.normalize(space - space.mean(1, keepdim=True), dim=1) * math.sqrt(space.shape[1])
         return space
 
 
 def check_anchors(anchors: Tensor) -> None:
-    """Check that anchors are a matrix of finite vectors that differ by more than the rounding of float32.
+    """Raise an error unless anchors are a matrix of finite vectors that differ by more than float32 rounding error.
 
     Two anchors give a warning.
     """
@@ -287,9 +285,9 @@ def check_anchors(anchors: Tensor) -> None:
             f"anchors must be floating-point vectors of shape (k, d), got {anchors.dtype} of {tuple(anchors.shape)}"
         )
     if len(anchors) == 1:
-        raise ValueError("a relative representation needs several anchors, got 1: similarities to it say little")
+        raise ValueError("a relative representation requires several anchors, got 1")
     if len(anchors) == 2:
-        warn("2 anchors describe a vector by two numbers: use more, at least about as many as the features vary in")
+        warn("2 anchors describe a vector by two numbers; use at least as many as the features have dimensions")
     finite = anchors.isfinite().all(1)
     if not finite.all():
         raise ValueError(
@@ -307,18 +305,18 @@ def check_anchors(anchors: Tensor) -> None:
 
 
 def _repeated(rows: Tensor) -> dict[int, int]:
-    """Map rows to earlier rows that they repeat up to rounding, for example the rounding of another batch size.
+    """Map rows to earlier rows that they repeat up to rounding error, for example of another batch size.
 
-    Equal rows are close to each other when all rows are sorted along any direction, so not all pairs are compared.
+    Equal rows are neighbours when all rows are sorted along any direction, so only neighbours are compared.
     """
-    away = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0)).to(rows)
-    order = (rows @ away).argsort()
-    within = _ALIKE * torch.finfo(rows.dtype).eps * rows.norm(dim=1)
+    direction = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0)).to(rows)
+    order = (rows @ direction).argsort()
+    tolerance = _ALIKE * torch.finfo(rows.dtype).eps * rows.norm(dim=1)
     repeated: dict[int, int] = {}
-    for places in range(1, min(_NEARBY + 1, len(rows))):
-        one, other = order[:-places], order[places:]
-        alike = (rows[one] - rows[other]).norm(dim=1) <= torch.maximum(within[one], within[other])
-        for first, second in zip(one[alike].tolist(), other[alike].tolist(), strict=True):
+    for shift in range(1, min(_NEARBY + 1, len(rows))):
+        a, b = order[:-shift], order[shift:]
+        alike = (rows[a] - rows[b]).norm(dim=1) <= torch.maximum(tolerance[a], tolerance[b])
+        for first, second in zip(a[alike].tolist(), b[alike].tolist(), strict=True):
             repeated.setdefault(second, first)
     return repeated
 

@@ -25,7 +25,7 @@ class Selection(Configured, ABC):
     The options are checked against their annotations (:class:`hf_stitch.options.Configured`).
 
     Attributes:
-        needs: What the selection needs besides the samples: ``"labels"``, ``"features"`` or None.
+        needs: Required input in addition to the samples: ``"labels"``, ``"features"`` or None.
 
     Example:
         >>> from hf_stitch import registries
@@ -43,10 +43,10 @@ class Selection(Configured, ABC):
         Args:
             samples: Samples to choose from.
             count: Number of anchors, from 1 to the number of samples.
-            features: ``(n, d)`` float64, one row per sample, if the selection needs them.
+            features: ``(n, d)`` float64, one row per sample, if the selection requires features.
 
         Returns:
-            Positions of ``count`` different samples, in the order of the anchors.
+            Indices of ``count`` different samples, in the order of the anchors.
         """
 
 
@@ -55,37 +55,37 @@ def select_anchors(
 ) -> Samples:
     """Select the samples that serve as anchors.
 
-    For out-of-domain anchors (Moschella et al. 2023, "OOD anchors"), pass data other than that of the task; the
-    selection ``ood`` additionally excludes samples that resemble the task's.
+    For out-of-domain anchors (Moschella et al. 2023, "OOD anchors"), pass data from outside the task; the selection
+    ``ood`` also excludes samples that resemble samples of the task.
 
     Args:
         data: Raw samples, as for :meth:`hf_stitch.Samples.of`.
         count: Number of anchors.
         selection: Name in the registry of anchors, or a selection.
-        features: ``(n, d)``, floating point: a representation of every sample, for selections that need it.
-        **options: Options of the selection, if given by name.
+        features: ``(n, d)``, floating point: a representation of every sample, for selections that require it.
+        **options: Options of a selection given by name.
 
     Example:
         >>> select_anchors(["good", "bad", "fine", "poor"], 2, "parallel", ids=[3, 0]).ids
         (3, 0)
     """
-    samples, chosen = Samples.of(data), registries.anchors.build(selection, **options)
+    samples, selection = Samples.of(data), registries.anchors.build(selection, **options)
     if not 1 <= count <= len(samples):
         raise ValueError(f"the number of anchors must be from 1 to {len(samples)}, the number of samples, got {count}")
-    if chosen.needs == "labels" and samples.labels is None:
-        raise ValueError(f"selection {chosen.name!r} needs labels, but these samples have none; use 'random'")
-    if chosen.needs == "features":
-        features = _checked(chosen.name, features, len(samples))
-    return samples.select(chosen.select(samples, count, features))
+    if selection.needs == "labels" and samples.labels is None:
+        raise ValueError(f"selection {selection.name!r} requires samples with labels; pass labels, or use 'random'")
+    if selection.needs == "features":
+        features = _checked(selection.name, features, len(samples))
+    return samples.select(selection.select(samples, count, features))
 
 
 def _checked(name: str, features: Tensor | None, samples: int) -> Tensor:
     if features is None:
-        raise ValueError(f"selection {name!r} needs representations: pass features with one row per sample")
+        raise ValueError(f"selection {name!r} requires representations: pass features with one row per sample")
     if features.ndim != 2 or len(features) != samples or not features.is_floating_point():
         raise ValueError(
             f"features must be floating-point of shape ({samples}, d), one row per sample, got {features.dtype} of "
-            f"{tuple(features.shape)}"
+            f"shape {tuple(features.shape)}"
         )
     if not features.isfinite().all():
         row = int(features.isfinite().all(1).logical_not().nonzero()[0])
@@ -97,7 +97,7 @@ def _checked(name: str, features: Tensor | None, samples: int) -> Tensor:
 class Random(Selection):
     """Uniformly random samples.
 
-    The selection is a hash of seed and id, so it does not depend on the order of the samples.
+    Samples are ordered by a hash of seed and id, so the selection does not depend on the order of the samples.
 
     Attributes:
         seed: Seed of the hash.
@@ -114,9 +114,9 @@ class Random(Selection):
 
 @dataclasses.dataclass(frozen=True)
 class Stratified(Selection):
-    """Random samples of every class, in proportion to its size.
+    """Random samples of every class, in proportion to the class size.
 
-    Remainders go to the classes with the largest remainders, smaller labels first.
+    Left-over anchors go to the classes with the largest remainders, smaller labels first.
 
     Attributes:
         seed: Seed of the hash.
@@ -144,10 +144,10 @@ class Stratified(Selection):
 
 @dataclasses.dataclass(frozen=True)
 class FarthestPoint(Selection):
-    """Farthest-point sampling: each anchor is the sample farthest from the previous ones (Gonzalez 1985).
+    """Farthest-point sampling: each anchor is the sample farthest from the previous anchors (Gonzalez 1985).
 
     Attributes:
-        seed: Seed that selects the first anchor.
+        seed: Seed for the first anchor.
     """
 
     name: ClassVar[str] = "farthest_point"
@@ -196,13 +196,13 @@ class KMeans(Selection):
                 f"only {different} of {len(samples)} samples have different features, but {count} were requested; "
                 "lower count"
             )
-        found = Clustering(count, random_state=self.seed, n_init=1).fit(features.cpu().numpy())
-        clusters = torch.from_numpy(found.labels_)
-        away = (features.cpu() - torch.from_numpy(found.cluster_centers_)[clusters]).norm(dim=1)
+        clustering = Clustering(count, random_state=self.seed, n_init=1).fit(features.cpu().numpy())
+        clusters = torch.from_numpy(clustering.labels_)
+        distances = (features.cpu() - torch.from_numpy(clustering.cluster_centers_)[clusters]).norm(dim=1)
         chosen = []
         for cluster in range(count):
             members = (clusters == cluster).nonzero()[:, 0]
-            chosen.append(int(members[away[members].argmin()]))
+            chosen.append(int(members[distances[members].argmin()]))
         return chosen
 
 
@@ -222,17 +222,17 @@ class Frequency(Selection):
         """Select the anchors, most frequent first; samples with equal counts keep their order."""
         ranked = sorted(range(len(samples)), key=lambda place: -self.counts.get(samples.ids[place], 0))
         if self.counts.get(samples.ids[ranked[count - 1]], 0) <= 0:
-            known = sum(self.counts.get(id_, 0) > 0 for id_ in samples.ids)
-            raise ValueError(f"{known} of {len(samples)} samples have a count above 0, but {count} were requested")
+            counted = sum(self.counts.get(id_, 0) > 0 for id_ in samples.ids)
+            raise ValueError(f"{counted} of {len(samples)} samples have a count above 0, but {count} were requested")
         return ranked[:count]
 
 
 @dataclasses.dataclass(frozen=True)
 class Parallel(Selection):
-    """Samples given by their ids, for corresponding samples on two sides, for example a text and its translation.
+    """Samples given by ids, for corresponding samples of two encoders, for example a text and its translation.
 
     Attributes:
-        ids: Ids of at least as many samples as anchors; the first ones are used.
+        ids: Ids of at least as many samples as anchors; the first ids are used.
     """
 
     name: ClassVar[str] = "parallel"
@@ -246,21 +246,21 @@ class Parallel(Selection):
         places = {id_: place for place, id_ in enumerate(samples.ids)}
         if missing := [id_ for id_ in self.ids[:count] if id_ not in places]:
             raise ValueError(
-                f"{len(missing)} of {count} ids of parallel anchors are not among the samples, the first {missing[0]!r}"
+                f"{len(missing)} of {count} ids of parallel anchors are not among the samples, first {missing[0]!r}"
             )
         return [places[id_] for id_ in self.ids[:count]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OutOfDomain(Selection):
-    """Random samples that do not resemble those of the task.
+    """Random samples that do not resemble samples of the task.
 
-    A sample is out of domain if it is farther from its nearest domain sample than almost all domain samples are from
-    theirs (the score of Sun et al. 2022, arXiv 2204.06507, with k = 1).
+    A sample is out of domain if its distance to the nearest domain sample exceeds almost all nearest-neighbour
+    distances within the domain (the score of Sun et al. 2022, arXiv 2204.06507, with k = 1).
 
     Attributes:
         domain: ``(m, d)``: samples of the task, in the same representation as ``features``; at least 2.
-        quantile: Quantile of the nearest-neighbour distances within the domain that serves as threshold, in (0, 1].
+        quantile: Threshold, as a quantile of the nearest-neighbour distances within the domain, in (0, 1].
         seed: Seed of the hash.
     """
 
@@ -284,13 +284,13 @@ class OutOfDomain(Selection):
                 f"domain has width {self.domain.shape[1]}, but the features have width {features.shape[1]}"
             )
         domain = self.domain.to(features)
-        own = nearest(domain, domain, 2, "euclidean")[0][:, 1]
-        away = nearest(features, domain, 1, "euclidean")[0][:, 0]
-        outside = (away > own.quantile(self.quantile)).nonzero()[:, 0].tolist()
+        within = nearest(domain, domain, 2, "euclidean")[0][:, 1]
+        distances = nearest(features, domain, 1, "euclidean")[0][:, 0]
+        outside = (distances > within.quantile(self.quantile)).nonzero()[:, 0].tolist()
         if len(outside) < count:
             raise ValueError(
-                f"{len(outside)} of {len(samples)} samples are out of the domain, but {count} were requested; use "
-                "samples from another domain"
+                f"{len(outside)} of {len(samples)} samples are out of domain, but {count} were requested; use samples "
+                "from another domain"
             )
         return _shuffled(samples, outside, self.seed)[:count]
 
@@ -299,18 +299,19 @@ class OutOfDomain(Selection):
 class Bootstrap(Selection):
     """Find the counterparts of another encoder's anchors from a few known pairs (Cannistraci et al. 2023, 2303.00721).
 
-    Relative to the known pairs, the samples of both sides are comparable. Each anchor of the other side is assigned a
-    sample of this side, no sample twice, such that the sum of squared distances between relative representations is
-    minimal. The most reliable new pairs join the known ones, twice as many in each round, and all pairs except the
-    seeds are reassigned, until all anchors are assigned and the assignment does not change.
+    Relative to the known pairs, the samples of both encoders are comparable. Each anchor of the other encoder is
+    assigned a different sample of this encoder, such that the sum of squared distances between relative representations
+    is minimal. In each round, the number of known pairs doubles by the most reliable new pairs, and all pairs except
+    the seeds are reassigned, until all anchors are assigned and the assignment does not change.
 
     The paper optimises free vectors by gradient descent with a soft assignment from Sinkhorn's algorithm. Here each
-    anchor is a sample, and the assignment is the exact limit of Sinkhorn's for temperature 0. If one side is a rotated,
-    shifted and scaled copy of the other, the result is exact, provided that the seeds distinguish all samples.
+    anchor is a sample, and the assignment is the exact limit of Sinkhorn's for temperature 0. If one encoder's space is
+    a rotated, shifted and scaled copy of the other's, the result is exact, provided that the seeds distinguish all
+    samples.
 
     Attributes:
-        anchors: ``(k, d)``: representations of the anchors by the other encoder, the seeds first.
-        seeds: Ids of the counterparts of the first anchors on this side, in the same order; at least 3.
+        anchors: ``(k, d)``: representations of the anchors by the other encoder, starting with the seeds.
+        seeds: Ids of samples of this encoder that correspond to the first anchors, in the same order; at least 3.
         rounds: Maximum number of reassignments once all anchors are assigned.
     """
 
@@ -326,45 +327,48 @@ class Bootstrap(Selection):
         check_anchors(self.anchors)
         if not 3 <= len(self.seeds) < len(self.anchors) or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(
-                f"bootstrap of {len(self.anchors)} anchors needs at least 3 different seeds, and fewer seeds "
-                f"than anchors; got {len(self.seeds)}, of which {len(set(self.seeds))} differ"
+                f"bootstrap of {len(self.anchors)} anchors requires at least 3 different seeds, and fewer seeds "
+                f"than anchors; got {len(self.seeds)} seeds, {len(set(self.seeds))} different"
             )
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
         """Select the anchors."""
         assert features is not None
         if count != len(self.anchors):
-            raise ValueError(f"count must be {len(self.anchors)}, the number of anchors of the other side, got {count}")
+            raise ValueError(
+                f"count must be {len(self.anchors)}, the number of anchors of the other encoder, got {count}"
+            )
         places = {id_: place for place, id_ in enumerate(samples.ids)}
         if unknown := [id_ for id_ in self.seeds if id_ not in places]:
-            raise ValueError(f"{len(unknown)} seeds are not among the samples, the first {unknown[0]!r}")
+            raise ValueError(f"{len(unknown)} seeds are not among the samples, first {unknown[0]!r}")
         theirs = self.anchors.detach().to(features)
         pairs = torch.tensor([places[id_] for id_ in self.seeds])
-        known = torch.arange(len(pairs))  # anchors of the other side with a counterpart so far
+        paired = torch.arange(len(pairs))  # anchors of the other encoder with a counterpart so far
         left = self.rounds
         while left:
-            assigned, margin = self._assigned(theirs, features, known, pairs)
+            assigned, margin = self._assigned(theirs, features, paired, pairs)
             assigned[: len(self.seeds)], margin[: len(self.seeds)] = pairs[: len(self.seeds)], torch.inf
-            if len(known) == count:
+            if len(paired) == count:
                 left = 0 if torch.equal(assigned, pairs) else left - 1
-            known = margin.topk(min(2 * len(known), count)).indices.sort().values
-            pairs = assigned[known]
+            paired = margin.topk(min(2 * len(paired), count)).indices.sort().values
+            pairs = assigned[paired]
         return [int(place) for place in pairs]
 
-    def _assigned(self, theirs: Tensor, ours: Tensor, known: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """The sample assigned to each anchor, and the distance ratio of the next best sample as a margin."""
+    def _assigned(self, theirs: Tensor, ours: Tensor, paired: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sample assigned to each anchor, and the distance ratio of the next best sample as a margin."""
         from scipy.optimize import linear_sum_assignment
 
-        relative = [RelativeProjection.of(rows[of], center=True)(rows) for rows, of in ((theirs, known), (ours, pairs))]
+        sides = (theirs, paired), (ours, pairs)
+        relative = [RelativeProjection.of(rows[anchors], center=True)(rows) for rows, anchors in sides]
         costs = torch.cdist(*relative).square()
         seeds = len(self.seeds)
         free = costs[seeds:].clone()
         free[:, pairs[:seeds]] = costs.max() + 1  # the counterparts of seeds are fixed
         _, columns = linear_sum_assignment(free.cpu().numpy())
         assigned = torch.cat([pairs[:seeds], torch.from_numpy(columns)])
-        own = costs.gather(1, assigned[:, None].to(costs.device))
-        others = costs.scatter(1, assigned[:, None].to(costs.device), torch.inf).min(1).values
-        return assigned, (others / own[:, 0].clamp_min(torch.finfo(costs.dtype).tiny)).cpu()
+        cost = costs.gather(1, assigned[:, None].to(costs.device))
+        next_best = costs.scatter(1, assigned[:, None].to(costs.device), torch.inf).min(1).values
+        return assigned, (next_best / cost[:, 0].clamp_min(torch.finfo(costs.dtype).tiny)).cpu()
 
 
 def _shuffled(samples: Samples, places: Sequence[int], seed: int) -> list[int]:

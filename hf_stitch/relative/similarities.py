@@ -28,9 +28,9 @@ class Similarity(Configured, ABC):
     Attributes:
         title: Name in text.
         papers: Papers that define the similarity.
-        invariances: Transformations applied to vectors and anchors *together* that do not change the values:
+        invariances: Transformations of vectors and anchors *together* that do not change the values:
             ``"orthogonal"`` and ``"invertible"`` maps, ``"scaling"`` by a positive number, ``"permutation"`` of the
-            features, ``"translation"`` by a vector. Invariances that follow from another are listed too.
+            features, ``"translation"`` by a vector. Implied invariances are listed too.
 
     Example:
         >>> from hf_stitch import registries
@@ -45,13 +45,13 @@ class Similarity(Configured, ABC):
 
     @abstractmethod
     def against(self, anchors: Tensor) -> Bound:
-        """Bind the similarity to anchors; what depends only on the anchors is computed once.
+        """Bind the similarity to anchors; computations that depend only on the anchors are done once.
 
         Args:
             anchors: ``(k, d)``, float32 or float64; the rows must have the same dtype.
 
         Returns:
-            Function from rows ``(n, d)`` to similarities ``(n, k)``, which maps each row independently.
+            Function from rows ``(n, d)`` to similarities ``(n, k)``; it maps each row independently.
         """
 
     def __call__(self, x: Tensor, anchors: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Inner(Similarity):
 class Cosine(Similarity):
     """The cosine ``⟨x, a⟩ / (‖x‖ ‖a‖)`` (Moschella et al. 2023, §3).
 
-    A zero vector or anchor raises ``ValueError``, because it has no direction.
+    A zero vector or anchor raises ``ValueError``, because its direction is undefined.
 
     Example:
         >>> Cosine()(torch.tensor([3.0, 4.0]), torch.eye(2))
@@ -120,8 +120,8 @@ class Cosine(Similarity):
 class Angular(Similarity):
     """The angle between x and a, in radians from 0 to π.
 
-    Computed as ``2 atan2(‖x̂ - â‖, ‖x̂ + â‖)`` (Kahan 2006, "How futile are mindless assessments of roundoff…", §12),
-    which, unlike the arccosine of the cosine, is accurate and has a finite gradient at angles near 0 and π.
+    Computed as ``2 atan2(‖x̂ - â‖, ‖x̂ + â‖)`` (Kahan 2006, "How futile are mindless assessments of roundoff…", §12).
+    Unlike the arccosine of the cosine, it is accurate and has a finite gradient at angles near 0 and π.
 
     Example:
         >>> Angular()(torch.tensor([0.0, 2.0]), torch.eye(2))
@@ -165,7 +165,7 @@ class Lp(Similarity):
     p: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.p, str) and self.p == "inf":  # from to_dict, because JSON has no infinity
+        if isinstance(self.p, str) and self.p == "inf":  # from to_dict, because JSON does not have infinity
             object.__setattr__(self, "p", math.inf)
         super().__post_init__()
         if not self.p >= 1:
@@ -173,7 +173,7 @@ class Lp(Similarity):
 
     @property
     def invariances(self) -> Invariances:  # type: ignore[override]
-        """Invariant to translations and permutations; for p = 2 to all isometries."""
+        """Translations and permutations; for p = 2 all isometries."""
         return ("orthogonal", "permutation", "translation") if self.p == 2 else ("permutation", "translation")
 
     def against(self, anchors: Tensor) -> Bound:
@@ -208,9 +208,9 @@ class Euclidean(Similarity):
 class ChangeOfBasis(Similarity):
     """The coordinates of x with respect to the anchors: the c of minimum norm with ``Σ cⱼ aⱼ = x``.
 
-    If the anchors span the space, it is invariant to every invertible linear map (to every affine map, if both sides
-    are centred by the mean of the anchors). Other anchors would be invariant to orthogonal maps and scaling only, and
-    raise ``ValueError``.
+    The anchors must span the space; others raise ``ValueError``, because they are invariant only to orthogonal maps and
+    scaling. With spanning anchors, the coordinates are invariant to every invertible linear map (and to every affine
+    map, if vectors and anchors are centred by the mean of the anchors).
 
     Attributes:
         rcond: The anchors span the space if their smallest singular value exceeds ``rcond`` times the largest, in [0,
@@ -252,11 +252,11 @@ class Geodesic(Similarity):
     """The length of the shortest path from x to an anchor through neighbouring anchors.
 
     The graph connects each anchor to its nearest anchors by Euclidean distance, as in Isomap (Tenenbaum et al. 2000). A
-    vector enters the graph through its own nearest anchors, so the values of an anchor are its graph distances to the
-    others. Gradients reach the vectors, not the anchors.
+    vector enters the graph through its nearest anchors, so the values of an anchor are its graph distances to all
+    anchors. Gradients reach the vectors, not the anchors.
 
     Attributes:
-        neighbours: Number of nearest anchors that an anchor is connected to and a vector enters through, at least 1.
+        neighbours: Number of nearest anchors to connect each anchor and each vector to, at least 1.
 
     Example:
         >>> corner = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
@@ -281,8 +281,8 @@ class Geodesic(Similarity):
         paths = self._paths(anchors.detach())
 
         def lengths(x: Tensor) -> Tensor:
-            apart = _distances(x, anchors.detach())
-            steps, gates = apart.topk(self.neighbours, dim=1, largest=False)
+            distances = _distances(x, anchors.detach())
+            steps, gates = distances.topk(self.neighbours, dim=1, largest=False)
             best = steps[:, :1] + paths[gates[:, 0]]
             for gate in range(1, self.neighbours):
                 best = torch.minimum(best, steps[:, gate, None] + paths[gates[:, gate]])
@@ -294,14 +294,14 @@ class Geodesic(Similarity):
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import shortest_path
 
-        apart = _distances(anchors, anchors)
+        distances = _distances(anchors, anchors)
         k, near = len(anchors), self.neighbours
         # An anchor is not its own neighbour, and a distance of 0 to another anchor must not become a missing edge.
-        others = apart.clone().fill_diagonal_(torch.inf)
-        steps, ends = others.topk(near, dim=1, largest=False)
+        without_self = distances.clone().fill_diagonal_(torch.inf)
+        steps, ends = without_self.topk(near, dim=1, largest=False)
         starts = torch.arange(k).repeat_interleave(near)
         edges = steps.flatten().double().cpu().clamp_min(torch.finfo(torch.float64).tiny).numpy()
-        # If two anchors are neighbours of each other, both edges have the same length and are not added.
+        # If two anchors are mutual neighbours, both edges have the same length and are not added up.
         places = starts.int().numpy(), ends.flatten().int().cpu().numpy()  # SciPy 1.14 takes int32 only
         graph = coo_array((edges, places), shape=(k, k)).tocsr()
         lengths = torch.from_numpy(shortest_path(graph, directed=False))
@@ -315,18 +315,18 @@ class Geodesic(Similarity):
 
 
 def _distances(x: Tensor, anchors: Tensor, p: float = 2.0) -> Tensor:
-    """Distances from differences: inner products would lose half of the digits and depend on the size of the batch."""
+    """Compute distances from differences: inner products would lose half of the digits and depend on the batch size."""
     return torch.cdist(x, anchors, p=p, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def _unit(rows: Tensor, name: str, what: str) -> Tensor:
+def _unit(rows: Tensor, name: str, label: str) -> Tensor:
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     # Compiled or exported code cannot raise errors that depend on values: a zero vector gives NaN there.
     if not torch.compiler.is_compiling() and bool((lengths == 0).any()):
         place = int((lengths[:, 0] == 0).nonzero()[0])
         raise ValueError(
-            f"{name}: {what} {place} of {len(rows)} is 0 and has no direction (with center=True, it equals the mean of "
-            "the anchors); drop it, set center=True if it is off, or use a similarity that is defined for it (inner, "
-            "euclidean)"
+            f"{name}: {label} {place} of {len(rows)} is 0, so its direction is undefined (with center=True, it equals "
+            "the mean of the anchors); drop it, set center=True if it is off, or use a similarity that is defined for "
+            "it (inner, euclidean)"
         )
     return rows / lengths

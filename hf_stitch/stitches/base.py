@@ -1,4 +1,4 @@
-"""Base class of stitches, and rebuilding a stitch from its config."""
+"""Base class of stitches; saves stitches and rebuilds them from their config."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ RECORD = "stitch"
 class Stitch(nn.Module, ABC):
     """Base class of stitches, which map every vector ``(..., in_features)`` to ``(..., out_features)``.
 
-    A subclass sets its ``name`` in the registry of stitches, implements the map in ``transform`` and keeps its
-    constructor arguments in attributes of their names. Its tensors are plain parameters and persistent buffers, so
-    that config and state dict together determine the stitch:
+    A subclass sets its ``name`` in the registry of stitches, implements the map in ``transform`` and stores each
+    constructor argument in an attribute of the same name. Its tensors are plain parameters and persistent buffers, so
+    the config and the state dict determine the stitch:
 
     - ``type(stitch)(**stitch.config())`` has the same shapes, also under ``torch.device("meta")``;
     - ``twin.load_state_dict(stitch.state_dict(), strict=True)`` then makes it bit-identical (on meta, with
@@ -39,20 +39,20 @@ class Stitch(nn.Module, ABC):
 
     ``fitted`` is not a constructor argument and not part of ``config``; ``to_dict`` and ``from_dict`` include it.
 
-    Laws, by the names of the parts of ``hf_stitch_testing.check_stitch``, which runs them on every stitch:
+    ``hf_stitch_testing.check_stitch`` tests these laws on every stitch, under these names:
 
-    - ``independent``: each vector is mapped by itself; of a :class:`SequenceStitch` each sample, where masked positions
-      change no other (``padding``), and, if declared, none changes an earlier one (``causal``).
-    - ``rebuilt``, ``saved``: config and weights, or a file, give the same map bit for bit.
-    - ``affine``: a map that declares it is one weight and one bias.
-    - ``shapes``, ``dtypes``, ``width``: any leading axes pass, no vectors too; the dtype stays; another width raises.
+    - ``independent``: vectors are mapped independently. A :class:`SequenceStitch` maps samples independently; masked
+      positions do not affect other positions (``padding``), nor later positions earlier ones if ``causal`` is set.
+    - ``rebuilt``, ``saved``: config and weights, or a file, reproduce the map bit for bit.
+    - ``affine``: a map declared affine equals one weight and one bias.
+    - ``shapes``, ``dtypes``, ``width``: leading axes are arbitrary, also empty; the dtype stays; other widths raise.
     - ``gradients``: finite gradients reach the input and the parameters.
 
     Attributes:
         name: Name in the registry of stitches.
         title: Name in text, for example "an affine map".
         papers: Papers that define the stitch.
-        affine: Whether the map is affine, so that positions may be mapped before they are interpolated.
+        affine: Whether the map is affine. Positions may then be mapped before interpolation.
         in_features: Width of the input vectors.
         out_features: Width of the output vectors.
         fitted: Results of the fit (rank, penalty, R², …) as JSON values; empty if nothing was fitted.
@@ -75,7 +75,7 @@ class Stitch(nn.Module, ABC):
     affine: ClassVar[bool] = False
 
     def __init__(self, in_features: int, out_features: int) -> None:
-        nn.Module.__init__(self)  # another base class may build weights of its own
+        nn.Module.__init__(self)  # a second base class may create weights
         if in_features < 1 or out_features < 1:
             raise ValueError(f"a stitch needs widths >= 1, got {in_features} -> {out_features}")
         self.in_features, self.out_features = in_features, out_features
@@ -92,7 +92,7 @@ class Stitch(nn.Module, ABC):
 
     @abstractmethod
     def transform(self, x: Tensor) -> Tensor:
-        """Compute the map; the last dimension of the input has been checked.
+        """Compute the map. ``forward`` has checked the last dimension of the input.
 
         Args:
             x: ``(..., in_features)``.
@@ -104,28 +104,29 @@ class Stitch(nn.Module, ABC):
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments as JSON values.
 
-        Each is the attribute of its name; ``dtype`` is that of the weights, and ``bias`` whether there is one.
+        Each argument is read from the attribute of the same name; ``dtype`` is the dtype of the weights, and ``bias``
+        a bool.
         """
         names = inspect.signature(type(self)).parameters.keys() - {"dtype"}
         if missing := sorted(name for name in names if not hasattr(self, name)):
             raise AttributeError(
-                f"{type(self).__name__} has no attribute {missing[0]!r}, although its constructor takes it: keep each "
-                "argument under its name, or override config"
+                f"{type(self).__name__} does not have the attribute {missing[0]!r}, an argument of its constructor: "
+                "store each argument under its name, or override config"
             )
-        found = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
-        if "bias" in found and not isinstance(found["bias"], bool):
-            found["bias"] = found["bias"] is not None
-        if "dtype" in found:
-            found["dtype"] = str(next(chain(self.parameters(), self.buffers())).dtype).removeprefix("torch.")
-        return found
+        arguments = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
+        if "bias" in arguments and not isinstance(arguments["bias"], bool):
+            arguments["bias"] = arguments["bias"] is not None
+        if "dtype" in arguments:
+            arguments["dtype"] = str(next(chain(self.parameters(), self.buffers())).dtype).removeprefix("torch.")
+        return arguments
 
     def to_dict(self) -> dict[str, Any]:
-        """Return ``name``, ``config()`` and ``fitted`` in one dict of JSON values, for :meth:`from_dict`."""
+        """Return ``name``, ``config()`` and ``fitted`` as a dict of JSON values for :meth:`from_dict`."""
         return {"name": self.name, **self.config(), "fitted": dict(self.fitted)}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Stitch:
-        """Build a stitch of any class from :meth:`to_dict`; load its weights afterwards.
+        """Build a stitch of any class from the output of :meth:`to_dict`, without its weights.
 
         Args:
             record: ``name`` (in the registry of stitches), the constructor arguments and optionally ``fitted``.
@@ -141,18 +142,18 @@ class Stitch(nn.Module, ABC):
         return stitch
 
     def save(self, path: str | Path) -> None:
-        """Save the stitch to one safetensors file, with :meth:`to_dict` in its metadata.
+        """Save the stitch to a safetensors file, with :meth:`to_dict` in its metadata.
 
         Args:
-            path: The file; an existing file is replaced atomically, missing folders are created.
+            path: The file. An existing file is replaced atomically; missing folders are created.
         """
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         metadata = {RECORD: json.dumps(self.to_dict())}
-        write_whole(Path(path), lambda place: save_file(tensors, place, metadata))
+        write_whole(Path(path), lambda file: save_file(tensors, file, metadata))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Load a stitch that :meth:`save` wrote, bit for bit, on the CPU.
+        """Load a stitch saved by :meth:`save` to the CPU, bit for bit.
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -168,33 +169,33 @@ class Stitch(nn.Module, ABC):
         with decoding(path), safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if RECORD not in metadata:
-                raise ValueError(f"{path} contains no stitch; load a folder with Stitcher or StitchedModel instead")
+                raise ValueError(f"{path} is not a stitch file; load a folder with Stitcher or StitchedModel instead")
             with torch.device("meta"):
                 stitch = Stitch.from_dict(json.loads(metadata[RECORD]))
             if not isinstance(stitch, cls):
                 raise ValueError(
-                    f"{path} contains a {type(stitch).__name__}, not a {cls.__name__}; load it with that class"
+                    f"{path} contains a {type(stitch).__name__}, not a {cls.__name__}; use {type(stitch).__name__}.load"
                 )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
             expected, got = (
-                {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
+                {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
                 for state in (stitch.state_dict(), tensors)
             )
             if expected != got:
-                raise ValueError(f"the tensors in {path} are {got}, but its record describes {expected}")
+                raise ValueError(f"{path} contains the tensors {got}, but its metadata describes {expected}")
             stitch.load_state_dict(tensors, strict=True, assign=True)
             return stitch.eval()
 
     def extra_repr(self) -> str:
-        """The config, for ``print``."""
+        """Return the config for ``print``."""
         return ", ".join(f"{key}={value!r}" for key, value in self.config().items())
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A floating-point dtype, from a ``torch.dtype`` or its name (``"float32"``)."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not (isinstance(found, torch.dtype) and found.is_floating_point):
+    """Convert a ``torch.dtype`` or its name (``"float32"``) to a floating-point dtype."""
+    resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not (isinstance(resolved, torch.dtype) and resolved.is_floating_point):
         raise ValueError(
             f"dtype must be a floating-point torch.dtype or its name, for example 'float32', got {dtype!r}"
         )
-    return found
+    return resolved

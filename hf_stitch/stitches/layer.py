@@ -1,4 +1,4 @@
-"""The stitching layer: maps the representation of a source layer to that of a target layer."""
+"""The stitching layer: maps representations of a source layer to representations of a target layer."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 
 
 class StitchingLayer(nn.Module):
-    """Module that maps a representation of one spec to another (Csiszárik et al. 2021, section 3).
+    """Module that maps representations of one spec to another spec (Csiszárik et al. 2021, section 3).
 
-    Positions are resampled to the grid of the target (bilinear), each is mapped by ``body``, and the result is arranged
-    in the layout of the target. Prefix tokens of the target (CLS, distillation) are not positions. A separate map,
-    ``prefix``, computes all of them from the prefix tokens of the source, or from the mean of its positions if it has
-    none.
+    The layer resamples positions to the grid of the target (bilinear), maps each position by ``body``, and arranges the
+    result in the layout of the target. Prefix tokens of the target (CLS, distillation) are not positions. A separate
+    map, ``prefix``, computes all of them from the prefix tokens of the source, or from the mean of its positions if the
+    source does not have prefix tokens.
 
     The pooling defines the vectors that ``body`` maps: every position (``none``), the concatenated positions of a
-    sample (``flatten``), or one vector per sample (``mean``, ``cls``, ``last``). One vector per sample gives the target
-    a single token, or a grid with one position.
+    sample (``flatten``), or one vector per sample (``mean``, ``cls``, ``last``). With one vector per sample, the target
+    receives a single token, or a grid with one position.
 
-    Called with a representation that has the layout, width and prefix tokens of the source spec, it returns one of the
-    target, without context and with the mask of positions. Another one is a ``ValueError``.
+    The input must have the layout, width and prefix tokens of the source spec; other inputs raise a ``ValueError``. The
+    output has the target spec, the mask of positions, and no context.
 
     Args:
         source: Spec of the input.
         target: Spec of the output.
         pooling: The pooling.
-        body: Map of positions; :attr:`widths` are its input and output widths.
-        prefix: Map of prefix tokens; :attr:`prefix_widths` are its widths. None if the target has no prefix tokens.
-        means: Mean of the target's rows by part (``body``, ``prefix``), kept for the mean baseline; zeros by default.
+        body: Map of positions, with the input and output widths :attr:`widths`.
+        prefix: Map of prefix tokens, with the widths :attr:`prefix_widths`; None for a target without prefix tokens.
+        means: Mean of the target's rows by part (``body``, ``prefix``), for the mean baseline. Default: zeros.
 
     Example:
         >>> import torch
@@ -62,10 +62,10 @@ class StitchingLayer(nn.Module):
         self.body, self.prefix = body, prefix
         for part, stitch, widths in (("body", body, self.widths), ("prefix", prefix, self.prefix_widths)):
             if (stitch is None) != (widths is None) or (stitch and (stitch.in_features, stitch.out_features) != widths):
-                got = "none" if stitch is None else f"{stitch.in_features} -> {stitch.out_features}"
-                want = "none" if widths is None else f"{widths[0]} -> {widths[1]}"
+                actual = "none" if stitch is None else f"{stitch.in_features} -> {stitch.out_features}"
+                expected = "none" if widths is None else f"{widths[0]} -> {widths[1]}"
                 raise ValueError(
-                    f"the {part} of a stitch from {source} to {target} ({pooling}) must map {want}, got {got}"
+                    f"the {part} of a stitch from {source} to {target} ({pooling}) must map {expected}, got {actual}"
                 )
         for part in self.parts:
             mean = (means or {}).get(part)
@@ -80,27 +80,27 @@ class StitchingLayer(nn.Module):
 
     @property
     def prefix_widths(self) -> tuple[int, int] | None:
-        """Input and output width of ``prefix``; None if the target has no prefix tokens."""
+        """Input and output width of ``prefix``; None for a target without prefix tokens."""
         return part_widths(self.source, self.target, self.pooling).get("prefix")
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """``("body",)``, or ``("body", "prefix")`` if there is a map of prefix tokens."""
+        """``("body",)``, or ``("body", "prefix")`` with a map of prefix tokens."""
         return ("body",) if self.prefix is None else ("body", "prefix")
 
     # -- forward ----------------------------------------------------------------------------------------------------
     def __call__(self, representation: Representation) -> Representation:
-        """Map a representation of the source to one of the target, without context, with the mask of positions."""
+        """Map a source representation to a target representation, with the mask of positions and without context."""
         got, spec = representation.spec, self.target
         if (got.layout, got.width, got.prefix_tokens) != (
             self.source.layout,
             self.source.width,
             self.source.prefix_tokens,
         ):
-            raise ValueError(f"the stitching layer needs a representation of spec {self.source}, got {got}")
+            raise ValueError(f"the stitching layer requires a representation of spec {self.source}, got {got}")
         mask, grid = representation.mask, representation.grid
-        beside = {"mask": mask, "grid": grid, "padding_unknown": representation.padding_unknown}
-        mapped: Tensor = super().__call__(representation.values, **beside)
+        layout = {"mask": mask, "grid": grid, "padding_unknown": representation.padding_unknown}
+        mapped: Tensor = super().__call__(representation.values, **layout)
         if spec.layout != "bnd":
             return Representation(mapped, spec.layout)
         mask = None if mask is None else mask.to(mapped.device)
@@ -108,29 +108,29 @@ class StitchingLayer(nn.Module):
             mask = None if spec.grid is not None else mapped.new_ones(mapped.shape[:2], dtype=torch.bool)
         elif mask is not None and got.prefix_tokens != spec.prefix_tokens:
             mask = functional.pad(mask[:, got.prefix_tokens :], (spec.prefix_tokens, 0), value=True)
-        keeps = self.pooling not in POOLED
+        pooled = self.pooling in POOLED
         return Representation(
             mapped,
             "bnd",
             mask=mask,
-            prefix_tokens=spec.prefix_tokens if keeps else 0,
-            grid=spec.grid if keeps else None,
+            prefix_tokens=0 if pooled else spec.prefix_tokens,
+            grid=None if pooled else spec.grid,
         )
 
     def forward(
         self, values: Tensor, *, mask: Tensor | None, grid: tuple[int, int] | None, padding_unknown: bool
     ) -> Tensor:
-        """Map the values of a representation, which hooks of this module see.
+        """Map the values of a representation. Hooks of this module receive these values.
 
         Args:
             values: The values, in the layout of the source.
             mask: For texts: (batch, tokens) bool, true for real tokens.
             grid: Height and width of the grid of positions.
-            padding_unknown: Whether some positions are padding, but it is unknown which.
+            padding_unknown: Whether there are padding positions at unknown places.
         """
-        own, spec = self.source, self.target
+        source, spec = self.source, self.target
         representation = Representation(
-            values, own.layout, mask, own.prefix_tokens, grid, padding_unknown=padding_unknown
+            values, source.layout, mask, source.prefix_tokens, grid, padding_unknown=padding_unknown
         )
         mapped = self._map_positions(representation)
         if spec.layout == "bd":
@@ -150,22 +150,23 @@ class StitchingLayer(nn.Module):
 
     def _map_positions(self, representation: Representation) -> Tensor:
         grid = self.target.grid
-        own = representation.grid
-        # Interpolation weights add up to 1, so that an affine map may come first, on fewer positions. A layer of PEFT,
-        # too: it is in place of an affine one.
-        if grid and getattr(self.body, "affine", True) and enlarges(own, grid, self.pooling):
-            return Representation(self._map("body", representation.positions()), "bnd", grid=own).resize(grid).values
+        source_grid = representation.grid
+        # Interpolation weights add up to 1, so an affine map may come first, on fewer positions. A PEFT layer may too:
+        # it replaces an affine map.
+        if grid and getattr(self.body, "affine", True) and enlarges(source_grid, grid, self.pooling):
+            mapped = self._map("body", representation.positions())
+            return Representation(mapped, "bnd", grid=source_grid).resize(grid).values
         mask = representation.mask if self.pooling == "none" and not grid else None
         mask = None if mask is None else mask[:, representation.prefix_tokens :]
         return self._map("body", source_positions(representation, self.source, self.target, self.pooling), mask)
 
     def shrinks(self, representation: Representation) -> bool:
-        """Whether all that is read of a representation are its positions on the target's grid, which has fewer."""
-        own, grid = representation.grid, self.target.grid
+        """Return whether the layer uses only the positions on the target's grid, and these are fewer."""
+        source_grid, grid = representation.grid, self.target.grid
         by_mean = self.prefix is not None and not representation.prefix_tokens  # of all positions: source_prefix
         return (
-            self.pooling == "none" and not by_mean and own is not None and grid is not None
-            and grid[0] * grid[1] < own[0] * own[1]
+            self.pooling == "none" and not by_mean and source_grid is not None and grid is not None
+            and grid[0] * grid[1] < source_grid[0] * source_grid[1]
         )  # fmt: skip
 
     def _map(self, part: str, values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -182,30 +183,30 @@ class StitchingLayer(nn.Module):
 
     @property
     def equal_widths(self) -> bool:
-        """Whether the source and the target have the same widths, so that :meth:`identity` changes no vector."""
+        """Whether the source and the target have the same widths; :meth:`identity` then copies vectors unchanged."""
         return all(a == b for a, b in (self.widths, self.prefix_widths or (0, 0)))
 
     @property
     def is_identity(self) -> bool:
-        """Whether positions are not mapped."""
+        """Whether the map of positions is the identity."""
         return isinstance(self.body, IdentityStitch)
 
     def identity(self) -> StitchingLayer:
-        """Return the identity baseline: for unequal widths, features are cut or padded with zeros."""
+        """Return the identity baseline; for unequal widths, it truncates features or pads them with zeros."""
         return self.with_maps(
             IdentityStitch(*self.widths), IdentityStitch(*self.prefix_widths) if self.prefix_widths else None
         )
 
     def check_causal(self) -> None:
-        """Check that no position depends on a later one, for networks that predict the next token."""
+        """Raise an error if positions depend on later ones, for networks that predict the next token."""
         if isinstance(self.body, SequenceStitch) and not self.body.causal:
             raise ValueError(
-                f"the stitch, {self.body.title}, reads later tokens, which a language model predicts: fit one with "
-                "causal=True"
+                f"a stitch of language models must be causal, and this one ({self.body.title}) depends on later "
+                "tokens; fit one with causal=True"
             )
 
     def mean_only(self) -> StitchingLayer:
-        """Return the mean baseline, which ignores the source and always outputs the mean of the target's rows."""
+        """Return the mean baseline, which always outputs the mean of the target's rows."""
         return self.with_maps(self._constant("body"), None if self.prefix is None else self._constant("prefix"))
 
     def _constant(self, part: str) -> LinearStitch:
@@ -215,20 +216,20 @@ class StitchingLayer(nn.Module):
 
     # -- serialisation ---------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Return everything except the weights as JSON values."""
+        """Return the configuration, without weights, as JSON values."""
         return {
             "source": self.source.to_dict(),
             "target": self.target.to_dict(),
             "pooling": self.pooling,
             "body": None,
             "prefix": None,
-            # PEFT puts a LoRA around a map.
+            # PEFT wraps a map in a LoRA layer.
             **{part: getattr(stitch := getattr(self, part), "base_layer", stitch).to_dict() for part in self.parts},
         }
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> StitchingLayer:
-        """Build a stitching layer from :meth:`to_dict`; load its weights afterwards."""
+        """Build a stitching layer from the output of :meth:`to_dict`, without its weights."""
         prefix = config.get("prefix")
         return cls(
             RepresentationSpec(**config["source"]),
@@ -240,13 +241,13 @@ class StitchingLayer(nn.Module):
 
 
 def check_specs(source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling) -> None:
-    """Check that two specs can be joined with a pooling."""
+    """Raise an error if a pooling cannot join two specs."""
     if pooling in POOLED or (source.layout == target.layout == "bd"):
         return
     if pooling == "flatten":
         if any(spec.layout == "bnd" and spec.grid is None for spec in (source, target)):
             raise ValueError(
-                "pooling 'flatten' needs samples of equal length, but texts vary in length; use 'none' or 'mean'"
+                "pooling 'flatten' requires samples of equal length, but texts vary in length; use 'none' or 'mean'"
             )
         return
     if "bd" in (source.layout, target.layout):
@@ -258,7 +259,7 @@ def check_specs(source: RepresentationSpec, target: RepresentationSpec, pooling:
 
 
 def part_widths(source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling) -> dict[str, tuple[int, int]]:
-    """The parts of a stitching layer (``body``, and ``prefix`` if needed) with their input and output widths."""
+    """Return input and output widths by part of a stitching layer: ``body``, and ``prefix`` if required."""
 
     def width(spec: RepresentationSpec) -> int:
         return spec.width * (spec.grid[0] * spec.grid[1] if pooling == "flatten" and spec.grid else 1)
@@ -272,7 +273,7 @@ def part_widths(source: RepresentationSpec, target: RepresentationSpec, pooling:
 def source_positions(
     representation: Representation, source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling
 ) -> Tensor:
-    """The input of ``body``: (batch, n, d) with ``none``, (batch, d) otherwise; masked positions are included."""
+    """Return the input of ``body``, masked positions included: (batch, n, d) for ``none``, otherwise (batch, d)."""
     if source.layout == "bd":
         return representation.values
     if pooling != "none":
@@ -280,20 +281,20 @@ def source_positions(
     return (representation.resize(target.grid) if target.grid else representation).positions()
 
 
-def enlarges(own: tuple[int, int] | None, grid: tuple[int, int] | None, pooling: Pooling) -> bool:
-    """Return whether positions on a grid are enlarged to that of the target in one axis, and shrunk in none."""
-    if pooling != "none" or own is None or grid is None:
+def enlarges(source_grid: tuple[int, int] | None, grid: tuple[int, int] | None, pooling: Pooling) -> bool:
+    """Return whether resampling to the target's grid enlarges an axis and shrinks none."""
+    if pooling != "none" or source_grid is None or grid is None:
         return False
-    return own != grid and own[0] <= grid[0] and own[1] <= grid[1]
+    return source_grid != grid and source_grid[0] <= grid[0] and source_grid[1] <= grid[1]
 
 
 def source_prefix(representation: Representation) -> Tensor:
-    """The input of ``prefix``, (batch, d): concatenated prefix tokens, or the mean position if there are none."""
+    """Return the input of ``prefix``, (batch, d): the concatenated prefix tokens, or else the mean position."""
     return representation.prefix().flatten(1) if representation.prefix_tokens else representation.rows("mean")
 
 
 def paired_rows(source: Representation, target: Representation, pooling: Pooling) -> Pairs:
-    """For each part the (n, d) rows of both sides to fit a stitching layer on, paired by sample and position."""
+    """Return the paired (n, d) rows of source and target for fitting each part, in order of sample and position."""
     if source.batch != target.batch:
         raise ValueError(f"both sides must have the same samples, got {source.batch} and {target.batch}")
     check_specs(source.spec, target.spec, pooling)
@@ -310,14 +311,14 @@ def paired_rows(source: Representation, target: Representation, pooling: Pooling
             )
         ):
             raise ValueError(
-                f"pooling 'none' needs both sides to have the same tokens, got {x.shape[1]} and {y.shape[1]} "
-                "or other masks: the tokenizers split or pad texts differently; use pooling='mean', 'cls' or 'last'"
+                f"pooling 'none' requires the same tokens on both sides, got {x.shape[1]} and {y.shape[1]} tokens or "
+                "different masks: the tokenizers split or pad texts differently; use pooling='mean', 'cls' or 'last'"
             )
         side = target if source.mask is None else source
         mask = None if side.mask is None else side.mask[:, side.prefix_tokens :].to(x.device)
         pairs = {"body": (x.flatten(0, 1), y.flatten(0, 1)) if mask is None else (x[mask], y[mask.to(y.device)])}
     else:
-        # The single token of a pooled stitch replaces the CLS token that the target's head reads.
+        # The single token of a pooled stitch replaces the CLS token, the input of the target's head.
         pairs = {"body": (x, target.rows("cls" if pooling in POOLED and target.prefix_tokens else pooling))}
     if target.prefix_tokens and pooling not in POOLED:
         pairs["prefix"] = paired_prefix(source, target)
@@ -325,5 +326,5 @@ def paired_rows(source: Representation, target: Representation, pooling: Pooling
 
 
 def paired_prefix(source: Representation, target: Representation) -> tuple[Tensor, Tensor]:
-    """The rows to fit the map of prefix tokens on: one per sample, of both sides."""
+    """Return the rows for fitting the map of prefix tokens: one per sample, for source and target."""
     return source_prefix(source), target.prefix().flatten(1)

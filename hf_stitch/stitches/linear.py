@@ -1,4 +1,4 @@
-"""Affine stitches: of full rank, sparse, through a bottleneck, and the identity."""
+"""Affine stitches: full-rank, sparse, low-rank and the identity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_stitch.stitches.base import Stitch, as_dtype
 
 
 class AffineStitch(Stitch):
-    """Base class of maps with a weight and perhaps a bias."""
+    """Base class of maps with a weight and an optional bias."""
 
     affine: ClassVar[bool] = True
 
@@ -31,10 +31,10 @@ class AffineStitch(Stitch):
 
     @classmethod
     def of(cls, **tensors: Tensor | None) -> Self:
-        """Create a stitch from given values, which are copied; no random numbers are drawn.
+        """Create a stitch from copies of its tensors, without drawing random numbers.
 
         Args:
-            **tensors: All tensors of the stitch by name: ``weight``, and ``bias`` unless the stitch has none.
+            **tensors: All tensors of the stitch by name: ``weight``, and ``bias`` if the stitch has a bias.
 
         Example:
             >>> import torch
@@ -60,8 +60,8 @@ class AffineStitch(Stitch):
 class LinearStitch(AffineStitch, nn.Linear):  # type: ignore[misc]  # its bias may be None
     """``x ↦ weight · x + bias``: on a grid a 1-by-1 convolution, on tokens a linear layer.
 
-    The parameters are plain and trainable; before they are fitted or loaded, they are
-    initialised like ``torch.nn.Linear``. For other libraries it is one: PEFT can put a LoRA on it.
+    The parameters are plain, trainable and initialised like ``torch.nn.Linear``. The class is a subclass of
+    ``torch.nn.Linear``, so PEFT can add a LoRA to it.
 
     Attributes:
         weight: ``(out_features, in_features)``.
@@ -86,11 +86,11 @@ class LinearStitch(AffineStitch, nn.Linear):  # type: ignore[misc]  # its bias m
 class MaskedStitch(AffineStitch):
     """``x ↦ (mask ∘ weight) · x + bias``: an affine map that stays sparse during training.
 
-    The full weight is stored; entries where the mask is false are not used and receive no gradient.
+    The full weight is stored; entries with a false mask are not used and do not receive gradients.
 
     Attributes:
         weight: ``(out_features, in_features)``.
-        mask: ``(out_features, in_features)`` bool, a persistent buffer: the weights that are used; initially all.
+        mask: ``(out_features, in_features)`` bool, a persistent buffer: true for active weights; initially all true.
         bias: ``(out_features,)``, or None.
 
     Args:
@@ -130,7 +130,7 @@ class MaskedStitch(AffineStitch):
 class IdentityStitch(Stitch):
     """Identity map; for unequal widths it keeps the first ``out_features`` or appends zeros.
 
-    It has no parameters and does no arithmetic: every value is passed on bit for bit, in any dtype.
+    It does not have parameters or do arithmetic: values pass through bit for bit, in any dtype.
 
     Args:
         in_features: Width of the input vectors, at least 1.
@@ -147,7 +147,7 @@ class IdentityStitch(Stitch):
     affine: ClassVar[bool] = True
 
     def transform(self, x: Tensor) -> Tensor:
-        """Return the input itself for equal widths, otherwise a sliced or zero-padded copy."""
+        """Return the input unchanged for equal widths, otherwise a sliced or zero-padded copy."""
         surplus = self.out_features - self.in_features
         return functional.pad(x, (0, surplus)) if surplus else x
 
@@ -159,8 +159,7 @@ class IdentityStitch(Stitch):
 class LowRankStitch(Stitch):
     """``x ↦ up · (down · x) + bias``: an affine map of rank at most ``rank`` (Csiszárik et al. 2021, §7).
 
-    The parameters are plain and trainable; before they are fitted or loaded, they are
-    initialised like two layers of ``torch.nn.Linear``.
+    The parameters are plain, trainable and initialised like two layers of ``torch.nn.Linear``.
 
     Attributes:
         rank: Width of the bottleneck.
@@ -213,10 +212,10 @@ class LowRankStitch(Stitch):
 
 
 class LowRankResidualStitch(Stitch):
-    """``x ↦ Wx + b + V(Ux)``: a fixed affine map, and a correction of rank at most ``rank``, which alone is trained.
+    """``x ↦ Wx + b + V(Ux)``: a frozen affine map plus a trainable correction of rank at most ``rank``.
 
     This is LoRA (Hu et al. 2022) on the map between two networks: with ``rank`` far below the widths, training changes
-    few directions and keeps the others as they were fitted.
+    a few directions and leaves the rest of the fitted map unchanged.
 
     Attributes:
         rank: Width of the bottleneck.
@@ -238,7 +237,7 @@ class LowRankResidualStitch(Stitch):
     """
 
     name: ClassVar[str] = "low_rank_residual"
-    title: ClassVar[str] = "a fixed affine map with a correction of low rank"
+    title: ClassVar[str] = "a fixed affine map plus a low-rank correction"
     affine: ClassVar[bool] = True
 
     weight: Tensor
@@ -249,12 +248,14 @@ class LowRankResidualStitch(Stitch):
     ) -> None:
         super().__init__(in_features, out_features)
         _check_rank(rank, in_features, out_features)
-        self.rank, kind = rank, as_dtype(dtype)
+        self.rank, float_dtype = rank, as_dtype(dtype)
         bound = in_features**-0.5
-        self.register_buffer("weight", torch.empty(out_features, in_features, dtype=kind).uniform_(-bound, bound))
-        self.register_buffer("bias", torch.zeros(out_features, dtype=kind))
-        self.down = nn.Parameter(torch.empty(rank, in_features, dtype=kind).uniform_(-bound, bound))
-        self.up = nn.Parameter(torch.zeros(out_features, rank, dtype=kind))
+        self.register_buffer(
+            "weight", torch.empty(out_features, in_features, dtype=float_dtype).uniform_(-bound, bound)
+        )
+        self.register_buffer("bias", torch.zeros(out_features, dtype=float_dtype))
+        self.down = nn.Parameter(torch.empty(rank, in_features, dtype=float_dtype).uniform_(-bound, bound))
+        self.up = nn.Parameter(torch.zeros(out_features, rank, dtype=float_dtype))
 
     def transform(self, x: Tensor) -> Tensor:
         """``Wx + b + V(Ux)``."""
@@ -267,13 +268,13 @@ class LowRankResidualStitch(Stitch):
 
 
 def _check_rank(rank: int, in_features: int, out_features: int) -> None:
-    most = min(in_features, out_features)
-    if not 1 <= rank <= most:
-        raise ValueError(f"rank must be from 1 to {most} for widths {in_features} -> {out_features}, got {rank}")
+    max_rank = min(in_features, out_features)
+    if not 1 <= rank <= max_rank:
+        raise ValueError(f"rank must be from 1 to {max_rank} for widths {in_features} -> {out_features}, got {rank}")
 
 
 def as_linear(stitch: Stitch) -> LinearStitch:
-    """Convert any affine stitch to one weight matrix and one bias, which are copied.
+    """Convert any affine stitch to a :class:`LinearStitch` with copies of its weight matrix and bias.
 
     Example:
         >>> as_linear(LowRankStitch(4, 3, rank=1))
@@ -281,5 +282,5 @@ def as_linear(stitch: Stitch) -> LinearStitch:
     """
     matrix: Callable[[], Tensor] | None = getattr(stitch, "matrix", None)
     if matrix is None:
-        raise ValueError(f"{type(stitch).__name__} is not an affine map: it has no matrix method")
+        raise ValueError(f"{type(stitch).__name__} is not an affine map: it does not have a matrix method")
     return LinearStitch.of(weight=matrix(), bias=getattr(stitch, "bias", None))

@@ -1,4 +1,4 @@
-"""Affine stitches with more beside them: a correction for each region, or a small network."""
+"""Nonlinear stitches: an affine map plus regional corrections, or plus a small network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_stitch.stitches.base import Stitch, as_dtype
 class PiecewiseStitch(Stitch):
     """``x ↦ Wx + b + Σ_k p_k(x) (W_k x + b_k)``, with ``p(x) = softmax(-‖x - c_k‖² / width²)`` over centres c_k.
 
-    One affine map for all vectors, and a correction near each centre; between centres, corrections are mixed.
+    An affine map shared by all vectors, plus a correction near each centre; between centres, corrections are mixed.
 
     Attributes:
         weight: ``(out_features, in_features)`` of the common map.
@@ -23,7 +23,7 @@ class PiecewiseStitch(Stitch):
         weights: ``(pieces, out_features, in_features)`` of the corrections.
         biases: ``(pieces, out_features)`` of the corrections.
         centres: ``(pieces, in_features)``.
-        width: Scalar: the distance over which corrections mix.
+        width: Scalar: the distance over which corrections are mixed.
 
     Args:
         in_features: Width of the input vectors, at least 1.
@@ -45,18 +45,18 @@ class PiecewiseStitch(Stitch):
     ) -> None:
         super().__init__(in_features, out_features)
         if pieces < 1:
-            raise ValueError(f"a piecewise stitch needs at least 1 piece, got {pieces}")
+            raise ValueError(f"pieces must be at least 1, got {pieces}")
         self.pieces = pieces
-        kind, bound = as_dtype(dtype), 1 / math.sqrt(in_features)
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=kind).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.zeros(out_features, dtype=kind))
-        self.weights = nn.Parameter(torch.zeros(pieces, out_features, in_features, dtype=kind))
-        self.biases = nn.Parameter(torch.zeros(pieces, out_features, dtype=kind))
-        self.centres = nn.Parameter(torch.randn(pieces, in_features, dtype=kind))
-        self.width = nn.Parameter(torch.ones((), dtype=kind))
+        float_dtype, bound = as_dtype(dtype), 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=float_dtype).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=float_dtype))
+        self.weights = nn.Parameter(torch.zeros(pieces, out_features, in_features, dtype=float_dtype))
+        self.biases = nn.Parameter(torch.zeros(pieces, out_features, dtype=float_dtype))
+        self.centres = nn.Parameter(torch.randn(pieces, in_features, dtype=float_dtype))
+        self.width = nn.Parameter(torch.ones((), dtype=float_dtype))
 
     def shares(self, x: Tensor) -> Tensor:
-        """Return how much of each correction applies, ``(..., pieces)``, which adds up to 1."""
+        """Return the mixing weights of the corrections, ``(..., pieces)``; they add up to 1."""
         squares = (x[..., None, :] - self.centres).square().sum(-1)
         return torch.softmax(-squares / self.width.square(), -1)
 
@@ -70,7 +70,7 @@ class PiecewiseStitch(Stitch):
 
 
 class ResidualMLPStitch(Stitch):
-    """``x ↦ Wx + b + V gelu(Ux + a)``: an affine map, and a network with one hidden layer beside it.
+    """``x ↦ Wx + b + V gelu(Ux + a)``: an affine map plus a network with one hidden layer.
 
     Attributes:
         weight: ``W``, ``(out_features, in_features)``.
@@ -92,21 +92,21 @@ class ResidualMLPStitch(Stitch):
     """
 
     name: ClassVar[str] = "residual_mlp"
-    title: ClassVar[str] = "an affine map with a small network beside it"
+    title: ClassVar[str] = "an affine map plus a small network"
 
     def __init__(
         self, in_features: int, out_features: int, hidden: int, dtype: torch.dtype | str = torch.float32
     ) -> None:
         super().__init__(in_features, out_features)
         if hidden < 1:
-            raise ValueError(f"the hidden layer needs a width >= 1, got {hidden}")
+            raise ValueError(f"hidden must be at least 1, got {hidden}")
         self.hidden = hidden
-        kind, bound = as_dtype(dtype), 1 / math.sqrt(in_features)
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=kind).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.zeros(out_features, dtype=kind))
-        self.down = nn.Parameter(torch.empty(hidden, in_features, dtype=kind).uniform_(-bound, bound))
-        self.down_bias = nn.Parameter(torch.zeros(hidden, dtype=kind))
-        self.up = nn.Parameter(torch.zeros(out_features, hidden, dtype=kind))
+        float_dtype, bound = as_dtype(dtype), 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=float_dtype).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=float_dtype))
+        self.down = nn.Parameter(torch.empty(hidden, in_features, dtype=float_dtype).uniform_(-bound, bound))
+        self.down_bias = nn.Parameter(torch.zeros(hidden, dtype=float_dtype))
+        self.up = nn.Parameter(torch.zeros(out_features, hidden, dtype=float_dtype))
 
     def transform(self, x: Tensor) -> Tensor:
         """``Wx + b + V gelu(Ux + a)``."""

@@ -1,4 +1,4 @@
-"""Stitches that look at several positions of a sample."""
+"""Stitches that mix the positions of a sample."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hf_stitch.stitches.base import Stitch, as_dtype
 
 
 class SequenceStitch(Stitch):
-    """Base class of stitches whose output at a position depends on other positions of the same sample too.
+    """Base class of stitches with outputs that depend on several positions of a sample.
 
-    The last but one axis of the input are positions: tokens in their order, or a grid row by row. A subclass implements
-    :meth:`transform_sequence` and satisfies the contract of :class:`Stitch` otherwise, except that vectors are not
+    The second-to-last axis of the input contains the positions: tokens in order, or a grid row by row. A subclass
+    implements :meth:`transform_sequence` and follows the contract of :class:`Stitch`, except that vectors are not
     mapped independently:
 
-    - masked positions change no other position;
-    - with ``causal``, no position changes an earlier one. Stitched language models refuse stitches that are not causal,
-      because they would read the tokens that they predict;
-    - samples do not change each other.
+    - masked positions do not affect other positions;
+    - with ``causal``, later positions do not affect earlier ones. Stitched language models require causal stitches,
+      because others would see the tokens to predict;
+    - samples do not affect each other.
 
-    Such a stitch has no cache: generation runs over the whole text for each token.
+    These stitches do not have a cache: generation processes the whole text for each token.
 
     Attributes:
-        causal: Whether a position depends on itself and earlier ones only.
+        causal: Whether a position depends only on itself and earlier positions.
 
     Args:
         in_features: Width of the input vectors, at least 1.
         out_features: Width of the output vectors, at least 1.
-        causal: Whether a position depends on itself and earlier ones only.
+        causal: Whether a position depends only on itself and earlier positions.
 
     Example:
         >>> import torch
@@ -56,10 +56,10 @@ class SequenceStitch(Stitch):
 
         Args:
             x: ``(batch, positions, in_features)``, or ``(batch, in_features)`` for one vector per sample.
-            mask: ``(batch, positions)`` bool, true for real positions. Default: all are.
+            mask: ``(batch, positions)`` bool, true for real positions. Default: all positions are real.
 
         Returns:
-            The same shape with ``out_features``. Values at masked positions have no meaning.
+            The mapped sequences, with ``out_features`` on the last axis. Values at masked positions are undefined.
         """
         return self.transform_sequence(x[:, None], None)[:, 0] if x.dim() == 2 else self.transform_sequence(x, mask)
 
@@ -77,11 +77,11 @@ class SequenceStitch(Stitch):
 
 
 class AttentionStitch(SequenceStitch):
-    """``x ↦ Wx + b + O · attention(Qx, Kx, Vx)``: an affine map, and a block of attention over the positions beside it.
+    """``x ↦ Wx + b + O · attention(Qx, Kx, Vx)``: an affine map plus an attention block over the positions.
 
     Attributes:
         heads: Number of heads.
-        width: Width of queries, keys and values together.
+        width: Total width of the heads.
         weight: ``W``, ``(out_features, in_features)``.
         bias: ``b``, ``(out_features,)``.
         read: ``Q``, ``K`` and ``V``, ``(3 · width, in_features)``.
@@ -90,9 +90,9 @@ class AttentionStitch(SequenceStitch):
     Args:
         in_features: Width of the input vectors, at least 1.
         out_features: Width of the output vectors, at least 1.
-        heads: Number of heads, which divides ``width``.
-        width: Width of queries, keys and values together.
-        causal: Whether a position attends to itself and earlier ones only, as language models need.
+        heads: Number of heads; must divide ``width``.
+        width: Total width of the heads.
+        causal: Whether a position attends only to itself and earlier positions; required by language models.
         dtype: Dtype of the parameters, as a ``torch.dtype`` or its name.
 
     Example:
@@ -101,7 +101,7 @@ class AttentionStitch(SequenceStitch):
     """
 
     name: ClassVar[str] = "attention"
-    title: ClassVar[str] = "an affine map with an attention block beside it"
+    title: ClassVar[str] = "an affine map plus an attention block"
 
     def __init__(
         self,
@@ -114,24 +114,24 @@ class AttentionStitch(SequenceStitch):
     ) -> None:
         super().__init__(in_features, out_features, causal)
         if heads < 1 or width < 1 or width % heads:
-            raise ValueError(f"the number of heads must divide the width of the attention, got {heads} and {width}")
+            raise ValueError(f"width must be a multiple of heads, got width={width} and heads={heads}")
         self.heads, self.width = heads, width
-        kind, bound = as_dtype(dtype), 1 / math.sqrt(in_features)
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=kind).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.zeros(out_features, dtype=kind))
-        self.read = nn.Parameter(torch.empty(3 * width, in_features, dtype=kind).uniform_(-bound, bound))
-        self.write = nn.Parameter(torch.zeros(out_features, width, dtype=kind))
+        float_dtype, bound = as_dtype(dtype), 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=float_dtype).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=float_dtype))
+        self.read = nn.Parameter(torch.empty(3 * width, in_features, dtype=float_dtype).uniform_(-bound, bound))
+        self.write = nn.Parameter(torch.zeros(out_features, width, dtype=float_dtype))
 
     def transform_sequence(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """``Wx + b + O · attention(Qx, Kx, Vx)``."""
         q, k, v = functional.linear(x, self.read).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(-3, -2)
-        attends = None
+        attention_mask = None
         if mask is not None:
-            itself = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)  # an empty row would be NaN
-            attends = mask[..., None, None, :] | itself
+            diagonal = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)  # an empty row would be NaN
+            attention_mask = mask[..., None, None, :] | diagonal
             if self.causal:
-                attends = attends & itself.new_ones(itself.shape).tril()
-        alone = self.causal and attends is None
-        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=attends, is_causal=alone)
-        beside = functional.linear(found.transpose(-3, -2).flatten(-2), self.write)
-        return functional.linear(x, self.weight, self.bias) + beside
+                attention_mask = attention_mask & diagonal.new_ones(diagonal.shape).tril()
+        is_causal = self.causal and attention_mask is None
+        heads_out = functional.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, is_causal=is_causal)
+        correction = functional.linear(heads_out.transpose(-3, -2).flatten(-2), self.write)
+        return functional.linear(x, self.weight, self.bias) + correction

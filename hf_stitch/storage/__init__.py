@@ -1,1 +1,1 @@
-"""Files and folders that stay complete if a process is killed while it writes."""
+"""Files and folders that stay complete if the writing process is killed."""

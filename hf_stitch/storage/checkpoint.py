@@ -1,4 +1,4 @@
-"""State of a long job in a folder, such that an interrupted job resumes with bit-identical results."""
+"""Checkpoints of long jobs in a folder: an interrupted job resumes with bit-identical results."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ SAVING = 0.05
 
 
 class Checkpoint:
-    """The state of a job in a folder, from which an interrupted job resumes.
+    """State of a job in a folder, for resuming an interrupted job.
 
-    ``job.json`` describes the job and contains the decisions made when it started. ``state-<rank>.safetensors``
-    contains the position and intermediate tensors of one process, ``rows-<rank>`` the rows that it keeps in files.
-    Each has a digest. A job that finds another file than it wrote is refused, with the folder to delete.
+    ``job.json`` describes the job and contains the decisions made at its start. ``state-<rank>.safetensors`` contains
+    the position and intermediate tensors of one process, ``rows-<rank>`` its rows. Each file has a digest; a file with
+    another digest raises an error that names the folder to delete.
     """
 
     def __init__(self, folder: Path, rank: int, lasting: bool) -> None:
         if folder.exists() and not folder.is_dir():
-            raise ValueError(f"checkpoint_dir must be a folder, and {folder} is a file")
+            raise ValueError(f"checkpoint_dir must be a folder, but {folder} is a file")
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         self.folder, self.lasting = folder, lasting
@@ -46,33 +46,33 @@ class Checkpoint:
             shutil.rmtree(self.rows, ignore_errors=True)
 
     def begin(self, recipe: Mapping[str, Any], decide: Callable[[], T]) -> T:
-        """Resume the decisions of an interrupted job, or make and save those of a new one."""
+        """Return the decisions of an interrupted job, or make and save the decisions of a new job."""
         if self._about.is_file():
             with self._readable(self._about):
-                held = json.loads(self._about.read_bytes())
-                if held.pop("digest", None) != _digest(held):
-                    raise ValueError("it is damaged, or of version 0.2 or earlier")
-                before, decided = _flat(held["recipe"]), held["decided"]
-            now = _flat(recipe)
+                saved = json.loads(self._about.read_bytes())
+                if saved.pop("digest", None) != _digest(saved):
+                    raise ValueError("it is damaged, or was written by version 0.2 or earlier")
+                saved_recipe, decisions = _flat(saved["recipe"]), saved["decided"]
+            recipe_now = _flat(recipe)
             differences = [
-                f"{key} ({_short(before.get(key))}, now {_short(now.get(key))})"
-                for key in {**before, **now}
-                if before.get(key) != now.get(key)
+                f"{key} ({_short(saved_recipe.get(key))}, now {_short(recipe_now.get(key))})"
+                for key in {**saved_recipe, **recipe_now}
+                if saved_recipe.get(key) != recipe_now.get(key)
             ]
             if differences:
                 raise ValueError(
-                    f"{self._about.parent} contains the state of another job, which differs in "
-                    f"{'; '.join(differences)}. Use another folder, or empty this one"
+                    f"{self._about.parent} contains the state of a different job: {'; '.join(differences)}. Use "
+                    "another folder, or empty this one"
                 )
         else:
-            decided = decide()
-        job = {"recipe": recipe, "decided": decided}
+            decisions = decide()
+        job = {"recipe": recipe, "decided": decisions}
         # Other processes may have begun before the first one wrote its decisions.
         self._key = f"{self._path.name} of {_digest(job if self._writes else recipe)}"
         if self._writes and self.lasting and not self._about.is_file():
             text = json.dumps({**job, "digest": _digest(job)}, indent=2)
             write_whole(self._about, lambda path: path.write_text(text, encoding="utf-8"))
-        return decided
+        return decisions
 
     def load(
         self, device: torch.device, positions: range, restore: Callable[[int, dict[str, Tensor]], object]
@@ -81,8 +81,8 @@ class Checkpoint:
         if not self._path.is_file():
             return None
         with self._readable(self._path):
-            tensors, about = read_tensors(self._path, self._key)
-            position: int = about["position"]
+            tensors, metadata = read_tensors(self._path, self._key)
+            position: int = metadata["position"]
             if position not in positions:
                 raise ValueError(f"its position must be from {positions[0]} to {positions[-1]}, got {position}")
             restore(position, {name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
@@ -90,25 +90,22 @@ class Checkpoint:
 
     @contextmanager
     def _readable(self, path: Path) -> Iterator[None]:
-        """Raise an error that names the folder to delete if a file cannot be used."""
+        """Turn any error about a file into one that names the folder to delete."""
         remedy = f"delete the folder {self.folder} and run again"
         try:
             with readable_errors(f"{path} could not be read", f"make it readable, or {remedy}"):
                 yield
         except OSError:
             raise
-        except Exception as error:  # of JSON, of torch, and of the job, for what it did not write
-            raise ValueError(f"{path} is not what this job has saved ({error}); {remedy}") from error
+        except Exception as error:  # from JSON, torch, or the job, for contents it did not write
+            raise ValueError(f"{path} was not saved by this job ({error}); {remedy}") from error
 
     def due(self, done: bool) -> bool:
-        """Whether to save now.
-
-        True at the end, and whenever saving keeps below :data:`SAVING` of the running time.
-        """
+        """Return whether to save now: at the end, and while saving takes less than :data:`SAVING` of the time."""
         return self.lasting and (done or time.monotonic() - self._saved > self._took / SAVING)
 
     def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
-        """Save the state atomically; if the process is killed meanwhile, the previous state stays."""
+        """Save the state atomically; if the process is killed, the previous state stays."""
         start = time.monotonic()
         write_tensors(self._path, self._key, tensors, {"position": position})
         self._saved = time.monotonic()
@@ -120,13 +117,13 @@ def _digest(values: Any) -> str:
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in recipe.items():
+    flattened: dict[str, Any] = {}
+    for key, setting in recipe.items():
         name = f"{prefix}{key}"
-        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
-    return found
+        flattened |= _flat(setting, f"{name}.") if isinstance(setting, Mapping) and setting else {name: setting}
+    return flattened
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
+def _short(setting: Any) -> str:
+    text = json.dumps(setting)
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,8 +1,8 @@
-"""Files that are written whole or not at all, one or several of a folder together, and their digests.
+"""Atomic writes of one or several files, and digests of files.
 
-Several files are written aside, into a hidden folder beside those that they replace, and then a journal that names
-them. The journal decides: before it exists, the old files are untouched; afterwards only renames are left, which
-:func:`complete` repeats if the process was killed between them.
+Several files are first written to a hidden subfolder of the folder with the old files, followed by a journal that names
+them. Until the journal exists, the old files are untouched; afterwards only renames remain, and :func:`complete`
+finishes them if the process was killed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hf_stitch.printing import make_visible
 
 T = TypeVar("T")
 
-KEPT = "what was there before is unchanged"
+KEPT = "the previous contents are unchanged"
 UNFINISHED = ".unfinished"
-"""End of the names of temporary folders: of ``<name>.<machine>.<process>.<thread>.unfinished``."""
+"""Suffix of temporary folders, which are named ``<name>.<machine>.<process>.<thread>.unfinished``."""
 _MACHINE = re.sub(r"\W", "", socket.gethostname())
 
 ASIDE, NEW, JOURNAL, LOCK = ".hf_stitch_save", "new", "journal.json", "lock"
-"""The hidden folder, and in it: the files that are being written, the journal, and the lock of the writing process."""
+"""The hidden folder, and its contents: the new files, the journal, and the lock of the writing process."""
 
 WAIT = 600.0
 """Seconds to wait for another process that saves to the same folder."""
@@ -44,10 +44,10 @@ WAIT = 600.0
 def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = False) -> None:
     """Write a file atomically.
 
-    A process that is killed and a full disk leave the old file. Of several processes or threads that write at the same
+    If the process is killed or the disk is full, the old file stays. If several processes or threads write at the same
     time, the last one wins.
 
-    ``write`` gets a path of the same name in a temporary folder. ``sync`` waits for the disk, so that the file also
+    ``write`` receives a path of the same name in a temporary folder. ``sync`` waits for the disk, so that the file also
     survives a power failure.
     """
     with readable_errors(f"{path} could not be written", KEPT):
@@ -61,14 +61,14 @@ def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = Fal
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """Write a file or a folder of files beside its place, which it takes at the end, with modes after the umask.
+    """Write a file or folder to a temporary path and rename it at the end, with file modes that follow the umask.
 
-    What processes of this machine that were killed have left of it is removed.
+    Temporary files of killed processes on this machine are removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, glob.escape(path.name))
     aside = path.with_name(f"{path.name}.{_MACHINE}.{os.getpid()}.{threading.get_ident()}{UNFINISHED}")
-    remove(aside)  # of an earlier process with this number
+    remove(aside)  # from an earlier process with this id
     try:
         aside.mkdir()
         fresh = aside / path.name
@@ -82,13 +82,13 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether a temporary file or folder is that of a process of this machine that was killed."""
+    """Return whether a temporary file or folder belongs to a killed process on this machine."""
     machine, process, _ = ["", "", "", *path.name.removesuffix(UNFINISHED).split(".")][-3:]
     return machine == _MACHINE and process.isdigit() and not psutil.pid_exists(int(process))
 
 
 def sweep(folder: Path, name: str = "*") -> None:
-    """Remove what processes of this machine that were killed have left in a folder."""
+    """Remove temporary files of killed processes on this machine from a folder."""
     for left in folder.glob(f"{name}.*{UNFINISHED}"):
         if is_abandoned(left):
             remove(left)
@@ -102,26 +102,26 @@ def remove(path: Path) -> None:
 
 
 def follow_umask(folder: Path) -> None:
-    """Give all files in a folder that was made with :meth:`Path.mkdir` the modes that the umask asks for.
+    """Set the modes of all files in a folder created by :meth:`Path.mkdir` as the umask requires.
 
-    Some libraries, safetensors among them, write files that their owner alone may read.
+    Some libraries, for example safetensors, write files that only their owner can read.
     """
-    mode = folder.stat().st_mode & 0o666
+    file_mode = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            path.chmod(mode)
+            path.chmod(file_mode)
 
 
 @contextmanager
 def reading(files: Iterable[Path]) -> Iterator[None]:
-    """Read files from elsewhere: pipes and devices are refused, and files that this user may not read are named."""
+    """Read untrusted files: raise an error for pipes and devices, and name files without read permission."""
     there = []
     for path in files:
         with suppress(FileNotFoundError):  # other threads and processes may delete it meanwhile
             mode = path.stat().st_mode
             there.append(path)
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise ValueError(f"{path} is a pipe, a socket or a device, and only regular files are read; delete it")
+                raise ValueError(f"{path} is a pipe, a socket or a device, not a regular file; delete it")
     try:
         yield
     except Exception as error:
@@ -136,7 +136,7 @@ def reading(files: Iterable[Path]) -> Iterator[None]:
 
 @contextmanager
 def decoding(path: str | Path) -> Iterator[None]:
-    """Name a file or a folder from elsewhere in every error about its content."""
+    """Add the path of an untrusted file or folder to errors about its content."""
     try:
         with reading([Path(path)]):
             yield
@@ -152,17 +152,17 @@ def decoding(path: str | Path) -> Iterator[None]:
 
 
 def digest(*paths: Path) -> str:
-    """Compute a digest of files."""
-    found = hashlib.sha256()
+    """Compute the SHA-256 digest of files."""
+    sha256 = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
             while block := file.read(2**20):
-                found.update(block)
-    return f"sha256:{found.hexdigest()}"
+                sha256.update(block)
+    return f"sha256:{sha256.hexdigest()}"
 
 
 def flush(*paths: Path) -> None:
-    """Wait until the disk contains files, and the names in folders."""
+    """Wait until files, and the names in folders, are on disk."""
     for path in paths:
         if path.is_dir() and os.name == "nt":  # Windows opens no folders
             continue
@@ -175,7 +175,7 @@ def flush(*paths: Path) -> None:
 
 @contextmanager
 def readable_errors(failure: str, remedy: str) -> Iterator[None]:
-    """Raise :class:`OSError` with an explanation for every error of the operating system, also those of libraries."""
+    """Turn errors of the operating system, also from libraries, into an :class:`OSError` with an explanation."""
     try:
         yield
     except Exception as error:
@@ -194,19 +194,19 @@ def replacing(
 ) -> Iterator[Path]:
     """Replace files of a folder by files that the body of the ``with`` statement writes to a temporary folder.
 
-    A process that is killed, a full disk and an exception leave the old files. One process writes at a time; others
-    wait. Files of the folder that are not rewritten stay, except for the stale ones.
+    If the process is killed, the disk is full or an exception is raised, the old files stay. One process writes at a
+    time; others wait. Files that are not rewritten stay, except stale files.
 
-    ``stale`` names the files to delete if they are not rewritten; it is called after other processes have finished.
-    ``sync`` waits for the disk, so that the files also survive a power failure.
+    ``stale`` returns the names of files to delete unless they are rewritten; it is called after other processes have
+    finished. ``sync`` waits for the disk, so that the files also survive a power failure.
     """
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     with _locked(folder) as aside:
         _finish(folder)
         new, draft = aside / NEW, aside / f"{JOURNAL}.unfinished"
         try:
             with readable_errors(f"{folder} could not be saved", KEPT):
-                shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+                shutil.rmtree(new, ignore_errors=True)  # from a killed process
                 new.mkdir()
                 yield new
                 names = sorted(path.name for path in new.iterdir() if path.is_file())
@@ -217,9 +217,9 @@ def replacing(
                     flush(*(new / name for name in names), new, draft)
                 draft.replace(aside / JOURNAL)
                 if sync:
-                    flush(aside, folder, *(each.parent for each in made))  # the names of new folders, too
+                    flush(aside, folder, *(path.parent for path in missing))  # the names of new folders, too
         except BaseException:
-            if not (aside / JOURNAL).exists():  # else the save is decided, and the next load or save completes it
+            if not (aside / JOURNAL).exists():  # otherwise the next load or save completes this save
                 shutil.rmtree(new, ignore_errors=True)
                 draft.unlink(missing_ok=True)
             raise
@@ -227,14 +227,14 @@ def replacing(
 
 
 def complete(folder: Path) -> None:
-    """Complete a save that was interrupted after it had written all files."""
+    """Complete a save that was interrupted after all files were written."""
     if (folder / ASIDE / JOURNAL).is_file():
-        with _locked(folder, "an interrupted save must be completed first: load it once from where it can be written"):
+        with _locked(folder, "to complete an interrupted save, load it once with write access to this folder"):
             _finish(folder)
 
 
 def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
-    """Load files of a folder that another process may replace meanwhile: all old ones or all new ones."""
+    """Load all old or all new files of a folder that another process may replace during loading."""
     while True:
         before = _identity(folder / first)
         complete(folder)
@@ -246,20 +246,20 @@ def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
             if _identity(folder / first) == before:
                 raise
         else:
-            if _identity(folder / first) == before:  # otherwise, a file may have been replaced before it was checked
+            if _identity(folder / first) == before:  # otherwise, a file may have been replaced before the check
                 return loaded
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _finish(folder: Path, sync: bool = False) -> None:
-    """Do what the journal demands, if there is one; what is done already is skipped."""
+    """Carry out the remaining steps of the journal, if the journal exists."""
     aside = folder / ASIDE
     if not (aside / JOURNAL).is_file():
         return
@@ -279,17 +279,17 @@ def _finish(folder: Path, sync: bool = False) -> None:
 
 
 def _read(journal: Path) -> tuple[list[str], list[str]]:
-    """Read a journal, which may come with an untrusted folder: it may name plain files of this folder only."""
+    """Read a journal; it may be untrusted, so it may only name plain files of this folder."""
     try:
-        found = json.loads(journal.read_bytes())
-        parts = found["files"], found["stale"]
-        plain = all(
+        contents = json.loads(journal.read_bytes())
+        parts = contents["files"], contents["stale"]
+        all_plain = all(
             isinstance(name, str) and Path(name).name == name not in ("", "..") for part in parts for name in part
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{journal} is damaged ({error}); delete the folder {journal.parent}") from error
-    if not plain or any(path.is_symlink() for path in (journal.parent, journal.parent / NEW)):
-        raise ValueError(f"{journal} names files outside of its folder; delete the folder {journal.parent}")
+    if not all_plain or any(path.is_symlink() for path in (journal.parent, journal.parent / NEW)):
+        raise ValueError(f"{journal} names files outside its folder; delete the folder {journal.parent}")
     return parts
 
 
@@ -305,15 +305,15 @@ def _locked(folder: Path, remedy: str = KEPT) -> Iterator[Path]:
                 lock.acquire()
             except FileNotFoundError:  # the last process removed the folder in between
                 continue
-            except FileExistsError:  # the same, while mkdir looked whether it is a folder
+            except FileExistsError:  # the same, while mkdir checked whether it is a folder
                 if aside.is_file() or aside.is_symlink():
-                    raise OSError(f"{aside} is no folder; delete it") from None
+                    raise OSError(f"{aside} is not a folder; delete it") from None
             except Timeout:
                 raise OSError(f"another process has been saving there for more than {WAIT:.0f} seconds") from None
     try:
         yield aside
     finally:
-        # Removed while it is locked: processes that wait for this file notice that it is gone, and make another.
+        # Removed while locked: processes that wait for this file notice that it is gone, and create another.
         with suppress(OSError):
             os.unlink(aside / LOCK)
             aside.rmdir()

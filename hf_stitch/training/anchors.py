@@ -1,4 +1,4 @@
-"""Refreshing the anchors of a relative projection while its encoder is trained."""
+"""Refreshing the anchors of a relative projection during training of its encoder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hf_stitch.training.probe import check_whole, unnoticed
 
 
 class AnchorRefresh(TrainerCallback):
-    """Re-embed the anchors of a relative projection while the encoder before it is trained (Moschella et al. 2023).
+    """Re-embed the anchors of a relative projection while its encoder is trained (Moschella et al. 2023).
 
-    No gradient passes through the anchors. Module modes, random states and buffers are restored after each refresh.
+    Gradients do not flow through the anchors. Module modes, random states and buffers are restored after each refresh.
 
     In a ``transformers.Trainer`` (``callbacks=[…]``) the anchors are refreshed before the first step and then every
-    ``every`` steps. They are also refreshed before each evaluation and checkpoint and at the end of training, so that
-    these use the anchors of the current weights. The next training step uses the previous anchors again, so that the
-    evaluation frequency does not change training. (A resumed run continues with the anchors of the checkpoint.)
+    ``every`` steps. They are also refreshed for each evaluation, each checkpoint and the end of training. The next
+    training step uses the previous anchors again, so that the evaluation frequency does not change training. (A resumed
+    run continues with the anchors of the checkpoint.)
 
     In a custom training loop, call :meth:`step` before every optimizer step and :meth:`refresh` before evaluating.
 
@@ -40,12 +40,12 @@ class AnchorRefresh(TrainerCallback):
             relative model with a trainable encoder (``model.source.requires_grad_(True)``).
         anchors: The k anchors in the order of the projection: raw samples for a :class:`~hf_stitch.StitchedModel`;
             for another module, a tensor ``(k, …)`` of inputs of ``encoder``.
-        encoder: Function from a batch of anchors to their vectors, ``(batch, d)``. Required unless ``model`` is a
-            stitched model. If it is a module outside the model, its mode and buffers are restored as well.
+        encoder: Function from a batch of anchors to their vectors, ``(batch, d)``. Required if ``model`` is not a
+            stitched model. The mode and buffers of a module outside the model are restored as well.
         every: Number of optimizer steps between two refreshes.
         batch_size: Number of anchors per forward pass.
         training: Whether to embed in training mode, so that BatchNorm normalises the anchors with their own batch
-            statistics, as it does with training batches; all anchors should then fit in one batch. Default: eval mode.
+            statistics, as it does for training batches; all anchors should then fit in one batch. Default: eval mode.
 
     Example:
         >>> encoder = nn.Linear(4, 3)
@@ -69,13 +69,13 @@ class AnchorRefresh(TrainerCallback):
         training: bool = False,
     ) -> None:
         self.model = unwrap(model)
-        found = [module for module in self.model.modules() if isinstance(module, RelativeProjection)]
-        if len(found) != 1:
+        projections = [module for module in self.model.modules() if isinstance(module, RelativeProjection)]
+        if len(projections) != 1:
             raise ValueError(
-                f"{type(self.model).__name__} contains {len(found)} relative projections, expected exactly one; pass "
-                "the module that contains only the one to refresh"
+                f"{type(self.model).__name__} contains {len(projections)} relative projections, expected exactly one; "
+                "pass a module with only the projection to refresh"
             )
-        self.projection, self.every, self.training = found[0], every, training
+        self.projection, self.every, self.training = projections[0], every, training
         self.steps = 0
         self._interrupted: Tensor | None = None
         # All modules that run; a module that is part of the model and also passed as encoder counts once.
@@ -87,9 +87,7 @@ class AnchorRefresh(TrainerCallback):
             samples = Samples.of(anchors)
             count, self._embed = len(samples), _embedding(self.model, samples, batch_size)
         else:
-            raise ValueError(
-                f"{type(self.model).__name__} is not a stitched model, so the anchors need an encoder: pass encoder=…"
-            )
+            raise ValueError(f"{type(self.model).__name__} is not a stitched model: also pass encoder=…")
         if count != len(self.projection.anchors):
             raise ValueError(
                 f"the projection has {len(self.projection.anchors)} anchors, got {count}; pass the same anchors in the "
@@ -160,7 +158,7 @@ def _embedding(model: StitchedModel, samples: Samples, batch_size: int) -> Calla
     def embed() -> list[Tensor]:
         device = model.device
         outputs = (model.source(**{name: value.to(device) for name, value in batch.items()}) for batch in inputs)
-        return [source_positions(each, layer.source, layer.target, layer.pooling) for each in outputs]
+        return [source_positions(output, layer.source, layer.target, layer.pooling) for output in outputs]
 
     return embed
 

@@ -1,4 +1,4 @@
-"""Base class of callbacks: when they measure, and how training stays unaffected."""
+"""Base class of callbacks that measure a network without affecting training."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class ProbingCallback(TrainerCallback, ABC):
     """Base class of callbacks that measure a network during training on a fixed set of samples.
 
     Measuring does not affect training. In a ``transformers.Trainer`` the callback measures before the first step and
-    then at the interval ``every``. Values are passed to all loggers with ``trainer.log`` and stay in
+    then at the interval ``every``. ``trainer.log`` passes the values to all loggers and to
     ``trainer.state.log_history``. At evaluation, the values of the same step are added to the metrics with the prefix
-    ``eval_``, so that ``metric_for_best_model`` can refer to them. (An ``EarlyStoppingCallback`` on one of them must be
-    added after this callback is attached.)
+    ``eval_``, so that ``metric_for_best_model`` can refer to them. (Add an ``EarlyStoppingCallback`` on such a value
+    after attaching this callback.)
 
     Args:
         name: First part of the name of every value.
@@ -72,7 +72,7 @@ class ProbingCallback(TrainerCallback, ABC):
     # -- implemented by subclasses ----------------------------------------------------------------------------------
     @abstractmethod
     def _prepare(self, processes: Processes) -> None:
-        """Validate the arguments against the network, and compute everything that stays constant during training."""
+        """Validate the arguments against the network, and compute the constants of the training run."""
 
     @abstractmethod
     def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
@@ -80,7 +80,7 @@ class ProbingCallback(TrainerCallback, ABC):
 
     @property
     def _runs(self) -> bool:
-        """Whether the callback runs the network, which needs an adapter, or reads its weights only."""
+        """Whether the callback runs the network (which requires an adapter) or only reads its weights."""
         return True
 
     def _begin(self) -> None:
@@ -105,8 +105,8 @@ class ProbingCallback(TrainerCallback, ABC):
         """Measure the network now; with several processes, every process must call this method.
 
         Args:
-            model: The network in training, wrapped or not, or its adapter (for custom classes, made once with
-                ``hf_stitch.load(model, example_inputs=…)``). It must be the same network each time.
+            model: The network in training, wrapped or not, or its adapter (for custom classes, loaded once with
+                ``hf_stitch.load(model, example_inputs=…)``). Each call must pass the same network.
             step: Number of optimizer steps taken, at least 0.
             epoch: Number of epochs completed, if it should be recorded.
             accelerator: The accelerator used for training, if there are several processes.
@@ -116,11 +116,11 @@ class ProbingCallback(TrainerCallback, ABC):
         if self._network is None:
             self._watch(model, processes)
         elif self._network is not module:
-            raise ValueError(f"{self.name} already measures another network: make a new {type(self).__name__}")
+            raise ValueError(f"{self.name} already measures another network; make a new {type(self).__name__}")
         return self._measure(step, epoch, processes)
 
     def to_history(self) -> History:
-        """Return all measurements so far as a result, which can be saved, drawn and shown as a page.
+        """Return all measurements so far as a result that can be saved, plotted and rendered as a page.
 
         Example:
             >>> import torch, hf_stitch
@@ -150,22 +150,22 @@ class ProbingCallback(TrainerCallback, ABC):
         """Add this callback to a trainer and keep a reference to the trainer.
 
         Args:
-            trainer: A trainer whose model also runs without labels.
+            trainer: A trainer with a model that also runs without labels.
             adapter: Adapter of the trainer's model. Required for custom classes
                 (``hf_stitch.load(model, example_inputs=…)``), and if a processor other than
                 ``trainer.processing_class`` converts samples to inputs.
         """
         if self._trainer is not None:
-            raise ValueError(f"{self.name} is attached already; make a new {type(self).__name__} for each trainer")
+            raise ValueError(f"{self.name} is already attached; make a new {type(self).__name__} for each trainer")
         taken = [c.name for c in trainer.callback_handler.callbacks if isinstance(c, ProbingCallback)]
         if self.name in taken:
-            raise ValueError(f"the trainer has a callback named {self.name!r} already; pass another name=")
+            raise ValueError(f"the trainer already has a callback named {self.name!r}; pass another name=")
         if self.every == "eval" and trainer.args.eval_strategy == "no":
-            raise ValueError("every='eval', but this trainer never evaluates: set eval_strategy, which is 'no'")
+            raise ValueError("every='eval' requires evaluation, but eval_strategy is 'no': set eval_strategy")
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise ValueError("FSDP and DeepSpeed shard the weights, but callbacks need unsharded weights: use DDP")
+            raise ValueError("callbacks require unsharded weights, but FSDP and DeepSpeed shard them: use DDP")
         if adapter is not None and adapter.model is not unwrap(_network(trainer)):
-            raise ValueError("the adapter belongs to another model than the trainer: make it from trainer.model")
+            raise ValueError("the adapter does not belong to the model of the trainer: load it from trainer.model")
         self._trainer = trainer
         try:
             self._watch(_network(trainer) if adapter is None else adapter, Processes(trainer.accelerator))
@@ -176,9 +176,9 @@ class ProbingCallback(TrainerCallback, ABC):
         return self
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Raise an error if passed to the constructor of a trainer, which does not pass the trainer itself."""
+        """Raise an error if passed to the constructor of a trainer, which does not pass on the trainer."""
         raise ValueError(
-            f"{type(self).__name__} needs a reference to the trainer: leave it out of callbacks=[…] and call "
+            f"{type(self).__name__} requires a reference to the trainer: remove it from callbacks=[…] and call "
             "callback.attach(trainer)"
         )
 
@@ -235,7 +235,7 @@ class ProbingCallback(TrainerCallback, ABC):
     @property
     def _attached(self) -> Trainer:
         if self._trainer is None:
-            raise ValueError(f"{type(self).__name__} needs a reference to the trainer: call callback.attach(trainer)")
+            raise ValueError(f"{type(self).__name__} is not attached to a trainer: call callback.attach(trainer)")
         return self._trainer
 
     @property
@@ -271,8 +271,8 @@ class ProbingCallback(TrainerCallback, ABC):
 
     def _measure(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
         with processes.together(self.name), unnoticed(self._model, processes):
-            found = self._figures(step, epoch, processes)
-        figures = {f"{self.name}/{figure}": value for figure, value in found.items()}
+            measured = self._figures(step, epoch, processes)
+        figures = {f"{self.name}/{figure}": value for figure, value in measured.items()}
         self.history.append(Measurement(step, epoch, figures))
         return figures
 
@@ -285,11 +285,11 @@ class ProbingCallback(TrainerCallback, ABC):
             trainer.log(dict(figures))
             trainer.control.should_log = due  # trainer.log resets it, and the loss of this step would not be logged
 
-    def _undefined(self, what: str, error: Exception) -> float:
-        """Return NaN for a value that has been defined before and cannot be computed now."""
+    def _undefined(self, quantity: str, error: Exception) -> float:
+        """Return NaN for a value that becomes undefined during training; raise an error at the first measurement."""
         if not self.history:
-            raise ValueError(f"{what}: {error}") from error
-        logger.warning("%s: %s is undefined at this step and becomes NaN: %s", self.name, what, error)
+            raise ValueError(f"{quantity}: {error}") from error
+        logger.warning("%s: %s is undefined at this step and becomes NaN: %s", self.name, quantity, error)
         return math.nan
 
 

@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 
 INDEX = "recordings.json"
 THRESHOLDS = (0.8, 0.9, 0.95)
-"""Thresholds for which the table of :class:`Dynamics` shows when layers settle."""
+"""Thresholds in the table of :class:`Dynamics` that shows when layers settle."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dynamics(Result):
-    """Similarity of each layer of a network with itself between all pairs of moments of training.
+    """Similarity of each layer of a network between all pairs of moments of training.
 
-    A moment is a point in training at which activations, or the weights that a metric compares, were recorded.
+    A moment is a point in training with recorded activations, or recorded weights for a metric of weights.
 
     Attributes:
         values: Metric values by layer, each ``(moments, moments)`` float64.
@@ -86,7 +86,7 @@ class Dynamics(Result):
         if len(self.epochs) != n or any(values.shape != (n, n) for values in self.values.values()):
             shapes = ", ".join(str(values.shape) for values in self.values.values())
             raise ValueError(
-                f"dynamics of {n} moments need {n} epochs and values of shape ({n}, {n}) for each layer, got "
+                f"dynamics of {n} moments require {n} epochs and values of shape ({n}, {n}) for each layer, got "
                 f"{len(self.epochs)} epochs and values of shape {shapes}"
             )
 
@@ -98,8 +98,8 @@ class Dynamics(Result):
 
         Args:
             folder: Folder with the recordings.
-            metric: A metric, or its name in ``hf_stitch.registries.metrics``. If the recorder's metric compares
-                weights, this metric, with the same or other options.
+            metric: A metric, or its name in ``hf_stitch.registries.metrics``. Recordings of weights require the
+                recorder's metric, with any options.
 
         Example:
             >>> import tempfile, torch, hf_stitch
@@ -115,25 +115,25 @@ class Dynamics(Result):
         if not recorded:
             raise FileNotFoundError(f"{folder} contains no recordings of a DynamicsRecorder")
         if len(recorded) < 2:
-            raise ValueError(f"{folder} contains {len(recorded)} recordings, but dynamics need at least 2")
+            raise ValueError(f"{folder} contains {len(recorded)} recordings, but dynamics require at least 2")
         steps, epochs = tuple(sorted(recorded)), tuple(recorded[step] for step in sorted(recorded))
         paths = {str(step): _path(Path(folder), step) for step in steps}
         score = registries.metrics.build(metric)
         if isinstance(score, WeightMetric):
             return cls._of_weights([load_weights(path, score.name) for path in paths.values()], score, steps, epochs)
-        kept = {step: Activations.load(path) for step, path in paths.items()}
-        first = kept[str(steps[0])]
+        recordings = {step: Activations.load(path) for step, path in paths.items()}
+        first = recordings[str(steps[0])]
         asked = Asked.of([score], ROWS_OF[first.pooling or "mean"])
         ((label, score),) = asked.activations.items()
         values, run = {}, Run(progress=False, processes=Processes.of(None))
         for layer in first.layers:
-            if lacking := next((step for step, each in kept.items() if layer not in each.values), None):
+            if lacking := next((step for step, recording in recordings.items() if layer not in recording.values), None):
                 raise ValueError(
-                    f"the recording of step {lacking} in {folder} has no layer {layer!r}, which that of step "
-                    f"{steps[0]} has: record into a folder of its own"
+                    f"the recording of step {lacking} in {folder} lacks layer {layer!r} of step {steps[0]}; record "
+                    "each training run into a separate folder"
                 )
-            grids = {step: each.grids[layer] for step, each in kept.items() if layer in each.grids}
-            by_step = {step: each.values[layer] for step, each in kept.items()}
+            grids = {step: recording.grids[layer] for step, recording in recordings.items() if layer in recording.grids}
+            by_step = {step: recording.values[layer] for step, recording in recordings.items()}
             moments = Activations(by_step, first.ids, first.pooling, first.mask, grids)
             try:
                 values[layer] = Comparison([moments], asked, run).run()[label]
@@ -150,11 +150,11 @@ class Dynamics(Result):
         values = {layer: np.empty((len(steps), len(steps))) for layer in read[0]}
         whole = np.empty((len(steps), len(steps)))
         for i, j in np.ndindex(whole.shape):
-            found, undefined = same_layers(read[i], read[j], metric)
-            for layer, why in undefined.items():
-                raise ValueError(f"{metric.label} of {layer!r} between steps {steps[i]} and {steps[j]}: {why}")
-            whole[i, j] = found.pop(WHOLE)
-            for layer, value in found.items():
+            layer_values, undefined = same_layers(read[i], read[j], metric)
+            for layer, reason in undefined.items():
+                raise ValueError(f"{metric.label} of {layer!r} between steps {steps[i]} and {steps[j]}: {reason}")
+            whole[i, j] = layer_values.pop(WHOLE)
+            for layer, value in layer_values.items():
                 values[layer][i, j] = value
         better = metric.higher_is_better
         return cls(values, steps, epochs, metric.label, better, None, None, metric.range, whole)
@@ -172,11 +172,11 @@ class Dynamics(Result):
 
     @property
     def _shown(self) -> dict[str, Array]:
-        """The values by layer, and those of the whole network if there are any."""
+        """The values by layer, and of the whole network for a metric of weights."""
         return {**self.values, **({} if self.whole is None else {WHOLE: self.whole})}
 
     def to_final(self) -> dict[str, Array]:
-        """Return the values ``(moments,)`` of each layer between each moment and the last one."""
+        """Return the values ``(moments,)`` of each layer between each moment and the last moment."""
         return {layer: values[:, -1] for layer, values in self._shown.items()}
 
     def settled(self, threshold: float = 0.9) -> dict[str, float]:
@@ -195,12 +195,12 @@ class Dynamics(Result):
             >>> dynamics.settled(0.9), dynamics.settled(0.99)
             ({'conv': 1.0}, {'conv': 2.0})
         """
-        found = {}
+        settling = {}
         for layer, curve in self.to_final().items():
             similar = curve >= threshold if self.higher_is_better else curve <= threshold
             moving = np.flatnonzero(~similar[:-1])
-            found[layer] = self.times[int(moving[-1]) + 1 if len(moving) else 0]
-        return found
+            settling[layer] = self.times[int(moving[-1]) + 1 if len(moving) else 0]
+        return settling
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return all values as a data frame."""
@@ -220,7 +220,7 @@ class Dynamics(Result):
         )  # fmt: skip
 
     def plot(self) -> Figure:
-        """Plot the similarity of each layer to the end of training (:meth:`to_final`); its page has all moments."""
+        """Plot the similarity of each layer to the end of training (:meth:`to_final`); the page shows all moments."""
         from hf_stitch.plots import curves
 
         series = {
@@ -249,13 +249,13 @@ class Dynamics(Result):
 
 
 class DynamicsRecorder(ProbingCallback):
-    """Callback that records activations or weights during training, to analyse afterwards how the layers develop.
+    """Callback that records activations or weights during training, for an analysis of how the layers develop.
 
-    It logs nothing. :meth:`result` compares each recorded moment with every other, layer by layer.
+    The callback does not log values. :meth:`result` compares all pairs of recorded moments, layer by layer.
 
     Recordings are files in a folder, one for each moment (layers × samples × width numbers in the dtype of the
-    network). For a metric of weights they contain what the metric reads of the network, often kilobytes, and no probe
-    is needed. If training resumes from a checkpoint, later recordings are deleted. A new training run needs an empty
+    network). For a metric of weights they contain the statistics of the weights, often kilobytes, and ``probe`` is not
+    needed. If training resumes from a checkpoint, later recordings are deleted. A new training run needs an empty
     folder.
 
     Args:
@@ -304,7 +304,7 @@ class DynamicsRecorder(ProbingCallback):
         self._watched: tuple[str, ...] = ()
 
     def result(self) -> Dynamics:
-        """Compare each recorded moment with every other; of several processes, each must call this method."""
+        """Compare all pairs of recorded moments; with several processes, every process must call this method."""
         return Dynamics.of(self.folder, self._metric)
 
     @property
@@ -317,11 +317,11 @@ class DynamicsRecorder(ProbingCallback):
         else:
             self._watched = self._loaded.candidates if self._layers is None else self._layers
         if not self._watched:
-            raise ValueError("there are no layers to record: pass at least one name in layers=")
+            raise ValueError("no layers to record: pass at least one name in layers=")
         if self.probe is not None:
             self.probe.rehearse(self._loaded, self._watched)
         if self._trainer is None:  # a Trainer may resume from a checkpoint, which is known only when training starts
-            self._refuse_old()
+            self._check_empty()
 
     def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
         activations = None if self.probe is None else self.probe.activations(self._loaded, self._watched, processes)
@@ -336,15 +336,15 @@ class DynamicsRecorder(ProbingCallback):
         return {}
 
     def _read(self, metric: WeightMetric) -> dict[str, Weights]:
-        """Read what the metric compares of the network now."""
+        """Read the current weights of the network for the metric."""
         (read,) = read_of(self._model, {metric.label: metric}, self._layers).values()
         return read
 
     def _begin(self) -> None:
         if self._attached.state.global_step == 0:
-            self._refuse_old()
+            self._check_empty()
 
-    def _refuse_old(self) -> None:
+    def _check_empty(self) -> None:
         if Processes.of(None).rank == 0 and (self.folder / INDEX).exists():
             raise ValueError(
                 f"{self.folder} contains the recordings of another training run: empty it, or use another folder"
@@ -352,23 +352,23 @@ class DynamicsRecorder(ProbingCallback):
 
     def _resume(self, folder: Path, step: int) -> None:
         epochs = _recorded(self.folder)
-        kept = {recorded: epoch for recorded, epoch in epochs.items() if recorded <= step}
-        if not kept:
+        earlier = {recorded: epoch for recorded, epoch in epochs.items() if recorded <= step}
+        if not earlier:
             logger.warning(
                 "%s: %s contains no recordings up to step %d; recording starts here", self.name, self.folder, step
             )
             return
-        layers, pooling = self._described(_path(self.folder, max(kept)))
-        own = None if self.probe is None else self.probe.pooling
-        if layers != self._watched or pooling != own:
+        layers, pooling = self._described(_path(self.folder, max(earlier)))
+        expected = None if self.probe is None else self.probe.pooling
+        if layers != self._watched or pooling != expected:
             raise ValueError(
                 f"{self.folder} contains recordings of the layers {', '.join(layers)} with pooling={pooling!r}, but "
-                f"the callback records {', '.join(self._watched)} with pooling={own!r}; to resume, use the same layers "
-                "and pooling"
+                f"the callback records {', '.join(self._watched)} with pooling={expected!r}; use the same layers and "
+                "pooling to resume"
             )
         if self._attached.is_world_process_zero():
-            _write(self.folder, kept)
-            for dropped in epochs.keys() - kept.keys():
+            _write(self.folder, earlier)
+            for dropped in epochs.keys() - earlier.keys():
                 _path(self.folder, dropped).unlink(missing_ok=True)
 
     def _described(self, path: Path) -> tuple[tuple[str, ...], Pooling | None]:
@@ -381,7 +381,7 @@ class DynamicsRecorder(ProbingCallback):
 
 
 def _recorded(folder: Path) -> dict[int, float | None]:
-    """Read the index of a folder: step -> epoch of each recording; empty if there is none."""
+    """Read the index of a folder: step -> epoch of each recording; empty for a folder without an index."""
     path = folder / INDEX
     if not path.is_file():
         return {}
@@ -395,6 +395,6 @@ def _path(folder: Path, step: int) -> Path:
 
 
 def _write(folder: Path, epochs: Mapping[int, float | None]) -> None:
-    """Write the index atomically, and after the recordings, so that all files that it lists exist."""
+    """Write the index atomically; call it after writing the recordings, so that all listed files exist."""
     text = json.dumps(dict(sorted(epochs.items())), indent=2) + "\n"
     write_whole(folder / INDEX, lambda path: path.write_text(text, encoding="utf-8"))

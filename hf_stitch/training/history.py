@@ -1,4 +1,4 @@
-"""What a callback measured during training, as a result that is read without the libraries of training."""
+"""Measurements of a callback during training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The values of one measurement of a callback.
+    """Values that a callback measured at one step.
 
     Attributes:
         step: Number of optimizer steps taken before the measurement.
@@ -60,11 +60,11 @@ class History(Result):
     @property
     def curves(self) -> dict[str, dict[float, float]]:
         """Name of a value -> step or epoch (:attr:`unit`) -> value."""
-        found: dict[str, dict[float, float]] = {}
+        by_name: dict[str, dict[float, float]] = {}
         for measured in self.measurements:
             for figure, value in measured.figures.items():
-                found.setdefault(figure, {})[float(getattr(measured, self.unit))] = value
-        return found
+                by_name.setdefault(figure, {})[float(getattr(measured, self.unit))] = value
+        return by_name
 
     def __rich__(self) -> Table:
         """Return the table that ``rich`` prints, one row for each value: the first, the last, and how many."""
@@ -93,8 +93,8 @@ class History(Result):
     def plot(self, figures: Iterable[str] | None = None) -> Figure:
         """Draw the measured values over the course of training, one curve for each.
 
-        Values of one layer have one colour, and values of one kind (metric, baseline) the same dashes, if there are at
-        most 4 kinds.
+        Curves of the same layer share a colour, and curves of the same kind (metric, baseline) share a line style, for
+        up to 4 kinds.
 
         Args:
             figures: Names of values, as in :meth:`to_pandas`. Default: all.
@@ -103,10 +103,10 @@ class History(Result):
         from hf_stitch.plots.charts import MOST_KINDS
 
         curves_of = self.curves
-        known = list(curves_of)
-        chosen = known if figures is None else list(figures)
-        if not chosen or (unknown := [name for name in chosen if name not in known]):
-            raise ValueError(f"{self.name} has no values {', '.join(unknown) if chosen else 'yet'}; it has {known}")
+        available = list(curves_of)
+        chosen = available if figures is None else list(figures)
+        if not chosen or (unknown := [name for name in chosen if name not in available]):
+            raise ValueError(f"{self.name} lacks {', '.join(unknown) if chosen else 'values'}; it has {available}")
         series = {name: {x: (value,) * 3 for x, value in curves_of[name].items()} for name in chosen}
         split = {
             name: (name.rpartition("/")[2], name.removeprefix(f"{self.name}/").rpartition("/")[0]) for name in chosen

@@ -1,4 +1,4 @@
-"""Training loop for several stitches into one frozen target half: schedule, state, and steps with accelerate."""
+"""Training loop for several stitches into one frozen target half, with its schedule and state."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 Schedule = Literal["step", "constant", "linear", "cosine"]
 
 FIGURES = ("loss", "validation loss")
-"""What must stay finite."""
+"""Losses that must stay finite."""
 StepCallback = Callable[[int, Sequence[StitchingLayer]], None]
-"""Receives the number of completed steps and the stitching layers. Training changes the layers: copy to keep them."""
+"""Function of the number of completed steps and the stitching layers. Training changes the layers in place."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TrainingSchedule:
     """Number of steps, learning rate and order of the samples of a training run."""
 
     max_steps: int  # number of optimizer steps on the objective
-    feature_steps: int  # number of additional steps before them, which match final features
+    feature_steps: int  # number of additional steps before these, to match final features
     batch_size: int  # number of samples of a step over all processes
     lr: float  # initial learning rate of Adam
     weight_decay: float  # L2 penalty of Adam
@@ -60,7 +60,7 @@ class TrainingSchedule:
         return self.lr * factor
 
     def batches(self, n: int, start: int, every: int, processes: Processes) -> Iterator[list[tuple[Tensor, int]]]:
-        """Iterate endlessly over the parts of each step: indices of this process, maybe none, and the number of all."""
+        """Iterate endlessly over the parts of each step: indices of this process (maybe none) and the total number."""
         size = self.batch_size * every
         per_epoch = math.ceil(n / size)
         order, epoch = torch.arange(n), -1
@@ -76,7 +76,7 @@ class TrainingSchedule:
 class Progress:
     """State of a training run: layers, optimizer, gradient scaler, and best weights, steps and loss of each stitch.
 
-    A stitch whose loss is NaN or infinite is trained no further, and the others go on.
+    Training stops for a stitch with a NaN or infinite loss and continues for the rest.
     """
 
     def __init__(self, stitches: Stitches, optimizer: Any, scaler: Any, patience: int | None) -> None:
@@ -91,30 +91,29 @@ class Progress:
 
     @property
     def active(self) -> Tensor:
-        """Which stitches are still being trained, ``(stitches,)`` bool."""
+        """Mask of the stitches that are still being trained, ``(stitches,)`` bool."""
         going = self._diverged[:, 0].isnan()
         return going if self._patience is None else going & (self._since < self._patience)
 
     def check(self, losses: Tensor, step: int, figure: str) -> None:
-        """Stop the stitches whose loss is NaN or infinite."""
+        """Stop the stitches with a NaN or infinite loss."""
         losses = losses.cpu().double()
         for place in (self.active & ~losses.isfinite()).nonzero().flatten().tolist():
             self._diverged[place] = torch.tensor([step, FIGURES.index(figure), losses[place]], dtype=torch.float64)
 
     def diverged(self) -> dict[str, str]:
-        """Return the names of the stitches that diverged, and how.
+        """Return the reason of each diverged stitch, by name.
 
-        These are the stitches that :meth:`check` has stopped, and those whose last step made their weights NaN or
-        infinite.
+        A stitch has diverged if :meth:`check` has stopped it, or if its last step made its weights NaN or infinite.
         """
-        found = {}
+        reasons = {}
         stitches = zip(self._stitches.names, self._stitches.layers, self._diverged.tolist(), strict=True)
         for number, (name, layer, (step, figure, value)) in enumerate(stitches):
             if not math.isnan(step):
-                found[name] = f"the {FIGURES[int(figure)]} is {value} at step {step:.0f}"
+                reasons[name] = f"the {FIGURES[int(figure)]} is {value} at step {step:.0f}"
             elif not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
-                found[name] = f"weights are NaN or infinite after step {self.steps[number]}"
-        return found
+                reasons[name] = f"weights are NaN or infinite after step {self.steps[number]}"
+        return reasons
 
     def note(self, losses: Tensor, step: int, first: bool) -> None:
         """Update the moving average of the losses after a step."""
@@ -153,29 +152,29 @@ class Progress:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the output of :meth:`state`."""
-        held: dict[str, dict[str, Tensor]] = {}
+        by_kind: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             kind, _, key = name.partition("/")
-            held.setdefault(kind, {})[key] = value
-        own = self.state()
-        moments = _numbered(held.get("optimizer", {}))
-        weights = [each for group in self._optimizer.param_groups for each in group["params"]]
+            by_kind.setdefault(kind, {})[key] = value
+        current = self.state()
+        moments = _numbered(by_kind.get("optimizer", {}))
+        weights = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         for name in ("loss", "steps", "judged", "since"):
-            if tensors[name].shape != own[name].shape:
+            if tensors[name].shape != current[name].shape:
                 raise ValueError(
-                    f"{name} must have the shape {tuple(own[name].shape)}, got {tuple(tensors[name].shape)}"
+                    f"{name} must have the shape {tuple(current[name].shape)}, got {tuple(tensors[name].shape)}"
                 )
         for number, of_weight in moments.items():
             for name, value in of_weight.items():
                 if value.dim() and value.shape != weights[number].shape:
                     raise ValueError(f"{name} of weight {number} has the shape {tuple(value.shape)}")
-        self._stitches.layers.load_state_dict(held["layers"])
+        self._stitches.layers.load_state_dict(by_kind["layers"])
         state = self._optimizer.state_dict()
         state["state"] = moments
         self._optimizer.load_state_dict(state)
-        self._states = list(_numbered(held.get("best", {})).values())
+        self._states = list(_numbered(by_kind.get("best", {})).values())
         if self._scaler is not None:
-            self._scaler.load_state_dict({key: value.item() for key, value in held["scaler"].items()})
+            self._scaler.load_state_dict({key: value.item() for key, value in by_kind["scaler"].items()})
         self.loss, self.steps = tensors["loss"].cpu(), tensors["steps"].cpu()
         self._best, self._since = tensors["judged"].cpu(), tensors["since"].cpu()
         if "diverged" in tensors:
@@ -183,19 +182,19 @@ class Progress:
 
 
 def _numbered(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    found: dict[int, dict[str, Tensor]] = {}
+    by_number: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         number, _, key = name.partition("/")
-        found.setdefault(int(number), {})[key] = value
-    return dict(sorted(found.items()))
+        by_number.setdefault(int(number), {})[key] = value
+    return dict(sorted(by_number.items()))
 
 
 class DivergedError(FloatingPointError):
     """Raised if a loss or the weights of a stitch are NaN or infinite. Other stitches are first trained to the end.
 
     Attributes:
-        reasons: Place of each such stitch in the list that is trained -> how it diverged, and what to do.
-        trained: The trained stitching layers in the order of the list, with ``None`` for those that diverged.
+        reasons: Index of each diverged stitch -> the reason, and what to do.
+        trained: The trained stitching layers in order, with ``None`` for each diverged stitch.
 
     Args:
         message: The message.
@@ -229,9 +228,9 @@ def train(
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
     """Train the stitches in place.
 
-    With validation samples, each stitch ends with the weights of its lowest validation loss, otherwise with those of
-    the last step. A stitch whose loss is NaN or infinite is trained no further, and the others go on. If no stitch
-    goes on, the last saved state is kept.
+    With validation samples, each stitch ends with the weights of its lowest validation loss, otherwise with the weights
+    of the last step. Training stops for a stitch with a NaN or infinite loss and continues for the rest. After all
+    stitches have diverged, the last saved state is kept.
     """
     every, samples = accelerator.gradient_accumulation_steps, len(prepared.samples)
     last, per_epoch = schedule.feature_steps + schedule.max_steps, math.ceil(samples / (schedule.batch_size * every))
@@ -241,7 +240,7 @@ def train(
         step = 0
         if checkpoint is not None:
             step = checkpoint.load(accelerator.device, range(last + 1), lambda _, tensors: run.load(tensors)) or 0
-        accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that others still read
+        accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that other ranks still read
         if callback is not None and step == 0:
             callback(0, stitches.trained)
         with progress_bar(label, last, "step", step) as bar:
@@ -252,8 +251,8 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(step)
                 batches = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
-                found = _gradients(model, batches, parts, features, accelerator, processes).cpu()
-                run.check(found, step, "loss")
+                losses = _gradients(model, batches, parts, features, accelerator, processes).cpu()
+                run.check(losses, step, "loss")
                 if not bool(run.active.any()):
                     break
                 for layer, active in zip(stitches.layers, run.active.tolist(), strict=True):
@@ -268,10 +267,10 @@ def train(
                 if not features and not optimizer.step_was_skipped:
                     stitches.shrink(schedule.rate(step), run.active)
                 step += 1
-                run.note(found, step, first=step in (1, schedule.feature_steps + 1))
+                run.note(losses, step, first=step in (1, schedule.feature_steps + 1))
                 bar.update()
                 bar.set_postfix(loss=f"{run.loss[run.active].mean().item():.3f}", refresh=False)
-                _log(accelerator, stitches.names, found, step, "loss", run.active, lr=schedule.rate(step - 1))
+                _log(accelerator, stitches.names, losses, step, "loss", run.active, lr=schedule.rate(step - 1))
                 if validation is not None and not features and (step % per_epoch == 0 or step == last):
                     loss, right = _validate(stitches, validation, schedule, accelerator, processes)
                     run.check(loss, step, "validation loss")
@@ -293,12 +292,12 @@ def train(
 def _prepared(
     accelerator: Accelerator, processes: Processes, stitches: Stitches, schedule: TrainingSchedule
 ) -> Iterator[tuple[Any, Any]]:
-    """Prepare model and optimizer; afterwards the accelerator drops its references, which would keep them alive."""
+    """Prepare model and optimizer; the accelerator drops its references afterwards, so that both can be freed."""
     optimizer = torch.optim.Adam(
         [p for p in stitches.layers.parameters() if p.requires_grad], lr=schedule.lr, weight_decay=schedule.weight_decay
     )
     lists = accelerator._models, accelerator._optimizers
-    lengths = [len(held) for held in lists]
+    lengths = [len(references) for references in lists]
     # The wrapper of several processes must not compare and send frozen weights, which may be distributed.
     frozen = [f"back.{name}" for name in stitches.back.state_dict()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stitches, frozen)
@@ -306,8 +305,8 @@ def _prepared(
         model, optimizer = accelerator.prepare(stitches, optimizer)
         yield model.train(), optimizer
     finally:
-        for held, length in zip(lists, lengths, strict=True):
-            del held[length:]
+        for references, length in zip(lists, lengths, strict=True):
+            del references[length:]
 
 
 def _gradients(
@@ -321,29 +320,29 @@ def _gradients(
     """Accumulate the gradients of a step over its parts and all processes; return the loss of each stitch."""
     samples = sum(count for _, count in parts)
     total = float(samples) if features else _asked_of_all(batches, parts, accelerator)
-    found = torch.zeros((), device=accelerator.device)
-    for number, (one, (places, _)) in enumerate(zip(batches, parts, strict=True)):
+    accumulated = torch.zeros((), device=accelerator.device)
+    for number, (batch, (places, _)) in enumerate(zip(batches, parts, strict=True)):
         with nullcontext() if number == len(parts) - 1 else accelerator.no_sync(model):
             share = len(places) * processes.count / samples
-            losses = model(one, total / processes.count, share, features) * float(bool(len(places)))
-            found = found + losses.detach().float()
+            losses = model(batch, total / processes.count, share, features) * float(bool(len(places)))
+            accumulated = accumulated + losses.detach().float()
             accelerator.backward(losses.sum() * accelerator.gradient_accumulation_steps)  # which divides by it
-    return accelerator.reduce(found, reduction="mean")
+    return accelerator.reduce(accumulated, reduction="mean")
 
 
 def _read(prepared: Prepared, places: Tensor, seed: int, accelerator: Accelerator) -> PreparedBatch:
-    """Read the samples at some indices; without indices, one sample that the loss does not count."""
+    """Read the samples at the indices; without indices, read one sample, which the loss ignores."""
     return prepared.read(places if len(places) else torch.zeros(1, dtype=torch.long), seed).to(accelerator.device)
 
 
 def _asked_of_all(
     batches: Sequence[PreparedBatch], parts: Sequence[tuple[Tensor, int]], accelerator: Accelerator
 ) -> float:
-    """Number of predictions of a step, over its parts and all processes."""
+    """Return the number of predictions of a step, over its parts and all processes."""
     if _is_of_samples(batches[0]):
         return float(sum(count for _, count in parts))
-    own = [one for one, (places, _) in zip(batches, parts, strict=True) if len(places)]
-    tokens = sum(((one.answers["hard"] != IGNORED).sum() for one in own), torch.zeros((), device=accelerator.device))
+    local = [one for one, (places, _) in zip(batches, parts, strict=True) if len(places)]
+    tokens = sum(((one.answers["hard"] != IGNORED).sum() for one in local), torch.zeros((), device=accelerator.device))
     return max(accelerator.reduce(tokens, reduction="sum").item(), 1)
 
 
@@ -351,18 +350,18 @@ def _asked_of_all(
 def _validate(
     stitches: Stitches, prepared: Prepared, schedule: TrainingSchedule, accelerator: Accelerator, processes: Processes
 ) -> tuple[Tensor, Tensor]:
-    """Loss and accuracy of each stitch on held-out samples, which are distributed over the processes."""
+    """Compute the loss and accuracy of each stitch on held-out samples, distributed over the processes."""
     sums = torch.zeros(3, len(stitches.names), dtype=torch.float64, device=accelerator.device)
     stitches.eval()
     batches = torch.arange(len(prepared.samples)).split(schedule.batch_size)
-    own = batches[processes.rank :: processes.count]
-    if prepared.in_step:  # those of other processes run once more where they have no batch of their own
-        missing = -(-len(batches) // processes.count) - len(own)
+    local = batches[processes.rank :: processes.count]
+    if prepared.in_step:  # processes without a batch run one of another process
+        missing = -(-len(batches) // processes.count) - len(local)
         for places in batches[:missing]:
             batch = _read(prepared, places, 0, accelerator)
             stitches(batch, _asked(batch))
             stitches.right(batch)
-    for places in own:
+    for places in local:
         batch = _read(prepared, places, 0, accelerator)
         asked = _asked(batch)
         sums[0] += asked * stitches(batch, asked).double()
@@ -374,12 +373,12 @@ def _validate(
 
 
 def _asked(batch: PreparedBatch) -> float:
-    """Number of predictions: one for each sample, or for language models one for each token with a next token."""
+    """Return the number of predictions: of samples, or for language models of tokens with a next token."""
     return batch.count if _is_of_samples(batch) else max((batch.answers["hard"] != IGNORED).sum().item(), 1)
 
 
 def _is_of_samples(batch: PreparedBatch) -> bool:
-    """Whether there is one prediction for each sample, not one for each token."""
+    """Return whether the task has one prediction for each sample, not one for each token."""
     return "hard" not in batch.answers or batch.answers["hard"].dim() == 1 or batch.answers["hard"].is_floating_point()
 
 

@@ -36,20 +36,20 @@ class Objective:
     penalties: Mapping[str, float] = field(default_factory=dict)  # weight of each penalty
 
     def __post_init__(self) -> None:
-        """Validate what the types of the options of ``TaskLoss`` do not say."""
+        """Validate constraints that the option types of ``TaskLoss`` do not express."""
         if not self.labels:
-            raise ValueError("labels must be at least one kind of labels, got none")
+            raise ValueError("labels must contain at least one kind of labels, got none")
         for name, weight in self.penalties.items():
             if not math.isfinite(weight) or weight == 0 or (name in L1 and weight < 0):
-                wanted = "a number above 0" if name in L1 else "a finite number other than 0"
-                raise ValueError(f"the weight of penalty {name!r} must be {wanted}, got {weight!r}")
+                expected = "a number above 0" if name in L1 else "a finite number other than 0"
+                raise ValueError(f"the weight of penalty {name!r} must be {expected}, got {weight!r}")
             if name in L1:
                 continue
             metric = activation_metric(name)
             if not metric.differentiable or metric.statistic == "outputs":
                 raise ValueError(
-                    f"penalty {name!r} must be 'l1', 'proximal_l1' or a differentiable metric of representations, but "
-                    f"{metric} is not one"
+                    f"penalty {name!r} must be 'l1', 'proximal_l1' or a differentiable metric of representations, got "
+                    f"{metric}"
                 )
 
     @property
@@ -58,20 +58,20 @@ class Objective:
         return {name: activation_metric(name) for name in self.penalties if name not in L1}
 
     def loss(self, task: Task, logits: Tensor, answers: Mapping[str, Tensor]) -> Tensor:
-        """Compute the weighted losses of a task, summed over samples, or over tokens if each has a prediction."""
+        """Compute the weighted task losses, summed over samples, or over tokens with a prediction."""
         total = logits.new_zeros(())
-        asked = answers["hard"] != IGNORED if task.per_token else None
+        predicted = answers["hard"] != IGNORED if task.per_token else None
         for name, weight in self.labels.items():
             if name == "hard":
                 part = task.summed_loss(logits, answers[name])
             else:
-                each = task.imitation_loss(logits, answers[name], self.temperature)
-                part = self.temperature**2 * (each[asked] if task.per_token else each).sum()
+                losses = task.imitation_loss(logits, answers[name], self.temperature)
+                part = self.temperature**2 * (losses[predicted] if task.per_token else losses).sum()
             total = total + weight * part
         return total
 
     def penalty(self, layer: StitchingLayer, rows: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Compute the weighted sum of the penalties. ``proximal_l1`` counts in eval mode only: its step is apart."""
+        """Compute the weighted sum of the penalties; ``proximal_l1`` counts in eval mode only (see ``shrink``)."""
         total = next(layer.parameters()).new_zeros(())
         missing = {} if rows is None else self.missing_rows(*rows)
         for name, weight in self.penalties.items():
@@ -87,7 +87,7 @@ class Objective:
         """Apply the proximal step of the penalty ``proximal_l1`` after a step of the optimizer.
 
         Each weight w of an affine map becomes ``sign(w) · max(|w| - rate · penalty, 0)`` (soft threshold, Parikh & Boyd
-        2014, section 6.5.2), so that small ones become exactly 0, which no gradient of ``l1`` achieves.
+        2014, section 6.5.2). Small weights become exactly 0, unlike with gradients of ``l1``.
         """
         if not (penalty := self.penalties.get("proximal_l1")):
             return
@@ -96,7 +96,7 @@ class Objective:
             weight.copy_(functional.softshrink(weight, rate * penalty))
 
     def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:
-        """Find the metrics among the penalties that need more rows than given."""
+        """Return the required number of rows of each penalty metric that needs more rows than passed."""
         least = {
             name: max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
             for name, metric in self.metrics.items()
@@ -105,7 +105,7 @@ class Objective:
 
 
 def _weights(layer: StitchingLayer) -> list[Tensor]:
-    """Sum of the absolute entries of each map; without a matrix, of all its parameters except biases."""
+    """Return the sum of absolute weights of each map; for a map without a matrix, of all parameters except biases."""
     sums: list[Tensor] = []
     for part in layer.parts:
         stitch = getattr(layer, part)

@@ -42,22 +42,22 @@ class PreparedBatch:
 
     def to(self, device: torch.device) -> PreparedBatch:
         """Return the batch on a device."""
-        kept = {name: one.to(device) for name, one in self.kept.items()}
-        return PreparedBatch(kept, {name: answer.to(device) for name, answer in self.answers.items()})
+        activations = {name: one.to(device) for name, one in self.kept.items()}
+        return PreparedBatch(activations, {name: answer.to(device) for name, answer in self.answers.items()})
 
 
 class Networks:
-    """The frozen networks around the stitches, which compute activations and labels of samples."""
+    """Frozen networks around the stitches, which compute activations and labels of samples."""
 
     def __init__(
         self,
         places: Mapping[str, StitchedModel],
         target: Adapter | None,
         source: Adapter | None,
-        wanted: frozenset[str],
+        requested: frozenset[str],
         last: str,
     ) -> None:
-        self.places, self.target, self.source, self.wanted, self.last = places, target, source, wanted, last
+        self.places, self.target, self.source, self.requested, self.last = places, target, source, requested, last
         self.first = next(iter(places.values()))
         self.task = task_named(self.first.task)
         starts: dict[str, str] = {}
@@ -74,7 +74,7 @@ class Networks:
         return part
 
     def select(self, batch: PreparedBatch) -> PreparedBatch:
-        """Return a batch without what only other stitches need."""
+        """Return a batch with only the activations that these stitches need."""
         names = {FEATURES, *(f"source/{name}" for name in self.fronts), *(f"there/{end}" for end in self.ends)}
         return replace(batch, kept={name: one for name, one in batch.kept.items() if name in names})
 
@@ -84,43 +84,43 @@ class Networks:
         return {model.target.cut.layer for model in self.places.values()}
 
     def has_predictions(self, batch: Batch) -> bool:
-        """Return whether a token of a batch has a prediction."""
+        """Return whether a batch has at least one token with a prediction."""
         return bool((self.task.asked(self.first, batch.samples, self.labels_of(batch)) != IGNORED).any())
 
     def labels_of(self, batch: Batch) -> Sequence[Any] | None:
         """Return the labels of a batch if hard labels of the data are needed, else ``None``."""
-        return self.task.labels(batch) if "hard" in self.wanted else None
+        return self.task.labels(batch) if "hard" in self.requested else None
 
     @torch.no_grad()
     def prepare(self, samples: Sequence[Any], others: Sequence[Any], labels: Sequence[Any] | None) -> PreparedBatch:
         """Compute activations and labels of raw samples."""
-        kept: dict[str, Representation] = {}
+        activations: dict[str, Representation] = {}
         for name, stitched in self.fronts.items():
             inputs = self.task.inputs(stitched, samples)
-            kept[f"source/{name}"] = stitched.source(**stitched.source_inputs(inputs))
+            activations[f"source/{name}"] = stitched.source(**stitched.source_inputs(inputs))
         answers: dict[str, Tensor] = {}
-        if "hard" in self.wanted or self.task.per_token:
+        if "hard" in self.requested or self.task.per_token:
             answers["hard"] = self.task.asked(self.first, samples, labels)
-        if "source" in self.wanted:
+        if "source" in self.requested:
             assert self.source is not None
             answers["source"] = logits_of(self.source.forward(self.task.inputs(self.source, samples)))
         if self.target is not None:
             inputs = self.task.inputs(self.target, others)
-            if "target" in self.wanted:
+            if "target" in self.requested:
                 answers["target"] = logits_of(self.target.forward(inputs))
-            asked = {f"there/{end}": end for end in sorted(self.ends)} if "there" in self.wanted else {}
-            asked |= {FEATURES: self.last} if FEATURES in self.wanted else {}
-            found = self.target.encode(inputs, sorted({*asked.values()})) if asked else {}
-            kept |= {name: found[layer] for name, layer in asked.items()}
-        return PreparedBatch({name: one.replace(context={}) for name, one in kept.items()}, answers)
+            layers = {f"there/{end}": end for end in sorted(self.ends)} if "there" in self.requested else {}
+            layers |= {FEATURES: self.last} if FEATURES in self.requested else {}
+            encoded = self.target.encode(inputs, sorted({*layers.values()})) if layers else {}
+            activations |= {name: encoded[layer] for name, layer in layers.items()}
+        return PreparedBatch({name: one.replace(context={}) for name, one in activations.items()}, answers)
 
 
 class Prepared:
-    """Prepared samples, read from files if they fit and recomputed for each batch otherwise.
+    """Prepared samples, cached in files if they fit and recomputed for each batch otherwise.
 
     Activations and labels of the frozen networks are computed once and read from memory-mapped files; each process
-    computes a part. They are recomputed for each batch if samples are augmented, or if the files would take more than
-    ``limit`` bytes (with a warning).
+    computes a part. They are recomputed for each batch if samples are augmented, or if the files would exceed ``limit``
+    bytes (with a warning).
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Prepared:
 
     @property
     def kept(self) -> bool:
-        """Whether everything is read from files."""
+        """Whether all tensors are read from files."""
         return bool(self._parts)
 
     def only(self, names: Sequence[str]) -> Prepared:
@@ -162,8 +162,8 @@ class Prepared:
         """Read a batch."""
         if self.kept:
             return self._from_files(places)
-        batch, other = self._raw(places)
-        samples, others = batch.samples, other.samples
+        batch, paired = self._raw(places)
+        samples, others = batch.samples, paired.samples
         if self._augment is not None:
             samples = self._augment(samples, torch.Generator().manual_seed(seed))
             others = samples if self.others is self.samples else others
@@ -171,23 +171,23 @@ class Prepared:
 
     # -- files ------------------------------------------------------------------------------------------------------
     def _raw(self, places: Tensor) -> tuple[Batch, Batch]:
-        chosen = PairedSamples(self.samples, self.others).select(places.tolist())
-        ((_, batch, other),) = chosen.batches(Run(len(chosen), progress=False), "preparing")
-        return batch, other
+        pairs = PairedSamples(self.samples, self.others).select(places.tolist())
+        ((_, batch, paired),) = pairs.batches(Run(len(pairs), progress=False), "preparing")
+        return batch, paired
 
     def _keep(self, folder: Path, limit: int, batch_size: int, processes: Processes, progress: str | None) -> None:
-        """Write the part of this process and open the files of all; delete them if they would be too large."""
+        """Write the files of this process and open the files of all processes; delete them if they are too large."""
         start, stop = processes.part(len(self.samples))
-        own = PairedSamples(self.samples, self.others).select(range(start, stop))
+        local = PairedSamples(self.samples, self.others).select(range(start, stop))
         alone = Run(batch_size, progress=progress is not None)
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
-        for _, batch, other in own.batches(alone, progress or "preparing"):
-            part = self.networks.prepare(batch.samples, other.samples, self.networks.labels_of(batch))
+        for _, batch, paired in local.batches(alone, progress or "preparing"):
+            part = self.networks.prepare(batch.samples, paired.samples, self.networks.labels_of(batch))
             tensors = _tensors(part, self.networks.task.per_token)
             count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
-            each = sum(values.nbytes // part.count for values, mask in tensors.values() if mask is None)
-            least = bytes_ + each * (len(own) - count)  # a lower bound: the remaining texts may be short
+            sample_bytes = sum(values.nbytes // part.count for values, mask in tensors.values() if mask is None)
+            least = bytes_ + sample_bytes * (len(local) - count)  # a lower bound: the remaining texts may be short
             if least > limit and self.in_step:
                 continue
             if least > limit:
@@ -198,9 +198,9 @@ class Prepared:
                     stores[name] = RowStore(folder / f"{name.replace('/', '-')}-{processes.rank}")
                 stores[name].append(*pair)
         if self.in_step:
-            rounds = -(-len(own) // batch_size)
+            rounds = -(-len(local) // batch_size)
             for _ in range(max(processes.gather(rounds)) - rounds):
-                self.networks.prepare(batch.samples, other.samples, self.networks.labels_of(batch))
+                self.networks.prepare(batch.samples, paired.samples, self.networks.labels_of(batch))
         parts = processes.gather(stores if least <= limit else None)
         self._parts = [part for part in parts if part is not None]
         if len(self._parts) == processes.count:
@@ -210,10 +210,9 @@ class Prepared:
         for store in stores.values():
             store.path.unlink()
         warn(
-            f"the activations of {len(self.samples)} samples take about "
-            f"{bytes_ / count * len(self.samples) / 1e9:.2f} GB, more than the limit of "
-            f"{limit * processes.count / 1e9:.2f} GB: they are recomputed for each batch; raise cache_size to store "
-            "them"
+            f"activations of {len(self.samples)} samples need about {bytes_ / count * len(self.samples) / 1e9:.2f} "
+            f"GB, more than the limit of {limit * processes.count / 1e9:.2f} GB, and are recomputed for each batch; "
+            "raise cache_size to store them"
         )
 
     def _from_files(self, places: Tensor) -> PreparedBatch:
@@ -223,12 +222,14 @@ class Prepared:
             read = {name: self._parts[0][name].read(places) for name in names}
         else:
             read = self._from_parts(places, names)
-        kept = {name: one.replace(values=read[name][0], mask=read[name][1]) for name, one in self._like.kept.items()}
+        activations = {
+            name: one.replace(values=read[name][0], mask=read[name][1]) for name, one in self._like.kept.items()
+        }
         answers = {name: read[f"answers/{name}"][0] for name in self._like.answers}
         if self.networks.task.per_token:  # the files are padded with zeros
             real = read["answers/hard"][1]
             answers["hard"] = answers["hard"] if real is None else answers["hard"].masked_fill(~real, IGNORED)
-        return PreparedBatch(kept, answers)
+        return PreparedBatch(activations, answers)
 
     def _from_parts(self, places: Tensor, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Read from the files of several processes and restore the order of the samples."""
@@ -236,7 +237,7 @@ class Prepared:
         first = [0, *self._starts.tolist()]
         order = torch.argsort(owners, stable=True)
         back = torch.argsort(order)
-        found: dict[str, tuple[Tensor, Tensor | None]] = {}
+        tensors: dict[str, tuple[Tensor, Tensor | None]] = {}
         for name in names:
             chunks = [
                 self._parts[rank][name].read(places[owners == rank] - first[rank])
@@ -244,23 +245,23 @@ class Prepared:
                 if bool((owners == rank).any())
             ]
             values, masks = concatenate([v for v, _ in chunks]), [m for _, m in chunks if m is not None]
-            found[name] = (values[back], concatenate(masks)[back] if masks else None)
-        return found
+            tensors[name] = (values[back], concatenate(masks)[back] if masks else None)
+        return tensors
 
 
 def _start(model: StitchedModel) -> str:
-    """Return what determines the activations at the source's cut: the network, the cut, the tokens that it reads."""
+    """Return a key of the activations at the source's cut: the network, the cut, and the token mapping."""
     source: Any = model.config.source
     return json.dumps([source["reference"], model.source.cut.layer, source.get("reading")], sort_keys=True)
 
 
 def _tensors(batch: PreparedBatch, per_token: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """All tensors by name, with a mask for those whose samples differ in length."""
+    """Return all tensors by name, with a mask for samples of different lengths."""
     tensors = {name: (one.values, one.mask) for name, one in batch.kept.items()}
     real = next(iter(batch.kept.values())).mask if per_token else None  # of a source: one label for each token
     return tensors | {f"answers/{name}": (values, real) for name, values in batch.answers.items()}
 
 
 def _bytes(values: Tensor, mask: Tensor | None) -> int:
-    """Size of a tensor in a file, which contains only the real positions."""
+    """Return the size of a tensor in a file, which contains only the real positions."""
     return values.nbytes if mask is None else int(mask.sum()) * values[0, 0].nbytes

@@ -1,4 +1,4 @@
-"""Measuring a network during training on fixed samples, without side effects on training."""
+"""Measurement of a network on fixed samples during training, without side effects on training."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hf_stitch.running import Processes
 
 
 class Probe:
-    """The fixed samples on which a network is measured during training."""
+    """Fixed samples for measuring a network during training."""
 
     def __init__(self, data: Any, pooling: Pooling, batch_size: int) -> None:
         self.samples = Samples.of(data)
         if len(self.samples) < 2:
-            raise ValueError(f"a probe needs at least 2 samples, got {len(self.samples)}")
+            raise ValueError(f"a probe must have at least 2 samples, got {len(self.samples)}")
         self.pooling, self.batch_size = pooling, batch_size
 
     def activations(self, adapter: Adapter, layers: Iterable[str], processes: Processes) -> Activations:
@@ -48,40 +48,40 @@ class Probe:
 
 
 def needed_probe(data: Any, pooling: Pooling, batch_size: int, *, runs: bool) -> Probe | None:
-    """Return the probe of a callback, if it computes activations."""
+    """Return the probe of a callback that computes activations, otherwise None."""
     if runs and data is None:
-        raise ValueError("metrics of activations are measured on samples: pass probe=")
+        raise ValueError("metrics of activations require samples: pass probe=")
     if not runs and data is not None:
-        raise ValueError("metrics of weights take no samples: leave probe out")
+        raise ValueError("metrics of weights do not use samples: remove probe=")
     return Probe(data, pooling, batch_size) if runs else None
 
 
 @torch.no_grad()
 def representations(adapter: Adapter, batch: Batch, layers: Iterable[str]) -> dict[str, Representation]:
-    """Compute activations of a batch at layers that need not be cuts."""
-    found: dict[str, Representation] = {}
+    """Compute activations of a batch at any layers, including layers that are not cuts."""
+    by_layer: dict[str, Representation] = {}
 
     def keep(name: str, representation: Representation) -> None:
-        found[name] = representation.replace(values=representation.values.clone(), context={})
+        by_layer[name] = representation.replace(values=representation.values.clone(), context={})
 
     adapter.run_with_callback(adapter.preprocess(batch.samples), list(layers), keep)
-    return found
+    return by_layer
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raise an error if this process does not have all weights of a network."""
+    """Raise an error if a weight of a network is missing in this process."""
     if any(map(lacks_weights, model.modules())):
         raise ValueError(f"{type(model).__name__} {LACKING}")
 
 
 @contextmanager
 def unnoticed(model: nn.Module, processes: Processes) -> Iterator[None]:
-    """Context in which a network runs without side effects on training.
+    """Run a network in this context without side effects on training.
 
     Random states of Python, NumPy and torch (CPU and CUDA) are restored afterwards. Gradients are disabled. Modules
     compiled in place run uncompiled. With several processes, the buffers (BatchNorm statistics) differ between
-    processes because each has trained on other batches; inside the context, all processes use the buffers of rank 0,
-    which are the ones saved in checkpoints, so that all measure the same network.
+    processes because each has trained on different batches. Inside the context, all processes use the buffers of rank
+    0, which checkpoints also store, so that all measure the same network.
     """
     python, numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -100,14 +100,14 @@ def unnoticed(model: nn.Module, processes: Processes) -> Iterator[None]:
 
 @contextmanager
 def _buffers_of_first(model: nn.Module, processes: Processes) -> Iterator[None]:
-    """Replace the buffers with copies of those of rank 0; the originals stay intact, as a graph may refer to them."""
+    """Replace the buffers with copies from rank 0; the originals stay intact because a graph may refer to them."""
     from accelerate.utils import broadcast
 
-    own = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
+    buffers = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
     try:
-        for module, name, buffer in own:
+        for module, name, buffer in buffers:
             module._buffers[name] = broadcast(buffer.clone())
         yield
     finally:
-        for module, name, buffer in own:
+        for module, name, buffer in buffers:
             module._buffers[name] = buffer

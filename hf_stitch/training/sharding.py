@@ -1,4 +1,4 @@
-"""Frozen halves whose weights are distributed over processes (FSDP2)."""
+"""Distribution of the weights of frozen halves over processes (FSDP2)."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from hf_stitch.artefacts.weights import whole_blocks
 
 
 def blocks_of(half: nn.Module) -> list[nn.Module]:
-    """Return the modules whose weights are gathered together, for the time of their forward."""
+    """Return the modules that gather all their weights for their forward pass."""
     whole = set(whole_blocks(half))
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for name, module in half.named_modules():
-        if type(module).__name__ in whole and not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = module
-    if not found:
+        if type(module).__name__ in whole and not any(name.startswith(f"{outer}.") for outer in blocks):
+            blocks[name] = module
+    if not blocks:
         for name, module in half.named_modules():
             if isinstance(module, nn.Sequential | nn.ModuleList) and not any(
-                name == outer or name.startswith(f"{outer}.") for outer in found
+                name == outer or name.startswith(f"{outer}.") for outer in blocks
             ):
-                found |= {f"{name}.{key}".lstrip("."): child for key, child in module.named_children()}
-    return [module for module in found.values() if any(True for _ in module.parameters())]
+                blocks |= {f"{name}.{key}".lstrip("."): child for key, child in module.named_children()}
+    return [module for module in blocks.values() if any(True for _ in module.parameters())]
 
 
 @contextmanager
 def sharded(halves: Sequence[nn.Module], device: torch.device, processes: int) -> Iterator[None]:
-    """Distribute the weights of frozen halves over processes; afterwards, the halves are as before.
+    """Distribute the weights of frozen halves over processes, and restore the halves afterwards.
 
-    Each process keeps an equal part of every weight, and gathers those of a block for the time of its forward and its
-    backward pass. All processes must run the halves equally often. On a GPU, whole weights wait in the memory of the
-    machine; on the CPU they stay where they are, so that nothing is saved there.
+    Each process keeps an equal part of every weight, and gathers the weights of a block during its forward and backward
+    pass. All processes must run the halves equally often. On a GPU, the whole weights are offloaded to the memory of
+    the machine; on the CPU they stay in place, which saves no memory.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -60,7 +60,7 @@ def sharded(halves: Sequence[nn.Module], device: torch.device, processes: int) -
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a module, with copies of its tables of hooks, weights and modules."""
+    """Return the attributes of a module, with its dicts of hooks, weights and modules copied."""
     return {name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()}
 
 

@@ -26,10 +26,10 @@ from hf_stitch.training.probe import needed_probe
 logger = logging.getLogger(__name__)
 
 OWN = ("start", "previous")
-"""References that are earlier states of the network itself."""
+"""References to earlier states of the network in training."""
 
 Readings = Mapping[str, Mapping[str, Weights]]
-"""What metrics of weights have read of a network: label of the metric -> layer -> what was read of it."""
+"""Weights of a network as metrics read them: label of the metric -> layer -> weights."""
 
 
 class SimilarityCallback(ProbingCallback):
@@ -37,27 +37,26 @@ class SimilarityCallback(ProbingCallback):
 
     If the reference has layers of the same names, each layer is compared with the layer of the same name. Otherwise
     (another architecture), each layer is compared with the currently most similar layer of the reference; a warning is
-    logged once, and :attr:`matches` contains the pairs. The activations of a reference network are recorded once, and
-    the network is released afterwards.
+    logged once, and :attr:`matches` contains the pairs. The callback records the activations of a reference network
+    once and then releases the network.
 
-    Metrics of weights need no probe. They compare the layers that they read with those of the same names, and have a
-    value of the whole network as well, named ``<name>/<metric>/whole network``.
+    Metrics of weights do not require a probe. They compare layers of the same names, and also give a value for the
+    whole network, named ``<name>/<metric>/whole network``.
 
     Values are named ``<name>/<metric>/<layer>``.
 
     Attributes:
-        matches: By metric of activations and layer, the layer of the reference at the last measurement.
+        matches: Matched layer of the reference at the last measurement, by metric of activations and layer.
         probe: The samples; None without metrics of activations.
 
     Args:
         reference: A frozen network (an adapter, a module, or a name for :func:`hf_stitch.load`); ``"start"`` for the
-            network itself at the first measurement; ``"previous"`` for the network itself at the previous measurement
-            (the first measurement then has no values); or :class:`hf_stitch.Activations` of another run on the same
-            samples.
+            network in training at the first measurement; ``"previous"`` for the network at the previous measurement
+            (the first measurement is then empty); or :class:`hf_stitch.Activations` of another run on the same samples.
         probe: Raw samples to measure on, a hundred or more, in a form that :meth:`hf_stitch.Samples.of` accepts.
             Required for metrics of activations.
-        layers: Names of modules of the network in training. Default: its cuts. Metrics of weights take these modules
-            and the modules in them; by default, all that they read.
+        layers: Names of modules of the network in training. Default: its cuts. Metrics of weights include submodules of
+            these; by default, they use all modules that they can read.
         metrics: Metrics, or their names in ``hf_stitch.registries.metrics``; metrics of outputs are not allowed.
         every: When to measure: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of optimizer steps.
         pooling: Pooling of the activations (:meth:`hf_stitch.Representation.rows`).
@@ -87,23 +86,23 @@ class SimilarityCallback(ProbingCallback):
         batch_size: Count = 64,
         name: str | None = None,
     ) -> None:
-        own = reference if isinstance(reference, str) and reference in OWN else None
-        super().__init__(name or f"similarity_to_{own or 'reference'}", every)
+        own_state = reference if isinstance(reference, str) and reference in OWN else None
+        super().__init__(name or f"similarity_to_{own_state or 'reference'}", every)
         self._asked = Asked.of(metrics, ROWS_OF[pooling])
         self._metrics, self._weight_metrics = self._asked.activations, self._asked.weights
         self.probe = needed_probe(probe, pooling, batch_size, runs=bool(self._metrics))
         if isinstance(reference, Activations):
             if self._weight_metrics:
                 raise TypeError(
-                    f"{next(iter(self._weight_metrics))} compares weights, which activations do not contain; pass the "
-                    "network itself as the reference"
+                    f"{next(iter(self._weight_metrics))} compares weights, but the reference contains activations; "
+                    "pass a network as the reference"
                 )
             assert self.probe is not None
             check_same_order(self.probe.samples.ids, reference.ids)
             if reference.pooling not in (None, pooling):
                 raise ValueError(f"the reference activations have pooling={reference.pooling!r}, not {pooling!r}")
         self.matches: dict[str, dict[str, str]] = {}
-        self._own = own
+        self._own = own_state
         self._given: str | nn.Module | Adapter | Activations | None = reference
         self._layers = None if layers is None else tuple(layers)
         self._watched: tuple[str, ...] = ()
@@ -119,44 +118,44 @@ class SimilarityCallback(ProbingCallback):
             assert self.probe is not None
             self._watched = self._loaded.candidates if self._layers is None else self._layers
             if not self._watched:
-                raise ValueError("there are no layers to measure: pass at least one name in layers=")
+                raise ValueError("no layers to measure: pass at least one name in layers=")
             self.probe.rehearse(self._loaded, self._watched)
         if self._weight_metrics:
             self._read(self._model)
         if self._own or self._given is None:
             return
-        given = self._given
-        assert not isinstance(given, str) or given not in OWN
-        if isinstance(given, Activations):
-            self._reference = given
+        reference = self._given
+        assert not isinstance(reference, str) or reference not in OWN
+        if isinstance(reference, Activations):
+            self._reference = reference
         else:
-            self._read_reference(given, processes)
+            self._read_reference(reference, processes)
         self._given = None
         if self._metrics and not self._by_name:
             logger.warning(
-                "%s: the layers of the reference have other names; each layer is compared with the currently most "
+                "%s: the layers of the reference have different names; each layer is compared with the currently most "
                 "similar layer of the reference (see .matches)",
                 self.name,
             )
 
-    def _read_reference(self, given: str | nn.Module | Adapter, processes: Processes) -> None:
+    def _read_reference(self, reference: str | nn.Module | Adapter, processes: Processes) -> None:
         """Record the activations and weights of a reference network that the metrics need."""
-        if not self._metrics and isinstance(given, nn.Module):
-            model = unwrap(given)
+        if not self._metrics and isinstance(reference, nn.Module):
+            model = unwrap(reference)
         else:
-            other = load_on(given, processes.device)
-            model = other.model
+            adapter = load_on(reference, processes.device)
+            model = adapter.model
         if model is self._model:
-            raise ValueError("the reference is the network in training itself: use reference='start'")
+            raise ValueError("the reference is the network in training: use reference='start'")
         if self._weight_metrics:
             self._reference_weights = self._read(model)
             self._by_weights(self._read(self._model))  # errors occur before training
         if self._metrics:
             assert self.probe is not None
-            check_meet(self._loaded, other, self.probe.pooling)
+            check_meet(self._loaded, adapter, self.probe.pooling)
             modules = dict(model.named_modules())
-            layers = self._watched if modules.keys() >= set(self._watched) else other.layers
-            self._reference = self.probe.activations(other, layers, processes)
+            layers = self._watched if modules.keys() >= set(self._watched) else adapter.layers
+            self._reference = self.probe.activations(adapter, layers, processes)
 
     def _read(self, model: nn.Module) -> Readings:
         return read_of(model, self._weight_metrics, self._layers)
@@ -183,22 +182,22 @@ class SimilarityCallback(ProbingCallback):
         if self._reference is None:
             self._reference = current
         alone = [([layer], [layer]) for layer in self._watched]
-        found: dict[str, dict[str, tuple[str, float]]] = {label: {} for label in self._metrics}
+        by_metric: dict[str, dict[str, tuple[str, float]]] = {label: {} for label in self._metrics}
         for layers, others in alone if self._by_name else [(list(self._watched), list(self._reference.layers))]:
             for label, row in self._compared(current, layers, others, processes).items():
-                found[label] |= row
-        self.matches = {label: {layer: match for layer, (match, _) in row.items()} for label, row in found.items()}
+                by_metric[label] |= row
+        self.matches = {label: {layer: match for layer, (match, _) in row.items()} for label, row in by_metric.items()}
         if self._own == "previous":
             self._reference = current
-        return {f"{label}/{layer}": value for label, row in found.items() for layer, (_, value) in row.items()}
+        return {f"{label}/{layer}": value for label, row in by_metric.items() for layer, (_, value) in row.items()}
 
     def _by_weights(self, current: Readings) -> dict[str, float]:
         assert self._reference_weights is not None
         figures: dict[str, float] = {}
         for label, metric in self._weight_metrics.items():
             values, undefined = same_layers(current[label], self._reference_weights[label], metric)
-            for layer, why in undefined.items():
-                values[layer] = self._undefined(f"{label} of {layer}", ValueError(why))
+            for layer, reason in undefined.items():
+                values[layer] = self._undefined(f"{label} of {layer}", ValueError(reason))
             figures |= {f"{label}/{layer}": value for layer, value in values.items()}
         return figures
 
@@ -209,7 +208,7 @@ class SimilarityCallback(ProbingCallback):
         assert self._reference is not None
         run = Run(progress=False, processes=processes)
         try:
-            for layer in layers:  # all processes have all activations, so either all raise here or none
+            for layer in layers:  # all processes have all activations, so all raise here or none does
                 if not bool(current.values[layer].isfinite().all()):
                     raise ValueError(f"activations of layer {layer!r} are NaN or infinite")
             sides = (current, self._reference)
@@ -217,16 +216,16 @@ class SimilarityCallback(ProbingCallback):
         except (ValueError, ArithmeticError) as error:
             undefined = self._undefined(f"similarity of {', '.join(layers)}", error)
             return {label: {layer: (others[0], undefined) for layer in layers} for label in self._metrics}
-        found: dict[str, dict[str, tuple[str, float]]] = {label: {} for label in self._metrics}
-        for label, row in found.items():
+        by_metric: dict[str, dict[str, tuple[str, float]]] = {label: {} for label in self._metrics}
+        for label, row in by_metric.items():
             best = atlas.best_matches(label)
             for place, layer in enumerate(layers):
                 if layer in best:
                     row[layer] = best[layer], float(atlas[label][place, others.index(best[layer])])
                 else:
-                    why = ValueError(atlas.why(label, layer, others[0]))
-                    row[layer] = others[0], self._undefined(f"{label} of {layer}", why)
-        return found
+                    reason = ValueError(atlas.why(label, layer, others[0]))
+                    row[layer] = others[0], self._undefined(f"{label} of {layer}", reason)
+        return by_metric
 
     def _begin(self) -> None:
         if self._own:

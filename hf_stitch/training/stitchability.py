@@ -35,21 +35,21 @@ Kind = Literal["relative_accuracy", "identity", "mean_only", "untrained"]
 Place = tuple[Kind, Pair]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""What is measured for each pair of layers, in the order of the values."""
+"""Measurements of each pair of layers, in the order of the values."""
 
 
 class StitchabilityCallback(ProbingCallback):
     """Callback that measures the relative accuracy of a network in training, stitched into a frozen network.
 
-    For each pair of layers, a stitching layer is fitted in closed form on one part of the samples. It connects the
-    network in training up to its layer with the reference from its layer on. On the other part, the callback computes
-    the accuracy divided by the accuracy of the reference (Csiszárik et al. 2021, section 4). Unlike
-    :func:`hf_stitch.stitch`, it makes no model and no confidence intervals. The activations of the reference are
+    For each pair of layers, the callback fits a stitching layer in closed form on one part of the samples. The layer
+    connects the front half of the network in training with the back half of the reference. On the held-out samples, the
+    callback computes the accuracy divided by the accuracy of the reference (Csiszárik et al. 2021, section 4). Unlike
+    :func:`hf_stitch.stitch`, it returns neither a model nor confidence intervals. The activations of the reference are
     computed once, and its back halves are copied once.
 
     Values are named ``<name>/relative_accuracy/<layer>``, or ``<name>/relative_accuracy/<layer>-><layer of the
-    reference>`` if the names differ. Beside each are its baselines, also relative to the reference, without which it
-    means little: an early layer of an untrained network can score .7.
+    reference>`` if the names differ. Each value comes with baselines, also relative to the reference, because an early
+    layer of an untrained network can score .7:
 
     - ``<name>/untrained/<layer>``: the same for an untrained copy of the network, measured once.
     - ``<name>/mean_only/<layer>``: the mean activations of the reference replace the mapped ones, measured once.
@@ -59,17 +59,17 @@ class StitchabilityCallback(ProbingCallback):
         reference: A frozen classifier: an adapter, a module, or a name for :func:`hf_stitch.load`.
         data: Raw samples with labels, in a form that :meth:`hf_stitch.Samples.of` accepts.
         layers: Names of layers of both networks, or pairs (layer of the network in training, layer of the reference);
-            layers of the reference must be cuts. Default: the cuts whose names occur in both networks.
+            layers of the reference must be cuts. Default: the cuts with the same names in both networks.
         matcher: Matcher that fits the map in closed form, or its name in ``hf_stitch.registries.matchers``.
         every: When to measure: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of optimizer steps.
         pooling: Pooling, which determines the vectors to map (:meth:`hf_stitch.Representation.rows`).
-        test_size: Share (float) or number (int) of held-out samples for the accuracy; the map is fitted on the others.
+        test_size: Share (float) or number (int) of held-out samples for the accuracy; the map is fitted on the rest.
         batch_size: Number of samples per forward pass.
-        untrained: Whether to measure an untrained copy of the network when the callback is attached. This takes the
-            memory of a second network for that time.
+        untrained: Whether to measure an untrained copy of the network when the callback is attached. This temporarily
+            needs the memory of a second network.
         seed: Seed of the split, and of the weights of the untrained copy.
         name: First part of the name of every value.
-        **options: Options of the matcher if it is given by name, for example ``ridge=1.0``.
+        **options: Options of the matcher if ``matcher`` is a name, for example ``ridge=1.0``.
 
     Example:
         >>> import hf_stitch
@@ -113,7 +113,7 @@ class StitchabilityCallback(ProbingCallback):
         self._probe = Probe(data, pooling, batch_size)
         self._fit, self._test = self._probe.samples.split(test_size, seed)
         if self._probe.samples.labels is None:
-            raise ValueError("accuracy needs labels, but the samples have none; pass Samples.of(data, label=…)")
+            raise ValueError("accuracy requires labelled samples; pass Samples.of(data, label=…)")
         self._layers = None if layers is None else [(pair, pair) if isinstance(pair, str) else pair for pair in layers]
         self._given = reference
         self._task: Task = Classification()
@@ -128,14 +128,14 @@ class StitchabilityCallback(ProbingCallback):
     def _prepare(self, processes: Processes) -> None:
         adapter, reference = self._loaded, load_on(self._given, processes.device)
         if reference.model is adapter.model:
-            raise ValueError("the reference is the network in training itself; pass a frozen copy of it")
+            raise ValueError("the reference is the network in training; pass a frozen copy")
         check_meet(adapter, reference, self._probe.pooling)
         check_head(reference)
         if reference.task is not None:  # a network without a known head may output classes, too
             self._task = task_named(reference.task).about(reference)
         if not self._task.classifies:
             raise ValueError(
-                f"relative accuracy needs one class per sample, and the task of the reference is {reference.task}: "
+                f"relative accuracy requires one class per sample, but the task of the reference is {reference.task}; "
                 "pass a classifier"
             )
         classes = getattr(reference.model, "config", None)
@@ -147,8 +147,8 @@ class StitchabilityCallback(ProbingCallback):
         self._probe.rehearse(adapter, self._sources)
         self._targets, right = [], 0.0
         for batch in self._share(self._fit, processes):
-            found = representations(reference, batch, targets)
-            self._targets.append({name: activations.to("cpu") for name, activations in found.items()})
+            by_layer = representations(reference, batch, targets)
+            self._targets.append({name: activations.to("cpu") for name, activations in by_layer.items()})
         for name, activations in self._targets[0].items():
             if activations.spec != reference.spec(name):
                 raise ValueError(
@@ -157,8 +157,8 @@ class StitchabilityCallback(ProbingCallback):
                 )
         for batch in self._share(self._test, processes):
             output = reference.forward(reference.preprocess(batch.samples))
-            if why := self._task.difference(reference, output):
-                raise ValueError(f"the reference must be a classifier with {why}")
+            if requirement := self._task.difference(reference, output):
+                raise ValueError(f"the reference must be a classifier with {requirement}")
             logits = logits_of(output)
             self._task.check_labels(batch, logits.shape[-1])
             check_predictions(logits.float().logsumexp(-1, keepdim=True), batch)
@@ -178,8 +178,8 @@ class StitchabilityCallback(ProbingCallback):
         pairs = [(layer, layer) for layer in adapter.layers if layer in reference.layers]
         if not pairs:
             raise ValueError(
-                "no cuts of the two networks have the same name: pass layers=[(layer of the network in training, layer "
-                f"of the reference), …]. Cuts: {', '.join(adapter.layers)} and {', '.join(reference.layers)}"
+                "the two networks do not share cut names: pass layers=[(layer of the network in training, layer of "
+                f"the reference), …]. Cuts: {', '.join(adapter.layers)} and {', '.join(reference.layers)}"
             )
         return pairs
 
@@ -188,13 +188,13 @@ class StitchabilityCallback(ProbingCallback):
 
     # -- measurement ------------------------------------------------------------------------------------------------
     def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        found = self._measured(self._loaded, processes, "relative_accuracy")
-        self._constant |= {place: value for place, value in found.items() if place[0] == "mean_only"}
-        ordered = sorted({**found, **self._constant}.items(), key=lambda item: KINDS.index(item[0][0]))
+        measured = self._measured(self._loaded, processes, "relative_accuracy")
+        self._constant |= {place: value for place, value in measured.items() if place[0] == "mean_only"}
+        ordered = sorted({**measured, **self._constant}.items(), key=lambda item: KINDS.index(item[0][0]))
         return {f"{kind}/{a if a == b else f'{a}->{b}'}": value for (kind, (a, b)), value in ordered}
 
     def _measured(self, adapter: Adapter, processes: Processes, fitted: Kind) -> dict[Place, float]:
-        """Fit the stitching layers of a network; return their relative accuracies and those of baselines."""
+        """Fit the stitching layers of a network; return their relative accuracies and the baselines."""
         layers: dict[Place, StitchingLayer] = {}
         undefined: dict[Place, Exception] = {}
         for pair, layer in self._fitted(adapter, processes).items():
@@ -208,16 +208,16 @@ class StitchabilityCallback(ProbingCallback):
                 layers["identity", pair] = layer.identity()
             if ("mean_only", pair) not in self._constant:
                 layers["mean_only", pair] = layer.mean_only()
-        found = self._accuracies(adapter, layers, processes)
-        undefined |= {place: ValueError("its logits are NaN") for place, value in found.items() if math.isnan(value)}
+        accuracies = self._accuracies(adapter, layers, processes)
+        undefined |= {place: ValueError("its logits are NaN") for place, a in accuracies.items() if math.isnan(a)}
         for (kind, (source, target)), error in undefined.items():
-            what = f"the stitch from {source!r} to {target!r}"
-            if kind == "untrained":  # not the network in training, which goes on without it
-                logger.warning("%s: %s of an untrained copy is undefined: %s", self.name, what, error)
-                found[kind, (source, target)] = math.nan
+            stitch = f"the stitch from {source!r} to {target!r}"
+            if kind == "untrained":  # training goes on without the untrained copy
+                logger.warning("%s: %s of an untrained copy is undefined: %s", self.name, stitch, error)
+                accuracies[kind, (source, target)] = math.nan
             else:
-                found[kind, (source, target)] = self._undefined(what, error)
-        return found
+                accuracies[kind, (source, target)] = self._undefined(stitch, error)
+        return accuracies
 
     def _accuracies(
         self, adapter: Adapter, layers: Mapping[Place, StitchingLayer], processes: Processes
@@ -251,10 +251,10 @@ class StitchabilityCallback(ProbingCallback):
                         if part not in statistics[pair]:
                             statistics[pair][part] = Moments(x.shape[1], y.shape[1], device=x.device)
                         statistics[pair][part].update(x, y)
-                except ValueError as error:  # raised after the processes have exchanged failures: else the others wait
+                except ValueError as error:  # raised after all processes have exchanged failures, or they would wait
                     failures[pair] = str(error)
-        failures = {pair: why for part in processes.gather(failures) for pair, why in part.items()}
-        found: dict[Pair, StitchingLayer | Exception] = {}
+        failures = {pair: reason for part in processes.gather(failures) for pair, reason in part.items()}
+        stitches: dict[Pair, StitchingLayer | Exception] = {}
         for pair in self._pairs:
             try:
                 if pair in failures:
@@ -264,16 +264,16 @@ class StitchabilityCallback(ProbingCallback):
                         moments.all_reduce(processes.accelerator)
                 target_spec = self._targets[0][pair[1]].spec
                 collected = CollectedParts(specs[pair[0]], target_spec, self._probe.pooling, statistics[pair])
-                found[pair] = self._matcher.match(collected).only
+                stitches[pair] = self._matcher.match(collected).only
             except (ValueError, torch.linalg.LinAlgError) as error:
-                found[pair] = error
-        return found
+                stitches[pair] = error
+        return stitches
 
     def _count(self, logits: torch.Tensor, batch: Batch) -> float:
-        """Return the number of samples classified correctly; NaN if a sample has no class."""
-        found = most_likely(logits).cpu()
-        right = (found == torch.as_tensor(self._task.labels(batch))).sum()
-        return math.nan if bool((found < 0).any()) else float(right)
+        """Return the number of samples classified correctly; NaN if a sample does not have a class."""
+        predicted = most_likely(logits).cpu()
+        right = (predicted == torch.as_tensor(self._task.labels(batch))).sum()
+        return math.nan if bool((predicted < 0).any()) else float(right)
 
     def _finished(self, mapped: Representation, target: str) -> torch.Tensor:
         """Run the back half of the reference on activations at a layer; return the logits."""

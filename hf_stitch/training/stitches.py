@@ -1,4 +1,4 @@
-"""Several stitches into one frozen target half as one module: trainable copies, and the loss of each."""
+"""Several trainable stitches into one frozen target half, as one module that computes the loss of each stitch."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from hf_stitch.training.prepared import FEATURES, PreparedBatch
 
 
 def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:
-    """Copy a stitching layer such that its maps can be trained; identity maps become affine maps.
+    """Return a trainable copy of a stitching layer; identity maps become affine maps.
 
-    Maps in half precision are trained in float32, because updates smaller than the last bit of a weight would be lost.
+    Maps in half precision are converted to float32 because small updates would be lost to rounding.
     """
-    made = copy.deepcopy(layer)
-    for part in made.parts:
-        stitch: Stitch = getattr(made, part)
+    clone = copy.deepcopy(layer)
+    for part in clone.parts:
+        stitch: Stitch = getattr(clone, part)
         if isinstance(stitch, IdentityStitch):
             stitch = _affine(stitch)
         if not any(parameter.is_floating_point() for parameter in stitch.parameters()):
             raise ValueError(
-                f"the {part} map of the stitch, {stitch}, has no parameters to train; start from another map, for "
+                f"the {part} map of the stitch is {stitch}, without trainable parameters; start from another map, for "
                 "example initial='lstsq'"
             )
         stitch.to(torch.promote_types(_dtype(stitch), torch.float32))
         if orthogonal:
             _make_orthogonal(part, stitch)
-        setattr(made, part, stitch.requires_grad_(True))
-    return made
+        setattr(clone, part, stitch.requires_grad_(True))
+    return clone
 
 
 def plain(layer: StitchingLayer, first: StitchingLayer) -> StitchingLayer:
-    """Copy a trained layer to plain weights, without parametrizations."""
-    made = copy.deepcopy(layer)
-    for part in made.parts:
-        stitch = getattr(made, part)
+    """Return a copy of a trained layer with plain weights, without parametrizations."""
+    clone = copy.deepcopy(layer)
+    for part in clone.parts:
+        stitch = getattr(clone, part)
         if parametrize.is_parametrized(stitch):
             parametrize.remove_parametrizations(stitch, "weight", leave_parametrized=True)
         stitch.to(_dtype(getattr(first, part)))
-    return made.eval()
+    return clone.eval()
 
 
 def _dtype(stitch: Stitch) -> torch.dtype:
-    """Dtype of the weights; float32 for an identity, which has none."""
+    """Return the dtype of the weights; float32 for an identity, which does not have weights."""
     return next((p.dtype for p in stitch.parameters() if p.is_floating_point()), torch.float32)
 
 
@@ -68,7 +68,7 @@ def _affine(identity: IdentityStitch) -> LinearStitch:
 
 def _make_orthogonal(part: str, stitch: Stitch) -> None:
     if type(stitch) is not LinearStitch:
-        raise ValueError(f"only affine maps can be kept orthogonal, but the {part} map is {stitch}")
+        raise ValueError(f"orthogonal=True requires affine maps, but the {part} map is {stitch}")
     with torch.no_grad():
         left, _, right = torch.linalg.svd(stitch.weight.double(), full_matrices=False)
         stitch.weight.copy_(left @ right)
@@ -76,7 +76,7 @@ def _make_orthogonal(part: str, stitch: Stitch) -> None:
 
 
 class Stitches(nn.Module):
-    """Stitching layers at the same target cut, and the frozen target half, which runs all of them in one batch."""
+    """Stitching layers at the same target cut, with the frozen target half, which runs them in one batch."""
 
     def __init__(
         self,
@@ -104,72 +104,72 @@ class Stitches(nn.Module):
         self.back.eval()
         return self
 
-    def forward(self, seen: PreparedBatch, total: float, share: float = 1.0, features: bool = False) -> Tensor:
+    def forward(self, batch: PreparedBatch, total: float, share: float = 1.0, features: bool = False) -> Tensor:
         """Compute the loss of each stitch."""
-        mapped = self._mapped(seen)
+        mapped = self._mapped(batch)
         if features:
-            return torch.stack([_distance(values, seen.kept[FEATURES], total) for values in self._features(mapped)])
+            return torch.stack([_distance(values, batch.kept[FEATURES], total) for values in self._features(mapped)])
         losses = []
-        for layer, one, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
-            loss = self._objective.loss(self._task, logits.to(_at_least_float32(logits.dtype)), seen.answers) / total
+        for layer, representation, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
+            loss = self._objective.loss(self._task, logits.to(_at_least_float32(logits.dtype)), batch.answers) / total
             if self._objective.penalties and share:
-                loss = loss + share * self._objective.penalty(layer, self._rows(layer, one, seen))
+                loss = loss + share * self._objective.penalty(layer, self._rows(layer, representation, batch))
             losses.append(loss)
         return torch.stack(losses)
 
     def shrink(self, rate: float, active: Tensor) -> None:
-        """Apply the proximal step of the objective to the stitches that are trained."""
+        """Apply the proximal step of the objective to the active stitches."""
         for layer, is_active in zip(self.trained, active.tolist(), strict=True):
             if is_active:
                 self._objective.shrink(layer, rate)
 
     @torch.no_grad()
-    def check(self, seen: PreparedBatch) -> int:
+    def check(self, batch: PreparedBatch) -> int:
         """Check with one batch that the objective can be computed."""
         if "proximal_l1" in self._objective.penalties:
             for name, layer in zip(self.names, self.trained, strict=True):
                 for part in layer.parts:
                     if not isinstance(stitch := getattr(layer, part), AffineStitch):
                         raise ValueError(
-                            f"the penalty 'proximal_l1' needs affine maps, but the {part} map of stitch {name!r} is "
-                            f"{stitch}; use the penalty 'l1'"
+                            f"the penalty 'proximal_l1' requires affine maps, but the {part} map of stitch {name!r} "
+                            f"is {stitch}; use the penalty 'l1'"
                         )
-        mapped = self._mapped(seen)
-        for layer, one, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
-            for kind, answers in seen.answers.items():
+        mapped = self._mapped(batch)
+        for layer, representation, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
+            for kind, answers in batch.answers.items():
                 if kind != "hard" and answers.shape != logits.shape:
                     raise ValueError(
-                        f"labels={kind!r}: the {kind} outputs logits of shape {tuple(answers.shape)} and the target of "
-                        f"shape {tuple(logits.shape)}; soft labels need the same classes"
+                        f"labels={kind!r} requires the same classes: the {kind} outputs logits of shape "
+                        f"{tuple(answers.shape)}, the target of shape {tuple(logits.shape)}"
                     )
-            if (rows := self._rows(layer, one, seen)) is not None:
+            if (rows := self._rows(layer, representation, batch)) is not None:
                 for name, least in self._objective.missing_rows(*rows).items():
                     raise ValueError(
-                        f"the penalty {name!r} needs at least {least} rows, but the batch of a process has "
+                        f"the penalty {name!r} requires at least {least} rows, but the batch of a process has "
                         f"{len(rows[0])}; raise batch_size"
                     )
-        if (wanted := seen.kept.get(FEATURES)) is not None:
+        if (expected := batch.kept.get(FEATURES)) is not None:
             for outputs in self._features(mapped):
-                if outputs.shape != wanted.values.shape:
+                if outputs.shape != expected.values.shape:
                     raise ValueError(
-                        f"final features have shape {tuple(outputs.shape)} through the stitch and "
-                        f"{tuple(wanted.values.shape)} in the target; they can be matched only with pooling='none' or "
-                        "'flatten': change the pooling or set feature_steps=0"
+                        f"final features have shape {tuple(outputs.shape)} through the stitch, but "
+                        f"{tuple(expected.values.shape)} in the target; use pooling='none' or 'flatten', or set "
+                        "feature_steps=0"
                     )
         return logits.shape[-1]
 
     @torch.no_grad()
-    def right(self, seen: PreparedBatch) -> Tensor:
+    def right(self, batch: PreparedBatch) -> Tensor:
         """Count the correct predictions of each stitch."""
-        mapped = self._mapped(seen)
-        labels = seen.answers.get("hard")
+        mapped = self._mapped(batch)
+        labels = batch.answers.get("hard")
         if labels is None:
-            labels = self._task.decided(next(iter(seen.answers.values())))
+            labels = self._task.decided(next(iter(batch.answers.values())))
         return torch.stack([self._task.right(logits, labels) for logits in self._logits(mapped)])
 
-    def _mapped(self, seen: PreparedBatch) -> list[Representation]:
+    def _mapped(self, batch: PreparedBatch) -> list[Representation]:
         return [
-            layer(seen.kept[f"source/{self._origins[n]}"]) for n, layer in zip(self.names, self.layers, strict=True)
+            layer(batch.kept[f"source/{self._origins[n]}"]) for n, layer in zip(self.names, self.layers, strict=True)
         ]
 
     def _logits(self, mapped: Sequence[Representation]) -> Sequence[Tensor]:
@@ -182,22 +182,24 @@ class Stitches(nn.Module):
         return self.back(representation.replace(values=representation.values.to(parameter.dtype)))
 
     def _features(self, mapped: Sequence[Representation]) -> list[Tensor]:
-        """Activations at the last cut of the target for each stitch."""
+        """Compute the activations at the last cut of the target for each stitch."""
         if self._last == self.back.cut.layer:
             return [one.values for one in mapped]
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
         module = self.back.model.get_submodule(self._last)
-        handle = module.register_forward_hook(lambda module, args, output: found.append(_first(output)))
+        handle = module.register_forward_hook(lambda module, args, output: outputs.append(_first(output)))
         try:
             for one in mapped:
                 self._run(one)
         finally:
             handle.remove()
-        return found
+        return outputs
 
-    def _rows(self, layer: StitchingLayer, mapped: Representation, seen: PreparedBatch) -> tuple[Tensor, Tensor] | None:
-        own = seen.kept.get(f"there/{self.back.cut.layer}")
-        return None if own is None else paired_rows(mapped, own, layer.pooling)["body"]
+    def _rows(
+        self, layer: StitchingLayer, mapped: Representation, batch: PreparedBatch
+    ) -> tuple[Tensor, Tensor] | None:
+        reference = batch.kept.get(f"there/{self.back.cut.layer}")
+        return None if reference is None else paired_rows(mapped, reference, layer.pooling)["body"]
 
 
 def _one_batch(representations: Sequence[Representation]) -> Representation:
@@ -207,12 +209,12 @@ def _one_batch(representations: Sequence[Representation]) -> Representation:
 
 
 def _distance(values: Tensor, features: Representation, total: float) -> Tensor:
-    """Mean squared distance over real positions and features of a sample, summed over samples, divided by ``total``."""
+    """Return the squared distance, averaged over real positions and features, summed over samples, over ``total``."""
     wide = _at_least_float32(values.dtype)
-    each = functional.mse_loss(values.to(wide), features.values.to(wide), reduction="none")
+    squared = functional.mse_loss(values.to(wide), features.values.to(wide), reduction="none")
     if features.mask is None:
-        return each.flatten(1).mean(1).sum() / total
-    of_positions = each.mean(-1) * features.mask
+        return squared.flatten(1).mean(1).sum() / total
+    of_positions = squared.mean(-1) * features.mask
     return (of_positions.sum(1) / features.mask.sum(1).clamp(min=1)).sum() / total
 
 

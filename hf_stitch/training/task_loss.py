@@ -61,7 +61,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Options of experiments: Csiszárik et al. 2021 (section 5, appendix A.3, code), Balogh & Jelasity 2025; and training
-from a random map that matches final features first (after Mai et al. 2026, with steps of our own)."""
+from a random map that first matches final features (after Mai et al. 2026, with our own steps)."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ class TaskLoss(TrainedMatcher):
     """Matcher that trains the stitching layer on the task loss, from an initial map; both networks stay frozen.
 
     ``T ∘ stitch ∘ R`` is trained with Adam (Csiszárik et al. 2021, section 4.1). Activations of the source are computed
-    once, unless samples are augmented. The half of the target before the cut does not run in the training steps, and no
-    gradients are computed for it. BatchNorm uses its running statistics, which stay unchanged.
+    once if samples are not augmented. The front half of the target does not run in training steps, and gradients are
+    not computed for it. BatchNorm uses its running statistics, which stay unchanged.
 
     The initial map determines the kind of map: ``lstsq`` gives an affine map, ``lstsq`` without intercept a linear map,
-    ``low_rank`` (or ``random`` with a rank) a bottleneck, ``residual_mlp`` a network beside an affine map. A masked map
-    stays masked.
+    ``low_rank`` (or ``random`` with a rank) a bottleneck, ``residual_mlp`` a network next to an affine map. A masked
+    map stays masked.
 
     ``fitted`` of each map contains ``steps``, ``n`` (number of samples) and the final ``loss``.
 
     Attributes:
-        initial: Matcher of the initial map, of moments or of rows: its name, a dict of name and options, or a matcher.
+        initial: Matcher of the initial map, of moments or rows: a name, a dict of name and options, or a matcher.
         orthogonal: Whether affine maps are kept orthogonal during training (plain weights afterwards). They start from
             the orthogonal map nearest to the initial one.
         labels: Labels of the cross-entropy: ``"hard"`` for the labels of the data, ``"target"`` or ``"source"`` for the
@@ -90,8 +90,8 @@ class TaskLoss(TrainedMatcher):
             to 0; and differentiable metrics between the transformed rows and the rows of the target in a batch, for
             example ``{"linear_cka": 0.5}``. A metric is left out of a batch with fewer rows than it needs, for example
             the last batch of an epoch.
-        feature_steps: Number of initial steps that match final features: they minimise the squared distance between the
-            activations at the last cut of the target, through the stitch and without it, averaged over the features and
+        feature_steps: Number of initial steps that match final features. They minimise the squared distance between the
+            activations at the last cut of the target with and without the stitch, averaged over the features and
             positions of a sample and then over samples (Mai et al. 2026).
         epochs: Number of passes over the samples.
         max_steps: Number of optimizer steps; replaces ``epochs`` if given.
@@ -148,10 +148,10 @@ class TaskLoss(TrainedMatcher):
         super().__post_init__()
         _ = self.objective  # checks labels and penalties
         if self.orthogonal and getattr(initial, "rank", None) is not None:
-            raise ValueError(f"an orthogonal map has full rank, but initial={initial} is a bottleneck")
+            raise ValueError(f"orthogonal=True requires a map of full rank, but initial={initial} is a bottleneck")
         if self.orthogonal and (self.weight_decay or any(name in self.penalties for name in L1)):
             raise ValueError(
-                "orthogonal maps have weights of fixed norm: remove weight_decay and the penalties 'l1' and "
+                "orthogonal=True fixes the norm of the weights: remove weight_decay and the penalties 'l1' and "
                 "'proximal_l1'"
             )
 
@@ -161,21 +161,21 @@ class TaskLoss(TrainedMatcher):
 
         Args:
             name: Name of the preset in :data:`PRESETS`: ``csiszarik2021``, ``balogh2025`` or ``final_features``.
-            **changes: Options that replace those of the preset.
+            **changes: Options that override the preset.
 
         Example:
             >>> TaskLoss.preset("balogh2025", epochs=1).batch_size
             256
         """
         if name not in PRESETS:
-            raise ValueError(f"there is no preset {name!r}. Available: {', '.join(PRESETS)}")
+            raise ValueError(f"unknown preset {name!r}. Available: {', '.join(PRESETS)}")
         return cls(**{**PRESETS[name], **changes})
 
     @property
     def objective(self) -> Objective:
         """The training objective."""
-        given = {self.labels: 1.0} if isinstance(self.labels, str) else self.labels
-        labels = {str(name): weight for name, weight in given.items()}
+        weights = {self.labels: 1.0} if isinstance(self.labels, str) else self.labels
+        labels = {str(name): weight for name, weight in weights.items()}
         return Objective(labels, self.temperature, dict(self.penalties))
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,29 +185,30 @@ class TaskLoss(TrainedMatcher):
         return {"name": self.name, "initial": self.initial.to_dict(), **plain_values}
 
     def check(self, pair: Pair, data: Split) -> None:
-        """Check the initial matcher, and that the samples and the task fit the options."""
+        """Check the initial matcher, and the samples and the task against the options."""
         super().check(pair, data)
         self._check(data.train.a, pair.task)
 
     def _check(self, samples: Samples, task: str | None, validation_data: Samples | None = None) -> None:
         if task is None:
-            raise ValueError("task_loss needs a task with logits; pass task= when you stitch")
+            raise ValueError("task_loss requires a task with logits; pass task= to stitch()")
         if self.temperature != 1 and not task_named(task).has_probabilities:
-            raise ValueError(f"temperature softens probabilities, and {task} does not have any, got {self.temperature}")
-        for shown in (samples, validation_data):
-            if shown is not None and self._asks_labels(task) and task_named(task).labels(shown) is None:
+            raise ValueError(
+                f"temperature must be 1 for {task}, which does not use probabilities, got {self.temperature}"
+            )
+        for labelled in (samples, validation_data):
+            if labelled is not None and self._asks_labels(task) and task_named(task).labels(labelled) is None:
                 raise ValueError(
-                    "labels='hard' needs labelled samples, but these have no labels; pass Samples.of(data, label=…), "
-                    "or use labels='target'"
+                    "labels='hard' requires labelled samples; pass Samples.of(data, label=…), or use labels='target'"
                 )
         if self.patience is not None and validation_data is None:
             raise ValueError(
-                "patience needs validation samples: call TaskLoss(…).fit(stitched, data, validation_data=…), or remove "
-                "patience"
+                "patience requires validation samples: call TaskLoss(…).fit(stitched, data, validation_data=…), or "
+                "remove patience"
             )
 
     def samples_trained(self, count: int) -> int:
-        """Return how many samples training reads, repeated ones included."""
+        """Return the number of samples that training reads, including repetitions."""
         steps = self.max_steps or self.epochs * math.ceil(count / self.batch_size)
         return (steps + self.feature_steps) * min(self.batch_size, count)
 
@@ -227,25 +228,25 @@ class TaskLoss(TrainedMatcher):
     def trained(
         self, collected: CollectedPair, layers: Mapping[Cell, StitchingLayer], folder: Path | None
     ) -> Matched:  # fmt: skip
-        """Train all stitches in one call, which computes the activations of the source once."""
+        """Train all stitches in one call, so that the activations of the source are computed once."""
         samples = collected.samples
         cells, models = list(layers), list(join_all(collected.pair, layers).values())
         try:
-            found: list[StitchingLayer | None] = [*self.fit(
+            fitted: list[StitchingLayer | None] = [*self.fit(
                 models, samples.a, target=collected.pair.target, paired_data=samples.b if samples.differ else None,
                 checkpoint_dir=folder, progress=collected.run.progress,
             )]  # fmt: skip
             reasons: Mapping[int, str] = {}
         except DivergedError as error:
-            found, reasons = error.trained, error.reasons
-            if all(layer is None for layer in found):
+            fitted, reasons = error.trained, error.reasons
+            if all(layer is None for layer in fitted):
                 if len(cells) == 1:
                     raise
                 first = f"{self.label}: {' -> '.join(cells[0])}"
-                text = f"no stitch of the matcher is left, first {first}: {reasons.get(0, error)}"
+                text = f"all stitches of the matcher diverged, first {first}: {reasons.get(0, error)}"
                 raise DivergedError(text, reasons) from error
-        trained = {cell: layer for cell, layer in zip(cells, found, strict=True) if layer is not None}
-        return Matched(trained, {cells[place]: DivergedError(why) for place, why in reasons.items()})
+        trained = {cell: layer for cell, layer in zip(cells, fitted, strict=True) if layer is not None}
+        return Matched(trained, {cells[place]: DivergedError(reason) for place, reason in reasons.items()})
 
     def _rehearse(
         self,
@@ -257,15 +258,15 @@ class TaskLoss(TrainedMatcher):
         processes: int,
     ) -> None:
         count = min(max(self.batch_size // processes, 1), len(samples))
-        one, other = (next(iter(side.batches(count))) for side in (samples, others))
+        first, paired = (next(iter(side.batches(count))) for side in (samples, others))
         if networks.task.per_token:
             networks.task.check_some(any(map(networks.has_predictions, samples.batches(count))), samples)
-        batch = networks.prepare(one.samples, other.samples, networks.labels_of(one)).to(_device(networks.first))
+        batch = networks.prepare(first.samples, paired.samples, networks.labels_of(first)).to(_device(networks.first))
         outputs = max(stitches.check(batch) for stitches in groups)
         if self._asks_labels(networks.first.task):
-            for shown in (samples, validation_data):
-                if shown is not None:
-                    networks.task.check_labels(shown, outputs)
+            for labelled in (samples, validation_data):
+                if labelled is not None:
+                    networks.task.check_labels(labelled, outputs)
 
     @overload
     def fit(self, stitched: StitchedModel, data: Any, *_: Any, **options: Any) -> StitchingLayer: ...
@@ -281,15 +282,15 @@ class TaskLoss(TrainedMatcher):
         """Train the stitching layer of a stitched model, starting from its current maps.
 
         The option ``initial`` is not used here: :func:`hf_stitch.stitch` fits the initial map before it calls this
-        method. Several stitched models with the same target are trained in one call: the activations of the sources are
-        computed once. Models that end in the same cut are trained together, in one batch through the target, and cuts
-        one after the other; the results are those of separate training. Maps in half precision are trained in float32.
+        method. One call trains several stitched models with the same target and computes the activations of the sources
+        once. Models with the same cut of the target are trained together in one batch, and cuts in sequence; the
+        results equal separate training. Maps in half precision are trained in float32.
 
         Args:
-            stitched: The stitched model, or several; they are not changed.
+            stitched: The stitched model, or several models; they are not changed.
             data: Raw samples in a form that :meth:`hf_stitch.Samples.of` accepts.
-            target: The whole target. Default: the network from which the model was made, or the one that its config
-                refers to.
+            target: The whole target. Default: the original network of the model, or the network that its config refers
+                to.
             source: The whole source, used for ``labels="source"``. Default: as for ``target``.
             paired_data: Raw samples for the target, with the same ids in the same order. Default: ``data``.
             validation_data: Held-out samples. Loss and accuracy on them are logged after every epoch, and each
@@ -298,23 +299,23 @@ class TaskLoss(TrainedMatcher):
                 Both networks receive the same augmented samples; ``paired_data`` are not augmented. Activations are
                 then not stored in files. The random changes depend on the number of processes.
             accelerator: Accelerator for several processes, mixed precision, gradient accumulation and trackers
-                (``accelerator.log`` is called with the loss of every step). The result is that of one process, except
-                for penalties that are metrics, which each process computes on its part of a batch.
-            checkpoint_dir: Folder for the training state, from which interrupted training resumes with bit-identical
-                results. Several cuts of the target have folders ``0``, ``1``, … in it.
+                (``accelerator.log`` is called with the loss of every step). The result equals training in one process,
+                except for penalties that are metrics, which each process computes on its part of a batch.
+            checkpoint_dir: Folder for the training state, to resume interrupted training with bit-identical results.
+                Several cuts of the target have subfolders ``0``, ``1``, ….
             save_every: Number of steps between two saved states.
             cache_size: Maximal disk space in bytes for the stored activations, separately for training and validation
-                samples. If they need more, they are recomputed for each batch, with a warning.
-            shard: Whether each of several processes keeps an equal part of the frozen halves' weights (FSDP2), and
-                gathers those of a block when it runs. The stitch stays whole. The whole networks that compute soft
-                labels are not distributed: use ``labels="hard"`` if they do not fit.
+                samples. Larger activations are recomputed for each batch, with a warning.
+            shard: Whether each of several processes keeps an equal part of the frozen halves' weights (FSDP2) and
+                gathers the weights of a block when it runs. The stitch stays whole. The networks that compute soft
+                labels are not sharded: use ``labels="hard"`` if they do not fit in memory.
             callback: Function called before the first step and after every step with the number of completed steps and
-                the list of stitching layers that are trained together.
+                the list of stitching layers trained together.
             progress: Whether to show a progress bar.
 
         Raises:
-            DivergedError: If a loss or the weights of a stitch are NaN or infinite. It is trained no further, and the
-                others are trained to the end: ``error.trained`` has them, ``error.reasons`` names the diverged ones.
+            DivergedError: If a loss or the weights of a stitch are NaN or infinite. The remaining stitches are trained
+                to the end: ``error.trained`` contains them, ``error.reasons`` describes the diverged stitches.
         """
         models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
         _check_models(models)
@@ -330,7 +331,7 @@ class TaskLoss(TrainedMatcher):
             every = accelerator.gradient_accumulation_steps
             steps = self.max_steps or self.epochs * math.ceil(len(samples) / (self.batch_size * every))
             schedule = TrainingSchedule(steps, *(getattr(self, f.name) for f in fields(TrainingSchedule)[1:]))
-            found: dict[str, StitchingLayer] = {}
+            fitted: dict[str, StitchingLayer] = {}
             diverged: dict[str, str] = {}
             with ExitStack() as stack:
                 stack.enter_context(_frozen(models, accelerator.device))
@@ -344,7 +345,7 @@ class TaskLoss(TrainedMatcher):
                     recipe = {
                         "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
                         "paired_data": others.fingerprint, "validation_data": held_out and held_out.fingerprint,
-                        "augment": _name(augment), "accumulation": every, "processes": processes.count,
+                        "augment": _qualified_name(augment), "accumulation": every, "processes": processes.count,
                         "mixed_precision": accelerator.mixed_precision, "versions": versions(),
                     }  # fmt: skip
                     states = _begin_all(Path(checkpoint_dir), recipe, groups, named, processes)
@@ -353,13 +354,13 @@ class TaskLoss(TrainedMatcher):
                     Prepared, networks, limit=int(cache_size), batch_size=max(self.batch_size, 64),
                     processes=processes, in_step=shard,
                 )  # fmt: skip
-                shown = processes.shown("preparing", progress)
-                inputs = prepare(samples, others, folder=temporary / "training", augment=augment, progress=shown)
+                label = processes.shown("preparing", progress)
+                inputs = prepare(samples, others, folder=temporary / "training", augment=augment, progress=label)
                 validation = None
                 if held_out is not None:
-                    shown = processes.shown("preparing validation", progress)
+                    label = processes.shown("preparing validation", progress)
                     validation = prepare(
-                        held_out, held_out, folder=temporary / "held out", augment=None, progress=shown
+                        held_out, held_out, folder=temporary / "held out", augment=None, progress=label
                     )
                 for stitches, state in zip(groups, states, strict=True):
                     names = stitches.names
@@ -370,26 +371,26 @@ class TaskLoss(TrainedMatcher):
                     )  # fmt: skip
                     accelerator.wait_for_everyone()
                     diverged |= failed
-                    of_each = zip(names, stitches.trained, done.tolist(), losses.tolist(), strict=True)
-                    for name, layer, count, loss in of_each:
+                    outcomes = zip(names, stitches.trained, done.tolist(), losses.tolist(), strict=True)
+                    for name, layer, count, loss in outcomes:
                         if name not in failed:
-                            found[name] = plain(layer, named[name].stitch).to(_device(named[name]))
-                            for part in found[name].parts:
-                                getattr(found[name], part).fitted = {"n": len(samples), "steps": count, "loss": loss}
-            trained = [found.get(name) for name in named]
+                            fitted[name] = plain(layer, named[name].stitch).to(_device(named[name]))
+                            for part in fitted[name].parts:
+                                getattr(fitted[name], part).fitted = {"n": len(samples), "steps": count, "loss": loss}
+            trained = [fitted.get(name) for name in named]
             if diverged:
                 raise self._error(diverged, trained, checkpoint_dir)
-            return found["0"] if isinstance(stitched, StitchedModel) else list(found.values())
+            return fitted["0"] if isinstance(stitched, StitchedModel) else list(fitted.values())
 
     def _samples(
         self, model: StitchedModel, data: Any, paired_data: Any, validation_data: Any
     ) -> tuple[Samples, Samples, Samples | None]:
-        """Return the samples for the sources and for the target, and those for validation, after all checks."""
+        """Check and return the samples for the sources, for the target, and for validation."""
         if paired_data is not None and validation_data is not None:
-            raise ValueError("paired_data and validation_data cannot be combined yet; remove one of them")
-        given = PairedSamples.of(data, paired_data)
+            raise ValueError("paired_data and validation_data cannot be combined yet; remove one")
+        pairs = PairedSamples.of(data, paired_data)
         task = task_named(model.task)
-        both = given.with_first(task.numbered(given.a, model.config))
+        both = pairs.with_first(task.numbered(pairs.a, model.config))
         samples, others = both.a, both.b
         held_out = None if validation_data is None else task.numbered(Samples.of(validation_data), model.config)
         if self._asks_labels(model.task):
@@ -401,16 +402,16 @@ class TaskLoss(TrainedMatcher):
         self, diverged: Mapping[str, str], trained: Sequence[StitchingLayer | None], folder: str | Path | None
     ) -> DivergedError:
         advice = f"lower lr (now {self.lr}), set max_grad_norm, or check the inputs for NaN and infinite values"
-        name, why = next(iter(diverged.items()))
-        text = f"stitch {name!r} diverged, as {why}"
+        name, reason = next(iter(diverged.items()))
+        text = f"stitch {name!r} diverged: {reason}"
         if len(diverged) > 1:
-            text = f"{len(diverged)} of {len(trained)} stitches diverged, first {name!r}, as {why}"
-        kept = "no state was saved" if folder is None else f"the last saved state is in {folder}"
-        reasons = {int(each): f"training diverged, as {how}; {advice}" for each, how in diverged.items()}
-        return DivergedError(f"{text}; {kept}: {advice}", reasons, trained)
+            text = f"{len(diverged)} of {len(trained)} stitches diverged, first {name!r}: {reason}"
+        saved = "no state was saved" if folder is None else f"the last saved state is in {folder}"
+        reasons = {int(index): f"training diverged: {cause}; {advice}" for index, cause in diverged.items()}
+        return DivergedError(f"{text}; {saved}: {advice}", reasons, trained)
 
     def _groups(self, networks: Networks, layers: Mapping[str, StitchingLayer], device: torch.device) -> list[Stitches]:
-        """Group the stitches by their cut of the target, in the order of the first ones."""
+        """Group the stitches by their cut of the target, in order of first appearance."""
         ends: dict[str, dict[str, StitchingLayer]] = {}
         for name, model in networks.places.items():
             ends.setdefault(model.target.cut.layer, {})[name] = layers[name]
@@ -422,33 +423,37 @@ class TaskLoss(TrainedMatcher):
 
     def _networks(self, places: Mapping[str, StitchedModel], target: Any, source: Any) -> Networks:
         objective, first = self.objective, next(iter(places.values()))
-        wanted = {name for name in ANSWERS if name in objective.labels}
-        wanted |= {"there"} if objective.metrics else set()
-        wanted |= {"features"} if self.feature_steps else set()
-        whole = own = None
-        if wanted & {"target", "there", "features"}:
-            whole = first.parent("target") if target is None else load(target)
-        if "source" in wanted:
-            own = first.parent("source") if source is None else load(source)
-        last = whole.layers[-1] if whole is not None and "features" in wanted else first.target.cut.layer
-        return Networks(places, whole, own, frozenset(wanted), last)
+        requested = {name for name in ANSWERS if name in objective.labels}
+        requested |= {"there"} if objective.metrics else set()
+        requested |= {"features"} if self.feature_steps else set()
+        target_network = source_network = None
+        if requested & {"target", "there", "features"}:
+            target_network = first.parent("target") if target is None else load(target)
+        if "source" in requested:
+            source_network = first.parent("source") if source is None else load(source)
+        last = (
+            target_network.layers[-1]
+            if target_network is not None and "features" in requested
+            else first.target.cut.layer
+        )
+        return Networks(places, target_network, source_network, frozenset(requested), last)
 
 
 def _check_models(models: Sequence[StitchedModel]) -> None:
     if not models:
-        raise ValueError("there is no stitched model to train, got an empty sequence")
+        raise ValueError("stitched must contain at least one model, got an empty sequence")
     for model in models:
         check_head(model)
     targets = {json.dumps(m.config.target["reference"], sort_keys=True): m.config.target["reference"] for m in models}
     if len(targets) > 1:
-        found = ", ".join(sorted(f"{one['id']} ({one['weights_hash'][:15]})" for one in targets.values()))
+        descriptions = ", ".join(sorted(f"{one['id']} ({one['weights_hash'][:15]})" for one in targets.values()))
         raise ValueError(
-            f"models that are trained together must have the same target, got {found}; train each group separately"
+            f"models trained together must have the same target, got {descriptions}; train each group separately"
         )
 
 
 def _networks_of(model: StitchedModel) -> list[Any]:
-    """Weight hashes and cuts of both halves, and how the source reads the tokens of the target."""
+    """Return weight hashes and cuts of both halves, and the token mapping of the source."""
     halves = ((model.config.source, model.source), (model.config.target, model.target))
     return [
         [config["reference"]["weights_hash"], half.cut.layer, *([config["reading"]] if "reading" in config else [])]
@@ -464,14 +469,16 @@ def _default(device: torch.device) -> Accelerator:
     """Return the accelerator of the launched processes, or a new one for this process alone, in full precision."""
     from accelerate import Accelerator as Default
 
-    found = Processes.of(None).accelerator or Default(cpu=device.type == "cpu")
-    if found.mixed_precision != "no" or (found.num_processes == 1 and found.device.type != device.type):
+    accelerator = Processes.of(None).accelerator or Default(cpu=device.type == "cpu")
+    if accelerator.mixed_precision != "no" or (
+        accelerator.num_processes == 1 and accelerator.device.type != device.type
+    ):
         raise ValueError(
-            f"an earlier Accelerator of this process, for example that of a Trainer, has set device {found.device} and "
-            f"mixed precision {found.mixed_precision!r} for all, but the model is on {device} and is trained in full "
-            "precision: train in another process, or pass accelerator= to train with these settings"
+            f"an earlier Accelerator of this process, for example a Trainer's, has set device {accelerator.device} "
+            f"and mixed precision {accelerator.mixed_precision!r}, but the model is on {device} and is trained in "
+            "full precision; train in another process, or pass accelerator= to use these settings"
         )
-    return found
+    return accelerator
 
 
 def _begin_all(
@@ -481,46 +488,45 @@ def _begin_all(
     models: Mapping[str, StitchedModel],
     processes: Processes,
 ) -> list[Checkpoint | None]:
-    """Begin or resume the training of each group; several have folders of their own."""
-    found: list[Checkpoint | None] = []
+    """Begin or resume the training of each group; several groups use separate folders."""
+    checkpoints: list[Checkpoint | None] = []
     for number, stitches in enumerate(groups):
-        own = {
+        group_recipe = {
             **recipe,
             "networks": [_networks_of(models[name]) for name in stitches.names],
             "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in stitches.trained],
         }
-        place, refused = folder if len(groups) == 1 else folder / str(number), None
-        found.append(state := Checkpoint(place, 0, lasting=processes.rank == 0))
+        path, refusal = folder if len(groups) == 1 else folder / str(number), None
+        checkpoints.append(state := Checkpoint(path, 0, lasting=processes.rank == 0))
         try:
-            state.begin(json.loads(json.dumps(own)), dict)
-        except ValueError as error:  # which rank 0 alone may have, since it saves the state
-            refused = str(error)
-        if (why := processes.agree(refused)) is not None:
-            raise ValueError(why)
-    return found
+            state.begin(json.loads(json.dumps(group_recipe)), dict)
+        except ValueError as error:  # possible on rank 0 only, which saves the state
+            refusal = str(error)
+        if (reason := processes.agree(refusal)) is not None:
+            raise ValueError(reason)
+    return checkpoints
 
 
-def _name(augment: Augment | None) -> str | None:
+def _qualified_name(augment: Augment | None) -> str | None:
     if augment is None:
         return None
-    named: Any = augment if hasattr(augment, "__qualname__") else type(augment)
-    return f"{named.__module__}.{named.__qualname__}"
+    function: Any = augment if hasattr(augment, "__qualname__") else type(augment)
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _check_same_network(whole: Adapter, model: StitchedModel) -> None:
-    """Raise an error if a target has other weights, another config or another processor than that of the model."""
+    """Raise an error if the weights, config or processor of a target differ from the target of the model."""
     changes = target_changes(model, whole)
     if changes:
         raise ValueError(
-            f"the target has other {', '.join(changes)} than the target of the stitched model "
-            f"({'; '.join(text for texts in changes.values() for text in texts)}); pass the network from which the "
-            "model was made"
+            f"the target differs from the target of the stitched model in {', '.join(changes)} "
+            f"({'; '.join(text for texts in changes.values() for text in texts)}); pass the original network"
         )
 
 
 @contextmanager
 def _frozen(models: Sequence[StitchedModel], device: torch.device) -> Iterator[None]:
-    """Move the models to a device, in eval mode and with frozen halves; everything is restored afterwards."""
+    """Move the models to a device, in eval mode with frozen halves; all states are restored afterwards."""
     places = [_device(model) for model in models]
     modes = [(module, module.training) for model in models for module in model.modules()]
     halves = [half for model in models for half in (model.source, model.target)]

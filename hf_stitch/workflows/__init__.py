@@ -1,4 +1,4 @@
-"""Workflows: one function per job, from networks (or their names) and raw samples to a result."""
+"""Workflows: functions from networks (or their names) and raw samples to a result."""
 
 import lazy_loader
 

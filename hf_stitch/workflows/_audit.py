@@ -1,4 +1,4 @@
-"""Audit of stitched models, accuracy and distribution of their activations: :func:`audit`."""
+"""Audit of the accuracy and the activations of stitched models: :func:`audit`."""
 
 from __future__ import annotations
 
@@ -55,46 +55,46 @@ def audit(
     resamples: Several = 1000,
     **options: Unpack[RunOptions],
 ) -> Audit | list[Audit]:
-    """Check whether stitched models are accurate, and whether the target gets activations like its own.
+    """Check whether stitched models are accurate, and whether the target receives activations like its own.
 
-    A stitching layer that is trained on the task can drive the target with activations that the target never produces.
-    The score of such a model is no evidence of similarity (Balogh and Jelasity 2025). The audit therefore checks both:
+    A stitching layer trained on the task can feed the target activations that the target never produces. The score of
+    such a model is not evidence of similarity (Balogh and Jelasity 2025). The audit therefore checks both:
 
     - *Accurate*: the model reaches at least ``min_relative_accuracy`` of the target's accuracy (for language models: a
       relative perplexity of at most its inverse), and its whole 95% interval is better than the baselines ``mean_only``
       and ``chance``.
-    - *Out of distribution*: a detector tells the stitched activations from the target's own as well as it tells these
-      with noise of a relative residual above ``max_dose``, by the whole 95% interval. The noise is made of the target's
-      activations of other samples, so it has their covariance. *In distribution*: the interval of every detector is at
-      most ``max_dose``. In all other cases the result is undecided.
+    - *Out of distribution*: a detector distinguishes the stitched activations from the target's own as well as it
+      distinguishes noisy target activations with a relative residual above ``max_dose``, by the whole 95% interval. The
+      noise is sampled from the target's activations of other samples, so it has their covariance. *In distribution*:
+      the interval of every detector is at most ``max_dose``. In all other cases the result is undecided.
 
-    Only higher scores are strange. Least squares shrinks activations towards their mean, so that they score lower than
-    the target's own: they contain less, but nothing unusual for the target. The text of an audit mentions it. A
-    detector is no evidence and does not count where it fails on what it must tell apart: the target's own activations
-    from these with noise of their size (AUROC ``min_auroc``), ``far_data`` from ``data`` (.9), and where it takes
-    ``data`` for strange beside the samples to which it was fitted (AUROC outside .45 to .55).
+    Only higher scores count as unusual. Least squares shrinks activations towards their mean, so that they score lower
+    than the target's own: they contain less information, but nothing unusual for the target. The text of an audit
+    mentions it. The audit ignores a detector that fails its controls: it must distinguish the target's activations from
+    the same activations with noise of their size (AUROC ``min_auroc``) and ``far_data`` from ``data`` (AUROC .9), but
+    not ``data`` from the samples that it was fitted to (AUROC .45 to .55).
 
     Several models with the same target are audited together: the target runs once, and detectors are fitted once for
-    each of its layers. The verdict is also written to ``config.recipe`` of the model, so the model card contains it.
+    each of its layers. The verdict is also written to ``config.recipe`` of the model and appears in the model card.
 
     Args:
-        stitched: The stitched model, or several with the same target. They must have heads.
-        data: Held-out raw samples on which the stitching layer was not fitted, in any form that
-            :meth:`hf_stitch.Samples.of` accepts.
-        detectors: Detectors: names in ``hf_stitch.registries.detectors``, or objects. The defaults read positions
-            (``mahalanobis``) and their mean (``knn``); what one of them does not tell apart, the other may.
-        max_dose: Relative residual of noise up to which activations do not count as strange. With noise of .2, Tiny-10
+        stitched: The stitched model, or several models with the same target. They must have heads.
+        data: Held-out raw samples, not used to fit the stitching layer, in any form that :meth:`hf_stitch.Samples.of`
+            accepts.
+        detectors: Detectors: names in ``hf_stitch.registries.detectors``, or objects. The defaults complement each
+            other: ``mahalanobis`` uses positions, ``knn`` their mean.
+        max_dose: Largest relative residual of noise that still counts as in distribution. With noise of .2, Tiny-10
             keeps .69 to .87 of its accuracy, and at least ``min_relative_accuracy`` at six of its eight layers.
-        train_data: Samples to which detectors are fitted, best those on which the target was trained, in the form that
-            the target takes. Default: one half of ``data``, drawn by their ids; detectors then score the other half.
-        far_data: Samples unlike ``data`` (noise, other motifs), in the form that the target takes, as a control.
+        train_data: Samples to fit the detectors, preferably training samples of the target, in the form that the target
+            accepts. Default: one half of ``data``, chosen by ids; detectors then score the second half.
+        far_data: Samples unlike ``data`` (noise, other motifs), in the form that the target accepts, as a control.
             Default: no control.
-        min_auroc: AUROC with which a detector must tell noise as large as the activations apart to count. 0: all count.
-        auxiliary_data: Samples of other data, for detectors that are fitted to the target's activations of such
-            (``energy``). Other ones than ``far_data``.
+        min_auroc: AUROC that a detector must reach on noise as large as the activations. 0: all detectors count.
+        auxiliary_data: Samples of another dataset, for detectors that are also fitted to such samples (``energy``).
+            They must differ from ``far_data``.
         target: The whole target network. Default: as in :func:`hf_stitch.evaluate`.
-        source: The whole source network, for its score. Default: as in :func:`hf_stitch.evaluate`.
-        paired_data: Samples for the target, if it takes other samples than the source. They need the same ids in the
+        source: The whole source network, to score it as well. Default: as in :func:`hf_stitch.evaluate`.
+        paired_data: Samples for the target, if they differ from the samples for the source, with the same ids in the
             same order as ``data``.
         min_relative_accuracy: Threshold on the relative accuracy, above 0 and at most 1. The default is the threshold
             of Csiszárik et al. 2021, section 8.
@@ -109,8 +109,8 @@ def audit(
         >>> net = Sequential(Flatten(), Linear(12, 8), ReLU(), Linear(8, 2))
         >>> images = torch.randn(300, 3, 2, 2)
         >>> net = hf_stitch.load(net, example_inputs=images[:2])
-        >>> itself = hf_stitch.stitch(net, net, images, source_layer="2", target_layer="2", matcher="identity")
-        >>> hf_stitch.audit(itself, images, far_data=5 * torch.rand(50, 3, 2, 2)).verdict
+        >>> stitched = hf_stitch.stitch(net, net, images, source_layer="2", target_layer="2", matcher="identity")
+        >>> hf_stitch.audit(stitched, images, far_data=5 * torch.rand(50, 3, 2, 2)).verdict
         'accurate, and no detector finds it out of distribution'
     """
     with Run.of(audit, options, WITHOUT_STATE) as run:
@@ -118,72 +118,73 @@ def audit(
         whole = _check(models, target)
         samples = samples_to_score(models, data, paired_data)
         shares = [_check_unfitted(model, samples.a) for model in models]
-        known, scored = _known(samples.b, train_data, whole, run.seed)
+        to_fit, scored = _samples_to_fit(samples.b, train_data, whole, run.seed)
         named = registries.detectors.build_all(detectors, needed=True)
-        watchers = Watchers.of(named, known, samples.b, auxiliary_data, far_data)
+        watchers = Watchers.of(named, to_fit, samples.b, auxiliary_data, far_data)
         halves = {str(number): HalvesOfModel.of(model, source, whole) for number, model in enumerate(models)}
         scoring = _scoring(whole, halves)
         if run.planning:
-            return _planned(scoring, samples, known, run)
+            return _planned(scoring, samples, to_fit, run)
         watchers = replace(watchers, scored=scored).fitted(
-            whole, {name: list(views_of(own.model.stitch).values()) for name, own in halves.items()},
-            {name: [own.layer] for name, own in halves.items()}, run, task=scoring.task, kinds=("coloured",),
+            whole, {name: list(views_of(joined.model.stitch).values()) for name, joined in halves.items()},
+            {name: [joined.layer] for name, joined in halves.items()}, run, task=scoring.task, kinds=("coloured",)
         )  # fmt: skip
         scoring.watch = watchers
         measured = scoring.run(samples, run)
-        cells = {(name, STITCHED): (name, SOURCE, own.layer) for name, own in halves.items()}
-        found = watchers.detections(measured.seen, samples.b.ids, cells, [SOURCE], min_auroc, two_sided=False)
+        cells = {(name, STITCHED): (name, SOURCE, joined.layer) for name, joined in halves.items()}
+        detections = watchers.detections(measured.seen, samples.b.ids, cells, [SOURCE], min_auroc, two_sided=False)
         audits = []
-        for (name, own), share in zip(halves.items(), shares, strict=True):
+        for (name, joined), share in zip(halves.items(), shares, strict=True):
             scores = scores_of(measured.drawn(name, resamples, run.seed))
             evaluation = Evaluation(
-                str(own.model.task), len(samples), samples.a.fingerprint, scores, share, LEFT_OUT | own.left_out
+                str(joined.model.task), len(samples), samples.a.fingerprint, scores, share, LEFT_OUT | joined.left_out
             )
-            seen = _seen(watchers, measured, found, name, own)
-            pooling = own.model.stitch.pooling
-            audited = Audit(evaluation, min_relative_accuracy, max_dose, pooling, *seen, known.fingerprint, run.seed)
-            own.model.keep_scores(audit={"verdict": audited.verdict, "data": samples.a.fingerprint, "seed": run.seed})
+            seen = _seen(watchers, measured, detections, name, joined)
+            pooling = joined.model.stitch.pooling
+            audited = Audit(evaluation, min_relative_accuracy, max_dose, pooling, *seen, to_fit.fingerprint, run.seed)
+            joined.model.keep_scores(
+                audit={"verdict": audited.verdict, "data": samples.a.fingerprint, "seed": run.seed}
+            )
             audits.append(audited)
         return audits if several else audits[0]
 
 
 def _check(models: Sequence[StitchedModel], target: Any) -> Adapter:
     if not models:
-        raise ValueError("there is no stitched model to audit: pass at least one")
+        raise ValueError("stitched must contain at least one model, got an empty sequence")
     for model in models:
         if model.task is None:
-            raise ValueError(f"{type(model).__name__} has no head, so it cannot be scored; stitch with a task")
+            raise ValueError(f"{type(model).__name__} cannot be scored without a head; stitch with a task")
         check_head(model)
     records = [(model.config.target or {}).get("reference") for model in models]
     for number, (record, model) in enumerate(zip(records, models, strict=True)):
         if record != records[0] or model.task != models[0].task:
             raise ValueError(
-                f"models that are audited together must have the same target and task; model {number} has another one "
-                "than model 0: audit them apart"
+                f"models audited together must have the same target and task, but model {number} differs from model "
+                "0; audit them separately"
             )
     return scored_target(models[0], target)
 
 
 def _check_unfitted(model: StitchedModel, samples: Samples) -> float | None:
-    """Check that a model was not fitted to the samples, and return the share of those that it was."""
+    """Return the share of samples that a model was fitted to, and raise an error if it is too large."""
     share = fitted_share(model, samples)
     if (share or 0) > MOST_SHARED:
         raise ValueError(
-            f"the stitching layer was fitted to {share:.1%} of these samples, on which an audit shows nothing; pass "
-            "samples that it was not fitted to"
+            f"the stitching layer was fitted to {share:.1%} of these samples; pass held-out samples to audit it"
         )
     return share
 
 
-def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple[Samples, frozenset[Id]]:
-    """Return the samples to which detectors are fitted, and the ids of the others, which they score."""
+def _samples_to_fit(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple[Samples, frozenset[Id]]:
+    """Return the samples to fit the detectors, and the ids of the samples to score."""
     config = getattr(whole.model, "config", None)
     if train_data is not None:
         return numbered_as(Samples.of(train_data), config), frozenset(others.ids)
     others = numbered_as(others, config)
     second = halved(others.ids, seed, "audit")
     if second.all():
-        raise ValueError(f"one half of the samples is needed to fit detectors, got {len(others)}: give more samples")
+        raise ValueError(f"detectors are fitted to one half of the samples, got {len(others)}; pass more samples")
     first, rest = (others.select(np.flatnonzero(chosen).tolist()) for chosen in (~second, second))
     return first, frozenset(rest.ids)
 
@@ -191,22 +192,22 @@ def _known(others: Samples, train_data: Any, whole: Adapter, seed: int) -> tuple
 def _scoring(whole: Adapter, halves: Mapping[str, HalvesOfModel]) -> Scoring:
     predictors = [
         predictor
-        for name, own in halves.items()
-        for predictor in own.predictors(
-            {STITCHED: own.model.stitch, "mean_only": own.model.stitch.mean_only()}, name, constant=("mean_only",)
+        for name, joined in halves.items()
+        for predictor in joined.predictors(
+            {STITCHED: joined.model.stitch, "mean_only": joined.model.stitch.mean_only()}, name, constant=("mean_only",)
         )
     ]
     model = next(iter(halves.values())).model
     return Scoring(whole, halves, predictors, task_named(model.task).about(model))
 
 
-def _planned(scoring: Scoring, samples: PairedSamples, known: Samples, run: Run) -> Any:
-    """Run the target on one batch of the samples of the detectors, score one batch, and extrapolate."""
-    batch = next(known.batches(min(run.batch_size, len(known))))
+def _planned(scoring: Scoring, samples: PairedSamples, to_fit: Samples, run: Run) -> Any:
+    """Run the target on one batch of the detectors' samples, score one batch, and extrapolate."""
+    batch = next(to_fit.batches(min(run.batch_size, len(to_fit))))
     with torch.no_grad():
         inputs = scoring.task.inputs(scoring.target, batch.samples)
         forward = seconds_of(lambda: scoring.target.forward(inputs), scoring.device)
-    detecting = forward * len(known) / len(batch.samples) / run.processes.count
+    detecting = forward * len(to_fit) / len(batch.samples) / run.processes.count
     job = f"audit of {len(scoring.halves)} model{'s'[: len(scoring.halves) > 1]}, {len(samples)} samples"
     return planned_scoring(
         job, scoring, samples, run, stages={"running the target on the samples of the detectors": detecting},
@@ -215,11 +216,12 @@ def _planned(scoring: Scoring, samples: PairedSamples, known: Samples, run: Run)
 
 
 def _seen(
-    watchers: Watchers, measured: Measured, found: Mapping[View, Mapping[str, Detection]], name: str, own: HalvesOfModel
-) -> tuple[dict[str, float], dict[str, dict[str, Detection]]]:
-    """Return the residual of a model and what the detectors find of it, by part of its stitching layer."""
-    layer, views = own.layer, views_of(own.model.stitch)
+    watchers: Watchers, measured: Measured, detections: Mapping[View, Mapping[str, Detection]], name: str,
+    joined: HalvesOfModel,
+) -> tuple[dict[str, float], dict[str, dict[str, Detection]]]:  # fmt: skip
+    """Return the residual of a model and the findings of the detectors, by part of its stitching layer."""
+    layer, views = joined.layer, views_of(joined.model.stitch)
     return {part: watchers.residual(measured.seen, view, layer, (name, STITCHED)) for part, view in views.items()}, {
-        part: {label: each.of(name, layer, STITCHED) for label, each in found[view].items()}
+        part: {label: detection.of(name, layer, STITCHED) for label, detection in detections[view].items()}
         for part, view in views.items()
     }

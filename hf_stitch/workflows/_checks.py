@@ -1,4 +1,4 @@
-"""What jobs take: networks, their layers, and samples that are others than those to which something was fitted."""
+"""Checks of job arguments: networks, their layers, and held-out samples."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ T = TypeVar("T")
 Named = str | Mapping[str, Any]
 """A method of a registry, by its name or its record."""
 PROBE = 64
-"""Number of samples, evenly spaced, whose activations are compared with those of the anchors."""
+"""Number of evenly spaced samples for the comparison of activations with the anchors."""
 APART = 0.35
-"""Distance of the means, in standard deviations of the anchors, above which samples are unlike them. On two ResNets and
-four networks of another kind, other images of the same data were below .2; images of 0 to 1 instead of normalised ones,
-and images of another data set, were above .5."""
+"""Threshold on the distance of means, in standard deviations of the anchors, for samples unlike the anchors. On two
+ResNets and four networks of another kind, other images of the same data were below .2; images of 0 to 1 instead of
+normalised ones, and images of another dataset, were above .5."""
 
 
 class Runnable(Loadable):
-    """Networks that a job runs, which saved activations are not."""
+    """Networks that a job can run, unlike saved activations."""
 
     def hint(self, value: Any) -> str:
-        """Say what to do with saved activations."""
+        """Return advice for saved activations."""
         if isinstance(value, Activations):
             return (
-                "a stitched model runs both networks. To fit a map of saved activations, use a matcher, for example "
+                "a stitched model runs both networks. To fit a map to saved activations, use a matcher, for example "
                 "hf_stitch.registries.matchers.build('ridge').fit(moments) with moments = hf_stitch.Moments(dx, "
                 "dy).update(x, y); hf_stitch.compare takes Activations"
             )
@@ -55,8 +55,8 @@ Runs = Annotated[str | nn.Module | Adapter, Runnable()]
 def named_networks(networks: Mapping[str, T] | Iterable[T]) -> dict[str, T]:
     """Return several networks by name."""
     if isinstance(networks, nn.Module):  # a Sequential is also a list
-        raise TypeError(f"networks must be several networks, got a single {type(networks).__name__}; write [network]")
-    named = dict(networks) if isinstance(networks, Mapping) else {str(i): each for i, each in enumerate(networks)}
+        raise TypeError(f"networks must be several networks, got a single {type(networks).__name__}; pass [network]")
+    named = dict(networks) if isinstance(networks, Mapping) else {str(i): network for i, network in enumerate(networks)}
     if not named:
         raise ValueError("networks must contain at least one network, got none")
     return named
@@ -65,18 +65,18 @@ def named_networks(networks: Mapping[str, T] | Iterable[T]) -> dict[str, T]:
 def named_layers(
     names: Collection[str], layers: Mapping[str, Iterable[str]] | Iterable[str] | None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the layers of several networks, as far as they are given."""
+    """Return the passed layers of several networks."""
     if layers is None:
         return {}
     if not isinstance(layers, Mapping):
         return dict.fromkeys(names, layer_names("layers", layers))
     if unknown := sorted(layers.keys() - names):
-        raise ValueError(f"layers names {', '.join(unknown)}, but the networks are {', '.join(names)}")
-    return {name: layer_names("layers", own) for name, own in layers.items()}
+        raise ValueError(f"layers contains {', '.join(unknown)}, but the networks are {', '.join(names)}")
+    return {name: layer_names("layers", selected) for name, selected in layers.items()}
 
 
 def samples_to_score(models: Sequence[StitchedModel], data: Any, paired_data: Any) -> PairedSamples:
-    """Read samples for models of one task, number their labels, leave out anchors, and warn of what does not fit."""
+    """Read samples for models of one task, encode their labels, drop anchors, and warn about mismatches."""
     samples, config, task = PairedSamples.of(data, paired_data), models[0].config, task_named(models[0].task)
     samples = samples.with_first(task.numbered(samples.a, config))
     task.warn_of_labels(samples.a, config)
@@ -88,23 +88,23 @@ def samples_to_score(models: Sequence[StitchedModel], data: Any, paired_data: An
 
 
 def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:
-    """Return the share of samples to which the stitching layer of a model was fitted."""
+    """Return the share of samples that the stitching layer of a model was fitted to."""
     recorded = (stitched.config.recipe or {}).get(FITTED)
     return None if recorded is None else ContentSketch.from_dict(recorded).share(samples)
 
 
 def check_held_out(train: Samples, test: Samples) -> None:
-    """Check that test samples are not training samples. Samples are recognised by their content."""
+    """Raise an error if test samples occur among the training samples, by their content."""
     share = ContentSketch.of(train).share(test) or 0
     if share > MOST_SHARED:
         raise ValueError(
-            f"{share:.1%} of test_data are also in data, to which stitches and probes are fitted, so that scores are "
-            "too good: pass other samples, or leave test_data out for a split"
+            f"{share:.1%} of test_data are also in data, so that scores would be too high; pass held-out samples, or "
+            "remove test_data for a split"
         )
 
 
 def _without_anchors(stitched: StitchedModel, samples: PairedSamples) -> PairedSamples:
-    """Leave out samples that are anchors of the model, on which it would score too well, with a warning."""
+    """Drop samples that are anchors of the model, because their scores would be too high, with a warning."""
     if stitched.anchors is None:
         return samples
     recorded = (stitched.config.recipe or {}).get(FITTED)
@@ -114,22 +114,19 @@ def _without_anchors(stitched: StitchedModel, samples: PairedSamples) -> PairedS
     if not places:
         return samples
     if len(places) == len(samples):
-        raise ValueError(
-            f"all {len(samples)} samples are anchors, so that none is left to score on: take the anchors from other "
-            "samples, or fewer"
-        )
+        raise ValueError(f"all {len(samples)} samples are anchors; pass further samples to score, or use fewer anchors")
     warn(
-        f"{len(places)} of {len(samples)} samples are anchors, the first is {samples.a.ids[min(places)]!r}: they are "
-        "left out of the scores, which would be too good"
+        f"{len(places)} of {len(samples)} samples are anchors (first: {samples.a.ids[min(places)]!r}) and are left "
+        "out, because they would score too high"
     )
     return samples.select(place for place in range(len(samples)) if place not in places)
 
 
 def _warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> None:
-    """Warn if the encoder's activations on the samples are unlike the stored ones on the anchors.
+    """Warn if the encoder's activations on the samples are unlike the stored activations on the anchors.
 
-    An encoder is recognised by its weights, config and processor. This does not tell how tensors were preprocessed
-    before they were passed.
+    An encoder is identified by its weights, config and processor, which do not cover the preprocessing of passed
+    tensors.
     """
     source, layer = stitched.config.source, stitched.stitch
     if stitched.anchors is None or source is None or stitched.has_changed("source") or len(samples) < 2:
@@ -137,19 +134,19 @@ def _warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> Non
     place = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], layer.pooling
     if not stitched.anchors.has(*place):
         return
-    known = stitched.anchors.values(*place).cpu().double()
-    some = samples.select(sorted({i * (len(samples) - 1) // (PROBE - 1) for i in range(PROBE)}))
-    batch = next(some.batches(len(some)))
+    anchor_rows = stitched.anchors.values(*place).cpu().double()
+    probe = samples.select(sorted({i * (len(samples) - 1) // (PROBE - 1) for i in range(PROBE)}))
+    batch = next(probe.batches(len(probe)))
     with torch.no_grad(), evaluating(stitched):
         inputs = {name: value.to(stitched.device) for name, value in stitched.preprocess(batch.samples).items()}
         rows = source_positions(stitched.source(**inputs), layer.source, layer.target, layer.pooling)
-    seen = rows.to(known)
-    spread = known.var(0).sum().sqrt()
-    away = float((seen.mean(0) - known.mean(0)).norm() / spread)
-    noise = math.sqrt(1 / len(seen) + 1 / len(known))
-    if away > max(APART, 2 * noise):
+    sample_rows = rows.to(anchor_rows)
+    spread = anchor_rows.var(0).sum().sqrt()
+    distance = float((sample_rows.mean(0) - anchor_rows.mean(0)).norm() / spread)
+    noise = math.sqrt(1 / len(sample_rows) + 1 / len(anchor_rows))
+    if distance > max(APART, 2 * noise):
         warn(
-            f"the encoder's activations on these samples are unlike those on its anchors (their means are {away:.2f} "
-            f"standard deviations apart, about {noise:.2f} by chance), and the scores may be low: check that both were "
-            "preprocessed in the same way (range of pixels, normalisation) and are of one kind"
+            f"the encoder's activations on these samples differ from its anchors (means {distance:.2f} standard "
+            f"deviations apart, about {noise:.2f} by chance), so scores may be low; check that samples and anchors "
+            "are of one kind and preprocessed in the same way (range of pixels, normalisation)"
         )

@@ -36,41 +36,41 @@ def compare(
 
     Only ``minibatch_cka`` depends on the order of the samples and on the number of processes.
 
-    Metrics of weights (:class:`hf_stitch.metrics.WeightMetric`) need no data, and have layers of their own: those whose
-    weights they read. With metrics of both kinds, ``atlas.weights`` contains those of weights.
+    Metrics of weights (:class:`hf_stitch.metrics.WeightMetric`) do not require data, and compare all layers with
+    weights that they can read. With metrics of both kinds, ``atlas.weights`` contains the metrics of weights.
 
     Args:
         a: The first network (an adapter, a module, or a name for :func:`hf_stitch.load`) or saved :class:`Activations`.
         b: The second network, or its saved activations.
         data: Raw samples for the networks, in any form that :meth:`hf_stitch.Samples.of` accepts. ``None`` if both
             sides are saved activations, or all metrics compare weights.
-        layers_a: Layers of a. Any module that runs once per forward pass is allowed. Default: all
-            candidates of a (:attr:`hf_stitch.Adapter.candidates`). Metrics of weights take these modules and the
-            modules in them; by default, all that they read.
+        layers_a: Layers of a. Any module that runs once per forward pass is allowed. Default: all candidates of a
+            (:attr:`hf_stitch.Adapter.candidates`). Metrics of weights include submodules of these; by default, they use
+            all modules that they can read.
         layers_b: Layers of b. Default: all candidates of b.
         metrics: Metrics: names in ``hf_stitch.registries.metrics``, with options if needed
             (``"linear_cka:debiased=True"``), or objects (``registries.metrics.build("linear_cka", debiased=True)``).
-        rows: Which vectors of a sample are rows; metrics depend on it (:doc:`/explanation/rows`). One row per sample:
-            ``mean`` (over positions), ``flat`` (all positions, concatenated), ``cls`` or ``last`` (a token). Several:
-            ``positions`` of grids and texts without prefix tokens, or ``tokens`` with them, for layers with the same
-            ones (other pairs are undefined); ``resized``, where grids of a are resized to that of b's layer (bilinear).
+        rows: Which vectors of a sample are rows, which affects all metrics (:doc:`/explanation/rows`). One row per
+            sample: ``mean`` (over positions), ``flat`` (all positions, concatenated), ``cls`` or ``last`` (a token).
+            Several: ``positions`` of grids and texts without prefix tokens, or ``tokens`` with them, for layers with
+            the same positions (other pairs are undefined); ``resized``, with grids of a resized to the grid of b's
+            layer (bilinear).
         align: How rows of texts are paired with ``rows="positions"``. ``tokens`` pairs token i of a with token i of b,
             which requires a common tokenizer. ``offsets`` pairs the smallest pieces of text that both tokenizers
-            delimit; the row of a piece is the mean of its tokens' vectors. Special tokens, white space and text that
-            only one side contains are left out.
-        paired_data: Samples for b, if it takes other samples than a (the same sentences in another language). They need
+            delimit; the row of a piece is the mean of its tokens' vectors. Special tokens, white space and text on only
+            one side are left out.
+        paired_data: Samples for b, if they differ from the samples for a (the same sentences in another language), with
             the same ids in the same order as ``data``.
         permutations: Number of permutations of the samples of b, for a test of the most similar pairs of layers: the
-            highest of many similarities is high even between unrelated networks. ``atlas.p_values`` has one p-value
-            per pair, adjusted for the search, ``atlas.match_p_values`` one for each best match. The test needs one row
-            per sample, keeps the rows in files, and takes longer with more samples. 0: no test; 200 are enough
-            for a level of 5%.
+            highest of many similarities is high even between unrelated networks. ``atlas.p_values`` has one p-value per
+            pair, adjusted for the search, ``atlas.match_p_values`` one for each best match. The test requires one row
+            per sample and stores the rows in files. 0: no test; 200 are enough for a level of 5%.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
             ``seed``, ``progress``, ``accelerator``, ``checkpoint_dir``.
 
     Returns:
-        The atlas, with one (layers of a, layers of b) matrix per metric. Where a metric is undefined (too few samples
-        for wide layers, a constant layer), the value is NaN and ``atlas.undefined`` has the reason.
+        The atlas, with one (layers of a, layers of b) matrix per metric. An undefined metric (too few samples for wide
+        layers, a constant layer) is NaN, with the reason in ``atlas.undefined``.
 
     Raises:
         NotACutError: If a layer does not exist, does not run, or runs several times in a forward pass.
@@ -85,8 +85,8 @@ def compare(
         ((2, 2), 100, {'linear_cka': 'moments', 'procrustes': 'moments'})
     """
     layers = {
-        name: None if given is None else layer_names(f"layers_{name}", given)
-        for name, given in (("a", layers_a), ("b", layers_b))
+        name: None if selected is None else layer_names(f"layers_{name}", selected)
+        for name, selected in (("a", layers_a), ("b", layers_b))
     }
     with Run.of(compare, options) as run:
         asked = Asked.of(metrics, rows, align)
@@ -114,7 +114,7 @@ def compare_all(
     resamples: Natural = 0,
     **options: Unpack[RunOptions],
 ) -> NetworkAtlas:
-    """Compare every layer of several networks with every other layer of all of them, in one pass over the data.
+    """Compare all pairs of layers of several networks in one pass over the data.
 
     Each network runs once per batch, not once for each pair of networks.
 
@@ -123,32 +123,31 @@ def compare_all(
             :class:`~hf_stitch.analysis.Activations`. A list names them ``0``, ``1``, ….
         data: Raw samples, as in :func:`hf_stitch.compare`. ``None`` if all are saved activations, or the metrics
             compare weights.
-        layers: Layers of all networks, or name -> layers. Default: all candidates of each.
+        layers: Layers of all networks, or name -> layers. Default: all candidates of each network.
         metrics: As in :func:`hf_stitch.compare`; either metrics of activations or metrics of weights.
         rows: As in :func:`hf_stitch.compare`.
-        resamples: Number of random groups of samples, each of which is left out once (a jackknife), to test whether
-            corresponding layers are less similar than the most similar ones, for the ties of ``found.identify()``. 40
-            are enough. It needs one row per sample and as many layers of each network, and keeps the rows in files.
-            0: no test.
+        resamples: Number of random groups of samples for a jackknife, which tests whether corresponding layers are less
+            similar than the most similar layers, for the ties of ``atlas.identify()``. 40 are enough. The test requires
+            one row per sample and equally many layers of each network, and stores the rows in files. 0: no test.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
             ``seed``, ``progress``, ``accelerator``, ``checkpoint_dir``.
 
     Returns:
-        The similarities. ``found.between("a", "b")`` is the atlas of two networks, ``found.identify()`` the layer
-        identification over all pairs, ``found.similarities()`` one figure for each pair of networks.
+        The similarities. ``atlas.between("a", "b")`` is the atlas of two networks, ``atlas.identify()`` the layer
+        identification over all pairs, ``atlas.similarities()`` one figure for each pair of networks.
 
     Example:
         >>> import torch, hf_stitch
         >>> from torch.nn import Linear, ReLU, Sequential
         >>> nets = [Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in range(3)]
         >>> loaded = [hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets]
-        >>> found = compare_all(loaded, torch.randn(100, 4), layers=["0", "1"])
-        >>> found.networks, found.between("0", "2")["linear_cka"].shape
+        >>> atlas = compare_all(loaded, torch.randn(100, 4), layers=["0", "1"])
+        >>> atlas.networks, atlas.between("0", "2")["linear_cka"].shape
         (('0', '1', '2'), (2, 2))
     """
     named = named_networks(networks)
     if len(named) < 2:
-        raise ValueError(f"compare_all needs at least two networks, got {len(named)}")
+        raise ValueError(f"compare_all requires at least two networks, got {len(named)}")
     chosen = named_layers(named, layers)
     with Run.of(compare_all, options) as run:
         asked = Asked.of(metrics, rows)
@@ -156,9 +155,7 @@ def compare_all(
         sides = Sides(named, run)
         if asked.weights:
             if asked.activations:
-                raise ValueError(
-                    f"{', '.join(asked.weights)} compares weights: compare activations in a call of its own"
-                )
+                raise ValueError(f"{', '.join(asked.weights)} compares weights; compare activations in a separate call")
             atlas, by_network, whole = compare_all_weights(sides.weights(), asked.weights, chosen)
             return NetworkAtlas(atlas, by_network, whole=whole)
         several = Networks(sides.reading(asked, data), chosen)

@@ -59,38 +59,37 @@ def stitch_grid(
 ) -> StitchGrid:
     """Stitch every layer of one network into every layer of another, and score all stitches.
 
-    Each network runs once per batch. For each stitch, only its map and the part of the target after the cut run in
-    addition (Balogh and Jelasity 2025, sections 2 and 3).
+    Each network runs once per batch. Each stitch adds only its map and the part of the target after the cut (Balogh and
+    Jelasity 2025, sections 2 and 3).
 
     Args:
         a: The source: an adapter, a module, or a name for :func:`hf_stitch.load`.
-        b: The target, given in the same way.
-        data: Raw samples to which stitches are fitted, in any form that :meth:`hf_stitch.Samples.of` accepts.
+        b: The target, in the same form.
+        data: Raw samples to fit the stitches, in any form that :meth:`hf_stitch.Samples.of` accepts.
         test_data: Separate held-out samples for the scores, instead of a split of ``data``.
         layers_a: Layers of the source. Default: all its verified cuts (:attr:`hf_stitch.Adapter.layers`).
         layers_b: Layers of the target. Default: all its verified cuts.
-        matchers: Matchers, closed-form or trained: names in ``hf_stitch.registries.matchers``, or objects. Where one is
-            undefined for a pair of layers (too few samples for the width, or its training diverges), its scores are NaN
+        matchers: Matchers, closed-form or trained: names in ``hf_stitch.registries.matchers``, or objects. If a matcher
+            is undefined for a pair of layers (too few samples for the width, or diverging training), its scores are NaN
             and ``StitchGrid.undefined`` has the reason.
         detectors: Detectors of stitched activations that are unlike the target's own: names in
-            ``hf_stitch.registries.detectors``, or objects. They are fitted to the target's activations of the samples
-            in ``data``, once for each layer, for which the target runs once more (more often if its activations take
-            more than 2 GiB). Those that learn from stitched activations are fitted to one half of the test samples and
-            score the other; for them, 8 positions of each test sample are kept in memory and in checkpoints, for each
-            stitch and 16 times for each layer of the target: without noise, and with three kinds of it in five doses.
-        auxiliary_data: Samples of other data, for detectors that are fitted to the target's activations of such
-            (``energy``).
-        far_data: Samples unlike those in ``data`` (noise, other motifs), as a control: where a detector does not tell
-            these from the test samples with an AUROC of .9, its figures are NaN. Other ones than ``auxiliary_data``.
-        min_auroc: AUROC with which a detector must tell coloured noise as large as the activations from the target's
-            own; below, its figures at this layer are NaN. 0 keeps all figures, also where test samples are strange.
+            ``hf_stitch.registries.detectors``, or objects. They are fitted to the target's activations of ``data``,
+            once for each layer. The target runs once more for this (more often for activations above 2 GiB). Detectors
+            that learn from stitched activations are fitted to one half of the test samples and score the second half.
+            They keep 8 positions of each test sample in memory and in checkpoints, for each stitch and 16 times for
+            each layer of the target: without noise, and with three kinds of noise in five doses.
+        auxiliary_data: Samples of another dataset, for detectors that are also fitted to such samples (``energy``).
+        far_data: Samples unlike ``data`` (noise, other motifs), as a control: a detector must distinguish these from
+            the test samples with an AUROC of .9, or its figures are NaN. They must differ from ``auxiliary_data``.
+        min_auroc: AUROC that a detector must reach on coloured noise as large as the target's activations; below, its
+            figures at this layer are NaN. 0 keeps all figures, even for unusual test samples.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
         test_size: Held-out samples of ``data``: a share below 1 (by default 0.2), or their number.
-        task: Task of the stitched models. ``"auto"`` takes the task of the target.
+        task: Task of the stitched models. ``"auto"`` uses the task of the target.
         resamples: Number of bootstrap resamples, at least 2. Samples are resampled jointly for all stitches.
         align: How positions of texts correspond, as in :func:`hf_stitch.stitch`: ``"prefix"`` for two decoders with
             different tokenizers.
-        own: With ``align="prefix"``, whether maps also take the embedding of each token in the target.
+        own: With ``align="prefix"``, whether maps also use the embedding of each token in the target.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``,
             ``seed``, ``progress``, ``accelerator``, ``checkpoint_dir``.
 
@@ -135,17 +134,17 @@ def stitch_grid(
             )  # fmt: skip
             scoring = _scoring(collected, stitches, watchers)
             measured = scoring.run(samples.test, run, State(state, len(train), collected.sums))
-        # Figures are computed anew from the state, which does not depend on these.
+        # The state does not depend on these options: figures are always recomputed from it.
         recipe |= {"resamples": resamples, "test_size": samples.record.get("test_size"), "names": _names(pair)}
         grid = grid_of(pair, measured, stitches, undefined, recipe, len(test), resamples, run.seed)
         cells = {("", cell_name(*cell)): cell for cell in stitches}
-        found = watchers.detections(measured.seen, test.ids, cells, pair.layers_a, min_auroc)
-        return replace(grid, detections=found.get(pooling, {}))
+        detections = watchers.detections(measured.seen, test.ids, cells, pair.layers_a, min_auroc)
+        return replace(grid, detections=detections.get(pooling, {}))
 
 
 @contextmanager
 def _state(recipe: Mapping[str, Any], run: Run) -> Iterator[Checkpoint]:
-    """Begin the job, or go on with the state of an interrupted one."""
+    """Begin the job, or resume from the state of an interrupted job."""
     if run.processes.count > 1:
         run.processes.check_same(recipe)
     with ExitStack() as stack:
@@ -156,9 +155,9 @@ def _state(recipe: Mapping[str, Any], run: Run) -> Iterator[Checkpoint]:
 
 
 def _names(pair: Pair) -> dict[str, str]:
-    """Return what figures call networks from local folders, whose paths are not recorded."""
-    found = {side: each.pinned for side, each in (("a", pair.source), ("b", pair.target))}
-    local = {side: str(reference.id) for side, reference in found.items() if reference.is_local}
+    """Return short names for networks from local folders, because their paths are not recorded."""
+    references = {side: network.pinned for side, network in (("a", pair.source), ("b", pair.target))}
+    local = {side: str(reference.id) for side, reference in references.items() if reference.is_local}
     names = short_names(local.values())
     return {side: names[path] for side, path in local.items()}
 
@@ -172,8 +171,8 @@ def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, dat
         "data": train.fingerprint, "samples": len(train), "test_data": data.test.a.fingerprint,
         **watchers.record, "batch_size": run.batch_size,
         "seed": run.seed, "versions": versions(
-            (kind, entry.name) for kind, found in (("matchers", matchers), ("detectors", watchers.detectors))
-            for entry in found.values()
+            (kind, method.name) for kind, methods in (("matchers", matchers), ("detectors", watchers.detectors))
+            for method in methods.values()
         ),
         FITTED: ContentSketch.of(train).to_dict(),
     }  # fmt: skip
@@ -189,13 +188,13 @@ def _matched(
     stitches: dict[Cell, StitchingLayer] = {}
     undefined: dict[str, str] = {}
     for number, (label, matcher) in enumerate(matchers.items()):
-        kept = collected.run.checkpoint_dir
-        found = matcher.match(collected, None if kept is None else kept / f"trained-{number}")
-        if not found.layers:
-            first = next(iter(found.undefined.values()))
+        folder = collected.run.checkpoint_dir
+        matched = matcher.match(collected, None if folder is None else folder / f"trained-{number}")
+        if not matched.layers:
+            first = next(iter(matched.undefined.values()))
             raise ValueError(f"matcher {label} is undefined for all pairs of layers: {first}")
-        stitches |= {(label, *cell): layer for cell, layer in found.layers.items()}
-        undefined |= {cell_name(label, *cell): str(error) for cell, error in found.undefined.items()}
+        stitches |= {(label, *cell): layer for cell, layer in matched.layers.items()}
+        undefined |= {cell_name(label, *cell): str(error) for cell, error in matched.undefined.items()}
     collected.pair.kept.clear()
     return stitches, undefined
 
@@ -205,7 +204,7 @@ def _scoring(collected: CollectedPair, stitches: Mapping[Cell, StitchingLayer], 
     predictors = [Predictor(cell_name(*cell), *cell[1:], layer) for cell, layer in stitches.items()]
     la = pair.layers_a[0]
     for lb in pair.layers_b:  # the mean of a layer of the target, whether or not a map is defined
-        means = {part: found.mean_y for part, found in collected.moments((la, lb)).items()}
+        means = {part: moments.mean_y for part, moments in collected.moments((la, lb)).items()}
         mean_only = pair.identity((la, lb), means).mean_only().eval()
         predictors.append(Predictor(mean_name(lb), la, lb, mean_only, constant=True))
     with_source = head_difference(pair.source, pair.target, str(pair.task)) == ""

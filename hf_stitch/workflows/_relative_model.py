@@ -1,4 +1,4 @@
-"""Relative models, a head on the similarities of encoded samples to anchors: :func:`relative_model`."""
+"""Relative models, with a head on the similarities of encoded samples to anchors: :func:`relative_model`."""
 
 from __future__ import annotations
 
@@ -47,33 +47,33 @@ def relative_model(
     task: str | None = "auto",
     **options: Any,
 ) -> StitchedModel:
-    """Build a model whose head classifies the similarities of encoded samples to anchors (Moschella et al. 2023).
+    """Build a model with a head on the similarities of encoded samples to anchors (Moschella et al. 2023).
 
-    The result is a :class:`~hf_stitch.StitchedModel`: the encoder up to a cut, a stitching layer whose map is a
-    :class:`~hf_stitch.relative.RelativeProjection`, and a head. After the head is trained, :func:`hf_stitch.swap`
-    replaces the encoder without further training.
+    The result is a :class:`~hf_stitch.StitchedModel`: the encoder up to a cut, a stitching layer with a
+    :class:`~hf_stitch.relative.RelativeProjection` as its map, and a head. After training of the head,
+    :func:`hf_stitch.swap` replaces the encoder without further training.
 
-    There are two ways to train the head:
+    Train the head in one of two ways:
 
     - Train the model as returned. The encoder is frozen and stays in eval mode; for end-to-end training, call
       ``model.source.requires_grad_(True)``. Such a model is saved whole.
-    - Train a head alone on precomputed relative representations, which is much faster, and pass it as ``head``. Such a
+    - Train only the head on precomputed relative representations, which is much faster, and pass it as ``head``. Such a
       model can also be shared as a :class:`~hf_stitch.Stitcher`, which refers to both networks by name.
 
     Args:
         encoder: The encoder: an adapter, a module, or a name for :func:`hf_stitch.load`.
-        anchors: The anchors: raw samples (:func:`hf_stitch.relative.select_anchors` selects some), or an
-            :class:`~hf_stitch.relative.AnchorSet` that holds their encoding by this encoder at this layer. The model
-            keeps and saves them.
+        anchors: The anchors: raw samples (for example from :func:`hf_stitch.relative.select_anchors`), or an
+            :class:`~hf_stitch.relative.AnchorSet` with their encoding by this encoder at this layer. The model stores
+            and saves them.
         similarities: The similarity function or functions, as for
             :class:`~hf_stitch.relative.RelativeProjection`. ``None`` builds the *absolute* model for comparison, with
             the identity instead of the projection.
-        layer: The layer at which the encoder is cut.
+        layer: The cut of the encoder.
         pooling: Which vector represents a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
         num_labels: Number of classes of a new head. Required if ``head`` is not given.
         kind: Normalisation of a new head, ``inductive`` or ``paper`` (see :class:`~hf_stitch.artefacts.Head`).
         head: An existing head instead of a new one: a :class:`~hf_stitch.artefacts.Head`, a name or folder for
-            :func:`hf_stitch.load`, or any module that takes the (n, features) vectors, for example the decoder of an
+            :func:`hf_stitch.load`, or any module that accepts the (n, features) vectors, for example the decoder of an
             autoencoder. Train a module of your own code first; a model with such a head can only be shared as a
             :class:`~hf_stitch.Stitcher`.
         task: Task of the model: ``image-classification``, ``text-classification``, or ``None`` for the plain output of
@@ -83,7 +83,7 @@ def relative_model(
             options of the projection (``center=True``, ``normalise="l2"``, …).
 
     Returns:
-        The stitched model, in eval mode. Its ``anchors`` attribute holds the anchor set.
+        The stitched model, in eval mode. Its ``anchors`` attribute is the anchor set.
 
     Raises:
         NotACutError: If the encoder cannot be cut at the layer.
@@ -97,56 +97,55 @@ def relative_model(
         torch.Size([5, 3])
     """
     with Run.of(relative_model, options, ("batch_size", "progress", *PROJECTION)) as run:
-        source, given = load_on(encoder, run.processes.device), Anchors.of(anchors)
+        source, passed = load_on(encoder, run.processes.device), Anchors.of(anchors)
         encoding = Encoder(source, layer, pooling, run)
         if run.planning:
-            return _planned(encoding, given)
-        known = encoding.add(given.set, given.samples)
-        vectors = known.values(source, layer, pooling)
+            return _planned(encoding, passed)
+        encoded = encoding.add(passed.set, passed.samples)
+        vectors = encoded.values(source, layer, pooling)
         body: Stitch
         if similarities is None:
             if options:
                 raise TypeError(
-                    f"similarities=None means no projection, got its options {', '.join(sorted(options))}: leave them "
-                    "out"
+                    f"options of the projection require similarities, got {', '.join(sorted(options))}; remove them"
                 )
             body = IdentityStitch(vectors.shape[1], vectors.shape[1])
         else:
-            body = RelativeProjection.of(vectors, similarities, ids=known.ids, **options)
+            body = RelativeProjection.of(vectors, similarities, ids=encoded.ids, **options)
         width = body.out_features
         target, entry = _target(head, width, num_labels, kind)
         if similarities is not None and isinstance(target.model, Head):
-            _tie(target.model, known)
+            _tie(target.model, encoded)
         if task == "auto":
             task = TASKS.get(source.interface.modality) if isinstance(target.model, Head) else None
         with torch.no_grad():
             means = {"body": body(vectors).mean(0)}
         joint = StitchingLayer(source.spec(layer), RepresentationSpec("bd", width), pooling, body, means=means)
-        recipe = {"anchors": known.fingerprint, "pooling": pooling, "samples": len(known), "versions": versions()}
+        recipe = {"anchors": encoded.fingerprint, "pooling": pooling, "samples": len(encoded), "versions": versions()}
         recipe["space"] = as_space(source.pinned, layer, pooling)
         model = join(source, layer, joint.to(source.device), target, entry, task=task, recipe=recipe)
-        model.parents = None  # training changes the model's own copy of the head, not the head that was given
-        model.anchors = known
-        model.target.to(source.device)  # a new head is in memory, as anchors are
+        model.parents = None  # training changes the model's copy of the head, not the passed head
+        model.anchors = encoded
+        model.target.to(source.device)  # a new head is still on the CPU
         model.source.requires_grad_(False)
         return model
 
 
-def _planned(encoder: Encoder, given: Anchors) -> Any:
-    run, device, count = encoder.run, encoder.network.device, len(given.set)
-    seconds = 0.0 if given.samples is None else count * seconds_per_sample(encoder.read, given.samples, run, device)
+def _planned(encoder: Encoder, anchors: Anchors) -> Any:
+    run, device, count = encoder.run, encoder.network.device, len(anchors.set)
+    seconds = 0.0 if anchors.samples is None else count * seconds_per_sample(encoder.read, anchors.samples, run, device)
     memory = {NETWORKS: bytes_of_weights(encoder.network.model)}
     return Plan.of(f"relative_model, {count} anchors", {"encoding anchors": seconds}, memory, {}, device, run)
 
 
 def _tie(head: Head, anchors: AnchorSet) -> None:
-    """Check that a head belongs to the anchors; a head that belongs to none belongs to these from now on."""
+    """Check that a head belongs to the anchors, or assign the anchors to a new head."""
     config: Any = head.config
     if config.anchors_fingerprint not in (None, anchors.fingerprint):
         raise ValueError(
-            f"the head takes similarities to other anchors ({config.anchors_fingerprint}, not {anchors.fingerprint}): "
-            "with these, it would predict hardly better than chance. Use its anchors, or, if these correspond to them "
-            "(translations), set head.config.anchors_fingerprint = None before"
+            f"the head was trained on similarities to other anchors ({config.anchors_fingerprint}, not "
+            f"{anchors.fingerprint}) and would predict at chance; pass its anchors, or, if these correspond to them "
+            "(translations), first set head.config.anchors_fingerprint = None"
         )
     config.anchors_fingerprint = anchors.fingerprint
 
@@ -154,9 +153,9 @@ def _tie(head: Head, anchors: AnchorSet) -> None:
 def _target(
     head: str | nn.Module | Adapter | None, width: int, num_labels: int | None, kind: Kind
 ) -> tuple[Adapter, str]:
-    """Return the head as a network that can be cut at its input, and the name of this cut."""
+    """Return the head as a network with a cut at its input, and the name of this cut."""
     if (head is None) == (num_labels is None):
-        raise ValueError("give exactly one of head and num_labels (the number of classes of a new head)")
+        raise ValueError("pass exactly one of head and num_labels (the number of classes of a new head)")
     if head is None:
         config: Any = HeadConfig
         head = Head(config(in_features=width, num_labels=num_labels, kind=kind))
@@ -165,8 +164,8 @@ def _target(
         takes = adapter.model.config.in_features
         if takes != width:
             raise ValueError(
-                f"the head takes vectors of {takes} features, got {width} (number of similarities to the anchors, or "
-                f"width of the encoder for an absolute model); use a head with in_features={width}"
+                f"the head expects {takes} features, got {width} (number of similarities to the anchors, or width of "
+                f"the encoder for an absolute model); use a head with in_features={width}"
             )
         return adapter, ENTRY
     module: Any = head if adapter is None else adapter.model

@@ -29,7 +29,7 @@ AUTO = "auto"
 """Value of ``source_layer`` and ``target_layer`` that selects the most similar layer."""
 
 PREDICTORS = 3
-"""Predictors that run through the target's part when a stitch is scored: the stitch, the identity, the mean only."""
+"""Number of predictors that run the target's back half to score a stitch: the stitch, the identity, the mean only."""
 
 
 @checked
@@ -47,40 +47,39 @@ def stitch(
 
     Args:
         source: The network of the front half: an adapter, a module, or a name for :func:`hf_stitch.load`.
-        target: The network of the back half, given in the same way.
+        target: The network of the back half, in the same form.
         data: Raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts.
-        source_layer: The layer at which the source is cut; ``"auto"`` selects the cut with the highest linear CKA to
-            the target's cut, on the mean over positions of the training samples (:func:`hf_stitch.compare`).
-        target_layer: The layer at which the target is cut; ``"auto"`` selects the cut most similar to the source's; if
-            both are ``"auto"``, the most similar pair.
+        source_layer: The cut of the source; ``"auto"`` selects the cut with the highest linear CKA to the target's cut,
+            on the mean over positions of the training samples (:func:`hf_stitch.compare`).
+        target_layer: The cut of the target; ``"auto"`` selects the cut most similar to the source's; if both are
+            ``"auto"``, the most similar pair.
         matcher: The method that fits the map: a name in ``hf_stitch.registries.matchers`` or a matcher object.
-        paired_data: Samples for the target, if it takes other samples than the source (the same sentences in another
-            language). They need the same ids in the same order as ``data``.
+        paired_data: Samples for the target, if they differ from the samples for the source (the same sentences in
+            another language), with the same ids in the same order as ``data``.
         pooling: Which vectors are mapped: each position (``none``), or one vector per sample (``mean``, ``cls``,
             ``last``, ``flatten``); see :meth:`hf_stitch.Representation.rows`.
         test_size: Held-out samples of ``data``: a share below 1 (by default 0.2), or their number.
         test_data: Separate held-out samples, instead of a split of ``data``.
-        task: Task of the stitched model, which determines its class. ``"auto"`` takes the task of the target. ``None``
-            builds a model without a head, whose outputs are compared with those of the target.
-        align: How positions of texts correspond: ``"tokens"`` if both networks have one tokenizer, ``"prefix"`` for two
+        task: Task of the stitched model, which determines its class. ``"auto"`` uses the task of the target. ``None``
+            builds a model without a head; its outputs are compared with the outputs of the target.
+        align: How positions of texts correspond: ``"tokens"`` if both networks share a tokenizer, ``"prefix"`` for two
             decoders with different tokenizers. At each token of the target, the source reads the text up to the end of
             that token (:class:`hf_stitch.adapters.prefixes.PrefixAdapter`).
-        own: With ``align="prefix"``, whether the map also takes the embedding of each token in the target.
-            ``evaluate`` then has a further baseline, ``own``: a map of this embedding alone.
-        unpaired: Samples for the source and other samples for the target, of which nobody knows which belong together,
-            for matchers that learn from such samples (:class:`hf_stitch.matchers.UnpairedMatcher`).
-            ``"seeded_refinement"`` takes the training samples of ``data`` as pairs; ``"unsupervised"`` then reads only
-            these samples, and ``data`` only scores the model, its training part left out; but ``"auto"`` layers are
-            chosen by the pairs.
+        own: With ``align="prefix"``, whether the map also uses the embedding of each token in the target. ``evaluate``
+            then has a further baseline, ``own``: a map of this embedding alone.
+        unpaired: Samples for the source and other samples for the target without known pairs, for matchers that learn
+            from such samples (:class:`hf_stitch.matchers.UnpairedMatcher`). ``"seeded_refinement"`` uses the training
+            samples of ``data`` as pairs. ``"unsupervised"`` uses only the unpaired samples: the test part of ``data``
+            scores the model, and only the choice of ``"auto"`` layers uses the training part.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``seed``, ``progress``,
-            ``accelerator``; and options of the matcher, if it is given by name (``ridge=1.0``, ``rank=16``).
+            ``accelerator``; and options of the matcher, if ``matcher`` is a name (``ridge=1.0``, ``rank=16``).
 
     Returns:
-        The stitched model. Its ``evaluation`` attribute holds the scores, its ``stitcher`` property the stitching layer
-        as a small artefact to share.
+        The stitched model. Its ``evaluation`` attribute contains the scores, its ``stitcher`` property the stitching
+        layer as a small artefact to share.
 
     Raises:
-        NotACutError: If a network cannot be cut at the given layer.
+        NotACutError: If a network cannot be cut at the layer.
 
     Example:
         >>> import torch, hf_stitch
@@ -118,14 +117,14 @@ def stitch(
         collected = CollectedPair(pair, samples.train, run, unpaired=samples.unpaired)
         stitched.stitch = fitted_by.match(collected).only
         stitched.config.stitch = stitched.stitch.to_dict()
-        if any(True for _ in stitched.stitch.parameters()):  # an identity is fitted to nothing
+        if any(True for _ in stitched.stitch.parameters()):  # an identity is not fitted
             sketch = ContentSketch.of(*fitted_by.reads(samples)).to_dict()
             stitched.config.recipe = {**recipe, FITTED: sketch}
         return _scored(stitched, pair, samples.test, fitted_by.baselines(collected, stitched.stitch), run)
 
 
 def _at(pair: Pair, samples: PairedSamples, source_layer: str, target_layer: str, run: Run) -> tuple[Pair, list[str]]:
-    """Return the pair at one pair of layers, and which of the layers were chosen as the most similar ones."""
+    """Return the pair at one pair of layers, and the names of the automatically chosen layers."""
     asked = {"source_layer": source_layer, "target_layer": target_layer}
     chosen = [name for name, layer in asked.items() if layer == AUTO]
     if not chosen:
@@ -146,7 +145,7 @@ def _at(pair: Pair, samples: PairedSamples, source_layer: str, target_layer: str
 def _scored(
     stitched: StitchedModel, pair: Pair, test: PairedSamples, baselines: dict[str, StitchingLayer], run: Run
 ) -> StitchedModel:
-    """Return the model with its scores, if its outputs have some."""
+    """Return the model with its scores, if its outputs can be scored."""
     try:
         evaluation = evaluate(
             stitched, test.a, target=pair.target, paired_data=test.b if test.differ else None, baselines=baselines,
@@ -156,14 +155,14 @@ def _scored(
         if stitched.task is not None:
             raise
         unused = ", and the labels of the data are not used" if test.a.is_labelled else ""
-        warn(f"the stitched model has no scores{unused}: {error}")
+        warn(f"the stitched model is not scored{unused}: {error}")
         return stitched
     stitched.keep_scores(evaluation)
     return stitched
 
 
 def _name_classes(stitched: StitchedModel, samples: Samples) -> None:
-    """Take the names of the classes from the data if the target has none, as networks of timm and of user code."""
+    """Copy the class names from the data if the target lacks them, for example timm networks and user code."""
     if task_named(stitched.task).classifies:
         names = class_names(stitched, samples)
         stitched.config.id2label = names

@@ -1,4 +1,4 @@
-"""Exchange of the encoder of a trained head without training, from anchors alone: :func:`swap`."""
+"""Exchange of the encoder of a trained head from anchors, without training: :func:`swap`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hf_stitch.workflows._headed import Anchors, Encoder, Headed, as_space, betw
 
 AUTO = "auto"
 CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}
-"""Matchers among which ``auto`` chooses, with their options; the first of those that tie."""
+"""Matchers that ``auto`` compares, with their options, in order of preference on a tie."""
 FOLDS = 5
 BASELINES = ("inverse_relative",)
 Fit = Callable[[Named | Matcher], StitchingLayer]
@@ -66,24 +66,23 @@ def swap(
 ) -> StitchedModel | Result:
     """Replace the encoder of a trained head without training, from the activations of both encoders on the anchors.
 
-    What is exchanged depends on ``model``:
+    The exchange depends on ``model``:
 
-    - A relative model (:func:`hf_stitch.relative_model`) keeps its projection; the anchors are replaced by their
-      encoding by the new encoder (:meth:`~hf_stitch.relative.RelativeProjection.with_anchors`).
+    - A relative model (:func:`hf_stitch.relative_model`) keeps its projection with the anchors re-encoded by the new
+      encoder (:meth:`~hf_stitch.relative.RelativeProjection.with_anchors`).
     - In any other network, the new encoder and a map replace everything up to ``target_layer``. ``matcher`` fits the
-      map on the anchors alone. The same holds for an absolute model and for a model that was swapped in this way
-      before. If the encoder of an absolute model was trained together with its head, pass the anchors as samples: its
-      encoder has to encode them again.
-    - With ``part``, it is one tower of a network that reads two things, as images and texts; the anchors are then
-      images without labels (:meth:`hf_stitch.Adapter.exchange`).
+      map only on the anchors. The same holds for an absolute model and for a model from an earlier such swap. If the
+      encoder of an absolute model was trained together with its head, pass the anchors as samples, to be encoded again.
+    - With ``part``, the encoder replaces one tower of a multimodal network, for example of images and texts. The
+      anchors are then images without labels (:meth:`hf_stitch.Adapter.exchange`).
 
-    By default (``auto``), the head chooses the map: the orthogonal one (``procrustes`` with ``scale=True``, the direct
-    translation of Maiorca et al. 2023), that of ``ridge``, or none (``identity``, for equal widths). No single one is
-    best everywhere, and the error of the mapped vectors does not tell which is (docs/what-we-found.md). Each is
-    fitted without a fifth of the anchors in turn, and the one is taken with which the outputs of the head on the
-    anchors held out change least (sum of squares; no labels are needed), fitted on all anchors. Of fewer than five
-    anchors each is held out alone. With two, and on a tie, the first named is taken. The result shows the errors,
-    relative to the variation of the outputs (``config.recipe["held_out_errors"]``).
+    By default (``auto``), the outputs of the head determine the map: an orthogonal map (``procrustes`` with
+    ``scale=True``, the direct translation of Maiorca et al. 2023), ``ridge``, or ``identity`` (for equal widths). None
+    of them is best everywhere, and the error of the mapped vectors does not show which is (docs/what-we-found.md).
+    Five-fold cross-validation on the anchors selects the map that changes the outputs of the head least on held-out
+    anchors (sum of squares, without labels); it is then fitted on all anchors. Fewer than five anchors are held out one
+    at a time. With two anchors, and on a tie, the first in this order is used. ``config.recipe["held_out_errors"]``
+    contains the errors, relative to the variation of the outputs.
 
     Args:
         model: The trained head with its current encoder: a stitched model, or a network (an adapter, a module, or a
@@ -92,34 +91,33 @@ def swap(
             also be another relative model with the same anchors; then its front half and its encoded anchors are used
             in their current state, including any end-to-end training.
         anchors: The anchors: raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts, or an
-            :class:`~hf_stitch.relative.AnchorSet`. A stitched model already keeps its anchors and checks that these are
-            the same. They can be left out if its anchor set contains the encoding by the new encoder, or with
+            :class:`~hf_stitch.relative.AnchorSet`. A stitched model already stores its anchors and checks that these
+            are the same. Omit them if its anchor set contains the encoding by the new encoder, or with
             ``paired_anchors``.
-        part: Which tower is replaced: ``vision``, for example, if the library of the network knows its parts.
-        encoder_layer: The layer at which the new encoder is cut. Required unless it is a relative model, or with
-            ``part``.
-        paired_anchors: The anchors for the new encoder, if it takes other samples (translations of the anchors): raw
-            samples with the same ids in the same order as the anchors, or an anchor set of such samples.
-        target_layer: The layer at which ``model`` is cut. Required for a network, not allowed for a stitched model.
+        part: Name of the tower to replace, for example ``vision``, if the library of the network defines its parts.
+        encoder_layer: The cut of the new encoder. Not required for a relative model, or with ``part``.
+        paired_anchors: The anchors for the new encoder, if they differ (translations of the anchors): raw samples with
+            the same ids in the same order as the anchors, or an anchor set of such samples.
+        target_layer: The cut of ``model``. Required for a network, not allowed for a stitched model.
         pooling: Which vector of the new encoder represents a sample: ``mean``, ``cls``, ``last`` or ``flatten``.
             Default: the pooling of the stitched model, or ``mean`` for a network.
         matcher: The method that fits the map: ``auto``, a name in ``hf_stitch.registries.matchers`` or a matcher
-            object. Not allowed for a relative model, which needs no map.
+            object. Not allowed for a relative model, which does not use a map.
         baselines: Further matchers to score for comparison. Default: ``inverse_relative``.
-        data: Raw samples to score the result on, in the form that the new encoder takes. Classifiers need labels for
-            all figures except agreement. Default: no scores; with ``part``, a quarter of the images, of which classes
-            with names or a column ``answer`` tell what is right.
-        paired_data: The same samples in the form that the current encoder takes, if it differs (another language).
-        task: Task of the head of a network. ``"auto"`` takes the task of the network. Not allowed for a stitched model.
+        data: Raw samples to score the result, in the form that the new encoder accepts. Classifiers require labels for
+            all figures except agreement. Default: no scores; with ``part``, a quarter of the images, with named classes
+            or a column ``answer`` as the correct answers.
+        paired_data: The same samples in the form that the current encoder accepts, if it differs (another language).
+        task: Task of the head of a network. ``"auto"`` uses the task of the network. Not allowed for a stitched model.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``seed``, ``progress``.
 
     Returns:
-        The stitched model with the new encoder. With ``data``, its ``evaluation`` attribute holds the scores
-        (:func:`hf_stitch.evaluate`), in which ``target`` is the original model. Its ``anchors`` attribute holds the
-        anchor set. With ``part``, a result that holds the network.
+        The stitched model with the new encoder. With ``data``, its ``evaluation`` attribute contains the scores
+        (:func:`hf_stitch.evaluate`), with the original model as ``target``. Its ``anchors`` attribute is the anchor
+        set. With ``part``, a result that contains the network.
 
     Raises:
-        NotACutError: If a network cannot be cut at the given layer.
+        NotACutError: If a network cannot be cut at the layer.
 
     Example:
         >>> import torch, hf_stitch
@@ -140,48 +138,48 @@ def swap(
             unread = {"pooling": pooling, "paired_anchors": paired_anchors, "baselines": baselines,
                       "paired_data": paired_data, "task": None if task == "auto" else task}  # fmt: skip
             if anchors is None:
-                raise TypeError("part needs images without labels: pass them as anchors")
+                raise TypeError("swap(part=…) requires images; pass them as anchors (labels are ignored)")
             if unused := [name for name, value in unread.items() if value is not None]:
-                raise TypeError(f"part={part!r} takes no {' and no '.join(unused)}")
+                raise TypeError(f"part={part!r} cannot be combined with {' and '.join(unused)}")
             return load_on(model, run.processes.device).exchange(
                 part, encoder, anchors, run, encoder_layer=encoder_layer, target_layer=target_layer, matcher=matcher,
                 test_data=data,
             )  # fmt: skip
         if is_relative(encoder):
-            given = (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
-            if any(each is not None for each in given) or (matcher, task) != (AUTO, "auto"):
+            rejected = (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
+            if any(option is not None for option in rejected) or (matcher, task) != (AUTO, "auto"):
                 raise TypeError(
-                    "a swap between two relative models takes only data and paired_data: leave out the others"
+                    "a swap between two relative models only accepts data and paired_data; remove the remaining options"
                 )
             swapped = between(model, encoder)
             if run.planning:
                 return _planned(swapped, {}, {NETWORKS: bytes_of_weights(swapped)}, data, paired_data, model, run)
             return _scored(swapped, data, paired_data, model, {}, run)
-        known, paired = (None if each is None else Anchors.of(each) for each in (anchors, paired_anchors))
+        passed, paired = (None if samples is None else Anchors.of(samples) for samples in (anchors, paired_anchors))
         new = Encoder.of(encoder, encoder_layer, pooling or pooling_of(model), run)
         maps = matcher != AUTO or baselines is not None
-        head = Headed.of(model, target_layer, task, known, new, maps=maps, scored=data is not None)
+        head = Headed.of(model, target_layer, task, passed, new, maps=maps, scored=data is not None)
         if run.planning:
             return _planned(*_unfitted(head, new, paired), data, paired_data, head.whole, run)
-        own = head.encode()
-        entering = None if head.space is None else own.values(*head.space)
-        own, vectors = new.vectors(own, known, paired)
+        anchor_set = head.encode()
+        entering = None if head.space is None else anchor_set.values(*head.space)
+        anchor_set, vectors = new.vectors(anchor_set, passed, paired)
         more: dict[str, Any] = {}
         others: dict[str, StitchingLayer] = {}
         if entering is None:
-            layer = projected(head.whole, new.spec, new.pooling, vectors, own.ids)
+            layer = projected(head.whole, new.spec, new.pooling, vectors, anchor_set.ids)
             swapped = head.join(new, layer.to(new.network.device))
         else:
             fit = _fitting(head, new, vectors, entering)
             swapped, more = _mapped(head, new, vectors, entering, matcher, fit)
-            others = {str(each): fit(each) for each in (BASELINES if baselines is None else baselines)}
-        swapped.anchors = own
-        swapped.config.recipe = {**_recipe(own, known, paired, new), **more}
+            others = {str(baseline): fit(baseline) for baseline in (BASELINES if baselines is None else baselines)}
+        swapped.anchors = anchor_set
+        swapped.config.recipe = {**_recipe(anchor_set, passed, paired, new), **more}
         return _scored(swapped, data, paired_data, head.whole, others, run)
 
 
 def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> Fit:
-    """Return the fit of a matcher to the new encoder's vectors of the anchors and those that enter the head."""
+    """Return a function that fits a matcher from the new encoder's vectors to the input of the head, on the anchors."""
     rows = {"body": Features().update(vectors, entering)}
     collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
     return lambda matcher: registries.matchers.build(matcher).match(collected).only.to(new.network.device)
@@ -190,26 +188,26 @@ def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> F
 def _mapped(
     head: Headed, new: Encoder, vectors: Tensor, entering: Tensor, matcher: Named | Matcher, fit: Fit
 ) -> tuple[StitchedModel, dict[str, Any]]:
-    """Join encoder and head by the map of a matcher; return what the recipe says about it."""
+    """Join encoder and head with the map of a matcher; return the model and its recipe."""
     candidates = choices(vectors, entering) if matcher == AUTO else {"": registries.matchers.build(matcher)}
-    found_by, *others = candidates.values()
-    swapped = head.join(new, fit(found_by))
+    chosen, *others = candidates.values()
+    swapped = head.join(new, fit(chosen))
     errors: dict[str, float] = {}
     if others:
         errors = held_out_errors(candidates, vectors, entering, _outputs(swapped, new.run.batch_size))
     best = min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]), default=None)
-    if best is not None and candidates[best] is not found_by:
-        found_by = candidates[best]
-        swapped.stitch = fit(found_by)
+    if best is not None and candidates[best] is not chosen:
+        chosen = candidates[best]
+        swapped.stitch = fit(chosen)
         swapped.config.stitch = swapped.stitch.to_dict()
     if (r2 := float((swapped.stitch.body.fitted or {}).get("r2", 0))) < 0:
         warn(
-            f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may have lost the "
-            f"input: use more anchors{'' if matcher == AUTO else ', or leave out matcher='}"
+            f"the map is worse than the mean of the anchors (R² {r2:.2f}), so the swapped model may ignore its input; "
+            f"use more anchors{'' if matcher == AUTO else ', or remove matcher='}"
         )
     assert head.space is not None
-    used = versions([("matchers", found_by.name)] if found_by.name in registries.matchers else ())
-    recipe = {"matcher": found_by.to_dict(), "space": as_space(*head.space), "versions": used}
+    used = versions([("matchers", chosen.name)] if chosen.name in registries.matchers else ())
+    recipe = {"matcher": chosen.to_dict(), "space": as_space(*head.space), "versions": used}
     if errors:
         recipe["held_out_errors"] = {
             name: float(f"{error:.4g}") for name, error in errors.items() if math.isfinite(error)
@@ -217,12 +215,12 @@ def _mapped(
     return swapped, recipe
 
 
-def _recipe(own: AnchorSet, given: Anchors | None, paired: Anchors | None, new: Encoder) -> dict[str, Any]:
-    """Return the recipe that all swaps have in common, as JSON values."""
-    recipe: dict[str, Any] = {"pooling": new.pooling, "anchors": own.fingerprint, "samples": len(own)}
-    seen = given if paired is None else paired
-    if seen is not None and seen.samples is not None:
-        recipe[FITTED] = ContentSketch.of(seen.samples).to_dict()
+def _recipe(anchors: AnchorSet, passed: Anchors | None, paired: Anchors | None, new: Encoder) -> dict[str, Any]:
+    """Return the common recipe of all swaps, as JSON values."""
+    recipe: dict[str, Any] = {"pooling": new.pooling, "anchors": anchors.fingerprint, "samples": len(anchors)}
+    encoded = passed if paired is None else paired
+    if encoded is not None and encoded.samples is not None:
+        recipe[FITTED] = ContentSketch.of(encoded.samples).to_dict()
     if paired is not None:
         recipe["paired_anchors"] = paired.set.fingerprint
     return {**recipe, "batch_size": new.run.batch_size, "versions": versions()}
@@ -231,11 +229,11 @@ def _recipe(own: AnchorSet, given: Anchors | None, paired: Anchors | None, new: 
 def _scored(
     swapped: StitchedModel, data: Any, paired_data: Any, original: Any, baselines: dict[str, StitchingLayer], run: Run
 ) -> StitchedModel:
-    """Return the model, scored if there are data; a rehearsal finds errors before all data are read."""
+    """Return the model, scored if data are passed; one sample runs first, so that errors occur early."""
     if data is None:
         return swapped
     if swapped.task is None:
-        raise ValueError(f"{type(swapped).__name__} has no head, so it cannot be scored: leave out data")
+        raise ValueError(f"{type(swapped).__name__} cannot be scored without a head; remove data")
     check_head(swapped)
     samples = Samples.of(data)
     with torch.no_grad():
@@ -253,7 +251,7 @@ def _scored(
 def _unfitted(
     head: Headed, new: Encoder, paired: Anchors | None
 ) -> tuple[StitchedModel, dict[str, float], dict[str, int]]:
-    """Encode one batch of the anchors, and extrapolate; return the model with a map of no meaning, and the costs."""
+    """Encode one batch of the anchors, and extrapolate; return the model with an unfitted map, and the costs."""
     device, (dx, dy) = new.network.device, part_widths(new.spec, head.spec, new.pooling)["body"]
     count, stages = len(head.anchors), {"encoding anchors": 0.0}
     read_by_new = None if head.anchors.has(new.network, new.layer, new.pooling) else new.read
@@ -274,7 +272,7 @@ def _planned(
     swapped: StitchedModel, stages: dict[str, float], memory: dict[str, int], data: Any, paired_data: Any,
     original: Any, run: Run,
 ) -> Any:  # fmt: skip
-    """Add the scoring to the plan, if there are data."""
+    """Return the plan, including the scoring if data are passed."""
     if data is not None:
         asked: Any = {**run.options, PLANNING: True}
         scoring: Any = evaluate(swapped, data, target=original, paired_data=paired_data, **asked)
@@ -283,7 +281,7 @@ def _planned(
 
 
 def choices(vectors: Tensor, entering: Tensor) -> dict[str, Any]:
-    """Return the matchers among which ``auto`` chooses, by name; with the identity only if the widths are equal."""
+    """Return the matchers that ``auto`` compares, by name; the identity only for equal widths."""
     equal = vectors.shape[1] == entering.shape[1]
     return {
         name: registries.matchers.build(name, **options)
@@ -296,29 +294,27 @@ def choices(vectors: Tensor, entering: Tensor) -> dict[str, Any]:
 def held_out_errors(
     candidates: Mapping[str, Any], vectors: Tensor, entering: Tensor, outputs: Callable[[Tensor], Tensor]
 ) -> dict[str, float]:
-    """Return how much each candidate changes the outputs on anchors held out, relative to their variation.
+    """Return how much each candidate changes the outputs on held-out anchors, relative to their variation.
 
-    The result is empty for fewer than three anchors, of which none can be held out.
+    The result is empty for fewer than three anchors, which are too few to hold out any.
     """
     if (count := len(vectors)) < 3:
         return {}
-    errors, own, folds = dict.fromkeys(candidates, 0.0), outputs(entering), min(FOLDS, count)
+    errors, expected, folds = dict.fromkeys(candidates, 0.0), outputs(entering), min(FOLDS, count)
     for fold in range(folds):
         held = torch.arange(count) % folds == fold
         moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors[~held], entering[~held])
         for name, matcher in candidates.items():
             mapped = matcher.fit(moments)(vectors[held])
-            errors[name] += (outputs(mapped) - own[held]).square().sum().item()
+            errors[name] += (outputs(mapped) - expected[held]).square().sum().item()
     if not any(map(math.isfinite, errors.values())):
-        raise ValueError(
-            "the head outputs NaN or infinite values for the anchors, so that matcher='auto' cannot choose"
-        )
-    variation = (own - own.mean(0)).square().sum().item()
+        raise ValueError("matcher='auto' cannot choose: the head outputs NaN or infinite values for the anchors")
+    variation = (expected - expected.mean(0)).square().sum().item()
     return {name: error / (variation or 1) for name, error in errors.items()}
 
 
 def _outputs(swapped: StitchedModel, batch_size: int) -> Callable[[Tensor], Tensor]:
-    """Return the back half as a function of vectors, arranged as its stitching layer arranges them."""
+    """Return the back half as a function of vectors, in the layout of its stitching layer."""
     spec, pooling, width = swapped.stitch.target, swapped.stitch.pooling, swapped.stitch.widths[1]
     layer = StitchingLayer(RepresentationSpec("bd", width), spec, pooling, IdentityStitch(width, width))
 
@@ -328,8 +324,8 @@ def _outputs(swapped: StitchedModel, batch_size: int) -> Callable[[Tensor], Tens
             output = tensor_of(_through_head(swapped, layer(Representation(rows, "bd"))), len(rows))
             if output is None:
                 raise ValueError(
-                    "matcher='auto' compares outputs of the head, which has no floating-point output with a row per "
-                    "sample: pass another matcher, for example matcher='ridge'"
+                    "matcher='auto' requires a head with a floating-point output of one row per sample; pass another "
+                    "matcher, for example matcher='ridge'"
                 )
             parts.append(output.flatten(1).double())
         return torch.cat(parts)
@@ -342,6 +338,6 @@ def _through_head(swapped: StitchedModel, entering: Representation) -> Any:
         return swapped.head(entering)
     except Exception as error:
         raise ValueError(
-            f"the model cannot run on the activations that pooling={swapped.stitch.pooling!r} leaves "
-            f"({type(error).__name__}: {error}); cut it at another layer, or use another pooling"
+            f"the model cannot run on activations with pooling={swapped.stitch.pooling!r} ({type(error).__name__}: "
+            f"{error}); use another layer or pooling"
         ) from error

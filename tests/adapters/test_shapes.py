@@ -157,7 +157,7 @@ def test_without_layers_the_aspect_ratio_determines_the_channels_or_the_layer_is
     net = nn.Sequential(*(Code(lambda net, x: x * 2 + x.mean(1, keepdim=True)) for _ in range(3)))
     assert specs(net, 3, 16, 20)["1"] == "bchw 3 16x20"
     adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 16, 16, 16))
-    assert "the axis of its channels is unknown" in adapter.verify_cut("1").reason
+    assert "an unknown axis of channels" in adapter.verify_cut("1").reason
 
 
 # -- padding of texts --------------------------------------------------------------------------------------------------
@@ -270,4 +270,4 @@ def test_a_number_for_each_token_is_no_representation() -> None:
     )  # fmt: skip
     adapter = hf_stitch.load(net, example_inputs=torch.randint(1, 50, (2, 6)))
     assert set(adapter.layers) == {"embedding", "score"}
-    assert "a number for each token and no vectors" in adapter.verify_cut("blocks.0").reason
+    assert "a number for each token, not a vector" in adapter.verify_cut("blocks.0").reason

@@ -246,7 +246,7 @@ def test_a_chain_of_user_code_is_saved_in_one_folder(of_user_code: Any, tmp_path
 def test_a_chain_is_the_new_encoder_of_a_network(of_user_code: Any) -> None:
     nets, ab, _, data = of_user_code
     a = load(nets[0], example_inputs=data[:2])
-    with pytest.raises(TypeError, match=r"the layer at which .* one of source\..*, target\."):
+    with pytest.raises(TypeError, match=r"encoder_layer is missing: .* one of source\..*, target\."):
         hf_stitch.swap(a, ab, data, target_layer="1")
     swapped = hf_stitch.swap(a, ab, data, encoder_layer="target.3", target_layer="3", matcher="lstsq", task=None)
     with torch.no_grad():

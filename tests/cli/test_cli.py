@@ -110,7 +110,7 @@ def test_compare_prints_and_saves(folders: dict[str, Path], tmp_path: Path) -> N
     for bad, what in (("mutual_knn:q=3", "has no option 'q'"), ("mutual_knn:q", "key=value")):
         assert what in usage_error(*call, "--metric", bad)
     unaligned = error_line(*call, "--metric", "rsa", "--rows", "positions", "--align", "offsets")
-    assert "--align offsets takes texts, but sample" in unaligned
+    assert "--align offsets requires texts, but sample" in unaligned
 
 
 @pytest.mark.parametrize("command", ["compare", "stitch", "grid"])
@@ -255,7 +255,7 @@ def test_doctor_reports_cuts_and_inputs_or_exits_with_1(folders: dict[str, Path]
     record = json.loads(result.stdout)
     assert record["kind"] == "ViTForImageClassification"
     assert {e["status"] for e in record["layers"]} == {"verified"}
-    assert "takes pixel_values (image)" in words(result.stderr)  # the length of the path decides where lines break
+    assert "inputs pixel_values (image)" in words(result.stderr)  # the length of the path decides where lines break
     failed = run("doctor", tmp_path / "nothing")
     assert failed.exit_code == 1 and "could not be loaded" in failed.stdout
 
@@ -330,17 +330,17 @@ ERRORS = {
     "evaluate {empty} --data {empty}/nodata": "contains no stitcher",
     "layers timm:resnet_18": r"did you mean 'resnet18'\?",
     f"evaluate {{vit}} {OF_DIGITS}": "not of a stitched",
-    f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "on which an audit shows nothing",
+    f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "pass held-out samples to audit it",
     f"{STITCH} --source-layer layer9": "layer9",
     f"{STITCH} --max-samples 1000": "at most 359",
     f"swap {{model}} {{cnn}} --encoder-layer layer4.0 {OF_DIGITS} --out {{out}}": "contains no anchors",
     # messages name options, not arguments of Python
-    f"{GRID} --detector energy": "pass --auxiliary-data, other samples than --far-data",
+    f"{GRID} --detector energy": "pass --auxiliary-data, different from --far-data",
     f"{GRID} --layer-a layer2.0 --layer-a layer2.0": "^error: --layer-a contains 'layer2.0' more than once; name each",
-    f"{GRID} --far-data sklearn:digits:train": "--far-data is a control of detectors, .* named: pass --detector, or",
+    f"{GRID} --far-data sklearn:digits:train": "--far-data requires detectors; pass --detector, or",
     # which of both, depends on the processor
     f"stitch {{cnn}} {{cnn}} --source-layer layer2.0 --target-layer layer2.0 --max-samples 120 {OF_DIGITS} "
-    "--matcher task_loss:lr=1e37,max_steps=20 --out {out}": "diverged, as the loss is (nan|inf) at step",
+    "--matcher task_loss:lr=1e37,max_steps=20 --out {out}": "diverged: the loss is (nan|inf) at step",
 }
 USAGE = {
     "nosuch": "nosuch",

@@ -243,9 +243,9 @@ def test_each_file_imports_what_is_beside_it(beside: str, tmp_path: Path) -> Non
         ("nothing", ["must return the network (an nn.Module), (network, processor), or", "it returned None"]),
         ("text", ["it returned 'timm:resnet10t'"]),
         ("many", ["it returned a tuple of 3"]),
-        ("state", ["mine.py:state must return the network", "of a state dict"]),
+        ("state", ["mine.py:state must return the network", "load the state dict into a network"]),
         ("bare", ["the network of mine.py:bare cannot be loaded: Net is a class of user code", "example_inputs=…"]),
-        ("twice", ["mine.py:twice must return", "an adapter keeps what it was loaded with, got processor"]),
+        ("twice", ["mine.py:twice must return", "an adapter keeps its loading options, got processor"]),
     ],
 )
 def test_what_a_function_must_return(function: str, messages: list[str], mine: Path) -> None:
@@ -263,7 +263,7 @@ def test_what_a_file_must_be(mine: Path) -> None:
     assert "mine.py could not be run: SyntaxError" in error_line("layers", f"{mine}:small")
     mine.write_text("import sys\nsys.exit(2)\n")
     assert "mine.py could not be run: SystemExit: 2" in error_line("layers", f"{mine}:small")
-    assert "only the command line runs, if a function of it is typed" in error_line("layers", mine)
+    assert "only the command line runs (as mine.py:function)" in error_line("layers", mine)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_network_is_no_artefact(mine: Path) -> None:
 
 def test_the_task_of_a_network_can_be_named(mine: Path) -> None:
     assert recorded("layers", f"{mine}:large", "--task", "text-classification")["task"] == "text-classification"
-    assert "keeps what it was loaded with, got task" in error_line(
+    assert "keeps its loading options, got task" in error_line(
         "layers", f"{mine}:small", "--task", "text-classification"
     )
 

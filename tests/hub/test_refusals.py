@@ -156,4 +156,4 @@ def test_data_that_the_hub_refuses(status: int, kind: type[OSError], hub: Hub, m
 
     hub.fail("alice/data", status=status)
     monkeypatch.setattr(datasets, "load_dataset", refused)
-    refuses(kind, "cannot read the data set alice/data", lambda: read_data("alice/data"))
+    refuses(kind, "cannot read the dataset alice/data", lambda: read_data("alice/data"))

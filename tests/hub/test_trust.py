@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], type[Exception], str]] =
     ),
     "attention on the Hub": (
         "model", in_record(lambda r: r["target"]["blueprint"].update(attention="someone/kernels")), ValueError,
-        "may refer only to components of transformers and timm",
+        "may refer only to installed components of transformers and timm",
     ),
     "user code": (
         "model", in_record(lambda r: r["target"]["blueprint"].update(library="torch")), ValueError,
@@ -159,7 +159,7 @@ def test_a_local_folder_in_a_record_is_not_loaded(copied: Any, tmp_path: Path) -
 )  # fmt: skip
 def test_a_record_cannot_set_files_addresses_or_code(options: dict[str, Any]) -> None:
     for id, library in (("timm:resnet10t", "timm"), ("someone/bert", "transformers")):
-        with pytest.raises(ValueError, match="which a record may not set on its own: pass the option yourself"):
+        with pytest.raises(ValueError, match="which is not allowed in a record: pass the option"):
             load_recorded(ModelReference(id, library, kwargs=options))
     record = {"id": "a/b", "library": "transformers", "kwargs": {"trust_remote_code": True}}
     assert ModelReference.from_dict(record).kwargs == {}

@@ -57,7 +57,5 @@ def test_widths_must_stay() -> None:
     for name in of_each_kind:
         metric = registries.metrics.build(name)
         metric.update(torch.rand(5, 3), torch.rand(5, 3))
-        with pytest.raises(
-            ValueError, match=rf"{metric.name}: the widths of x and y were \(3, 3\) before, got \(4, 4\)"
-        ):
+        with pytest.raises(ValueError, match=rf"{metric.name}: the widths of x and y must stay \(3, 3\), got \(4, 4\)"):
             metric.update(torch.rand(5, 4), torch.rand(5, 4))

@@ -130,23 +130,23 @@ FAR = {"features": ROWS + 50 * (torch.arange(60) % 3 == 0)[:, None], "domain": R
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
     ((DATA, 61), {}, "from 1 to 60, the number of samples, got 61"),
     ((DATA, 0), {}, "got 0"),
-    ((torch.randn(5, 2), 3, "stratified"), {}, "needs labels, but these samples have none"),
+    ((torch.randn(5, 2), 3, "stratified"), {}, "requires samples with labels"),
     ((DATA, 3, "kmeans"), {}, "pass features"),
-    ((DATA, 3, "kmeans"), {"features": ROWS[1:]}, r"shape \(60, d\), .* got torch.float32 of \(59, 3\)"),
+    ((DATA, 3, "kmeans"), {"features": ROWS[1:]}, r"shape \(60, d\), .* got torch.float32 of shape \(59, 3\)"),
     ((DATA, 3, "kmeans"), {"features": ROWS / 0 * 0}, "row 0 of the features contains NaN"),
     ((DATA, 3, "kmeans"), {"features": torch.ones(60, 2)}, "only 1 of 60 samples have different features"),
     ((DATA, 3, "farthest_point"), {"features": torch.ones(60, 2)}, "only 1 of 60 samples"),
     ((DATA, 3, "randum"), {}, "did you mean 'random'"),
     ((DATA, 10, "bootstrap"), BOOTSTRAP | {"seeds": [0, 1]}, "at least 3 different seeds"),
-    ((DATA, 10, "bootstrap"), BOOTSTRAP | {"seeds": [0, 1, 1]}, "of which 2 differ"),
-    ((DATA, 10, "bootstrap"), BOOTSTRAP | {"seeds": [0, 1, 99]}, "not among the samples, the first 99"),
+    ((DATA, 10, "bootstrap"), BOOTSTRAP | {"seeds": [0, 1, 1]}, "got 3 seeds, 2 different"),
+    ((DATA, 10, "bootstrap"), BOOTSTRAP | {"seeds": [0, 1, 99]}, "not among the samples, first 99"),
     ((DATA, 10, "bootstrap"), BOOTSTRAP | {"rounds": 0}, "rounds must be an integer >= 1"),
     ((DATA, 10, "bootstrap"), BOOTSTRAP | {"anchors": torch.ones(10, 3)}, "same representation"),
-    ((DATA, 10, "bootstrap"), BOOTSTRAP | {"anchors": ROWS[:11]}, "must be 11, .* of the other side, got 10"),
+    ((DATA, 10, "bootstrap"), BOOTSTRAP | {"anchors": ROWS[:11]}, "must be 11, .* of the other encoder, got 10"),
     ((DATA, 3, "frequency"), {"counts": {0: 9, 1: 7}}, "2 of 60 samples have a count above 0, but 3 were"),
-    ((DATA, 3, "parallel"), {"ids": [0, "x", "y"]}, "2 of 3 ids .* not among the samples, the first 'x'"),
+    ((DATA, 3, "parallel"), {"ids": [0, "x", "y"]}, "2 of 3 ids .* not among the samples, first 'x'"),
     ((DATA, 3, "parallel"), {"ids": [0, 1]}, "3 parallel anchors were requested, but only 2 ids were given"),
-    ((DATA, 21, "ood"), FAR, "20 of 60 samples are out of the domain, but 21 were"),
+    ((DATA, 21, "ood"), FAR, "20 of 60 samples are out of domain, but 21 were"),
     ((DATA, 5, "ood"), FAR | {"domain": ROWS[:, :2]}, "domain has width 2, but the features have width 3"),
 ]
 
@@ -186,15 +186,15 @@ def test_other_samples_layers_rows_and_encoders_are_refused(chosen: Samples) -> 
         (lambda: plain.encode(a, "1", chosen.select(range(11, -1, -1))), "same samples in another order"),
         (lambda: plain.encode(a, "1", select_anchors(DATA, 12, seed=1)), "different samples"),
         (lambda: plain.encode(a, "1", Samples.of(torch.randn(12, 4), id=chosen.ids)), "ids .* but different content"),
-        (lambda: anchors.values(a, "3"), r"not encoded .* '3' \(mean\); there is this encoder at another"),
+        (lambda: anchors.values(a, "3"), r"not encoded .* '3' \(mean\); the set contains this encoder with another"),
         (
             lambda: anchors.values(a, "1", "flatten"),
-            r"not encoded .* '1' \(flatten\); there is this encoder",
+            r"not encoded .* '1' \(flatten\); the set contains this encoder",
         ),
-        (lambda: anchors.values(b, "1"), r"weights and settings: Sequential, .* parameters, sha256:\w+ 1 \(mean\)"),
+        (lambda: anchors.values(b, "1"), r"weights or settings: Sequential, .* parameters, sha256:\w+ 1 \(mean\)"),
         (lambda: anchors.add(torch.randn(12, 8), a.pinned, "1"), "is already in this set"),
-        (lambda: anchors.add(torch.randn(3, 5), b.pinned, "1"), "12 anchors need one representation each, got 3"),
-        (lambda: AnchorSet.of(images).encode(convolutions, "1", images, "none"), "'none' gives 144 .* for 4 samples"),
+        (lambda: anchors.add(torch.randn(3, 5), b.pinned, "1"), "12 anchors require one representation each, got 3"),
+        (lambda: AnchorSet.of(images).encode(convolutions, "1", images, "none"), "'none' returns 144 .* for 4 samples"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -228,7 +228,7 @@ def test_equal_weights_are_not_taken_for_the_same_encoder(chosen: Samples) -> No
     anchors = AnchorSet.of(chosen).encode(scaled(1), "1", chosen, progress=False)
     b = scaled(1.5)
     assert anchors.has(b, "1")
-    with pytest.raises(ValueError, match=r"has the weights of .* parameters, sha256:.*, but gives other repr"):
+    with pytest.raises(ValueError, match=r"has the weights of .* parameters, sha256:.*, but returns different repr"):
         anchors.encode(b, "1", chosen, progress=False)
 
 
@@ -282,7 +282,7 @@ def test_few_anchors_and_missing_ids_are_told() -> None:
     with pytest.warns(UserWarning, match="2 anchors describe a vector by two numbers"):
         RelativeProjection.of(anchors[:2])
     one = RelativeProjection.of(anchors, ids=ids)
-    with pytest.warns(UserWarning, match="cannot tell whether these are the samples of the projection.* pass ids="):
+    with pytest.warns(UserWarning, match="cannot check that these are the samples of the projection.* pass ids="):
         one.with_anchors(anchors)
     with pytest.raises(ValueError, match=r"these are not the anchors of the projection: .*another order"):
         one.with_anchors(anchors.flip(0), ids[::-1])
@@ -328,5 +328,5 @@ def test_a_damaged_set_is_refused(chosen: Samples, tmp_path: Path, damage: str) 
     with pytest.raises(ValueError, match=r"cannot be read|anchors\.safetensors was not saved with this anchors\.json"):
         AnchorSet.from_pretrained(tmp_path)
     weights.unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no anchors\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"does not contain anchors\.safetensors"):
         AnchorSet.from_pretrained(tmp_path)

@@ -60,7 +60,7 @@ def with_nan(row: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("queries", "rows", "options", "message"),
     [
-        (torch.ones(2, 4), torch.ones(5, 3), {}, "rows and queries must be equally wide, got widths 3 and 4"),
+        (torch.ones(2, 4), torch.ones(5, 3), {}, "rows and queries must have equal widths, got 3 and 4"),
         (torch.ones(2, 4), torch.ones(53, 4).split(10), {"k": 54}, "got k=54 and 53 rows"),
         (torch.ones(2, 4), torch.ones(53, 4), {"k": 0}, "k >= 1"),
         (torch.ones(2, 4), torch.ones(5, 4), {"distance": "l1"}, "must be one of 'cosine', 'euclidean', got 'l1'"),

@@ -153,7 +153,7 @@ GOOD = draw(5, 4)
         (lambda: RelativeProjection.of(GOOD[:4], "change_of_basis", center=True), "span 3 of 4 dimensions"),
         (lambda: RelativeProjection.of(GOOD).with_anchors(GOOD[:3]), "projection has 5 anchors, got 3"),
         (lambda: RelativeProjection(4, 0), "anchors must be an integer >= 1, got 0"),
-        (lambda: RelativeProjection.of(GOOD[:1], "euclidean"), "needs several anchors, got 1"),
+        (lambda: RelativeProjection.of(GOOD[:1], "euclidean"), "requires several anchors, got 1"),
         (
             lambda: RelativeProjection.of(GOOD, center=True)(GOOD.mean(0, keepdim=True)),
             r"with center=True, it equals the mean of the anchors\); drop it, set center=T",

@@ -106,7 +106,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: ChangeOfBasis()(draw(2, 5), draw(9, 3) @ draw(3, 5)), "change_of_basis: the 9 anchors span 3 of 5"),
     (lambda: Geodesic(neighbours=2)(PARTS, PARTS), "of 10 anchors has 2 disconnected parts with neighbours=2"),
     (lambda: Geodesic()(PARTS, PARTS), "neighbours=10 and 10 anchors"),
-    (lambda: Cosine()(torch.cat([ROWS, ZERO]), ROWS), "cosine: vector 4 of 5 is 0 and has no direction"),
+    (lambda: Cosine()(torch.cat([ROWS, ZERO]), ROWS), "cosine: vector 4 of 5 is 0, so its direction is undefined"),
     (lambda: Cosine()(ROWS, torch.cat([ROWS, ZERO])), "cosine: anchor 4 of 5 is 0"),
     (lambda: Angular()(torch.cat([ROWS, ZERO]), ROWS), "angular: vector 4 of 5 is 0"),
     (lambda: registries.similarities.build("lp", p=0.5), "p must be a number >= 1 or math.inf, got 0.5"),

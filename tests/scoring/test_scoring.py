@@ -152,7 +152,7 @@ def test_an_interrupted_pass_goes_on_unless_the_watch_is_another(
         assert all(np.array_equal(found.answers[""][who][measure], values) for measure, values in row.items())
     assert all(np.array_equal(found.seen[key], values) for key, values in whole.seen.items())
     left[0] = 7
-    with pytest.warns(UserWarning, match="the detectors differ from those of the interrupted job"):
+    with pytest.warns(UserWarning, match="the detectors differ from the interrupted job"):
         of_model(place, watch=Watching(b"other")).run(samples, RUN, state())
     assert left == [0]
 
@@ -161,7 +161,7 @@ def test_a_state_with_the_names_of_an_earlier_version_is_refused(place: Any, tmp
     checkpoint = Checkpoint(tmp_path, 0, lasting=True)
     checkpoint.begin({}, dict)
     checkpoint.save(2, {'measures.["seen", "norm", "none", "0"]': torch.ones(2)})
-    with pytest.raises(ValueError, match=r"an earlier version wrote it.*delete the folder"):
+    with pytest.raises(ValueError, match=r"format of an earlier version.*delete the folder"):
         of_model(place).run(PairedSamples.of(place.test), RUN, State(checkpoint, 0, {}))
 
 

@@ -207,7 +207,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: paired_rows(sample(CNN, 2), sample(VIT, 3), "none"), "must have the same samples, got 2 and 3"),
     (
         lambda: paired_rows(sample(TEXT), Representation(torch.randn(3, 8, 5), "bnd"), "none"),
-        "to have the same tokens, got 6 and 8",
+        "requires the same tokens on both sides, got 6 and 8",
     ),
     (
         lambda: StitchingLayer(CNN, SWIN, "none", LinearStitch(6, 5)),
@@ -218,7 +218,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
         lambda: StitchingLayer(CNN, SWIN, "none", LinearStitch(6, 4), LinearStitch(6, 5)),
         "the prefix of .* must map none, got 6 -> 5",
     ),
-    (lambda: layer_of(CNN, VIT)(sample(SWIN)), "needs a representation of spec bchw 6 4x4, got bhwc 4 2x2"),
+    (lambda: layer_of(CNN, VIT)(sample(SWIN)), "a representation of spec bchw 6 4x4, got bhwc 4 2x2"),
     (lambda: layer_of(CNN, VIT)(sample(RepresentationSpec("bchw", 7, (4, 4)))), "spec bchw 6 4x4, got bchw 7 4x4"),
     (lambda: StitchingLayer.from_dict(MISNAMED), "did you mean 'linear'"),
 ]

@@ -108,7 +108,11 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Stitch.from_dict({"name": "linaer", **SIZES}), LookupError, "did you mean 'linear'"),
     (lambda: Stitch.from_dict({"name": "linear", **SIZES, "rank": 2}), TypeError, "rank"),
     (lambda: as_linear(PiecewiseStitch(3, 3, pieces=2)), ValueError, "PiecewiseStitch is not an affine map"),
-    (lambda: Scaled(2, 2, scale=3.0).config(), AttributeError, "no attribute 'scale', although its constructor"),
+    (
+        lambda: Scaled(2, 2, scale=3.0).config(),
+        AttributeError,
+        "not have the attribute 'scale', an argument of its constructor",
+    ),
 ]
 
 
@@ -122,8 +126,8 @@ def test_what_is_no_stitch_is_refused(call: Callable[[], Any], error: type[Excep
     ("record", "kept", "kind", "message"),
     [
         (IdentityStitch(3, 2).to_dict(), None, LinearStitch, "contains a IdentityStitch, not a LinearStitch"),
-        (None, None, Stitch, "contains no stitch; load a folder with Stitcher"),
-        (LinearStitch(3, 2).to_dict(), None, Stitch, r"'weight': \(\(2, 2\).*record describes .*\(2, 3\)"),
+        (None, None, Stitch, "is not a stitch file; load a folder with Stitcher"),
+        (LinearStitch(3, 2).to_dict(), None, Stitch, r"'weight': \(\(2, 2\).*metadata describes .*\(2, 3\)"),
         (LinearStitch(3, 2).to_dict(), 40, Stitch, "cannot be read: SafetensorError"),
     ],
 )

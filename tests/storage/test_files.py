@@ -233,7 +233,7 @@ def test_a_hidden_folder_that_goes_while_it_is_made_is_made_again(
 def test_a_file_in_place_of_the_hidden_folder_is_named(folder: Path, dangling: bool) -> None:
     (folder / ASIDE).symlink_to("nowhere") if dangling else (folder / ASIDE).write_text("mine")
     before = read(folder)
-    with pytest.raises(OSError, match=rf"could not be locked .*{ASIDE} is no folder; delete it"):
+    with pytest.raises(OSError, match=rf"could not be locked .*{ASIDE} is not a folder; delete it"):
         save(folder, {"a": "new"})
     assert read(folder) == before
 
@@ -243,7 +243,7 @@ def test_a_journal_reaches_only_its_own_folder(named: object, folder: Path) -> N
     (folder.parent / "outside").write_text("precious")
     (folder / ASIDE / NEW).mkdir(parents=True)
     (folder / ASIDE / JOURNAL).write_text(json.dumps({"files": [], "stale": [named]}))
-    with pytest.raises(ValueError, match=r"names files outside of its folder"):
+    with pytest.raises(ValueError, match=r"names files outside its folder"):
         complete(folder)
     assert (folder.parent / "outside").read_text() == "precious"
 
@@ -254,7 +254,7 @@ def test_a_journal_does_not_move_files_of_another_folder(folder: Path) -> None:
     (folder / ASIDE).mkdir()
     (folder / ASIDE / NEW).symlink_to(folder.parent / "mine")
     (folder / ASIDE / JOURNAL).write_text(json.dumps({"files": ["key"], "stale": []}))
-    with pytest.raises(ValueError, match=r"names files outside of its folder"):
+    with pytest.raises(ValueError, match=r"names files outside its folder"):
         complete(folder)
     assert (folder.parent / "mine" / "key").exists()
 

@@ -193,7 +193,7 @@ def test_a_network_stitched_to_itself_is_the_network_in_every_verb(head: str) ->
     audit = hf_stitch.audit(model, data, detectors=["knn"], resamples=50, progress=False)
     assert audit.is_accurate and audit.figure == grid.figures[0]
 
-    with pytest.raises(ValueError, match=f"relative accuracy needs one class per sample, and the task .* is {task}"):
+    with pytest.raises(ValueError, match=f"relative accuracy requires one class per sample, but the task .* is {task}"):
         StitchabilityCallback(network, Samples.of(TEXTS, label=[0] * 150), layers=[BERT]).measure(bert(head, 1), step=0)
 
 
@@ -229,11 +229,11 @@ def test_labels_are_read_as_they_come(head: str) -> None:
 @pytest.mark.parametrize(
     ("head", "label", "message"),
     [
-        ("one number", [0.5, 1.0], "sample 0 has 2 numbers as label, and the target outputs 1"),
-        ("three numbers", 0.5, "sample 0 has 1 numbers as label, and the target outputs 3"),
-        ("four classes", 1, "takes a list of 4 numbers, 0 or 1 for each class"),
-        ("four classes", [0, 1, 0, 2], r"sample 0 has the label \(0, 1, 0, 2\), and multi-label"),
-        ("four classes", [0, 1], "takes a list of 4 numbers"),
+        ("one number", [0.5, 1.0], "sample 0 has 2 numbers as label, but the target outputs 1"),
+        ("three numbers", 0.5, "sample 0 has 1 numbers as label, but the target outputs 3"),
+        ("four classes", 1, "requires a list of 4 numbers, 0 or 1 for each class"),
+        ("four classes", [0, 1, 0, 2], r"sample 0 has label \(0, 1, 0, 2\), but multi-label"),
+        ("four classes", [0, 1], "requires a list of 4 numbers"),
         ("one number", float("nan"), "sample 0 has the label nan"),
     ],
 )

@@ -120,7 +120,7 @@ def test_similarity_to_start_is_one_at_step_0_and_agrees_with_compare_later(tmp_
     figure = callback.plot()
     assert len(figure.axes[0].lines) == len(found[0])
     assert figure.axes[0].lines[0].get_ydata().tolist() == [next(iter(found[step].values())) for step in (0, 4, 8)]
-    with pytest.raises(ValueError, match=r"has no values nonsense; it has \['similarity_to_"):
+    with pytest.raises(ValueError, match=r"lacks nonsense; it has \['similarity_to_"):
         callback.plot(["nonsense"])
 
 
@@ -151,7 +151,7 @@ def test_layers_with_other_names_are_matched_by_similarity(tmp_path: Path, caplo
     for metric in ("linear_cka", "procrustes"):  # procrustes is a distance: the lowest value is the best
         assert callback.matches[metric] == atlas.best_matches(metric)
     assert first["similarity_to_reference/procrustes/blocks.0"] == pytest.approx(atlas["procrustes"][0].min())
-    assert sum("other names" in message for message in caplog.messages) == 1
+    assert sum("different names" in message for message in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("target", ["blocks.0", "blocks.1"])
@@ -387,7 +387,7 @@ def test_a_recording_without_a_layer_of_the_first_is_named(tmp_path: Path) -> No
     name = next(iter(layers))
     del layers[name]
     hf_stitch.Activations(layers, kept.ids, kept.pooling, kept.mask).save(last)
-    with pytest.raises(ValueError, match=f"the recording of step 1 in .* has no layer {name!r}, which that of step 0"):
+    with pytest.raises(ValueError, match=f"the recording of step 1 in .* lacks layer {name!r} of step 0"):
         Dynamics.of(tmp_path)
 
 
@@ -420,7 +420,7 @@ def test_dynamics_are_drawn_and_must_fit_together() -> None:
     (line,) = found.plot().axes[0].lines
     assert line.get_label() == "layer"
     np.testing.assert_array_equal(line.get_ydata(), [0.1, 0.95, 1])
-    with pytest.raises(ValueError, match=r"dynamics of 2 moments need 2 epochs and values of shape \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"dynamics of 2 moments require 2 epochs and values of shape \(2, 2\)"):
         Dynamics.from_dict({**found.to_dict(), "steps": [0, 1]})
 
 
@@ -465,7 +465,7 @@ def of_texts() -> hf_stitch.Adapter:
 
 
 REFUSALS: dict[str, Callable[[Made], object]] = {
-    "no samples": lambda made: similarity(probe=[]),
+    "must not be empty": lambda made: similarity(probe=[]),
     "at least 2": lambda made: similarity(probe=images(1)),
     "linear_cka": lambda made: similarity(metrics=["linear_ckaa"]),
     "not layers": lambda made: similarity(metrics=["disagreement"]),
@@ -474,17 +474,17 @@ REFUSALS: dict[str, Callable[[Made], object]] = {
     "another order": lambda made: similarity(hf_stitch.Activations(made.saved.values, made.saved.ids[::-1], "mean")),
     "pooling='mean', not 'cls'": lambda made: similarity(made.saved, pooling="cls"),
     r"did you mean 'blocks\.1'": lambda made: made.attach("start", ["block.1"]),
-    "no sample serves both": lambda made: made.attach(of_texts()),
-    "itself": lambda made: made.attach(made.own),
-    "another model": lambda made: similarity().attach(made.run, adapter(net())),
+    "must accept the same kind of samples": lambda made: made.attach(of_texts()),
+    "is the network in training": lambda made: made.attach(made.own),
+    "the model of the trainer": lambda made: similarity().attach(made.run, adapter(net())),
     "example_inputs": lambda made: similarity().attach(made.run),
-    "never evaluates": lambda made: made.attach(every="eval"),
-    "attached already": attached_twice,
+    "eval_strategy is 'no'": lambda made: made.attach(every="eval"),
+    "already attached": attached_twice,
     "another name=": lambda made: [made.attach() for _ in range(2)],
     r"callback\.attach\(trainer\)": lambda made: Trainer(net(), made.run.args, callbacks=[similarity()]),
-    "labels": lambda made: StitchabilityCallback(made.reference, PROBE),
+    "labelled": lambda made: StitchabilityCallback(made.reference, PROBE),
     r"did you mean 'blocks\.1'\?": lambda made: made.stitchability([("blocks.1", "block.1")]),
-    "no cuts of the two networks have the same name": lambda made: made.stitchability(reference=adapter(net(4, Other))),
+    "the two networks do not share cut names": lambda made: made.stitchability(reference=adapter(net(4, Other))),
     "label 7": lambda made: made.stitchability(data=hf_stitch.Samples.of(PROBE, label=[7] * 40)),
     "another network": lambda made: of_another_network(1),
     "step must be": lambda made: of_another_network(-1),

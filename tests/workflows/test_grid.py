@@ -227,7 +227,7 @@ def test_a_grid_of_diverging_stitches_only_is_an_error(images: Any) -> None:
     a, b, data = network("cnn", 0, "float32"), network("cnn", 1, "float32"), of(images, double=False)
     options: dict[str, Any] = {"layers_a": ["layer1.0", "layer2.0"], "layers_b": ["layer2.0"], "progress": False}
     with pytest.raises(
-        DivergedError, match=r"no stitch .*task_loss.*: layer1\.0 -> layer2\.0: training diverged, as .* lower lr"
+        DivergedError, match=r"no stitch .*task_loss.*: layer1\.0 -> layer2\.0: training diverged: .* lower lr"
     ):
         hf_stitch.stitch_grid(a, b, data, matchers=[TaskLoss(max_steps=50, lr=1e37, batch_size=16)], **options)
 
@@ -252,11 +252,11 @@ def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkey
     found = hf_stitch.stitch_grid(a, b, data, matchers=["lstsq", training], **layers, **options)
     name = f"{training.label}: layer2.0 -> layer1.0"
     assert list(found.undefined) == [name]
-    assert re.search(r"diverged, as the loss is nan at step 2; lower lr \(now 0.001\)", found.undefined[name])
+    assert re.search(r"diverged: the loss is nan at step 2; lower lr \(now 0.001\)", found.undefined[name])
     for figure in found.figures:
         assert np.isnan(found.values(training.label, figure)).tolist() == [[False, False], [True, False]]
         assert np.isfinite(found.values("lstsq", figure)).all()
-    with pytest.raises(ValueError, match=r"layer2\.0 -> layer1\.0 is undefined: training diverged, as the loss is nan"):
+    with pytest.raises(ValueError, match=r"layer2\.0 -> layer1\.0 is undefined: training diverged: the loss is nan"):
         found.stitched("layer2.0", "layer1.0", training.label)
     assert "1 of 4 stitches are undefined" in " ".join(str(found).split())
     assert found.plot(matcher=training.label).axes
@@ -267,7 +267,7 @@ def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkey
         again.stitched("layer1.0", "layer1.0", "lstsq")
     with pytest.raises(KeyError, match="no layer 'nosuch' of a"):
         again.score("nosuch", "layer2.0", matcher="lstsq")
-    with pytest.raises(KeyError, match="no matcher 'ridge'"):
+    with pytest.raises(KeyError, match="got 'ridge'"):
         again["ridge"]
 
 

@@ -1,4 +1,4 @@
-"""How a model takes its input, and which arguments carry the content."""
+"""Interface of a model's forward: the arguments with the content, and the arguments of the context."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = "prompt_mask"
 Side = Literal["right", "left"]
 
 DECODER = "decoder_"
-"""Prefix of the arguments of the decoder of an encoder-decoder model."""
+"""Prefix of the decoder arguments of an encoder-decoder model."""
 
 
 def mask_of(name: str) -> str:
@@ -32,7 +32,7 @@ def mask_of(name: str) -> str:
 
 
 def positions_of(mask: Tensor) -> Tensor:
-    """Return the positions of tokens, counted from the first real one: (batch, tokens) int64, of a mask of this shape.
+    """Return the positions of tokens, counted from the first real one, for a mask: both (batch, tokens), int64.
 
     >>> positions_of(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist()
     [[0, 0, 0, 1], [0, 1, 2, 3]]
@@ -43,34 +43,38 @@ def positions_of(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Interface(Record):
-    """How a model takes its input.
+    """Interface of a model's forward: the arguments with the content, and the arguments of the context.
+
+    The content reaches the back half only through the cut; the context goes to both halves. Values in parentheses are
+    from a small Qwen2-VL with images as the content: its forward requires images as rows of patches, and a text.
 
     Attributes:
-        content: Names of the arguments that carry the content: pixels or token ids.
-        modality: ``image``, ``text`` or ``tensor``.
-        shapes: Shape of one sample of each content argument that is not token ids, at the native size of the model.
-        dtypes: dtype of each of these arguments, for example ``"float32"``.
-        options: Arguments that are passed to every forward (``use_cache=False``).
-        special_ids: Token ids that a head may search for (padding, end of text); all others are erased from the
-            context.
-        filler_id: Token id that replaces erased ids.
-        pad_id: Token id of padding; ``None`` (default) if there is none.
-        arguments: Further arguments of texts that the model accepts (mask, token types, positions).
-        sides: Sides on which padding leaves the activations of a text unchanged; without any, texts of one length run
-            together.
-        max_tokens: Number of tokens of the longest text that the model accepts; ``None`` (default) means no limit.
-        given: Required arguments in addition to the content: tokens that the other stack of an encoder-decoder model
-            reads, or that a network reads beside images. They belong to the context.
-        beside: Argument among those ``given`` that is a text of any length; ``None`` (default) if there is none.
-        prompt: Arguments of one sample beside the content, for samples that come without a context: nested lists.
-        packed: Arguments whose first axis has several rows for each sample: patches, or images.
-        grids: Grids of the positions of a sample that lie packed on the first axis, where rows come first.
-        outputs: Outputs of the network that count. Others, which pass around cuts (the features of an image beside the
-            logits), are left out; by default none.
-        prefix: Prompt before each text; empty (the default) without one.
-        prefix_tokens: Number of tokens of the prompt, with a special token before it.
-        start_id: Token id with which the text of the decoder of an encoder-decoder model begins; ``None`` (default) if
-            there is none.
+        content: Arguments with the content (``("pixel_values",)``); for texts, the token ids.
+        modality: ``image``, ``text`` or ``tensor`` (``"image"``).
+        shapes: Shape of one sample by content argument, at the native image size (``{"pixel_values": (16, 48)}``: 16
+            patches of 48 values); empty for token ids.
+        dtypes: Dtype by content argument in ``shapes`` (``{"pixel_values": "float32"}``).
+        options: Arguments passed to every forward (``{"use_cache": False}``).
+        special_ids: Token ids to keep in the context, because the model searches for them (38 and 39, the video and
+            image placeholder tokens; in a text classifier, padding and end of text). All other ids are erased.
+        filler_id: Token id that replaces erased ids (0).
+        pad_id: Token id of padding (0); ``None`` without padding.
+        arguments: Optional arguments of texts (``("attention_mask", "mm_token_type_ids")``).
+        sides: Padding sides that leave the activations of a text unchanged (both). If empty, only texts of equal length
+            run in a batch.
+        max_tokens: Maximum number of tokens of a text (64); ``None`` without a limit.
+        given: Required arguments of the context (``("input_ids",)``: the text with the images; in an encoder-decoder
+            model, the tokens of the other stack).
+        beside: Argument in ``given`` that is a text of any length (``"input_ids"``), or ``None``.
+        prompt: Context of one sample, as nested lists, for samples without a context (``{}``; set for a fixed prompt:
+            ``{"input_ids": [39, 39, 39, 39, 5]}``).
+        packed: Arguments with several rows per sample on the first axis (``("pixel_values",)``: patches).
+        grids: Row-by-row grids of positions on the first axis (``((2, 2),)``: 16 patches merged into 2 x 2).
+        outputs: Outputs to keep (``("logits",)``). Outputs that bypass the cuts, such as image features, are dropped;
+            if empty, all outputs are kept.
+        prefix: Prompt before each text (``""``; ``"query: "`` in some text encoders).
+        prefix_tokens: Number of tokens of ``prefix``, with a preceding special token (0).
+        start_id: First token id of the decoder text of an encoder-decoder model, otherwise ``None``.
 
     Example:
         >>> import torch
@@ -104,7 +108,7 @@ class Interface(Record):
 
     @property
     def text(self) -> str | None:
-        """Name of the argument with the tokens of a text: the content, or that beside it; ``None`` without."""
+        """Name of the argument with the token ids of a text: the content or :attr:`beside`; ``None`` without text."""
         return self.content[0] if self.modality == "text" else self.beside
 
     @property
@@ -114,23 +118,23 @@ class Interface(Record):
 
     @property
     def padding(self) -> str:
-        """On which sides texts are padded, in words; empty for other modalities."""
+        """Sides where texts are padded, in words; empty for other modalities."""
         where = " or ".join(self.sides) or "none: texts of one length run together"
         counted = ", with position_ids" if "left" in self.sides and POSITIONS in self.arguments else ""
         return where + counted if self.modality == "text" else ""
 
     @property
     def tiles(self) -> bool:
-        """Whether a sample has several images in one tensor, of which those of zeros are padding."""
+        """Whether a sample has several images in one tensor; images of zeros are padding."""
         return any(len(shape) == 4 and name not in self.packed for name, shape in self.shapes.items())
 
     def shape(self, inputs: Mapping[str, Any], name: str) -> tuple[int, ...]:
-        """Return the shape of one sample of a content argument among inputs."""
-        first, *others = inputs[name].shape
-        return (first // size_of_inputs(inputs, self)[0], *others) if name in self.packed else tuple(others)
+        """Return the shape of one sample of a content argument."""
+        first, *rest = inputs[name].shape
+        return (first // size_of_inputs(inputs, self)[0], *rest) if name in self.packed else tuple(rest)
 
     def complete(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs with the :attr:`prompt`, if they have nothing of it."""
+        """Add the :attr:`prompt` to inputs that contain none of its arguments."""
         content = inputs.get(self.content[0])
         if not self.prompt or content is None or self.prompt.keys() & inputs.keys():
             return dict(inputs)
@@ -138,15 +142,15 @@ class Interface(Record):
         return {**inputs, **{n: torch.tensor([row] * batch, device=content.device) for n, row in self.prompt.items()}}
 
     def kept(self, output: Any) -> Any:
-        """Return an output of the network without what does not count."""
+        """Return an output of the network, restricted to :attr:`outputs`."""
         chosen = [name for name in self.outputs if isinstance(output, Mapping) and name in output]
         return type(output)(**{name: output[name] for name in chosen}) if chosen else output
 
     def erase(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the context of an input: its arguments with the content erased.
 
-        Floating-point content becomes zeros of the same shape, expanded from one element; where a sample has several
-        images, one for each, 1 unless the image is all zeros, by which networks tell padding. Token ids become
+        Floating-point content becomes zeros of the same shape, expanded from one element. If a sample has several
+        images, each becomes zeros or ones: networks recognise padding by images of zeros. Token ids become
         :attr:`filler_id`, except for :attr:`special_ids`.
         """
         context = dict(inputs)
@@ -165,11 +169,11 @@ class Interface(Record):
     def obscure(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Replace erased floating-point content of a context by noise."""
         erased = {n: context[n] for n in self.content if context[n].is_floating_point()}
-        made = {n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}
-        return {**context, **{n: erased[n] * value if value.dim() == 5 else value for n, value in made.items()}}
+        noisy = {n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}
+        return {**context, **{n: erased[n] * value if value.dim() == 5 else value for n, value in noisy.items()}}
 
     def prompted(self, mask: Tensor) -> Tensor:
-        """Return which real tokens belong to the prompt, 0 or 1 for each token of a mask."""
+        """Return the mask of the prompt: 1 for real tokens of the prompt, 0 for other tokens."""
         return mask.long() * (mask.cumsum(1) <= self.prefix_tokens)
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
@@ -183,8 +187,8 @@ class Interface(Record):
             if self.pad_id is not None:
                 ids = torch.where(mask, ids, self.pad_id)
             longer = mask.sum(1, True) > self.prefix_tokens  # a pooled representation has no prompt
-            beside = {self.mask: mask.long(), POSITIONS: positions_of(mask), PROMPT: self.prompted(mask & longer)}
-            return dict.fromkeys(self.content, ids) | {n: v for n, v in beside.items() if n in self.arguments}
+            optional = {self.mask: mask.long(), POSITIONS: positions_of(mask), PROMPT: self.prompted(mask & longer)}
+            return dict.fromkeys(self.content, ids) | {n: v for n, v in optional.items() if n in self.arguments}
         blank = {}
         for name, shape in self.shapes.items():
             size = (batch * shape[0], *shape[1:]) if name in self.packed else (batch, *shape)

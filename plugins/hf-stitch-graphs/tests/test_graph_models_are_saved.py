@@ -24,7 +24,7 @@ def networks() -> list[NodeNetwork]:
 
 
 @pytest.mark.filterwarnings("ignore:the stitching layer was fitted to 100:UserWarning")
-@pytest.mark.filterwarnings("ignore:target= is not the target of the stitched model:UserWarning")
+@pytest.mark.filterwarnings("ignore:target= differs from the target of the stitched model:UserWarning")
 def test_a_stitched_model_is_saved_loaded_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = networks()
     everything = NODES.samples()

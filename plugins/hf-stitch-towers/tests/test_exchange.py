@@ -15,7 +15,7 @@ import pytest
 import timm
 import torch
 import transformers as hf
-from hf_stitch_towers.exchange import exchange, ready
+from hf_stitch_towers.exchange import exchange, with_context
 from hf_stitch_towers.folding import tower_of, with_tower
 from hf_stitch_towers.inputs import ImageAndTextProcessor
 from hf_stitch_towers.outputs import Captions, Written, with_captions
@@ -204,7 +204,7 @@ def test_swap_exchanges_a_part(tmp_path: Path) -> None:
     assert again == found
     again.to_html(tmp_path / "page.html")
     assert "as good as before" in (tmp_path / "page.html").read_text()
-    with pytest.raises(TypeError, match="takes no pooling"):
+    with pytest.raises(TypeError, match="cannot be combined with pooling"):
         hf_stitch.swap(network("ved"), new, images(48), part="vision", pooling="mean", progress=False)
 
 
@@ -241,7 +241,7 @@ def test_positions_of_the_image_are_known_in_the_decoder() -> None:
     layer = next(name for name in old.layers if "language_model" in name)
     found = old.encode(given, layer)[layer]
     assert torch.equal(old.positions_of_content(found), given["input_ids"] == MARK)
-    with pytest.raises(ValueError, match="take a layer of the decoder"):
+    with pytest.raises(ValueError, match="pass a layer of the decoder"):
         old.positions_of_content(old.encode(given, old.layers[0])[old.layers[0]])
 
 
@@ -278,18 +278,18 @@ def test_an_encoder_that_is_not_what_its_config_tells_is_not_folded() -> None:
     torch.manual_seed(0)
     own = hf_stitch.load(Doubled(vit().config).eval(), processor=of_images())
     found = exchange(network("ved"), own, images(48), "vision", QUIET, matcher="ridge")
-    assert not found.folded and "computes something else than its config tells" in found.notes[0]
+    assert not found.folded and "cannot be rebuilt from its config" in found.notes[0]
 
 
 def test_neighbours_are_no_other_images_and_labels_divide_nothing() -> None:
-    from hf_stitch_towers.exchange import divided, following
+    from hf_stitch_towers.exchange import half_away, split_unlabelled
 
     whole = hf_stitch.Samples.of(images(12))
-    assert following(whole.take(2), whole).ids == (6, 7)
+    assert half_away(whole.take(2), whole).ids == (6, 7)
     data = hf_stitch.Samples.of(labelled(40))
     plain = hf_stitch.Samples.of(images(40))
-    assert [part.ids for part in divided(data, 0)] == [part.ids for part in divided(plain, 0)]
-    assert divided(data, 0)[1].labels is not None
+    assert [part.ids for part in split_unlabelled(data, 0)] == [part.ids for part in split_unlabelled(plain, 0)]
+    assert split_unlabelled(data, 0)[1].labels is not None
 
 
 def paligemma() -> Any:
@@ -309,7 +309,7 @@ def test_captions_are_what_the_network_predicts(kind: str) -> None:
         inputs |= {"pixel_values": torch.randn(3, 3, SIZE, SIZE), "token_type_ids": torch.zeros_like(ids)}
     else:
         given = network("llava" if kind in ("llava", "options") else "ved")
-        given = given.beside({"decoder_input_ids": [1, 7, 8]}) if kind == "prompted" else ready(given)[0]
+        given = given.beside({"decoder_input_ids": [1, 7, 8]}) if kind == "prompted" else with_context(given)[0]
         model, inputs = given.model, full_inputs(given, hf_stitch.Samples.of(images(3)))
     if kind == "options":
         for option, value in (("num_beams", 2), ("return_dict_in_generate", True), ("repetition_penalty", 1.5)):
@@ -449,10 +449,10 @@ def test_names_of_classes_are_choices() -> None:
     assert row["answer_log_likelihood"].value == pytest.approx(float(logs.gather(1, right[:, None]).mean()), abs=1e-4)
     change = row["accuracy"].value - found.scores["original"]["accuracy"].value
     assert row["accuracy_change"].value == pytest.approx(change)
-    assert "the right answer is the likeliest for" in found.verdict
+    assert "the right answer is the most likely for" in found.verdict
     same = labelled(24, seed=5, names=("zebra", "yak"))  # both unknown words
     unread = exchange(old, encoder, images(48), "vision", QUIET, test_data=same, matcher="ridge")
-    assert "accuracy" not in unread.scores["exchanged"] and "the same tokens" in unread.notes[0]
+    assert "accuracy" not in unread.scores["exchanged"] and "equal tokens" in unread.notes[0]
 
 
 @pytest.mark.parametrize("kind", ["llava", "ved"])
@@ -466,7 +466,7 @@ def test_answers_are_scored_by_their_likelihood(kind: str) -> None:
     found = exchange(old, encoder, images(48), "vision", QUIET, test_data=rows, matcher="ridge")
     wanted = []
     for image, answer in zip(pictures, answers, strict=True):
-        inputs = full_inputs(ready(old)[0], hf_stitch.Samples.of([image]))
+        inputs = full_inputs(with_context(old)[0], hf_stitch.Samples.of([image]))
         name = "input_ids" if kind == "llava" else "decoder_input_ids"
         assert inputs[name][0, -1] == (6 if kind == "llava" else 5) and inputs[name].shape[1] > 1
         tokens = torch.tensor([[int(word[1:]) for word in answer.split()]])
@@ -478,7 +478,7 @@ def test_answers_are_scored_by_their_likelihood(kind: str) -> None:
         wanted.append(float(likely.mean()))
     row = found.scores["original"]
     assert row["answer_log_likelihood"].value == pytest.approx(np.mean(wanted), abs=1e-5) and "accuracy" not in row
-    assert "right answers have a log-likelihood" in found.verdict
+    assert "the log-likelihood of right answers" in found.verdict
 
 
 @pytest.mark.parametrize(("kind", "how"), [("llava", "folded"), ("ved", "stitched")])
@@ -551,7 +551,7 @@ def test_answers_follow_the_special_tokens_that_all_captions_begin_with() -> Non
 
 
 def padded_behind() -> Any:
-    old = ready(network("llava"))[0]
+    old = with_context(network("llava"))[0]
     inputs = full_inputs(old, hf_stitch.Samples.of(images(2)))
     inputs["attention_mask"][0, -1] = 0
     return with_captions(old.model, inputs)
@@ -571,10 +571,10 @@ def of_two_towers() -> Any:
 
 
 REFUSALS: dict[str, Callable[[], object]] = {
-    "no audio tower": lambda: exchanged(network("ved"), vit(), part="audio"),
+    "part='audio' requires a tower with a nested config": lambda: exchanged(network("ved"), vit(), part="audio"),
     "too few": lambda: exchanged(network("ved"), vit(), 10),
-    "no plan": planned,
-    "no class of transformers": lambda: with_tower(ved(), tower_of(ved(), "vision"), torch.nn.Linear(2, 2)),
+    "plans are not available": planned,
+    "is not a transformers class": lambda: with_tower(ved(), tower_of(ved(), "vision"), torch.nn.Linear(2, 2)),
     # no bias can be folded, and 48 vectors have width 64
     "needs at least": lambda: exchanged(of_two_towers(), clip(64).vision_model, matcher="lstsq"),
     "padding_side = 'left'": padded_behind,
