@@ -18,7 +18,7 @@ from hf_stitch.adapters.cutting.forwards import evaluating, is_compiled, run_by_
 from hf_stitch.adapters.cutting.halves import Back, Front, copy_without, hollow
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.surgery import CutReached, alone
-from hf_stitch.adapters.discovery.padding import tried
+from hf_stitch.adapters.discovery.padding import probe_padding
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.overrides import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
@@ -551,7 +551,7 @@ class Adapter:
         """Return the interface of the network, after a single trial run of the padding of its texts."""
         if self.interface.modality == "text" and not self._padding_is_tried:
             text, pad = self.example.get("input_ids"), getattr(self.processor, "pad_token_id", None)
-            self.interface = tried(self.model, partial(self._run, trial=True), self.interface, text, pad)
+            self.interface = probe_padding(self.model, partial(self._run, trial=True), self.interface, text, pad)
             self._padding_is_tried = True
         return self.interface
 

@@ -101,9 +101,7 @@ def example_of(model: nn.Module, processor: Any) -> Any:
             "task='text-classification' or 'image-classification' if it is a classifier",
             model,
         )
-    batches = {
-        str(shapes): batch for samples in outputs.values() for shapes, batch in [_stack(samples, model)] if batch
-    }
+    batches = {shapes: batch for samples in outputs.values() for shapes, batch in [_stack(samples, model)] if batch}
     runs = [batch for batch in batches.values() if len(batches) == 1 or _runs(model, batch)]
     if len(runs) != 1:
         shapes = "; ".join(f"of {kind}s {_stack(samples, model)[0]}" for kind, samples in outputs.items())

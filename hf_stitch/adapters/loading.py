@@ -45,8 +45,8 @@ def load(
             do not score it (:attr:`Adapter.new`). For user code, the task of the module. Default: classification of
             the samples that its processor accepts, if it outputs several numbers for each sample.
         example_inputs: Batch of inputs to find and verify cuts: a tensor, or a tuple or mapping of arguments. Required
-            for user code without a processor, or if the processor does not determine the inputs: texts or images
-            become tensors of one shape. For other models, pass it to use an input size that is not native.
+            for user code, except with a processor that converts texts or images into tensors of one shape. For other
+            models, pass it to use an input size that is not native.
         processor: Converts raw samples into inputs, in place of the processor of the model: a tokenizer or image
             processor of transformers, or a function from one sample (an image, a text or a pair of texts) to one
             tensor.

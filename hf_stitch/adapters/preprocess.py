@@ -124,8 +124,8 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
     for id_, tokens in zip(ids_of(samples), inputs[MASK].sum(1).tolist(), strict=True):
         if not tokens:
             raise ValueError(
-                f"text {id_!r} must contain at least one token: remove it, or pass a processor= to hf_stitch.load that "
-                "adds special tokens"
+                f"text {id_!r} must contain at least one token: remove it, or pass a tokenizer with special "
+                "tokens as processor= to hf_stitch.load"
             )
     limit = interface.max_tokens
     if limit is not None and inputs["input_ids"].shape[1] > limit:
@@ -171,11 +171,11 @@ def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict
         if isinstance(sample, Tensor):
             output = sample
         elif processor is not None:
-            subject = f"the processor= of {subject}"
             try:
                 output = processor(sample)
             except Exception as error:
-                raise ValueError(f"{subject} raised {type(error).__name__}: {error}") from error
+                raise ValueError(f"processor= on {subject} raised {type(error).__name__}: {error}") from error
+            subject = f"the output of processor= for {subject}"
             required += [name for name in interface.arguments if name == interface.mask]
         elif hasattr(sample, "__array__") and not hasattr(sample, "convert"):
             output = torch.as_tensor(sample)
@@ -195,7 +195,7 @@ def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict
                 )
         if not set(required) <= rows[-1].keys():
             raise ValueError(
-                f"{subject} must return a dict of tensors with the keys {', '.join(required)}, got "
+                f"{subject} must be a dict of tensors with the keys {', '.join(required)}, got "
                 f"{', '.join(rows[-1]) or 'none'}"
             )
     shapes = {tuple(value.shape) for row in rows for value in row.values()}

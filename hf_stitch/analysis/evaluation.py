@@ -111,7 +111,7 @@ class Example:
     stitched: str  # prediction of the stitched model: the class, or its cross-entropy
     target: str  # prediction of the target
     label: str | None = None  # the true class; None if it is unknown
-    sample: Any = field(default=None, repr=False, compare=False, metadata={"saved": False})  # the sample itself
+    sample: Any = field(default=None, repr=False, compare=False, metadata={"saved": False})  # the sample
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hf_stitch.pairs import Pair
 from hf_stitch.printing import warn
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
-from hf_stitch.scoring.measured import Kept, Measured, Score, not_beaten, with_interval
+from hf_stitch.scoring.measured import Measured, Record, Score, not_beaten, with_interval
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Answers, Array
 from hf_stitch.tasks.heads import task_named
@@ -47,7 +47,7 @@ SHARES = ("relative_accuracy", "accuracy", "agreement")
 class StitchGrid(Result):
     """Every layer of one network stitched into every layer of another, returned by :func:`hf_stitch.stitch_grid`.
 
-    Methods take a figure and a matcher by their names; by default the first of each.
+    Methods accept the names of a figure and a matcher; the default is the first of each.
 
     The figures of classifiers are ``relative_accuracy`` (divided by the accuracy of the target; direct matching,
     functional, of Balogh and Jelasity 2025), ``accuracy`` and ``agreement`` (share of samples with the same prediction
@@ -458,8 +458,8 @@ def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell], seed: in
     def stacked(rows: Sequence[Answers]) -> dict[str, Array]:
         return {name: np.stack([row[name] for row in rows], 1) for name in rows[0]}
 
-    errors = [seen[Kept("error", pair.pooling, cell_name(*cell))] for cell in stitches]
-    norms = np.stack([seen[Kept("norm", pair.pooling, layer)] for layer in pair.layers_b], 1)
+    errors = [seen[Record("error", pair.pooling, cell_name(*cell))] for cell in stitches]
+    norms = np.stack([seen[Record("norm", pair.pooling, layer)] for layer in pair.layers_b], 1)
     distances = {"error": np.stack(errors, 1), "norm": norms[:, [pair.layers_b.index(lb) for _, _, lb in stitches]]}
     measures: dict[str, Answers] = {
         "stitched": {**stacked([answers[cell_name(*cell)] for cell in stitches]), **distances},

@@ -90,7 +90,7 @@ class Identification(Result):
 
         Returns:
             Name of the layer, and its share of all layers. If it is always the same layer (a share of 1), the accuracy
-            is exactly 1 / (number of layers), whatever the networks are.
+            is exactly 1 / (number of layers) for any networks.
         """
         wins = self.winners[axis].sum(0)
         place = int(wins.argmax())

@@ -344,7 +344,7 @@ def tested(values: Array, higher_is_better: bool, seed: int) -> MaximumTest:
 
 
 def _p_values(observed: Array, null: Array) -> Array:
-    """``(1 + #) / (1 + B)`` (Phipson and Smyth 2010); the permutations are the first axis of ``null``."""
+    """Compute ``(1 + #) / (1 + B)`` (Phipson and Smyth 2010); the first axis of ``null`` are permutations."""
     p_values: Array = (1 + (null >= observed - _ROUNDING).sum(0)) / (1 + len(null))
     return np.where(np.isnan(observed[0]), np.nan, p_values)
 

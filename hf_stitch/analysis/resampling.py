@@ -92,7 +92,7 @@ def not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:
     for row, flags_of_row in zip(p_values, flags, strict=True):
         rivals = np.flatnonzero(~np.isnan(row))
         ordered = rivals[np.argsort(row[rivals], kind="stable")]
-        tests = max(len(rivals) - 1, 1)  # without the best itself
+        tests = max(len(rivals) - 1, 1)  # without the best one
         rejected = 0
         while rejected < len(ordered) and row[ordered[rejected]] <= level / max(tests - rejected, 1):
             rejected += 1

@@ -58,14 +58,14 @@ class NearestNeighbours(Detector):
 
 class _Neighbours(Scorer):
     def __init__(self, reference: Tensor, k: int, normalize: bool) -> None:
-        self.known, self.k, self.normalize = reference, k, normalize
+        self.reference, self.k, self.normalize = reference, k, normalize
 
     @torch.no_grad()
     def score(self, activations: Representation) -> Tensor:
-        vectors = _vectors(activations, self.normalize).to(self.known)
-        if vectors.shape[1] != self.known.shape[1]:
-            raise ValueError(f"the detector was fitted to {self.known.shape[1]} features, got {vectors.shape[1]}")
-        return torch.cdist(vectors, self.known).kthvalue(self.k, 1).values
+        vectors = _vectors(activations, self.normalize).to(self.reference)
+        if vectors.shape[1] != self.reference.shape[1]:
+            raise ValueError(f"the detector was fitted to {self.reference.shape[1]} features, got {vectors.shape[1]}")
+        return torch.cdist(vectors, self.reference).kthvalue(self.k, 1).values
 
 
 def _vectors(batch: Representation, normalize: bool) -> Tensor:

@@ -49,12 +49,12 @@ class Mahalanobis(Detector):
 
 class _Distance(Scorer):
     def __init__(self, gaussian: Gaussian) -> None:
-        self.known = gaussian
+        self.gaussian = gaussian
 
     @torch.no_grad()
     def score(self, activations: Representation) -> Tensor:
-        distances = self.known.distances(activations.rows("none"))
-        return sample_means(activations, distances) / len(self.known.mean)
+        distances = self.gaussian.distances(activations.rows("none"))
+        return sample_means(activations, distances) / len(self.gaussian.mean)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _pwcca(moments: SecondMoments, *, directions: str = "paired") -> Tensor:
     of_x, of_y = _whitenings("pwcca", moments, "; use svcca")
     left, correlations, _ = torch.linalg.svd(_whitened(moments, of_x, of_y), full_matrices=directions == "all")
     correlations = torch.cat([correlations, correlations.new_zeros(left.shape[1] - len(correlations))])
-    weights = _settled(left.T @ of_x.whiten(moments.sxx), correlations).abs().sum(1)
+    weights = _principal_basis(left.T @ of_x.whiten(moments.sxx), correlations).abs().sum(1)
     return correlations @ weights / weights.sum()
 
 
@@ -230,7 +230,7 @@ def _whitened(moments: SecondMoments, of_x: _Whitening, of_y: _Whitening) -> Ten
     return of_y.whiten(of_x.whiten(moments.sxy).T).T
 
 
-def _settled(parts: Tensor, correlations: Tensor) -> Tensor:
+def _principal_basis(parts: Tensor, correlations: Tensor) -> Tensor:
     """Choose the principal axes as the basis of directions with equal correlations."""
     starts = torch.cat([correlations.new_ones(1, dtype=torch.bool), -correlations.diff() > _EQUAL])
     sizes = starts.nonzero()[:, 0].diff(append=torch.tensor([len(parts)], device=parts.device)).tolist()

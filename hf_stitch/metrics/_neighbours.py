@@ -33,7 +33,7 @@ class NeighboursMetric(FeaturesMetric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if "distance" in self.options:
-            self.invariances = kept_by(self.options["distance"])
+            self.invariances = invariances_of(self.options["distance"])
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
@@ -215,7 +215,7 @@ class PairedCosine(MeanMetric):
     equal_widths = True
 
 
-def kept_by(distance: Near) -> Invariances:
+def invariances_of(distance: Near) -> Invariances:
     """Return the transformations that preserve the neighbours."""
     invariances: Invariances = ("orthogonal", "scaling", "permutation")
     return invariances if distance == "cosine" else (*invariances, "translation")
@@ -240,7 +240,7 @@ def _shared(name: str, x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
 def neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Neighbours:
     """Find the k nearest neighbours of each row; rows that tie for the last places share them."""
     pairs, shares = [], []
-    for row_ids, closeness in _compared(name, side, rows, k, distance):
+    for row_ids, closeness in _closeness(name, side, rows, k, distance):
         best, places = closeness.topk(k + 1)
         tied = best[:, k - 1] - best[:, k] <= TIED
         pairs.append((row_ids[~tied, None] * len(rows) + places[~tied, :k]).flatten())
@@ -260,7 +260,7 @@ def neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Ne
 def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near, *, ranked: bool = False) -> Tensor:
     """Return ``(n, k)`` indices of the nearest rows in order; raise an error for ties at the last place (or any)."""
     indices = []
-    for row_ids, closeness in _compared(name, side, rows, k, distance):
+    for row_ids, closeness in _closeness(name, side, rows, k, distance):
         best, places = closeness.topk(k + 1)
         tied = (best[:, :-1] - best[:, 1:] <= TIED)[:, 0 if ranked else k - 1 :].any(1)
         if tied.any():
@@ -272,7 +272,7 @@ def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near, *, ranke
     return torch.cat(indices)
 
 
-def _compared(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Iterator[tuple[Tensor, Tensor]]:
+def _closeness(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield indices of a chunk of rows and their closeness to all rows (cosines, or minus logs of distances)."""
     _check_k(name, k, len(rows))
     rows = directions(name, side, rows, distance)

@@ -55,7 +55,7 @@ def _linear_regression(moments: SecondMoments, *, center: bool, weight: Rows | N
         if bias is not None:
             raise ValueError("linear_regression: bias requires weight; pass both, or neither to fit the map")
         return _explained(moments, offset) / total
-    return 1 - _residual(moments, *_as_given(moments, weight, bias)) / total
+    return 1 - _residual(moments, *_checked_map(moments, weight, bias)) / total
 
 
 @built_in("linear_regression")
@@ -140,12 +140,12 @@ def _explained(moments: SecondMoments, offset: int) -> Tensor:
 
 
 def _residual(moments: SecondMoments, weight: Tensor, bias: Tensor) -> Tensor:
-    """``‖X Wᵀ + b - Y‖²``."""
+    """Compute ``‖X Wᵀ + b - Y‖²``."""
     scatter = ((weight @ moments.sxx) * weight).sum() - 2 * (weight * moments.sxy.T).sum() + moments.syy.trace()
     return scatter + moments.n * (weight @ moments.mean_x + bias - moments.mean_y).square().sum()
 
 
-def _as_given(moments: SecondMoments, weight: Rows, bias: Rows | None) -> tuple[Tensor, Tensor]:
+def _checked_map(moments: SecondMoments, weight: Rows, bias: Rows | None) -> tuple[Tensor, Tensor]:
     mean_x, mean_y = moments.mean_x, moments.mean_y
     weight = torch.as_tensor(weight).to(mean_x)
     bias = torch.zeros_like(mean_y) if bias is None else torch.as_tensor(bias).to(mean_y)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._neighbours import TIED, kept_by
+from hf_stitch.metrics._neighbours import TIED, invariances_of
 from hf_stitch.metrics._rows import (
     Distance,
     RowMoments,
@@ -46,7 +46,7 @@ def rsa(
         1.0
     """
     check_count("rsa", len(x), 3)
-    a, b = (_compared(side, rows, distance, compare) for side, rows in (("x", x), ("y", y)))
+    a, b = (_centred_distances(side, rows, distance, compare) for side, rows in (("x", x), ("y", y)))
     return a @ b / (a.norm() * b.norm())
 
 
@@ -61,7 +61,7 @@ class RSA(FeaturesMetric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if self.options["distance"] != "correlation":
-            self.invariances = kept_by(self.options["distance"])
+            self.invariances = invariances_of(self.options["distance"])
         self.differentiable = self.options["compare"] == "pearson"
 
     @checked
@@ -73,11 +73,11 @@ class RSA(FeaturesMetric):
         """Return the centred distances, or their ranks, with 0 on the diagonal."""
         matrix = rows.new_zeros(len(rows), len(rows))
         i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
-        matrix[i, j] = _compared("a side", rows, **self.options)
+        matrix[i, j] = _centred_distances("a side", rows, **self.options)
         return matrix + matrix.T
 
 
-def _compared(side: str, rows: Tensor, distance: Distance, compare: str) -> Tensor:
+def _centred_distances(side: str, rows: Tensor, distance: Distance, compare: str) -> Tensor:
     """Return the values to correlate: the centred distances above the diagonal, or their ranks."""
     distances = upper(pairwise(directions("rsa", side, rows, distance), distance))
     values = _ranks(distances) if compare == "spearman" else distances

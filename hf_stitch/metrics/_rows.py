@@ -18,7 +18,7 @@ from hf_stitch.statistics.spectrum import EPS, UNCERTAIN, SecondMoments, Side, a
 
 Array = NDArray[np.floating[Any]]
 Options = ParamSpec("Options")
-Kept = TypeVar("Kept")
+Cached = TypeVar("Cached")
 
 
 class MetricFunction(Protocol[Options]):
@@ -188,7 +188,7 @@ def _coordinates(rows: Tensor) -> Tensor:
     return rows @ torch.linalg.qr(rows.detach().T).Q if rows.requires_grad else torch.linalg.qr(rows.T, "r").R.T
 
 
-def once(moments: SecondMoments, side: Side, make: Callable[[], Kept]) -> Kept:
+def once(moments: SecondMoments, side: Side, make: Callable[[], Cached]) -> Cached:
     """Return the result of ``make`` for a side, cached over the permutations of a test."""
     cached = getattr(moments, "kept", {}).get(side, {})
     return cached["made"] if "made" in cached else cached.setdefault("made", make())

@@ -76,7 +76,7 @@ def curves(
         style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash, "markersize": 4}
         axes.plot(xs, values, label=name, alpha=1.0 if coloured else 0.5, **style)
         axes.fill_between(xs, lows, highs, color=colour, alpha=0.2 if coloured else 0.05, linewidth=0)
-    _explain(axes, colours if coloured else [], dashes)
+    _add_legend(axes, colours if coloured else [], dashes)
     axes.set_xlabel(axis)
     axes.set_ylabel(label)
     axes.grid(alpha=0.25)
@@ -85,7 +85,7 @@ def curves(
     return figure
 
 
-def _explain(axes: Axes, colours: list[str], dashes: list[str]) -> None:
+def _add_legend(axes: Axes, colours: list[str], dashes: list[str]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=PALETTE[i], marker=MARKERS[i], markersize=4) for i in range(len(colours))]

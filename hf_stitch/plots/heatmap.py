@@ -93,7 +93,7 @@ def heatmap(
         axes.plot(columns, rows, "*", color="white", markeredgecolor="black", markersize=7, linestyle="none")
     for row, column in np.argwhere(frames):
         axes.add_patch(_frame((column - 0.46, row - 0.44), 0.92, 0.88))
-    _explain(figure, marks if frames.any() else "", stars if starred is not None else "")
+    _add_legend(figure, marks if frames.any() else "", stars if starred is not None else "")
     figure.colorbar(image, label=label).outline.set_visible(False)
     figure.suptitle(title, fontsize="large")
     return figure.figure
@@ -152,7 +152,7 @@ def _frame(corner: tuple[float, float], width: float, height: float) -> Rectangl
     return Rectangle(corner, width, height, fill=False, edgecolor="black", linewidth=2, path_effects=edges)
 
 
-def _explain(figure: Figure | SubFigure, marks: str, stars: str) -> None:
+def _add_legend(figure: Figure | SubFigure, marks: str, stars: str) -> None:
     from matplotlib.lines import Line2D
 
     frame_entry = [(_frame((0, 0), 1, 1), marks)] if marks else []

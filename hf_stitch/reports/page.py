@@ -80,7 +80,7 @@ def page(results: list[Result], title: str | None = None, command: str | None = 
 
     sections = [_section(result) for result in results]
     about = {"versions": versions(), "machine": machine(), "command": command}
-    data_of_page = {"format_version": FORMAT_VERSION, **about, "results": [_kept(result) for result in results]}
+    data_of_page = {"format_version": FORMAT_VERSION, **about, "results": [_record(result) for result in results]}
     parts = files("hf_stitch.reports")
     scripts = [(parts / name).read_text(encoding="utf-8") for name in ("vendor/plotly-cartesian.min.js", "report.js")]
     environment = Environment(
@@ -92,7 +92,7 @@ def page(results: list[Result], title: str | None = None, command: str | None = 
         title=title or " · ".join(dict.fromkeys(section.title for section in sections)),
         sections=sections,
         figures=_json([
-            {"networks": s.networks or str(place), "figures": [_drawn(figure) for figure in s.figures]}
+            {"networks": s.networks or str(place), "figures": [_plot_data(figure) for figure in s.figures]}
             for place, s in enumerate(sections)
         ]),
         recipes=[json.dumps(section.recipe, indent=1, ensure_ascii=False, default=str) for section in sections],
@@ -108,13 +108,13 @@ def _section(result: Result) -> Section:
         return describe(result)
 
 
-def _drawn(figure: Figure) -> dict[str, Any]:
+def _plot_data(figure: Figure) -> dict[str, Any]:
     """Return the data that the script plots; the tables are in the page."""
     views = [{"label": view.label, "caption": view.caption, "traces": view.traces} for view in figure.views]
     return {"views": views, "layout": figure.layout, "start": figure.start}
 
 
-def _kept(result: Result) -> dict[str, Any]:
+def _record(result: Result) -> dict[str, Any]:
     return {"result": type(result).__name__, "module": type(result).__module__, **result.to_dict()}
 
 
@@ -210,7 +210,7 @@ def section(result: Result) -> Section:
     notes = [f"The table shows {MOST} of {len(frame)} rows; all are in the data."] if len(frame) > MOST else []
     stated, text = getattr(result, "verdict", None), str(result)
     printed: Any = result.__rich__()
-    first = getattr(printed.shown, "title", None)  # a narrow table would break it into lines
+    first = getattr(printed.renderable, "title", None)  # a narrow table would break it into lines
     verdict = f"{stated.rstrip('.')}." if isinstance(stated, str) else str(first or text.split("\n")[0].strip())
     numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
     plot, reason = _plot(result) if hasattr(result, "plot") else ("", "")

@@ -25,10 +25,10 @@ def history_section(result: History) -> Section:
     }
     verdict = ends(series, result.unit)
     asked = f"What did {result.name} measure during training?"
-    return Section(f"Training: {result.name}", asked, verdict, [drawn(series, result.unit, verdict)])
+    return Section(f"Training: {result.name}", asked, verdict, [curves_of(series, result.unit, verdict)])
 
 
-def drawn(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
+def curves_of(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
     """Return a figure of curves."""
     rows = [
         (name, f"{x:g}", f"{value:.4f}" + (f" [{low:.4f}, {high:.4f}]" if low != high else ""))
@@ -91,4 +91,4 @@ def dynamics_section(dynamics: Dynamics) -> Section:
     }
     count = "from weights" if dynamics.n is None else f"{dynamics.n} samples, pooling: {dynamics.pooling}"
     asked = f"When does each layer reach its state at the end of training, by {dynamics.metric} ({count})?"
-    return Section("Training dynamics", asked, verdict, [drawn(curves, unit, verdict), maps])
+    return Section("Training dynamics", asked, verdict, [curves_of(curves, unit, verdict), maps])

@@ -47,7 +47,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Record:
     """Key of a watch's record of activations for each sample."""
 
     what: str  # norm or error, or the activations that a detector scored: own, doses, stitched
@@ -63,7 +63,7 @@ class Measured:
 
     task: Task
     answers: Mapping[str, Mapping[str, Answers]]  # name of halves -> predictor, target and source -> measures
-    seen: Mapping[Kept, Array]  # records of a watch
+    seen: Mapping[Record, Array]  # records of a watch
 
     def drawn(self, name: str, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
         """Return the figures of all predictors of the named halves and of chance, on all samples and on resamples."""

@@ -22,15 +22,15 @@ from hf_stitch.representation import Representation
 from hf_stitch.resources import seconds_of
 from hf_stitch.running import ALONE, Run, joined
 from hf_stitch.scoring.halves import Halves, Predictor
-from hf_stitch.scoring.measured import Kept, Measure, Measured
+from hf_stitch.scoring.measured import Measure, Measured, Record
 from hf_stitch.statistics.base import within
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated, logits_of
 from hf_stitch.tasks.per_sample import OfSamples
 from hf_stitch.tasks.tokens import NextToken
 
-Parts = dict[Measure | Kept, list[Any]]
-KINDS: dict[str, type[Measure | Kept]] = {"answers": Measure, "seen": Kept}
+Parts = dict[Measure | Record, list[Any]]
+KINDS: dict[str, type[Measure | Record]] = {"answers": Measure, "seen": Record}
 """Names of the kinds of measurements in a state."""
 DIFFERS = "another number of threads or another machine rounds differently, which training amplifies"
 
@@ -42,12 +42,12 @@ class Watch(Protocol):
     def fingerprint(self) -> bytes:
         """Hash of everything that determines the records."""
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> Mapping[Kept, Array]:
+    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> Mapping[Record, Array]:
         """Return the records of the target's own activations of a batch, by layer."""
 
-    def see_stitched(
+    def record_stitched(
         self, predictor: Predictor, mapped: Representation, y: Representation, ids: Sequence[Id]
-    ) -> Mapping[Kept, Array]:
+    ) -> Mapping[Record, Array]:
         """Return the records of the output of a predictor; ``y`` are the target's own activations."""
 
 
@@ -69,10 +69,10 @@ class Scoring:
 
     def __init__(
         self, target: Whole, halves: Mapping[str, Halves], predictors: Sequence[Predictor], task: Task, *,
-        watch: Watch | None = None, kept: Sequence[str] = (), sizes: bool = False,
+        watch: Watch | None = None, measures: Sequence[str] = (), sizes: bool = False,
     ) -> None:  # fmt: skip
         self.target, self.halves, self.predictors, self.task, self.watch = target, halves, predictors, task, watch
-        self._kept, self._sizes = kept, sizes  # measures of predictors (default: all); whether texts are measured
+        self._measures, self._sizes = measures, sizes  # of predictors (default: all); whether texts are measured
         self._constants: dict[tuple[str, str], Tensor] = {}
 
     @property
@@ -104,7 +104,7 @@ class Scoring:
                     parts.setdefault(key, []).append(values)
                 if state is not None and state.checkpoint.due(count == last):
                     parts = {key: [concatenated(values)] for key, values in parts.items()}
-                    arrays = {_written(key): torch.from_numpy(of) for key, (of,) in parts.items()}
+                    arrays = {_encode_key(key): torch.from_numpy(of) for key, (of,) in parts.items()}
                     tensors = {**state.kept, **arrays, "watch": self._fingerprint}
                     state.checkpoint.save(state.offset + count, tensors)
         return self._measured(joined(run.processes.gather(parts)), samples)
@@ -116,12 +116,12 @@ class Scoring:
         seconds = seconds_of(lambda: measurements.append(self.run(few, quiet)), self.device)
         return seconds * len(samples) / len(few) / run.processes.count, measurements[0]
 
-    def _measure(self, batch: Batch, twin: Batch) -> dict[Measure | Kept, Any]:
+    def _measure(self, batch: Batch, twin: Batch) -> dict[Measure | Record, Any]:
         target, sizes = self._target(twin)
-        measured: dict[Measure | Kept, Any] = {}
+        measured: dict[Measure | Record, Any] = {}
         if self.watch is not None:
-            measured.update(self.watch.see_own(target.found, twin.ids).items())
-        once = _Once()
+            measured.update(self.watch.record_own(target.found, twin.ids).items())
+        once = _Memo()
         for name, halves in self.halves.items():
             front = once(halves.front, halves.encode, batch)
             sides = (batch, front.inputs), (twin, target.inputs)
@@ -135,7 +135,7 @@ class Scoring:
                     rows |= self.task.measure({**outputs, "target": target.output}, *sides)
                     outputs.clear()
                 if self.watch is not None and mapped is not None and like is not None:
-                    measured.update(self.watch.see_stitched(predictor, mapped, like, batch.ids).items())
+                    measured.update(self.watch.record_stitched(predictor, mapped, like, batch.ids).items())
             source, alone = front.output, halves.alone
             if alone is not None and not halves.reads_other_tokens:
                 source = once(id(alone), lambda net: net.forward(self.task.inputs(net, batch.samples)), alone)
@@ -144,7 +144,7 @@ class Scoring:
             if halves.reads_other_tokens and alone is not None and isinstance(self.task, NextToken):
                 rows["source"] = self.task.measure_alone(alone, batch)
             for who, row in rows.items():
-                names = self._kept if self._kept and who not in ("source", "target") else row
+                names = self._measures if self._measures and who not in ("source", "target") else row
                 measures = {**sizes, **{key: row[key] for key in names if key in row}}
                 measured |= {Measure(name, who, key): values for key, values in measures.items()}
         return measured
@@ -163,7 +163,7 @@ class Scoring:
         return run_to(self.target, inputs, layers, twin, "target", complete=True), sizes
 
     def _outputs(
-        self, predictor: Predictor, halves: Halves, front: Ran, like: Representation | None, once: _Once, count: int
+        self, predictor: Predictor, halves: Halves, front: Ran, like: Representation | None, once: _Memo, count: int
     ) -> tuple[Representation | None, Any]:
         """Return the mapped activations and the output of a predictor; a constant output is cached for all samples."""
         place = predictor.front, predictor.name
@@ -199,7 +199,7 @@ class Scoring:
             arrays = within("measures.", tensors)
             if short := [name for name, values in arrays.items() if len(values) != done]:
                 raise ValueError(f"{', '.join(short)} must have {done} samples")
-            parts = {_read(key): [values.numpy()] for key, values in arrays.items()}
+            parts = {_decode_key(key): [values.numpy()] for key, values in arrays.items()}
 
         state.checkpoint.load(torch.device("cpu"), range(state.offset + last + 1), restore)
         return done, parts
@@ -211,10 +211,10 @@ class Scoring:
     def _measured(self, parts: Parts, samples: PairedSamples) -> Measured:
         """Combine the measures of all batches."""
         answers: dict[str, dict[str, list[Answers]]] = {}
-        seen: dict[Kept, Array] = {}
+        seen: dict[Record, Array] = {}
         rows: dict[tuple[str, str], dict[str, list[Any]]] = {}
         for key, values in parts.items():
-            if isinstance(key, Kept):
+            if isinstance(key, Record):
                 seen[key] = np.concatenate(values)
             else:
                 rows.setdefault((key.front, key.who), {})[key.name] = values
@@ -224,7 +224,7 @@ class Scoring:
         return Measured(self.task, {name: self.task.joined(of, samples.a) for name, of in answers.items()}, seen)
 
 
-class _Once(dict[Hashable, Any]):
+class _Memo(dict[Hashable, Any]):
     """Cache of the results for a batch."""
 
     def __call__(self, key: Hashable, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -233,12 +233,12 @@ class _Once(dict[Hashable, Any]):
         return self[key]
 
 
-def _written(key: Measure | Kept) -> str:
+def _encode_key(key: Measure | Record) -> str:
     kind = next(name for name, of in KINDS.items() if isinstance(key, of))
     return f"measures.{json.dumps([kind, *astuple(key)])}"
 
 
-def _read(written: str) -> Measure | Kept:
+def _decode_key(written: str) -> Measure | Record:
     kind, *values = json.loads(written)
     if len(values) != len(fields(KINDS[kind])):
         raise ValueError(f"it has the format of an earlier version: {written}")

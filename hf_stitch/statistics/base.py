@@ -106,7 +106,7 @@ class Statistic(ABC):
 
     def merge(self, other: Self) -> Self:
         """Add the state of another statistic, which does not change."""
-        self.check_alike(other)
+        self.check_mergeable(other)
         self._settle()
         other._settle()
         self._combine(other)
@@ -120,7 +120,7 @@ class Statistic(ABC):
             part.merge(other._parts[name])
         return self
 
-    def check_alike(self, other: Self) -> None:
+    def check_mergeable(self, other: Self) -> None:
         """Check that another statistic and all its parts can be merged, before anything changes."""
         kind = type(self).__name__
         if type(other) is not type(self):
@@ -130,7 +130,7 @@ class Statistic(ABC):
             if expected.shape != actual.shape or not torch.equal(expected, actual.to(expected.device)):
                 raise ValueError(f"{kind} must have equal {name} to merge, got {_short(expected)} and {_short(actual)}")
         for name, part in self._parts.items():
-            part.check_alike(other._parts[name])
+            part.check_mergeable(other._parts[name])
 
     def all_reduce(self, accelerator: Accelerator) -> Self:
         """Combine the statistics of all processes; every process then has the total.

@@ -152,7 +152,7 @@ class LayerMoments(Statistic):
         return torch.cat([-2 * self._offset(side, i), side.sums.new_ones(1)])
 
     def _pairs(self, number: Callable[[Tensor, int, int], Tensor]) -> Tensor:
-        """A number computed from the co-moments of every pair; one pair is centred at a time."""
+        """Compute a number from the co-moments of every pair, centring one pair at a time."""
         rows, columns = len(self._x.blocks), len(self._y.blocks)
         return torch.stack(
             [torch.stack([number(self._scatter(i, j), i, j) for j in range(columns)]) for i in range(rows)]

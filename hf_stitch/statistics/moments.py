@@ -180,7 +180,7 @@ class Moments(Statistic):
         return f"Moments(dx={self.dx}, dy={self.dy}, n={self.n}, device='{self.device}')"
 
     def _absorb(self, n: int, mean: Tensor, scatter: Tensor) -> None:
-        """Chan's update: means are weighted by counts, and their difference adds to the scatter."""
+        """Apply Chan's update: means are weighted by counts, and their difference adds to the scatter."""
         if n == 0:
             return
         total = self.n + n

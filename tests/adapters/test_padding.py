@@ -25,7 +25,7 @@ from hf_stitch.artefacts.joining import joined_to_itself
 
 from tiny_networks import CLASSES, LAYERS, build, plain_tokenizer  # isort: skip
 
-NONE, EITHER, COUNTED = "none: texts of one length run together", "right or left", "right or left, with position_ids"
+NONE, EITHER, COUNTED = "none: texts run in groups of equal length", "right or left", "right or left, with position_ids"
 FAMILIES = {
     **dict.fromkeys(
         [("causal", name) for name in ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "biogpt", "llama", "opt", "mixtral")],

@@ -51,7 +51,7 @@ def without_padding() -> hf_stitch.Adapter:
 BERT, GPT2, VIT, CNN = (partial(network, family) for family in ("bert", "gpt2", "vit", "cnn"))
 COMPLEX = torch.zeros(3, SIZE, SIZE, dtype=torch.complex64)
 SAMPLES: dict[str, tuple[Callable[[], hf_stitch.Adapter], list[Any], str]] = {
-    "a text": (BERT, ["w1 w2", "", "w3"], r"^text 1 must contain at least one token: remove it, or pass a processor"),
+    "a text": (BERT, ["w1 w2", "", "w3"], r"^text 1 must contain at least one token: remove it, or pass a tokenizer"),
     "two texts, padded left": (GPT2, ["", ""], r"^text 0 must contain at least one token"),
     "a pair of texts": (BERT, [("w1", "w2"), ("", "")], r"^text 1 must contain at least one token"),
     "a missing image": (VIT, [PIXELS, None], r"^sample 1 is missing \(None\): remove it"),
@@ -94,7 +94,7 @@ def test_arrays_of_an_unknown_range_are_refused() -> None:
     [
         ("vit", [PIXELS, poisoned(float("nan")), PIXELS, PIXELS], "image 'b' contains NaN"),
         ("gpt2", ["w1 w2", "", "w3", "w4"], "text 'b' must contain at least one token"),
-        ("gpt2", Dataset.from_dict({"t": ["w1 w2", None, "w3", "w4"]}), "sample 'b' has no text; drop it with select"),
+        ("gpt2", Dataset.from_dict({"t": ["w1 w2", None, "w3", "w4"]}), "sample 'b' lacks text; drop it with select"),
     ],
 )
 def test_samples_of_a_data_set_are_named_by_their_ids(family: str, data: Any, message: str) -> None:

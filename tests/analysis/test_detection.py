@@ -14,7 +14,7 @@ import hf_stitch
 from hf_stitch.analysis.detection import recording, watching
 from hf_stitch.analysis.detection.discrimination import auroc, binned, discrimination, equivalent_dose, sided
 from hf_stitch.analysis.detection.evidence import Evidence, Watchers
-from hf_stitch.analysis.detection.noise import Noise, drawn_rows, folds, halves
+from hf_stitch.analysis.detection.noise import Noise, folds, halves, random_rows
 from hf_stitch.analysis.detection.recording import recorded
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.detection.watching import crossfitted
@@ -211,17 +211,17 @@ def test_halves_and_positions_depend_on_ids_alone() -> None:
     assert 30 < fold.sum() < 71 and np.array_equal(fold[7:9], folds(ids[7:9], 0))
     assert np.array_equal(halves([ids[i] for i in order], 0, "control"), second[order])
     values = torch.arange(3 * 40.0).view(3, 1, 5, 8)
-    rows = drawn_rows(Representation(values, "bchw"), ids[:3], 0, "positions")
+    rows = random_rows(Representation(values, "bchw"), ids[:3], 0, "positions")
     assert rows.shape == (3, 8, 1) and all(len(set(sample.flatten().tolist())) == 8 for sample in rows)
-    alone = drawn_rows(Representation(values[1:2], "bchw"), ids[1:2], 0, "positions")
+    alone = random_rows(Representation(values[1:2], "bchw"), ids[1:2], 0, "positions")
     assert torch.equal(alone[0], rows[1])
-    means = drawn_rows(Representation(values, "bchw"), ids[:3], 0, "samples")
+    means = random_rows(Representation(values, "bchw"), ids[:3], 0, "samples")
     assert torch.equal(means[:, 0, 0], values.mean((1, 2, 3)))
     mask = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
     text = Representation(torch.arange(10.0).view(2, 5, 1), "bnd", mask)
-    assert set(drawn_rows(text, ids[:2], 0, "positions")[0].flatten().tolist()) <= {1.0, 2.0}
+    assert set(random_rows(text, ids[:2], 0, "positions")[0].flatten().tolist()) <= {1.0, 2.0}
     with pytest.raises(ValueError, match="sample 'image 1' lacks positions"):
-        drawn_rows(text.replace(mask=mask & torch.tensor([[True], [False]])), ids[:2], 0, "positions")
+        random_rows(text.replace(mask=mask & torch.tensor([[True], [False]])), ids[:2], 0, "positions")
 
 
 def test_noise_has_the_size_and_the_covariance_that_it_claims() -> None:
@@ -232,7 +232,7 @@ def test_noise_has_the_size_and_the_covariance_that_it_claims() -> None:
     left = torch.randn(9, 25, 4, generator=g) * torch.tensor([5.0, 1, 1, 1])
     source = Noise.of([own], range(400), 0, list(left))
     assert source.kinds == ("coloured", "isotropic", "residual")
-    drawn = {kind: source.draw(kind, own, range(400, 800), 0) for kind in source.kinds}
+    drawn = {kind: source.sample(kind, own, range(400, 800), 0) for kind in source.kinds}
     for noise in drawn.values():
         assert noise.square().sum() / values.square().sum() == pytest.approx(1, rel=0.06)
     shapes = {
@@ -252,7 +252,7 @@ def test_coloured_noise_varies_between_positions_as_the_activations_do() -> None
     g = torch.Generator().manual_seed(0)
     own = Representation(torch.randn(300, 1, 3, generator=g).expand(300, 6, 3), "bnd")
     source = Noise.of([own], range(300), 0)
-    noise = {kind: source.draw(kind, own, range(300), 0) for kind in source.kinds}
+    noise = {kind: source.sample(kind, own, range(300), 0) for kind in source.kinds}
     assert torch.equal(noise["coloured"], noise["coloured"][:, :1].expand(300, 6, 3))
     assert noise["coloured"].mean(1).square().sum() > 5 * noise["isotropic"].mean(1).square().sum()
 
@@ -269,11 +269,11 @@ def test_noise_depends_neither_on_the_order_of_samples_nor_on_their_batch_nor_on
     order = [2, 0, 1]
     turned = Noise.of([own.replace(values=own.values[order], mask=mask[order])], "cab", 7, residuals)
     for kind in source.kinds:
-        noise = source.draw(kind, own, range(3), 7)
+        noise = source.sample(kind, own, range(3), 7)
         assert not noise[~mask].any() and noise[mask].all()
-        torch.testing.assert_close(source.draw(kind, first, [0], 7), noise[:1, :4])
-        torch.testing.assert_close(source.draw(kind, second, [1], 7), noise[1:2, [0, 3, 4, 5]])
-        torch.testing.assert_close(turned.draw(kind, own, range(3), 7), noise)
+        torch.testing.assert_close(source.sample(kind, first, [0], 7), noise[:1, :4])
+        torch.testing.assert_close(source.sample(kind, second, [1], 7), noise[1:2, [0, 3, 4, 5]])
+        torch.testing.assert_close(turned.sample(kind, own, range(3), 7), noise)
 
 
 def test_prefix_tokens_get_noise_of_their_own_size() -> None:
@@ -286,18 +286,18 @@ def test_prefix_tokens_get_noise_of_their_own_size() -> None:
     own = Representation(values, "bnd", prefix_tokens=2, grid=(2, 3))
     source = Noise.of([own.replace(values=part) for part in values.split(150)], range(500), 0, list(values[:9] * 2))
     for kind in source.kinds:
-        noise = source.draw(kind, own, range(500, 1000), 0)
+        noise = source.sample(kind, own, range(500, 1000), 0)
         for place in (0, 2, 7):
             sizes = noise[:, place].square().sum() / values[:, place].square().sum()
             assert sizes == pytest.approx(1, rel=0.5), (kind, place)
-    coloured = source.draw("coloured", own, range(500, 1000), 0)
+    coloured = source.sample("coloured", own, range(500, 1000), 0)
     assert not coloured[:, 1].any()  # it has no covariance
     found, expected = coloured[:, 0].T.cov(), values[:, 0].T.cov()
     torch.testing.assert_close(found / found.trace(), expected / expected.trace(), atol=0.12, rtol=0)
     # One donor gives both, so that class token and positions vary together.
     alike = torch.cat([values[:, :1], values[:, :1]], 1)
     both = Noise.of([Representation(alike, "bnd", prefix_tokens=1)], range(500), 0)
-    drawn = both.draw("coloured", Representation(alike, "bnd", prefix_tokens=1), range(500), 0)
+    drawn = both.sample("coloured", Representation(alike, "bnd", prefix_tokens=1), range(500), 0)
     torch.testing.assert_close(drawn[:, 0], drawn[:, 1])
     with pytest.raises(ValueError, match="at least 2 samples, got 1"):
         Noise.of([own.replace(values=values[:1])], range(1), 0)
@@ -308,7 +308,7 @@ def test_no_donor_of_noise_is_in_both_folds(kind: str) -> None:
     g = torch.Generator().manual_seed(0)
     own = Representation(torch.randn(200, 3, 4, generator=g), "bnd")
     source = Noise.of([own], range(200), 0, list(torch.randn(20, 3, 4, generator=g)))
-    noise, second = source.draw(kind, own, range(200), 5), folds(range(200), 5)
+    noise, second = source.sample(kind, own, range(200), 5), folds(range(200), 5)
     first, other = ({tuple(row) for row in noise[chosen].flatten(1).tolist()} for chosen in (~second, second))
     assert not first & other and min(len(first), len(other)) > 8
 

@@ -66,7 +66,7 @@ def layers(example: Tensor) -> Callable[[], Any]:
 
 ROOT = Path(__file__).parents[2]
 SAVED = Activations({"layer": torch.randn(6, 4)}, range(6))
-OF_0, RUNS = "the processor= of sample 0 ", "Net fails on its example inputs, "
+OF_0, RUNS = "the output of processor= for sample 0 ", "Net fails on its example inputs, "
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a class": (lambda: hf_stitch.load(Net), TypeError, "model must be a network.*got the class Net: pass an instance"),
     "a state dict": (

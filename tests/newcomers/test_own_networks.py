@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no function": (linear(TfidfVectorizer(), **EXAMPLE), TypeError, r"^processor must be a function .*, got Tfidf"),
     "no mask": (
         preprocessed(Masked, ids, ["a b"]), ValueError,
-        r"must return a dict .* the keys input_ids, attention_mask, got input_ids",
+        r"must be a dict .* the keys input_ids, attention_mask, got input_ids",
     ),
     "ids of other lengths": (
         preprocessed(Bag, lambda text: torch.tensor([1] * len(text.split())), ["a b", "a"]), ValueError,
@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an error": (preprocessed(Bag, lambda text: ids(text.words), ["a"]), ValueError, r"sample 0 raised AttributeErr"),
     "other names": (
         preprocessed(Bag, lambda text: {"words": ids(text)}, ["a"]), ValueError,
-        r"must return a dict .* the keys ids, got words",
+        r"must be a dict .* the keys ids, got words",
     ),
     "no offsets": (preprocessed(Bag, ids, ["good film"], offsets=True), ValueError, r"fast tokenizer"),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from hf_stitch.pairs import Pair
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel, HalvesOfPair, Predictor, models_of
-from hf_stitch.scoring.measured import Kept
+from hf_stitch.scoring.measured import Record
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -45,16 +45,18 @@ class Watching:
 
     fingerprint: bytes = b""
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Any]) -> dict[Kept, Any]:
-        found: dict[Kept, Any] = {Kept("ids", "none", ""): np.array(ids)}
-        return found | {Kept("own", "none", layer): each.values.flatten(1).sum(1).numpy() for layer, each in y.items()}
+    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Any]) -> dict[Record, Any]:
+        found: dict[Record, Any] = {Record("ids", "none", ""): np.array(ids)}
+        return found | {
+            Record("own", "none", layer): each.values.flatten(1).sum(1).numpy() for layer, each in y.items()
+        }
 
-    def see_stitched(self, predictor: Predictor, mapped: Any, y: Any, ids: Sequence[Any]) -> dict[Kept, Any]:
+    def record_stitched(self, predictor: Predictor, mapped: Any, y: Any, ids: Sequence[Any]) -> dict[Record, Any]:
         return {stitched(predictor.name): (mapped.values - y.values).flatten(1).norm(dim=1).numpy()}
 
 
-def stitched(name: str) -> Kept:
-    return Kept("stitched", "none", name)
+def stitched(name: str) -> Record:
+    return Record("stitched", "none", name)
 
 
 def test_halves_of_a_model_and_of_its_parents_measure_the_same(place: Any) -> None:
@@ -116,7 +118,7 @@ def test_models_with_one_front_and_one_source_run_both_once(place: Any, monkeypa
 def test_a_watch_is_shown_the_activations_of_target_and_stitches(place: Any) -> None:
     scoring = of_model(place, watch=Watching())
     seen = scoring.run(PairedSamples.of(place.test), RUN).seen
-    ids, own = Kept("ids", "none", ""), Kept("own", "none", "0")
+    ids, own = Record("ids", "none", ""), Record("own", "none", "0")
     assert seen[ids].tolist() == list(place.test.ids)
     assert set(seen) == {ids, own, stitched("stitched"), stitched("identity")}
     assert seen[stitched("stitched")].mean() < seen[stitched("identity")].mean()

@@ -119,7 +119,7 @@ class Interface(Record):
     @property
     def padding(self) -> str:
         """Sides where texts are padded, in words; empty for other modalities."""
-        where = " or ".join(self.sides) or "none: texts of one length run together"
+        where = " or ".join(self.sides) or "none: texts run in groups of equal length"
         counted = ", with position_ids" if "left" in self.sides and POSITIONS in self.arguments else ""
         return where + counted if self.modality == "text" else ""
 
@@ -150,7 +150,7 @@ class Interface(Record):
         """Return the context of an input: its arguments with the content erased.
 
         Floating-point content becomes zeros of the same shape, expanded from one element. If a sample has several
-        images, each becomes zeros or ones: networks recognise padding by images of zeros. Token ids become
+        images, they become ones; images of zeros, which networks treat as padding, stay zeros. Token ids become
         :attr:`filler_id`, except for :attr:`special_ids`.
         """
         context = dict(inputs)

@@ -21,7 +21,7 @@ PADDED, LARGEST, INTEGERS = 2, 1e30, 0.1
 
 
 @torch.no_grad()
-def tried(model: nn.Module, run: Run, interface: Interface, text: Tensor | None, pad: int | None) -> Interface:
+def probe_padding(model: nn.Module, run: Run, interface: Interface, text: Tensor | None, pad: int | None) -> Interface:
     """Return the interface of a network of texts, with the sides where padding leaves activations unchanged.
 
     Texts run without padding, then padded on each side, with position ids if the network accepts them. If no side
@@ -38,13 +38,13 @@ def tried(model: nn.Module, run: Run, interface: Interface, text: Tensor | None,
             alone = _activations(model, run, interface, {"input_ids": text, MASK: ones})
             padded = {"input_ids": _padded_right_and_left(text, fill), MASK: _padded_right_and_left(ones, 0)}
             padded[POSITIONS] = positions_of(padded[MASK])
-            both_sides = _activations(model, run, interface, padded)
+            padded_outputs = _activations(model, run, interface, padded)
             tolerance = INTEGERS if _has_integers(model) else 0.0
-            sides = tuple(side for side in get_args(Side) if _is_unchanged(alone, both_sides, side, text, tolerance))
-            merged = (
-                both_sides[at].shape[1] - v.shape[1] not in (0, PADDED) for at, v in alone.items() if v.dim() == 3
+            sides = tuple(
+                side for side in get_args(Side) if _is_unchanged(alone, padded_outputs, side, text, tolerance)
             )
-            by_length = not any(merged)
+            added = {padded_outputs[at].shape[1] - v.shape[1] for at, v in alone.items() if v.dim() == 3}
+            by_length = added <= {0, PADDED}
     if "right" not in sides and POSITIONS in interface.arguments:  # the network computes other positions
         arguments = tuple(name for name in interface.arguments if name != POSITIONS)
         sides, interface = (), replace(interface, arguments=arguments)
@@ -68,9 +68,7 @@ def _activations(model: nn.Module, run: Run, interface: Interface, inputs: Mappi
     outputs: dict[Any, Tensor] = {}
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
-        outputs.update(
-            {(module, path): value.clone() for path, value in tree.tensors(output).items() if value.dim() > 1}
-        )
+        outputs.update({(module, path): v.clone() for path, v in tree.tensors(output).items() if v.dim() > 1})
 
     if interface.given:
         inputs = {**inputs, **decoder_inputs(inputs, interface)}

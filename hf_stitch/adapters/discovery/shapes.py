@@ -163,10 +163,7 @@ class Shapes:
         for call in self.traces[0].calls.values():
             module = self.model.get_submodule(call.name)
             for received, returned in _inputs_and_outputs(call):
-                for tick, seen in (
-                    *((call.entered, one) for one in received),
-                    *((call.exited, one) for one in returned),
-                ):
+                for tick, seen in (*((call.entered, x) for x in received), *((call.exited, y) for y in returned)):
                     if (axis := _channel_axis(module, seen.shape)) is not None:
                         channels.append((tick, seen, axis))
         return channels
@@ -182,15 +179,13 @@ class Shapes:
     @cached_property
     def _connected(self) -> defaultdict[int | None, set[int | None]]:
         """For each tensor, the tensors of the same shape that a single module connects to it."""
-        kin = defaultdict(set)
+        connected = defaultdict(set)
         for call in self.traces[0].calls.values():
             for received, returned in _inputs_and_outputs(call):
-                for source, target in (
-                    (source, target) for source in received for target in returned if source.shape == target.shape
-                ):
-                    kin[source.value].add(target.value)
-                    kin[target.value].add(source.value)
-        return kin
+                for x, y in ((x, y) for x in received for y in returned if x.shape == y.shape):
+                    connected[x.value].add(y.value)
+                    connected[y.value].add(x.value)
+        return connected
 
     # -- positions ----------------------------------------------------------------------------------------------------
     def _arranged(self, call: Call, trace: int = 0) -> Sequence[Arrangement]:
@@ -265,9 +260,7 @@ def _inputs_and_outputs(call: Call) -> list[tuple[list[TracedTensor], list[Trace
         leaves = [leaf for _, leaf in tree.leaves(content) if isinstance(leaf, TracedTensor)]
         return [leaf for leaf in leaves if leaf.depends and len(leaf.shape) in (3, 4)]
 
-    return [
-        (values(received), values(returned)) for received, returned in zip(call.arguments, call.outputs, strict=True)
-    ]
+    return [(values(x), values(y)) for x, y in zip(call.arguments, call.outputs, strict=True)]
 
 
 def _token_split(

@@ -217,11 +217,11 @@ class Survey:
         if layer not in names:
             hint = did_you_mean(layer, self.blocks) or did_you_mean(layer, names)
             raise NotACutError(
-                f"{subject} does not exist{f'; did you mean {hint!r}?' if hint else '.'} {self._cuts_or_candidates()}"
+                f"{subject} does not exist{f'; did you mean {hint!r}?' if hint else '.'} {self._list_blocks()}"
             )
         call = self.trace.calls.get(layer)
         if call is None:
-            raise NotACutError(f"{subject} does not run in a forward. {self._cuts_or_candidates()}")
+            raise NotACutError(f"{subject} does not run in a forward. {self._list_blocks()}")
         if len(call.outputs) > 1:
             raise NotACutError(
                 f"{subject} runs {len(call.outputs)} times in one forward and does not have a single representation"
@@ -303,7 +303,7 @@ class Survey:
             after = dict(self._after(cut))
             yield CutPlan("stubs", stubs, entry, after=after, records=self._records)
         sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
-        for removed in (after, {}):  # last resort: the front half replaces none
+        for removed in (after, {}):  # last resort: the front half replaces no modules
             yield CutPlan("stubs", stubs, entry, materialise=True, after=removed, records=self._records)
             yield CutPlan("full", sources, entry, after=removed, records=self._records)
 
@@ -404,7 +404,7 @@ class Survey:
         names = tuple(name for name in self.blocks if name in self._plans)
         return f" {INSTEAD}: {_short(names)}" if names else ""
 
-    def _cuts_or_candidates(self) -> str:
+    def _list_blocks(self) -> str:
         """List the blocks that are cuts or, without any, the candidates."""
         names = tuple(name for name in self.blocks if name in self._plans)
         return f"Cuts: {_short(names)}" if names else f"Candidates, not verified yet: {_short(self.blocks)}"

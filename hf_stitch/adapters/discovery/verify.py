@@ -44,7 +44,7 @@ class Observed:
 
 
 class Verifier:
-    """Test of plans on a model."""
+    """Verification of plans on a model."""
 
     def __init__(self, model: nn.Module, run: Run, probes: Probes) -> None:
         self.model, self.run, self.probes, self.interface = model, run, probes, probes.interface

@@ -148,10 +148,8 @@ class Transformers(Library):
                     f"the network without its head. To load a head, pass task= ({', '.join(AUTO_CLASSES)})"
                 )
         if options.pop("pretrained", True):
-            peft_options = {
-                name: value for name, value in hub.items() if name not in ("trust_remote_code", "gguf_file")
-            }
-            if not is_peft_available() and find_adapter_config_file(place, **peft_options):
+            access = {name: value for name, value in hub.items() if name not in ("trust_remote_code", "gguf_file")}
+            if not is_peft_available() and find_adapter_config_file(place, **access):
                 raise ImportError(
                     f"{place} contains a PEFT adapter in addition to the weights of a network, which would be loaded "
                     "without the adapter: pip install peft"
@@ -294,9 +292,7 @@ class Transformers(Library):
         if unknown := arguments.keys() - OPTIONAL_PARTS.keys():
             raise ValueError(f"arguments of {blueprint['class']} must be {', '.join(OPTIONAL_PARTS)}, got {unknown}")
         attention = blueprint.get("attention")
-        lacking = AttentionError(
-            f"{kind.__name__} does not support {attention!r} in transformers {transformers.__version__}"
-        )
+        lacking = AttentionError(f"{kind.__name__} lacks {attention!r} in transformers {transformers.__version__}")
         if str(attention).startswith("flash_attention_") and not is_installed(attention):
             raise lacking
 
@@ -325,9 +321,7 @@ class Transformers(Library):
 
 def _arguments(model: nn.Module) -> dict[str, bool]:
     """Return the non-default constructor arguments of a model, in addition to the config."""
-    defaults = {
-        name: parameter.default for name, parameter in inspect.signature(type(model).__init__).parameters.items()
-    }
+    defaults = {name: p.default for name, p in inspect.signature(type(model).__init__).parameters.items()}
     values = {}
     for name in OPTIONAL_PARTS.keys() & defaults.keys():
         with suppress(AttributeError):  # a class without this part
@@ -382,9 +376,7 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
         pad_id=pad_id(config),
         arguments=tuple(n for n in texts if n in arguments),
         max_tokens=_max_tokens(model, config, processor),
-        given=tuple(
-            argument for argument in IDS if argument != name and "decoder_input_ids" in example and argument in example
-        ),
+        given=tuple(ids for ids in IDS if ids != name and "decoder_input_ids" in example and ids in example),
         start_id=_start_id(config),
     )
 
@@ -394,10 +386,8 @@ def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
     positions = getattr(text_config(config), "max_position_embeddings", None)
     if positions is not None and (table := positions_from_padding(model)) is not None:
         positions -= int(table.padding_idx or 0) + 1
-    limits = [
-        limit for limit in (getattr(tokenizer, "model_max_length", None), positions) if limit and 0 < limit < 10**9
-    ]
-    return min(limits, default=None)
+    limits = (getattr(tokenizer, "model_max_length", None), positions)
+    return min((limit for limit in limits if limit and 0 < limit < 10**9), default=None)
 
 
 def _without(values: Any, keys: tuple[str, ...]) -> Any:

@@ -183,9 +183,8 @@ class PrefixAdapter(Adapter):
         cut, plan = self.cut(layer)
         gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
         copied = copy_without(self.model, gone)
-        embedding = (
-            None if self.own is None else nn.Embedding.from_pretrained(self.own.weight.detach().clone(), freeze=False)
-        )
+        weight = None if self.own is None else self.own.weight.detach().clone()
+        embedding = None if weight is None else nn.Embedding.from_pretrained(weight, freeze=False)
         front = PrefixFront(copied, cut, plan, self.source.interface, self.interface, self.start, embedding)
         front.attach(self.reader.source, self.reader.target)
         return front
@@ -248,9 +247,7 @@ def _check_branches(adapter: PrefixAdapter) -> None:
     together: dict[str, Tensor] = {}
     inputs = arguments(reading.to_inputs(), place_of(model)[1])
     try:
-        adapter.source.run_branches(
-            inputs, [layer], lambda name, representation: together.update({name: representation.values.clone()})
-        )
+        adapter.source.run_branches(inputs, [layer], lambda name, r: together.update({name: r.values.clone()}))
     except Exception as cause:  # libraries raise any exception for a mask that they do not accept
         raise ValueError(
             f"align='prefix' requires a decoder that accepts a mask of queries by keys; {type(model).__name__} raised "
@@ -269,7 +266,7 @@ def _check_branches(adapter: PrefixAdapter) -> None:
 
 
 class PrefixFront(Front):
-    """The part of a decoder up to a cut, for tokens of a second tokenizer, the target's.
+    """The part of a decoder up to a cut, for the tokens of a target with another tokenizer.
 
     At each token of the target, it outputs the activations of the decoder for the text up to the end of the token,
     followed by the embedding of the token in the target if ``own`` is set. See

@@ -48,7 +48,7 @@ def check_layer(spec: RepresentationSpec, rows: Rows) -> None:
         raise ValueError(f"rows={rows!r} is undefined for {spec}; use 'mean' or 'flat'")
 
 
-def differ(a: RepresentationSpec, b: RepresentationSpec, rows: Rows) -> str:
+def mismatch(a: RepresentationSpec, b: RepresentationSpec, rows: Rows) -> str:
     """Return why rows i of two layers do not correspond; empty if they do."""
     if per_sample(rows):
         return ""
@@ -62,10 +62,10 @@ def differ(a: RepresentationSpec, b: RepresentationSpec, rows: Rows) -> str:
     return ""
 
 
-def mixed(sides: Sequence[Sequence[RepresentationSpec]], rows: Rows) -> str:
+def mixed_kinds(sides: Sequence[Sequence[RepresentationSpec]], rows: Rows) -> str:
     """Return the kinds of rows that a comparison mixes; empty if there is only one kind."""
     first, last = [list(specs) for specs in (sides[0], sides[-1])] if sides else ([], [])
-    pairs = [(kind_of(a), kind_of(b)) for a in first for b in last if not differ(a, b, rows)]
+    pairs = [(kind_of(a), kind_of(b)) for a in first for b in last if not mismatch(a, b, rows)]
     vectors = {kind == "vector" for pair in pairs for kind in pair}
     if len({a != b for a, b in pairs}) > 1 and rows == "resized":
         return "positions of equal grids and resized positions"

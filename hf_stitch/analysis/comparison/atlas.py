@@ -42,7 +42,7 @@ class LayerSize:
 class SimilarityAtlas(Result):
     """Similarity of each layer of a with each layer of b under one or more metrics, returned by :func:`compare`.
 
-    Methods take a metric of the atlas by its name, with or without options (:meth:`label`); by default the first.
+    Methods accept the name of a metric, with or without options (:meth:`label`); the default is the first metric.
 
     Attributes:
         values: Metric -> (layers of a, layers of b) float64; NaN where the metric is undefined.

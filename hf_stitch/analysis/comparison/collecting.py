@@ -83,14 +83,14 @@ class Collector:
             specs.setdefault(_ROWS, ("rows", {}))
         rows = n if reader.per_sample else None
         self._statistics = {name: _statistic(*spec, group, reader, folder, rows) for name, spec in specs.items()}
-        self._kept: dict[str, dict[Key, Any]] = {name: {} for name in specs}
+        self._stored: dict[str, dict[Key, Any]] = {name: {} for name in specs}
 
     def take(self, key: Key, rows: Tensor) -> Tensor:
         """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch."""
         products: list[Tensor] = []
         for name, statistic in self._statistics.items():
             stored = statistic.keep(rows) if isinstance(statistic, MinibatchGrams) else rows.clone()
-            self._kept[name][key] = stored
+            self._stored[name][key] = stored
             products += [stored.products] if isinstance(stored, Gram) else []
         # Non-finite rows make the products non-finite, and the products are cheaper to check.
         return products[0].sum().isfinite() if products else finite(rows)
@@ -98,7 +98,7 @@ class Collector:
     def end(self) -> None:
         """Update the statistics with the current batch after all its matrices were added."""
         for name, statistic in self._statistics.items():
-            stored = self._kept[name]
+            stored = self._stored[name]
             second = None if self.group.same else [stored[key] for key in self.group.y]
             statistic.update([stored[key] for key in self.group.x], second)
             stored.clear()

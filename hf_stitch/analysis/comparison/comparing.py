@@ -137,7 +137,7 @@ def flops_of_permutation(
     return total
 
 
-def taken_routes(routes: Sequence[RouteCost], available: int) -> dict[str, str]:
+def chosen_routes(routes: Sequence[RouteCost], available: int) -> dict[str, str]:
     """Return the name of the chosen route of each metric."""
     taken = {route.metric: route.name for route in routes if route.chosen}
     for metric in dict.fromkeys(route.metric for route in routes):
@@ -215,7 +215,7 @@ class Comparison:
         with ExitStack() as stack:
             place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
             state = Checkpoint(place, processes.rank, lasting=folder is not None)
-            taken = processes.agree(state.begin(recipe, lambda: taken_routes(self._routes, self._available)))
+            taken = processes.agree(state.begin(recipe, lambda: chosen_routes(self._routes, self._available)))
             start, stop = processes.part(reader.n)
             collectors = [
                 Collector(group, reader, self._metrics, taken, state.rows / str(i), stop - start, keep_rows)
@@ -242,7 +242,7 @@ class Comparison:
         )  # fmt: skip
 
     def _print_cost(self, permutations: int) -> None:
-        """Print how long a test will take, if it takes long."""
+        """Print the predicted duration of a long test."""
         seconds = permutations * flops_of_permutation(self._metrics, self._routes, self._reader) / speed()
         if seconds >= SILENT and self._run.shown("permuting"):
             pairs = f"{len(self._reader.layers_a)} × {len(self._reader.layers_b)} pairs of layers"
@@ -262,7 +262,7 @@ class Comparison:
             }
             for collector in collectors:
                 matrix[collector.group.pairs], reasons = collector.values(label)
-                reasons = self._by_chance(label, collector.group, matrix) | reasons
+                reasons = self._mark_chance_level(label, collector.group, matrix) | reasons
                 undefined |= {pair_name(label, layers_a[i], layers_b[j]): reason for (i, j), reason in reasons.items()}
             if np.isnan(matrix).all():
                 reason = undefined[pair_name(label, layers_a[0], layers_b[0])]
@@ -272,7 +272,7 @@ class Comparison:
                 )
         return values, undefined
 
-    def _by_chance(self, label: str, group: Group, matrix: Array) -> dict[tuple[int, int], str]:
+    def _mark_chance_level(self, label: str, group: Group, matrix: Array) -> dict[tuple[int, int], str]:
         """Mark pairs of layers with a similarity that independent rows of the same widths reach too."""
         metric, reader = self._metrics[label], self._reader
         biased = metric.higher_is_better and metric.range[1] == 1 and not metric.independent_rows

@@ -15,7 +15,7 @@ from torch import Tensor
 from hf_stitch.adapters.base import LayerCallback
 from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.activations import Activations
-from hf_stitch.analysis.comparison.asking import POOLINGS, Rows, check_layer, differ, mixed, per_sample
+from hf_stitch.analysis.comparison.asking import POOLINGS, Rows, check_layer, mismatch, mixed_kinds, per_sample
 from hf_stitch.analysis.comparison.sides import Networks, Side
 from hf_stitch.metrics._routes import Workload
 from hf_stitch.printing import warn
@@ -185,7 +185,7 @@ class LayerReader:
                     raise ValueError(f"layer {name!r} of {side}: {error}") from error
         by_rows: dict[tuple[Grid, tuple[int, ...]], list[int]] = {}
         for place, spec in enumerate(specs_b):
-            reasons = [differ(spec_a, spec, self.kind) for spec_a in specs_a]
+            reasons = [mismatch(spec_a, spec, self.kind) for spec_a in specs_a]
             self.undefined |= {(place_a, place): reason for place_a, reason in enumerate(reasons) if reason}
             grid = None if self.per_sample else spec.grid
             by_rows.setdefault((grid, tuple(i for i, reason in enumerate(reasons) if not reason)), []).append(place)
@@ -205,7 +205,7 @@ class LayerReader:
                 f"{self.undefined[0, 0]}; use rows='resized' to resize grids, or rows='mean' for one row per sample"
             )
         raw = [specs for side, specs in ((self.sides[0], specs_a), (self.sides[-1], specs_b)) if not _is_pooled(side)]
-        if kinds := mixed(raw, self.kind):
+        if kinds := mixed_kinds(raw, self.kind):
             warn(f"this comparison mixes values from {kinds}; do not compare the two kinds with each other")
         return tuple(groups)
 

@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 class NetworkAtlas(Result):
     """Similarity of all layers of several networks, returned by :func:`hf_stitch.compare_all`.
 
-    Methods take a metric of the atlas by its name, with or without options; by default the first.
+    Methods accept the name of a metric, with or without options; the default is the first metric.
 
     Attributes:
         atlas: Similarity of all pairs of layers of all networks; layers are named ``network/layer``.

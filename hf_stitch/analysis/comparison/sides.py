@@ -240,7 +240,7 @@ def _tokenized(networks: Sequence[Network], start: int, stop: int) -> list[Token
 
 @dataclass(frozen=True)
 class _Segments:
-    """The tokens of each segment of a batch."""
+    """Tokens of each segment of a batch."""
 
     shape: tuple[int, int]  # shape of the batch, (samples, tokens)
     tokens: Tensor  # (assigned tokens,) flat indices in the batch of the tokens with a segment, sorted by segment
@@ -282,7 +282,7 @@ class Sides:
     """Networks and saved activations by name. Each network is loaded once."""
 
     def __init__(self, networks: Mapping[str, Comparable], run: Run) -> None:
-        self._given, self._device = networks, run.processes.device
+        self._networks, self._device = networks, run.processes.device
         self._loaded: dict[object, Adapter] = {}
 
     def _load(self, network: str | nn.Module | Adapter) -> Adapter:
@@ -294,7 +294,7 @@ class Sides:
     def weights(self) -> dict[str, WeightSide]:
         """Return the networks for a comparison of weights. Modules do not require example inputs."""
         sides = {}
-        for name, network in self._given.items():
+        for name, network in self._networks.items():
             if isinstance(network, Activations):
                 raise TypeError(f"{name} must be a network to compare weights, got saved activations; pass the network")
             if isinstance(network, nn.Module):
@@ -311,12 +311,12 @@ class Sides:
         """Return all sides and check that they meet; the last side reads the paired data."""
         both = {"data": data, "paired_data": paired_data}
         data_by_argument = {argument: samples for argument, samples in both.items() if samples is not None}
-        reads = dict.fromkeys(self._given, "data")
+        reads = dict.fromkeys(self._networks, "data")
         if paired_data is not None:
             reads[[*reads][-1]] = "paired_data"
         for argument in data_by_argument:
             names = [name for name, source in reads.items() if source == argument]
-            if all(isinstance(self._given[name], Activations) for name in names):
+            if all(isinstance(self._networks[name], Activations) for name in names):
                 are = "are" if len(names) > 1 else "is"
                 raise ValueError(f"{' and '.join(names)} {are} saved activations; leave {argument} out")
         readers = {argument: Reader(Samples.of(samples)) for argument, samples in data_by_argument.items()}
@@ -330,7 +330,7 @@ class Sides:
         return sides
 
     def _side(self, name: str, reader: Reader | None, asked: Asked) -> Side:
-        network = self._given[name]
+        network = self._networks[name]
         if isinstance(network, Activations):
             if network.pooling not in (None, POOLINGS[asked.rows]):
                 raise ValueError(

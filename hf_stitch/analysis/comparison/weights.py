@@ -27,7 +27,7 @@ Pair = tuple[str, str]
 """One layer from each of two networks."""
 
 
-def read_of(
+def read_weights(
     model: nn.Module, metrics: Mapping[str, WeightMetric], layers: Iterable[str] | None, argument: str = "layers"
 ) -> dict[str, dict[str, Weights]]:
     """Read the weights that each metric compares from modules of a network and their submodules."""
@@ -48,7 +48,7 @@ def read_of(
             if names is None or any(layer == name or layer.startswith(f"{name}.") for name in names)
         }
         if not selected:
-            raise ValueError(f"{argument} must contain layers that {label} reads, got {names}; use {_listed(read)}")
+            raise ValueError(f"{argument} must contain layers that {label} reads, got {names}; use {_join_names(read)}")
         readings[label] = selected
     return readings
 
@@ -57,8 +57,8 @@ def compare_weights(
     sides: Mapping[str, WeightSide], metrics: Mapping[str, WeightMetric], layers: Mapping[str, Iterable[str] | None]
 ) -> SimilarityAtlas:
     """Compare the layers of two networks, ``a`` and ``b``, by metrics of weights."""
-    a, b = (read_of(side.model, metrics, layers[name], f"layers_{name}") for name, side in sides.items())
-    atlas, values = _compared(a, b, metrics)
+    a, b = (read_weights(side.model, metrics, layers[name], f"layers_{name}") for name, side in sides.items())
+    atlas, values = _compare_pairs(a, b, metrics)
     whole: dict[str, float] = {}
     undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
@@ -80,12 +80,12 @@ def compare_all_weights(
     Returns the atlas of all layers, named ``network/layer``; the layers of each network; and by metric the values of
     whole networks, ``(networks, networks)``, NaN where two networks are not comparable in all layers.
     """
-    read = {name: read_of(side.model, metrics, layers.get(name)) for name, side in sides.items()}
+    read = {name: read_weights(side.model, metrics, layers.get(name)) for name, side in sides.items()}
     flat: dict[str, dict[str, Weights]] = {
         label: {f"{name}/{layer}": w for name, of in read.items() for layer, w in of[label].items()}
         for label in metrics
     }
-    atlas, values = _compared(flat, flat, metrics)
+    atlas, values = _compare_pairs(flat, flat, metrics)
     whole = {label: np.full((len(read), len(read)), np.nan) for label in metrics}
     undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
@@ -111,7 +111,7 @@ def same_layers(
     return values, {layer: reason for (layer, _), reason in reasons.items()} | ({WHOLE: cause} if cause else {})
 
 
-def _compared(
+def _compare_pairs(
     a: Readings, b: Readings, metrics: Mapping[str, WeightMetric]
 ) -> tuple[SimilarityAtlas, dict[str, dict[Pair, float]]]:
     """Compare all pairs of layers of two networks from the weights that were read."""
@@ -180,6 +180,6 @@ def _recipe(metrics: Mapping[str, WeightMetric]) -> dict[str, Any]:
     }
 
 
-def _listed(read: Mapping[str, Weights], limit: int = 5) -> str:
+def _join_names(read: Mapping[str, Weights], limit: int = 5) -> str:
     names = list(read)
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "") or "nothing"

@@ -23,7 +23,7 @@ from hf_stitch.analysis.detection.discrimination import (
     sided,
 )
 from hf_stitch.analysis.detection.noise import DOSES, halves
-from hf_stitch.analysis.detection.recording import View, handed_over, received
+from hf_stitch.analysis.detection.recording import View, stitched_view, target_view
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.detection.watching import Seen, Watch, check_far, check_needs, fit_watch
 from hf_stitch.data import Samples
@@ -32,7 +32,7 @@ from hf_stitch.detectors import Detector
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import Predictor
-from hf_stitch.scoring.measured import Kept
+from hf_stitch.scoring.measured import Record
 from hf_stitch.stitches import StitchingLayer
 
 Array = NDArray[np.float64]
@@ -104,37 +104,37 @@ class Watchers:
         """Hash of the fitted detectors; empty without detectors."""
         return b"".join(watch.fingerprint for watch in self.watches.values())
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Kept, Array]:
+    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Record, Array]:
         """Return the records of the target's own activations."""
-        records: dict[Kept, Any] = {}
+        records: dict[Record, Any] = {}
         places, chosen = self._chosen(ids)
         for view, watch in self.watches.items():
             for layer in self.layers[view]:
-                records[Kept("norm", view, layer)] = self._squares(layer, view, received(y[layer], view))
+                records[Record("norm", view, layer)] = self._squares(layer, view, target_view(y[layer], view))
                 if self.detectors and chosen:
-                    own_view = received(_some(y[layer], places), view)
+                    own_view = target_view(_subset(y[layer], places), view)
                     by_kind = {
-                        "own": watch.see(layer, own_view, chosen),
-                        "doses": watch.see_doses(layer, own_view, chosen),
+                        "own": watch.record(layer, own_view, chosen),
+                        "doses": watch.record_doses(layer, own_view, chosen),
                     }
                     records |= {
-                        Kept(kind, view, layer, name=key): v for kind, of in by_kind.items() for key, v in of.items()
+                        Record(kind, view, layer, name=key): v for kind, of in by_kind.items() for key, v in of.items()
                     }
         return records
 
-    def see_stitched(
+    def record_stitched(
         self, predictor: Predictor, mapped: Representation, y: Representation, ids: Sequence[Id]
-    ) -> dict[Kept, Array]:
+    ) -> dict[Record, Array]:
         """Return the records of stitched activations."""
-        records: dict[Kept, Any] = {}
+        records: dict[Record, Any] = {}
         places, chosen = self._chosen(ids)
         layer, at = predictor.layer_b, (predictor.name, predictor.front)
         for view in self.views[predictor.front]:
-            activations, handed = received(y, view), handed_over(mapped, view)
-            records[Kept("error", view, *at)] = self._squares(layer, view, activations, handed)
+            activations, handed = target_view(y, view), stitched_view(mapped, view)
+            records[Record("error", view, *at)] = self._squares(layer, view, activations, handed)
             if self.detectors and chosen:
-                scores = self.watches[view].see(layer, _some(handed, places), chosen)
-                records |= {Kept("stitched", view, *at, key): values for key, values in scores.items()}
+                scores = self.watches[view].record(layer, _subset(handed, places), chosen)
+                records |= {Record("stitched", view, *at, key): values for key, values in scores.items()}
         return records
 
     def _chosen(self, ids: Sequence[Id]) -> tuple[Tensor | None, Sequence[Id]]:
@@ -157,13 +157,13 @@ class Watchers:
         return squares
 
     # -- results ----------------------------------------------------------------------------------------------------
-    def residual(self, seen: Mapping[Kept, Array], view: View, layer: str, at: tuple[str, str]) -> float:
+    def residual(self, seen: Mapping[Record, Array], view: View, layer: str, at: tuple[str, str]) -> float:
         """Return the squared distance of stitched activations from the target's own, divided by their squared norm."""
         front, name = at
-        return float(seen[Kept("error", view, name, front)].sum() / seen[Kept("norm", view, layer)].sum())
+        return float(seen[Record("error", view, name, front)].sum() / seen[Record("norm", view, layer)].sum())
 
     def detections(
-        self, seen: Mapping[Kept, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
+        self, seen: Mapping[Record, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
         layers_a: Sequence[str], min_auroc: float, *, two_sided: bool = True,
     ) -> dict[View, dict[str, Detection]]:  # fmt: skip
         """Return the detection of each detector, by view; ``cells`` maps (name of halves, predictor) to cells.
@@ -174,16 +174,16 @@ class Watchers:
         if not self.detectors:
             return {}
         scored_ids = [id_ for id_ in ids if self.scored is None or id_ in self.scored]
-        records: dict[Kept, dict[str, Array]] = {}
+        records: dict[Record, dict[str, Array]] = {}
         for key, values in seen.items():
             records.setdefault(replace(key, name=""), {})[key.name] = values
         detections: dict[View, dict[str, Detection]] = {}
         for view, watch in self.watches.items():
             own_records, dose_records = (
-                {layer: records[Kept(kind, view, layer)] for layer in self.layers[view]} for kind in ("own", "doses")
+                {layer: records[Record(kind, view, layer)] for layer in self.layers[view]} for kind in ("own", "doses")
             )
             stitched_records = {
-                cell: records[Kept("stitched", view, name, front)]
+                cell: records[Record("stitched", view, name, front)]
                 for (front, name), cell in cells.items()
                 if view in self.views[front]
             }
@@ -205,7 +205,7 @@ class Evidence:
     two_sided: bool
     ids: Sequence[Id]  # ids of the test samples
     own: Mapping[str, Seen]  # layer of the target -> records of its own activations
-    doses: Mapping[str, Seen]  # layer -> records of its own activations with noise (Watch.see_doses)
+    doses: Mapping[str, Seen]  # layer -> records of its own activations with noise (Watch.record_doses)
     stitched: Mapping[Cell, Seen]  # cell -> records of stitched activations
     undefined: dict[str, str] = field(default_factory=dict)
 
@@ -290,7 +290,7 @@ class Evidence:
         return auroc(*scores, paired=reference_ids is None)
 
 
-def _some(activations: Representation, places: Tensor | None) -> Representation:
+def _subset(activations: Representation, places: Tensor | None) -> Representation:
     """Return the samples of a batch at the given indices, without their context."""
     if places is None:
         return activations

@@ -66,7 +66,7 @@ def halves(ids: Sequence[Id], seed: int, purpose: str) -> NDArray[np.bool_]:
     return second
 
 
-def drawn_rows(activations: Representation, ids: Sequence[Id], seed: int, reads: Reads) -> torch.Tensor:
+def random_rows(activations: Representation, ids: Sequence[Id], seed: int, reads: Reads) -> torch.Tensor:
     """Return random rows of each sample, for detectors of stitched activations."""
     if reads == "samples" or activations.layout == "bd":
         return activations.rows("mean").float().cpu()[:, None]
@@ -121,10 +121,10 @@ class Noise:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of noise that can be drawn."""
+        """The kinds of noise that can be sampled."""
         return tuple(kind for kind in KINDS if kind == "isotropic" or kind in self.donors)
 
-    def draw(self, kind: str, activations: Representation, ids: Sequence[Id], seed: int) -> Tensor:
+    def sample(self, kind: str, activations: Representation, ids: Sequence[Id], seed: int) -> Tensor:
         """Sample noise for a batch of activations."""
         (batch, length, width), device = activations.positions().shape, self.scales.device
         prefix = len(self.scales) - 1

@@ -31,7 +31,7 @@ View = Pooling | Literal["prefix"]
 """View of activations that detectors score: the output of a stitch with this pooling, or the prefix tokens alone."""
 
 
-def received(activations: Representation, view: View) -> Representation:
+def target_view(activations: Representation, view: View) -> Representation:
     """Return the target's own activations in the form of a stitch's output."""
     if view == "prefix":
         return Representation(activations.prefix(), "bnd")
@@ -40,7 +40,7 @@ def received(activations: Representation, view: View) -> Representation:
     return Representation(activations.rows("cls" if activations.prefix_tokens else view), "bd")
 
 
-def handed_over(mapped: Representation, view: View) -> Representation:
+def stitched_view(mapped: Representation, view: View) -> Representation:
     """Return the output of a stitch, as one vector per sample if the pooling returns one."""
     if view == "prefix":
         return Representation(mapped.prefix(), "bnd")
@@ -106,7 +106,7 @@ def _sizes(
     first = next(iter(samples.batches(batch_size)))
     outputs = _encoded(network, layers, first, name, task)
     share = sum(map(len, data.values())) / len(first.samples)
-    views = {layer: received(outputs[layer], view) for layer in layers}
+    views = {layer: target_view(outputs[layer], view) for layer in layers}
     sizes = {layer: round(share * activations.values.nbytes) for layer, activations in views.items()}
     return sizes, {layer: activations.spec for layer, activations in views.items()}
 
@@ -140,7 +140,7 @@ def _run(
         outputs = _encoded(network, layers, batch, name, task)
         check_finite(outputs, batch)
         for layer in layers:
-            seen = received(outputs[layer], view)
+            seen = target_view(outputs[layer], view)
             if seen.spec != specs[layer]:
                 raise ValueError(
                     f"detectors require equal sizes, but layer {layer!r} outputs {seen.spec} for sample "
@@ -215,8 +215,8 @@ def residuals(collected: CollectedPair) -> Mapping[str, Sequence[Tensor]]:
     for batch in donors.batches(DONORS // 4):
         ran = pair.run(batch)
         for lb, (la, _) in best.items():
-            viewed, mapped = received(ran.y[lb], pair.pooling), layers[la, lb](ran.x[la])
-            left = viewed.replace(values=handed_over(mapped, pair.pooling).values.to(viewed.values) - viewed.values)
+            viewed, mapped = target_view(ran.y[lb], pair.pooling), layers[la, lb](ran.x[la])
+            left = viewed.replace(values=stitched_view(mapped, pair.pooling).values.to(viewed.values) - viewed.values)
             counts = torch.bincount(left.row_samples("none", prefix=True), minlength=left.batch).tolist()
             residuals_of[lb] += left.rows("none", prefix=True).double().split(counts)
     return residuals_of

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter
-from hf_stitch.analysis.detection.noise import DOSES, KINDS, Noise, drawn_rows, folds
+from hf_stitch.analysis.detection.noise import DOSES, KINDS, Noise, folds, random_rows
 from hf_stitch.analysis.detection.recording import View, recorded
 from hf_stitch.data import Samples
 from hf_stitch.data.overlap import MOST_SHARED, ContentSketch
@@ -65,11 +65,11 @@ class Watch:
         ]
         return hashlib.sha256(b"".join(scores)).digest() if scores else b""
 
-    def see(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
+    def record(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
         """Return the records of activations at a layer."""
-        return self.shown(self.layers[layer].scorers, activations, ids)
+        return self.records_of(self.layers[layer].scorers, activations, ids)
 
-    def shown(
+    def records_of(
         self, scorers: Mapping[str, Scorer], activations: Representation, ids: Sequence[Id]
     ) -> dict[str, NDArray[np.floating]]:
         """Return the scores of fitted detectors, and rows for detectors that learn from stitched activations."""
@@ -77,17 +77,19 @@ class Watch:
             label: scorer.score(activations).cpu().numpy() for label, scorer in scorers.items()
         }
         for reads in dict.fromkeys(d.reads for d in self.detectors.values() if d.auxiliary == "stitched"):
-            records[f"rows.{reads}"] = drawn_rows(activations, ids, self.seed, reads).numpy()
+            records[f"rows.{reads}"] = random_rows(activations, ids, self.seed, reads).numpy()
         return records
 
-    def see_doses(self, layer: str, activations: Representation, ids: Sequence[Id]) -> dict[str, NDArray[np.floating]]:
+    def record_doses(
+        self, layer: str, activations: Representation, ids: Sequence[Id]
+    ) -> dict[str, NDArray[np.floating]]:
         """Return the records of the target's own activations with noise at a layer."""
         records: dict[str, NDArray[np.floating]] = {}
         for kind in self.kinds_at(layer):
-            noise = self.layers[layer].noise.draw(kind, activations, ids, self.seed)
+            noise = self.layers[layer].noise.sample(kind, activations, ids, self.seed)
             for number, dose in enumerate(DOSES):
                 noisy = activations.replace(values=activations.values + dose**0.5 * noise)
-                records |= {f"{kind}.{number}.{key}": values for key, values in self.see(layer, noisy, ids).items()}
+                records |= {f"{kind}.{number}.{key}": values for key, values in self.record(layer, noisy, ids).items()}
         return records
 
     def compare(
@@ -166,7 +168,7 @@ def fit_watch(
         seen: dict[str, Seen] = {"far_data": {}}
         for name in data.keys() - {"auxiliary_data"}:
             ids = iter(data[name].ids)
-            parts = [watch.shown(scorers, batch, [*islice(ids, batch.batch)]) for batch in batches[name]]
+            parts = [watch.records_of(scorers, batch, [*islice(ids, batch.batch)]) for batch in batches[name]]
             seen[name] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         watch.layers[layer] = Layer(noise, scorers, seen[FITTED], seen["far_data"])
     return watch
