@@ -232,17 +232,20 @@ def test_each_file_imports_what_is_beside_it(beside: str, tmp_path: Path) -> Non
     [
         (
             "smal",
-            ["mine.py has no function 'smal'; did you mean 'small'?", "takes no arguments and returns the network"],
+            [
+                "mine.py does not define a function 'smal'; did you mean 'small'?",
+                "a function without arguments that returns the network",
+            ],
         ),
-        ("zzz", ["it has pixels, small, large", "twice. Define one"]),
-        ("", ["mine.py has no function ''"]),
+        ("zzz", ["it defines pixels, small, large", "twice. Define a function"]),
+        ("", ["mine.py does not define a function ''"]),
         ("net", ["mine.py:net must be a function, got an object of type Net"]),
-        ("of_width", ["must be a function without arguments, got of_width(width)", "name that"]),
+        ("of_width", ["must be a function without arguments, got of_width(width)", "pass a function that calls it"]),
         ("broken", ["mine.py:broken raised an error: KeyError: 'weights' (mine.py, line 49)", "--debug"]),
         ("leaves", ["mine.py:leaves raised an error: SystemExit: 3"]),
-        ("nothing", ["must return the network (an nn.Module), (network, processor), or", "it returned None"]),
-        ("text", ["it returned 'timm:resnet10t'"]),
-        ("many", ["it returned a tuple of 3"]),
+        ("nothing", ["must return the network (an nn.Module), (network, processor), or", "got None"]),
+        ("text", ["got 'timm:resnet10t'"]),
+        ("many", ["got a tuple of 3"]),
         ("state", ["mine.py:state must return the network", "load the state dict into a network"]),
         ("bare", ["the network of mine.py:bare cannot be loaded: Net is a class of user code", "example_inputs=…"]),
         ("twice", ["mine.py:twice must return", "an adapter keeps its loading options, got processor"]),
@@ -275,7 +278,7 @@ def test_options_of_loading_belong_into_the_function(command: str, option: str, 
 
 
 def test_a_network_is_no_artefact(mine: Path) -> None:
-    assert "is a network" in usage_error("evaluate", f"{mine}:small", *DIGITS)
+    assert "got the network" in usage_error("evaluate", f"{mine}:small", *DIGITS)
     assert not mine.with_name("ran").exists()
 
 

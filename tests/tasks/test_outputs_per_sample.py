@@ -305,11 +305,9 @@ def test_a_model_recorded_as_a_classifier_has_the_task_of_its_head_and_no_scores
             "recipe": {**record["recipe"], "audit": {"verdict": "x"}},
         }
         path.write_text(json.dumps(record))
-    with pytest.warns(
-        UserWarning, match=f"but its head is for {model.task}: the model is loaded with this task"
-    ) as told:
+    with pytest.warns(UserWarning, match=f"but its head is for {model.task}: the model has this task") as told:
         again = StitchedModel.from_pretrained(tmp_path / "model", allow_modified=True)
-    assert len([each for each in told if "is loaded with this task" in str(each.message)]) == 1
+    assert len([each for each in told if "the model has this task" in str(each.message)]) == 1
     assert again.task == model.task and again.config.scores is None and "audit" not in again.config.recipe
     assert again.describe().scores == {}
     stitcher = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher", allow_modified=True)
