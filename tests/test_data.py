@@ -164,8 +164,8 @@ KIND = type(COLUMNS.features["x"]).__name__  # List; Sequence before datasets 4
         ([1, 2], {}, ValueError, "no column contains images, texts or tensors"),
         (COLUMNS, {}, ValueError, rf"images, texts or tensors; the columns are: 'x' \({KIND}\), 'n' \(integer\)"),
         ([("a", "b", 0.5)], {}, ValueError, "Pass labels as label="),
-        (["a", None], {}, ValueError, r"text, but NoneType at place 1\).*leave out missing samples"),
-        ([{"text": "a"}, {"text": None}], {}, ValueError, r"'text' \(text, but NoneType at place 1\).*leave out m"),
+        (["a", None], {}, ValueError, r"text, but NoneType at place 1\).*remove missing samples"),
+        ([{"text": "a"}, {"text": None}], {}, ValueError, r"'text' \(text, but NoneType at place 1\).*remove m"),
         ([{"text": "a"}, {"txt": "b"}], {}, ValueError, "must be a dictionary with the keys of sample 0: text"),
         (["a", picture(0)], {}, ValueError, "text, but image at place 1"),
         (["a", "b"], {"text": "sentence"}, ValueError, r"'sentence' is not a column; the columns are: 'samples'"),
@@ -178,7 +178,7 @@ KIND = type(COLUMNS.features["x"]).__name__  # List; Sequence before datasets 4
             [{"a": "x", "b": picture(0)}],
             {"text": "a", "image": "b", "text_pair": "a"},
             ValueError,
-            "leave out text_pair",
+            "remove text_pair",
         ),
         (Samples.of(["a"]), {"label": [0]}, ValueError, "cannot be chosen again"),
         (images().with_transform(lambda rows: rows), {}, ValueError, "has a transform"),
@@ -189,7 +189,7 @@ KIND = type(COLUMNS.features["x"]).__name__  # List; Sequence before datasets 4
         (["a", "b"], {"label": [0, "x"]}, TypeError, "must be numbers, or lists of numbers, got 'x' for sample 1"),
         (["a", "b"], {"label": [[0], ["x"]]}, TypeError, r"must be numbers, or lists of numbers, got \['x'\] for"),
         (["a", "b"], {"label": [[0], []]}, TypeError, r"must be numbers, or lists of numbers, got \[\] for"),
-        (["a"], {"label": [2**70]}, ValueError, r"numbers of classes, below 2\*\*31, got 1180591620717411303424"),
+        (["a"], {"label": [2**70]}, ValueError, r"class numbers below 2\*\*31, got 1180591620717411303424"),
         (["a", "b"], {"id": [0, 0.5]}, TypeError, "ids must be integers or texts, got 0.5 at place 1"),
     ],
 )
@@ -204,10 +204,10 @@ MASK = [True, False]
 @pytest.mark.parametrize(
     ("part", "error", "message"),
     [
-        (lambda samples: samples.select([10]), ValueError, "index 10 is out of range: there are 10 samples"),
+        (lambda samples: samples.select([10]), ValueError, "index 10 is out of range for 10 samples"),
         (lambda samples: samples.select([-1]), ValueError, "index -1 is out of range"),
         (lambda samples: samples.select([1, 1]), ValueError, "index 1 is selected more than once"),
-        (lambda samples: samples.select([]), ValueError, "there are no samples"),
+        (lambda samples: samples.select([]), ValueError, "samples must not be empty"),
         (lambda samples: samples.select(MASK), TypeError, "boolean mask"),
         (lambda samples: samples.select(np.array(MASK)), TypeError, "boolean mask"),
         (lambda samples: samples.select(torch.tensor(MASK)), TypeError, "boolean mask"),
@@ -216,7 +216,11 @@ MASK = [True, False]
         (lambda samples: samples.take(11), ValueError, "n must be 1 to 10, the number of samples, got 11"),
         (lambda samples: samples.batches(0), ValueError, "batch_size must be an integer >= 1, got 0"),
         *(
-            (lambda samples, size=size: samples.split(size), ValueError, f"test_size={size} of 10 samples leaves a")
+            (
+                lambda samples, size=size: samples.split(size),
+                ValueError,
+                (f"test_size={size} leaves one part of 10 samples"),
+            )
             for size in (0.01, 0.99, 1.0, 10, 11)
         ),
         *(
@@ -265,7 +269,7 @@ def test_a_batch_knows_the_ids_of_its_samples():
 def test_a_missing_sample_is_named():
     data = datasets.Dataset.from_dict({"text": ["a", None, "c"], "key": ["x", "y", "z"]})
     samples = Samples.of(data, text="text", id="key")
-    with pytest.raises(ValueError, match="sample 'y' has no text"):
+    with pytest.raises(ValueError, match="sample 'y' lacks text"):
         read(samples)
     assert read(samples.select([0, 2])) == ["a", "c"]
 
@@ -429,10 +433,10 @@ def test_labels_that_disagree_between_two_sides():
     """Without ids, samples in another order cannot be noticed otherwise."""
     texts, labels = list("abcdef"), [0, 1, 2, 2, 1, 1]
     first, second = Samples.of(texts, label=labels), Samples.of(texts[::-1], label=labels[::-1])
-    with pytest.warns(UserWarning, match=r"^2 of 6 samples .*the first of them 0 \(0 and 1\): .* id=…") as caught:
+    with pytest.warns(UserWarning, match=r"^2 of 6 samples .*first: 0, 0 and 1\).* id=…") as caught:
         check_same_order(first, second)
     assert len(caught) == 1
-    with pytest.warns(UserWarning, match=r"^1 of 2 samples .*the first of them 5 \(1 and 0\)"):
+    with pytest.warns(UserWarning, match=r"^1 of 2 samples .*first: 5, 1 and 0\)"):
         check_same_order(first.select([1, 5]), second.select([1, 5]))
     named = [Samples.of(side, label=labels, id=side) for side in (texts, texts[::-1])]
     with pytest.raises(ValueError, match="They have the same samples in another order"):
@@ -482,7 +486,7 @@ def test_reading_a_folder_and_choosing_its_split(copies):
 
 
 def test_a_data_set_that_is_not_there(copies):
-    with pytest.raises(FileNotFoundError, match=r"cannot read the data set .*nothing.*data_dir"):
+    with pytest.raises(FileNotFoundError, match=r"cannot read the dataset .*nothing.*data_dir"):
         read_data("owner/nothing", data_dir=copies, split="test")
     with pytest.raises(FileNotFoundError, match=r"no folder .*nothing"):
         read_data(str(copies / "nothing"))
@@ -522,7 +526,7 @@ def test_digits_are_those_of_scikit_learn():
     assert len(seen) == 1797
     assert all(grey[pixels] == label for pixels, label in seen)
     assert np.abs(np.bincount(parts[0].labels) / np.bincount(bunch.target) - 0.8).max() < 0.01
-    with pytest.raises(ValueError, match="sklearn:digits has no split 'dev'; the splits are: train, test"):
+    with pytest.raises(ValueError, match="sklearn:digits does not have a split 'dev'; the splits are: train, test"):
         read_data("sklearn:digits", split="dev")
 
 
@@ -546,9 +550,9 @@ def test_whole_numbers_are_labels_also_as_floats(kind: str) -> None:
         ([0.5, 1.0], r"column 'label' has other values \(labels must be integers, got 0.5 for sample 0\)"),
         ([float("nan"), 1.0], "labels must be integers, got nan for sample 0"),
         ([[0, 1], [1, 1]], r"column 'label' has other values \(labels must be integers, got \[0, 1\] for sample 0\)"),
-        ([[0] * 900, [1]], r"got \[0, 0, 0, 0, 0, 0, ...\] for sample 0\), and labels must be classes"),
+        ([[0] * 900, [1]], r"got \[0, 0, 0, 0, 0, 0, ...\] for sample 0\), but labels must be classes"),
         ([["a"], ["b"]], r"column 'label' has other values \(labels must be integers, got \['a'\] for sample 0\)"),
-        (["good", "bad"], r"column 'label' has text values, .* \(data.class_encode_column of datasets\), or leave"),
+        (["good", "bad"], r"column 'label' has text values, .* \(datasets' class_encode_column\), or remove"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused_where_they_are_read(values: list[object], message: str) -> None:
@@ -559,7 +563,7 @@ def test_labels_that_are_no_classes_are_refused_where_they_are_read(values: list
         _ = samples.labels
     assert not Samples.of(["a", "b"]).is_labelled
     if isinstance(values[0], float):
-        with pytest.raises(ValueError, match=r"the labels are other values .*, and labels must be classes"):
+        with pytest.raises(ValueError, match=r"the labels are other values .*, but labels must be classes"):
             _ = Samples.of(["a", "b"], label=values).labels
 
 
@@ -577,7 +581,7 @@ def test_labels_are_numbers_or_lists_of_numbers_too() -> None:
     assert Samples.of([("a", 0.5), ("b", 1.0)], text="samples").label_values == [0.5, 1.0]
     assert Samples.of(["a", "b"], label=[3, -1]).label_values == [3, -1]
     for missing in (None, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"sample 1 has the label {missing}: drop unlabelled samples"):
+        with pytest.raises(ValueError, match=f"sample 1 has the label {missing}; drop unlabelled samples"):
             _ = Samples.of(["a", "b"], label=[0.5, missing]).label_values
 
 
@@ -659,5 +663,5 @@ def test_samples_without_a_label_are_named_where_labels_are_lists() -> None:
     rows = [{"text": "a", "label": [0, 1]}, {"text": "b", "label": None}]
     for samples in (Samples.of(rows), Samples.of(rows, label="label")):
         assert samples.select([0]).label_values == [(0, 1)]
-        with pytest.raises(ValueError, match="sample 1 has the label None: drop unlabelled samples"):
+        with pytest.raises(ValueError, match="sample 1 has the label None; drop unlabelled samples"):
             _ = samples.label_values

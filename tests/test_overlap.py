@@ -49,7 +49,7 @@ def test_ids_and_labels_do_not_identify_a_sample() -> None:
 
 @pytest.mark.parametrize("record", [{}, {"n": 1, "hashes": "!"}, {"n": 1, "hashes": "AAAA"}, {"n": "x", "hashes": ""}])
 def test_damaged_records_are_named(record: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="no record of fitted samples"):
+    with pytest.raises(ValueError, match="invalid record of fitted samples"):
         ContentSketch.from_dict(record)
 
 

@@ -30,7 +30,7 @@ from hf_stitch.tasks.heads import task_named, task_of
 from hf_stitch.training import StitchabilityCallback, TaskLoss
 
 TASKS = [name for name in registries.tasks if name != "feature-extraction"]
-REFUSED = r"which no task scores \(tasks: feature-extraction, "
+REFUSED = r"which cannot be scored \(tasks: feature-extraction, "
 BERT = "bert.encoder.layer.1"
 TEXTS = [f"{a} {b} {c}" for a, b, c in zip(WORDS, WORDS[7:] + WORDS[:7], WORDS[20:] + WORDS[:20], strict=True)]
 DATA = Samples.of(TEXTS, label=[i % 2 for i in range(len(TEXTS))])
@@ -159,9 +159,9 @@ def test_modules_with_a_single_output_are_no_classifiers() -> None:
     for net in (*own, texts, of_timm):
         assert net.task == task_of(net, "auto") == "regression"
         for task in ("image-classification", "text-classification"):
-            with pytest.raises(ValueError, match=r"at least 2 classes\), but \w+ outputs \(2, 1\): leave out task"):
+            with pytest.raises(ValueError, match=r"at least 2 classes\), but \w+ outputs \(2, 1\); remove task"):
                 task_of(net, task)
-    with pytest.raises(ValueError, match="task='text-generation' is not the task of Sequential, whose"):
+    with pytest.raises(ValueError, match=r"task='text-generation' is not the task of Sequential \(head for"):
         task_of(texts, "text-generation")
     with pytest.raises(ValueError, match="at least 2 classes"):
         hf_stitch.stitch(*own, images, source_layer="2", target_layer="2", task="image-classification")

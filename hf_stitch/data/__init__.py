@@ -1,4 +1,4 @@
-"""Raw samples for both networks: :class:`Samples`, and :func:`read_data` to load a data set."""
+"""Raw samples for both networks: :class:`Samples`, and :func:`read_data` to load datasets."""
 
 from hf_stitch.data.paired import PairedSamples
 from hf_stitch.data.samples import Batch, Data, Samples, check_same_order

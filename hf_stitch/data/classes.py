@@ -1,4 +1,4 @@
-"""The classes of data and of a network, matched by name."""
+"""Matching of the classes of data and of a network by name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hf_stitch.printing import warn
 def numbered_as(samples: Samples, config: Any) -> Samples:
     """Number the labels of samples as the classes of a network, if both name their classes.
 
-    Data sets and networks may list the same classes in different orders: a folder of images lists them alphabetically,
-    a network as it was trained. Case, spaces, hyphens and underscores of a name do not matter. A warning is given if
+    Datasets and networks may list the same classes in different orders: a folder of images lists them alphabetically, a
+    network as in its training data. Case, spaces, hyphens and underscores of a name are ignored. A warning is issued if
     the numbers change, or if several columns could be the labels: the samples then count as unlabelled. Classes are
-    matched if the data or the network have all names of the other; classes that the network lacks then get numbers
-    behind its own. Otherwise, labels stay as they are.
+    matched if one side has all class names of the second; classes that the network lacks receive numbers after its own.
+    Otherwise, labels are unchanged.
     """
     if samples.undecided:
-        warn(f"{samples.undecided}. Until then, the samples count as without labels")
+        warn(f"{samples.undecided}. Until then, the samples count as unlabelled")
         return samples.unlabelled()
     names, theirs = samples.label_names, _names_of(config)
     if not names or not theirs:
@@ -33,31 +33,31 @@ def numbered_as(samples: Samples, config: Any) -> Samples:
     if len(set(numbers)) < len(numbers) or numbers == list(range(len(names))):
         return samples
     warn(
-        f"the classes of the data ({_listed(names)}) are not numbered as those of the network ({_listed(theirs)}): "
-        "labels are matched by name"
+        f"the classes of the data ({_listed(names)}) have another order than the classes of the network "
+        f"({_listed(theirs)}): labels are matched by name"
     )
     return samples.renumbered(numbers, (*theirs, *others))
 
 
 def warn_of_other_classes(samples: Samples, config: Any) -> None:
-    """Warn if samples are labelled with other classes than those of a network.
+    """Warn if the classes of labels differ from the classes of a network.
 
-    Names decide, as in :func:`numbered_as`. Names that mean the same, ``NEG`` and ``negative``, count as others.
+    Names are compared as in :func:`numbered_as`. Synonyms such as ``NEG`` and ``negative`` count as different.
     """
     names, theirs = samples.label_names, _names_of(config)
-    if names and theirs and any(_plain(own) != _plain(name) for own, name in zip(names, theirs, strict=False)):
+    if names and theirs and any(_plain(ours) != _plain(name) for ours, name in zip(names, theirs, strict=False)):
         warn(
-            f"the data have the {len(names)} classes {_listed(names)}, and the network has the {len(theirs)} classes "
-            f"{_listed(theirs)}: labels are compared by number, so that accuracies mean nothing unless each number is "
-            "the same class. Name another column of labels, Samples.of(data, label=…) (--label), or give the classes "
-            "the names of the network"
+            f"the data have the {len(names)} classes {_listed(names)}, but the network has the {len(theirs)} classes "
+            f"{_listed(theirs)}: labels are compared by number, so accuracies are only valid if equal numbers mean "
+            "equal classes. Pass another column of labels, Samples.of(data, label=…) (--label), or rename the classes "
+            "as in the network"
         )
 
 
 def _names_of(config: Any) -> tuple[str, ...]:
-    """Return the names of the classes of a network; empty without, or if they are only numbers."""
-    found = getattr(config, "id2label", None) or {}
-    names = tuple(str(found.get(index, "")) for index in range(len(found)))
+    """Return the class names of a network; empty without names, or if the names are only numbers."""
+    id2label = getattr(config, "id2label", None) or {}
+    names = tuple(str(id2label.get(index, "")) for index in range(len(id2label)))
     return () if all(name in ("", f"LABEL_{index}") for index, name in enumerate(names)) else names
 
 

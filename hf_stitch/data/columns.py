@@ -1,4 +1,4 @@
-"""Detection of the columns of samples and labels, by the types of the columns, and the contents of samples."""
+"""Detection of the columns of samples and labels by type, and the contents of samples."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from PIL.Image import Image
 
 Modality = Literal["image", "text", "tensor", "image and text"]
 ANSWER = "answer"
-"""Name of a column of texts beside one of images: not read with them, but what should be written about them."""
+"""Name of a column of expected answers next to a column of images, which networks do not read."""
 
 LISTS = ("List", "LargeList", "Sequence", "list", "tuple", "ndarray", "tensor")
-"""Kinds of columns with several numbers per sample, which can be labels."""
+"""Kinds of label columns with several numbers per sample."""
 
 NUMBERS = ("class", "integer", "float", *LISTS)
 """Kinds of columns that can be labels."""
 
 LABELS = ("label", "labels", "target")
-"""Names of columns of labels, of which the last one may also contain what a text is made into."""
+"""Names of columns of labels; the last one may also contain target texts."""
 
 LISTED = 12
-"""Number of columns that an error lists; some data sets have a hundred."""
+"""Maximal number of columns in an error message; some datasets have a hundred."""
 
 
 def kind_of(value: Any) -> str:
-    """A modality, ``integer`` (also an array or a tensor without axes), ``float``, or the name of the value's type."""
+    """Return a modality, ``integer`` (also a scalar array or tensor), ``float``, or the name of the value's type."""
     if isinstance(value, str) or (
         isinstance(value, tuple) and len(value) == 2 and all(isinstance(v, str) for v in value)
     ):
@@ -47,13 +47,13 @@ def kind_of(value: Any) -> str:
 
 
 def is_list_of_numbers(value: Any) -> bool:
-    """Whether a value is the label of several outputs, classes or words: numbers along one axis."""
-    found = value.tolist() if getattr(value, "ndim", 0) == 1 else value
-    return isinstance(found, list | tuple) and bool(found) and all(isinstance(each, int | float) for each in found)
+    """Return whether a value is a label of several outputs, classes or words: numbers along one axis."""
+    values = value.tolist() if getattr(value, "ndim", 0) == 1 else value
+    return isinstance(values, list | tuple) and bool(values) and all(isinstance(v, int | float) for v in values)
 
 
 def common_kind(values: Sequence[Any]) -> str:
-    """The kind of all values; if one differs, a description of the mismatch that is not a valid kind."""
+    """Return the kind of all values, or a description of a mismatch, which is not a valid kind."""
     first = kind_of(values[0])
     # Elements of arrays always have the same kind.
     for place, value in enumerate(values) if isinstance(values, (list, tuple)) else ():
@@ -78,7 +78,7 @@ def content(sample: Any) -> bytes:
 
 
 def feature_kind(feature: Any) -> str:
-    """A modality, ``class``, ``integer``, ``float``, or the name of the feature's type."""
+    """Return a modality, ``class``, ``integer``, ``float``, or the name of the feature's type."""
     import datasets
 
     if isinstance(feature, datasets.ClassLabel):
@@ -95,7 +95,7 @@ def feature_kind(feature: Any) -> str:
 
 
 def listing(kinds: Mapping[str, str]) -> str:
-    """Return the columns and their kinds, for error messages; of many, the first :data:`LISTED`."""
+    """Return the first :data:`LISTED` columns and their kinds, for error messages."""
     some = ", ".join(f"{name!r} ({kind})" for name, kind in list(kinds.items())[:LISTED])
     return some if len(kinds) <= LISTED else f"{some} and {len(kinds) - LISTED} more"
 
@@ -105,14 +105,14 @@ def check_named(kinds: Mapping[str, str], role: str, name: str, allowed: Sequenc
     if name not in kinds:
         raise ValueError(f"{role}={name!r} is not a column; the columns are: {listing(kinds)}")
     if kinds[name] not in allowed:
-        shown = [kind for kind in allowed if kind not in LISTS] + ["lists of numbers"] * (LISTS[0] in allowed)
-        raise ValueError(f"{role}={name!r} must be a column of {' or '.join(shown)}, got {kinds[name]}")
+        allowed_names = [kind for kind in allowed if kind not in LISTS] + ["lists of numbers"] * (LISTS[0] in allowed)
+        raise ValueError(f"{role}={name!r} must be a column of {' or '.join(allowed_names)}, got {kinds[name]}")
 
 
 def find_samples(
     kinds: Mapping[str, str], image: str | None, text: str | None, text_pair: str | None, taken: Iterable[Any]
 ) -> tuple[Modality, tuple[str, ...]]:
-    """The modality and the columns of the samples: the named ones, or the only possible one."""
+    """Return the modality and the columns of the samples: the named columns, or the only possible column."""
     if text_pair is not None and text is None:
         raise ValueError("text_pair is the column of the second texts; pass the column of the first texts as text")
     for role, name in (("image", image), ("text", text), ("text", text_pair)):
@@ -120,7 +120,7 @@ def find_samples(
             check_named(kinds, role, name, (role,))
     if image is not None and text is not None:
         if text_pair is not None:
-            raise ValueError("a sample of an image and a text has one text: leave out text_pair")
+            raise ValueError("text_pair cannot be combined with image; remove text_pair")
         return "image and text", (image, text, *([ANSWER] if text != ANSWER and kinds.get(ANSWER) == "text" else []))
     if text is not None:
         return "text", (text,) if text_pair is None else (text, text_pair)
@@ -137,7 +137,7 @@ def find_samples(
         many = f"several columns could be the samples: {listing(candidates)}; choose one with {_choices(candidates)}"
         none = (
             f"no column contains images, texts or tensors; the columns are: {listing(kinds)}. Pass labels as label=, "
-            "and leave out missing samples (None)"
+            "and remove missing samples (None)"
         )
         raise ValueError(many if candidates else none)
     [(name, kind)] = candidates.items()
@@ -145,46 +145,47 @@ def find_samples(
 
 
 def _choices(candidates: Mapping[str, str]) -> str:
-    """Return the calls that choose one of several columns, in Python and on the command line."""
+    """Return the calls that select one of several columns, in Python and on the command line."""
     named = [(kind, name) for name, kind in candidates.items() if kind in ("image", "text")]
     if not named:
         return (
-            "Samples.of([row[name] for row in data]). A sample is one tensor: networks that read several (packed "
-            "patches with their coordinates) take images instead, or inputs one batch at a time, adapter.encode(inputs)"
+            "Samples.of([row[name] for row in data]). A sample is one tensor: for networks with several input tensors "
+            "(packed patches with their coordinates), pass images instead, or inputs one batch at a time, "
+            "adapter.encode(inputs)"
         )
     kind, name = named[0]
     return f"Samples.of(data, {kind}={name!r}), or --{kind} {name} on the command line"
 
 
 def fields_of(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys of a sample of an image and texts, by its columns."""
+    """Return the keys of a sample of an image and texts."""
     return ("image", *(ANSWER if name == ANSWER else "text" for name in columns[1:]))
 
 
 def find_labels(kinds: Mapping[str, str], taken: Iterable[Any]) -> list[str]:
-    """The columns that can contain the labels; with several, the user must choose before labels are read."""
+    """Return the columns that can contain the labels; with several, the user must choose before labels are read."""
     classes = [name for name, kind in kinds.items() if kind == "class" and name not in taken]
     named = [name for name in LABELS if name in kinds and name not in taken]
     some = [name for name in named if name != LABELS[-1]]
     return classes or some or [name for name in named if kinds[name].startswith(NUMBERS)]
 
 
-def unread_labels(kinds: Mapping[str, str], found: Sequence[str]) -> str:
-    """Why the labels in columns that were found cannot be read; empty if they can."""
-    if len(found) > 1:
+def unread_labels(kinds: Mapping[str, str], candidates: Sequence[str]) -> str:
+    """Return the reason why labels cannot be read from candidate columns; empty if they can."""
+    if len(candidates) > 1:
         return (
-            f"several columns could be the labels: {', '.join(map(repr, found))}; choose one with "
-            f"Samples.of(data, label={found[0]!r}), or --label {found[0]} on the command line"
+            f"several columns could be the labels: {', '.join(map(repr, candidates))}; choose one with "
+            f"Samples.of(data, label={candidates[0]!r}), or --label {candidates[0]} on the command line"
         )
     # A label column may have gaps; reading the labels raises an error that names the sample.
-    kind = kinds[found[0]] if found else "class"
-    return "" if kind.startswith(NUMBERS) else no_classes(found[0], f"{kind} values")
+    kind = kinds[candidates[0]] if candidates else "class"
+    return "" if kind.startswith(NUMBERS) else no_classes(candidates[0], f"{kind} values")
 
 
-def no_classes(name: str, found: str) -> str:
-    """The message for a column of labels that are not classes; ``name`` is empty for labels without a column."""
-    what = f"column {name!r} has" if name else "the labels are"
+def no_classes(name: str, contents: str) -> str:
+    """Return the message for labels that are not classes; ``name`` is empty for labels without a column."""
+    subject = f"column {name!r} has" if name else "the labels are"
     return (
-        f"{what} {found}, and labels must be classes, one integer per sample: name another column, "
-        "Samples.of(data, label=…), make it one (data.class_encode_column of datasets), or leave the column out"
+        f"{subject} {contents}, but labels must be classes, one integer per sample; pass another column, "
+        "Samples.of(data, label=…), convert it (datasets' class_encode_column), or remove it"
     )

@@ -1,4 +1,4 @@
-"""Whether samples were among those that a stitching layer was fitted to, found by their content."""
+"""Recognition of the samples that a stitching layer was fitted to, by content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hf_stitch.data.samples import Samples
 
 MOST_SHARED = 0.05
-"""Maximum share of samples that are also among others, to which something was fitted; data sets have duplicates."""
+"""Maximum share of samples that also occur among fitted samples; datasets have duplicates."""
 FITTED = "fitted_samples"
 """Key of the sketch of the fitted samples in a recipe."""
 
@@ -24,16 +24,16 @@ FEWEST = 10
 """Minimum number of samples for an estimate."""
 
 WIDTH = 6
-"""Bytes of a hash: two of a million different samples have the same one with a probability below 1%."""
+"""Bytes of a hash: the probability that any two of a million different samples share a hash is below 1%."""
 
 
 @dataclass(frozen=True)
 class ContentSketch:
-    """The smallest hashes of the contents of samples: enough to recognise them later, in at most eight kilobytes.
+    """Smallest hashes of the contents of samples, to recognise them later, in at most eight kilobytes.
 
-    Ids are positions by default and identify nothing, so contents are compared. All samples are recognised if there are
-    at most :data:`SIZE`. Of more, those with the smallest hashes are recognised, and shares are estimates (the bottom-k
-    sketch of Broder 1997).
+    Contents are compared, because default ids are only positions. Up to :data:`SIZE` samples are all recognised. In
+    larger sets, only samples with the smallest hashes are recognised, and shares are estimates (the bottom-k sketch of
+    Broder 1997).
     """
 
     n: int  # number of samples
@@ -45,22 +45,22 @@ class ContentSketch:
         return cls(sum(map(len, parts)), np.unique(np.concatenate([_hashes(samples) for samples in parts]))[:SIZE])
 
     def share(self, samples: Samples) -> float | None:
-        """Return the share of samples whose contents are among the sketched ones.
+        """Return the share of samples with contents in the sketch.
 
-        Exact if at most :data:`SIZE` samples are sketched, otherwise an estimate. ``None`` if fewer than
-        :data:`FEWEST` of the samples can be compared, because the others have larger hashes than those kept.
+        Exact if at most :data:`SIZE` samples are sketched, otherwise an estimate. ``None`` if fewer than :data:`FEWEST`
+        of the samples can be compared, because the rest have larger hashes than the sketch.
         """
         hashes = _hashes(samples)
-        if self.n > SIZE and len(self.hashes) == SIZE:  # larger hashes are unknown
+        if self.n > SIZE and len(self.hashes) == SIZE:  # the sketch does not contain larger hashes
             hashes = hashes[hashes <= self.hashes[-1]]
             if len(hashes) < FEWEST:
                 return None
         return float(np.isin(hashes, self.hashes).mean())
 
     def among(self, samples: Samples) -> list[int]:
-        """Return the places of samples whose contents are among the sketched ones.
+        """Return the indices of samples with contents in the sketch.
 
-        Of more than :data:`SIZE` sketched samples only those with the smallest hashes are known.
+        For more than :data:`SIZE` sketched samples, the sketch only contains the smallest hashes.
         """
         places: list[int] = np.isin(_hashes(samples), self.hashes).nonzero()[0].tolist()
         return places
@@ -78,7 +78,7 @@ class ContentSketch:
             wide = np.pad(packed, ((0, 0), (8 - WIDTH, 0)))
             return cls(int(record["n"]), np.ascontiguousarray(wide).view(">u8")[:, 0].astype(np.uint64)[:SIZE])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no record of fitted samples: {error}") from error
+            raise ValueError(f"invalid record of fitted samples: {error}") from error
 
 
 def held_out(n: int, fitted_share: float | None) -> str:

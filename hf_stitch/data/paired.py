@@ -13,15 +13,15 @@ from hf_stitch.running import Run
 
 @dataclass(frozen=True)
 class PairedSamples:
-    """What two networks read: the same samples, or others with the same ids in the same order (translations).
+    """Samples for two networks: the same samples, or different samples with equal ids in the same order (translations).
 
     Attributes:
         a: Samples of the first network.
-        b: Samples of the second network; the same object if both read the same, so that each batch is read once.
+        b: Samples of the second network; the same object as ``a`` for shared samples, so that each batch is read once.
 
     Example:
         >>> samples = PairedSamples.of(["a", "b", "c"], ["x", "y", "z"])
-        >>> [(count, one.samples, other.samples) for count, one, other in samples.batches(Run(batch_size=2), "reading")]
+        >>> [(count, a.samples, b.samples) for count, a, b in samples.batches(Run(batch_size=2), "reading")]
         [(2, ['a', 'b'], ['x', 'y']), (3, ['c'], ['z'])]
     """
 
@@ -30,11 +30,11 @@ class PairedSamples:
 
     @classmethod
     def of(cls, data: Any, paired_data: Any = None) -> Self:
-        """Read the samples of one network or of both.
+        """Read the samples of one network or of both networks.
 
         Args:
             data: Raw samples in any form that :meth:`Samples.of` accepts.
-            paired_data: Raw samples of the second network, if it reads others.
+            paired_data: Raw samples of the second network, if they differ.
         """
         a = Samples.of(data)
         if paired_data is None:
@@ -48,11 +48,11 @@ class PairedSamples:
 
     @property
     def differ(self) -> bool:
-        """Whether the second network reads other samples."""
+        """Whether the second network reads different samples."""
         return self.a is not self.b
 
     def with_first(self, a: Samples) -> Self:
-        """Return the same with other labels of the samples of the first network."""
+        """Return the pair with replaced samples of the first network."""
         return type(self)(a, self.b if self.differ else a)
 
     def select(self, places: Iterable[int]) -> Self:
@@ -82,21 +82,21 @@ class PairedSamples:
         return self.select(range(*run.processes.part(len(self), run.batch_size)))
 
     def batches(self, run: Run, label: str, done: int = 0) -> Iterator[tuple[int, Batch, Batch]]:
-        """Iterate over the batches of this process in parallel.
+        """Iterate over the batches of this process for both networks.
 
         Args:
-            run: How the job runs.
+            run: Options of the run.
             label: Label of the progress bar.
-            done: Number of samples of this process to leave out, as they have been read before.
+            done: Number of samples of this process to skip, because they have been read before.
 
         Yields:
             Number of samples including the batch, and the batch of each network.
         """
-        own = self.of_process(run)
-        with progress_bar(run.shown(label), len(own), "sample", done) as bar:
-            if done >= len(own):
+        part = self.of_process(run)
+        with progress_bar(run.shown(label), len(part), "sample", done) as bar:
+            if done >= len(part):
                 return
-            rest = own.select(range(done, len(own))) if done else own
+            rest = part.select(range(done, len(part))) if done else part
             firsts = rest.a.batches(run.batch_size)
             pairs: Iterable[tuple[Batch, Batch]] = ((batch, batch) for batch in firsts)
             if rest.differ:

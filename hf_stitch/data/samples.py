@@ -1,7 +1,7 @@
 """Raw samples in a fixed order, shared by both networks: :class:`Samples`.
 
-Samples are not preprocessed. A batch contains images, texts or tensors as in the data, and each network preprocesses
-them itself, so that networks with different processors receive the same samples.
+Samples are not preprocessed. A batch contains images, texts or tensors as in the data, and each network applies its own
+preprocessing, so that networks with different processors receive the same samples.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class RawSamples(list[Any]):
 
 
 def ids_of(samples: Sequence[Any]) -> Sequence[Id]:
-    """The ids of raw samples, with which errors name them: their own, or else their positions in the list."""
+    """Return the ids of raw samples for error messages: their own ids, or their positions in the list."""
     return samples.ids if isinstance(samples, RawSamples) else range(len(samples))
 
 
 def missing_in(sample: Any, modality: str) -> str | None:
-    """Return what is missing (None) in a sample; ``None`` if nothing is."""
+    """Return the name of a missing part (None) of a sample, or ``None`` for a complete sample."""
     if isinstance(sample, dict):
         return next((name for name, value in sample.items() if value is None), None)
     return (
@@ -84,8 +84,8 @@ class Batch:
 class Samples:
     """Raw samples in a fixed order, each with an id and, if the data has labels, a label.
 
-    Create them with :meth:`of`. Subsets (:meth:`select`, :meth:`take`, :meth:`split`) share the data and keep ids and
-    labels.
+    Create samples with :meth:`of`. Subsets (:meth:`select`, :meth:`take`, :meth:`split`) share the data and keep ids
+    and labels.
 
     Args:
         source: The complete data.
@@ -104,7 +104,7 @@ class Samples:
 
     def __init__(self, source: Source, positions: Sequence[int]) -> None:
         if not len(positions):
-            raise ValueError("there are no samples: the data or the requested part of it is empty")
+            raise ValueError("samples must not be empty: the data or the requested part is empty")
         self._source = source
         self._positions = positions
 
@@ -115,31 +115,30 @@ class Samples:
     ) -> Samples:  # fmt: skip
         """Create samples from data of any supported type, and detect the columns of samples and labels.
 
-        Samples stay raw: each network preprocesses them itself. Tensors count as preprocessed.
+        Samples stay raw: each network applies its own preprocessing. Tensors count as preprocessed.
 
         Columns are detected by type: images by the feature ``Image``, texts by ``string``, labels by ``ClassLabel`` or
         otherwise by the name ``label`` or ``labels``, else ``target``, with numbers or lists of numbers. Integers (also
-        ``1.0``) are classes, for tasks with classes; other numbers are the labels of regression, and lists those of
-        several outputs, classes or words. Labels of another kind raise an error when they are read. For dictionaries,
-        the first one determines the columns. One column of images beside one of texts makes samples of both,
-        ``{"image": …, "text": …}``, of which each network reads what it takes. A further column of texts with the name
-        ``answer`` is what should be written about an image, ``{"image": …, "text": …, "answer": …}``.
+        ``1.0``) are classes, for tasks with classes; other numbers are labels for regression, and lists are labels for
+        several outputs, classes or words. Labels of another kind raise an error when they are read. The first
+        dictionary determines the columns of dictionaries. A column of images and a column of texts together make
+        samples ``{"image": …, "text": …}``, and each network reads its own part. A further column of texts with the
+        name ``answer`` contains the expected answers about images, ``{"image": …, "text": …, "answer": …}``.
 
         Args:
             data: A ``datasets.Dataset``; a ``datasets.IterableDataset``, which is read completely into memory once
                 (images stay encoded; limit it with ``data.take(n)``); a list, tuple or ``datasets.Column`` of PIL
-                images, texts, pairs of texts, arrays or tensors, of pairs of one of those and its label, or of
-                dictionaries of those; an array or a tensor whose first axis is the sample; a ``TensorDataset`` of
-                samples, or of samples and labels; any other map-style ``torch.utils.data.Dataset`` whose items are as
-                those of a list (they are read once for types and labels, and again when needed); a ``DataLoader`` that
-                neither shuffles nor has a ``collate_fn`` of its own, of which the data set is read; or
-                :class:`Samples`, which are returned unchanged.
+                images, texts, pairs of texts, arrays or tensors, of pairs of one of these and its label, or of
+                dictionaries of these; an array or a tensor with samples along the first axis; a ``TensorDataset`` of
+                samples, or of samples and labels; any other map-style ``torch.utils.data.Dataset`` of such items (they
+                are read once for types and labels, and again when needed); a ``DataLoader`` without shuffling or a
+                custom ``collate_fn``, to read its dataset; or :class:`Samples`, which are returned unchanged.
             image: Column of the images, or of lists of images.
-            text: Column of the texts; with ``image``, of those that belong to the images.
-            text_pair: Column of the second texts, if a sample is a pair of texts. Needs ``text``.
-            label: Column of the labels, or the labels themselves: a number for each sample, or a list of numbers.
-            id: Column of the ids, or the ids themselves: unique integers or texts. Default: positions in ``data``, with
-                which it cannot be noticed that two sides (``paired_data``) are in different orders.
+            text: Column of the texts; with ``image``, of the texts of the images.
+            text_pair: Column of the second texts, if a sample is a pair of texts. Requires ``text``.
+            label: Column of the labels, or the labels: a number for each sample, or a list of numbers.
+            id: Column of the ids, or the ids: unique integers or texts. Default: positions in ``data``, which cannot
+                reveal that two sides (``paired_data``) are in different orders.
         """
         check(Data, data=data)
         if isinstance(data, Samples):
@@ -149,37 +148,37 @@ class Samples:
         table = as_table(data)
         named = [name for name in (image, text, text_pair, label, id) if isinstance(name, str)]
         if isinstance(label, str):
-            kinds = {name: kind.partition(", but ")[0] for name, kind in table.kinds.items()}  # some may have no label
+            kinds = {name: kind.partition(", but ")[0] for name, kind in table.kinds.items()}  # some may lack a label
             check_named(kinds, "label", label, NUMBERS)
         if isinstance(id, str):
             check_named(table.kinds, "id", id, ("integer", "text"))
         modality, columns = find_samples(table.kinds, image, text, text_pair, taken=named)
-        found = [] if label is not None else find_labels(table.kinds, taken=[*named, *columns])
-        unread = unread_labels(table.kinds, found)
-        if found and not unread:
-            label = found[0]
+        label_columns = [] if label is not None else find_labels(table.kinds, taken=[*named, *columns])
+        unread = unread_labels(table.kinds, label_columns)
+        if label_columns and not unread:
+            label = label_columns[0]
         ids = range(len(table)) if id is None else as_ids(values_of(table, "id", id))
         labels: list[int | None] | None = None
         numbers: list[Value | None] | None = None
-        given = None if label is None else values_of(table, "label", label)
+        passed_labels = None if label is None else values_of(table, "label", label)
         try:
-            labels = None if given is None else list(map(as_label, given, ids))
+            labels = None if passed_labels is None else list(map(as_label, passed_labels, ids))
         except TypeError as error:  # matters only where classes are read
             unread = no_classes(label if isinstance(label, str) else "", f"other values ({error})")
             try:
-                numbers = list(map(as_value, given or (), ids))
+                numbers = list(map(as_value, passed_labels or (), ids))
             except TypeError:
-                if not found:
+                if not label_columns:
                     raise
         names = table.classes(label) if isinstance(label, str) else None
-        source = Source(table, modality, columns, ids, labels, names, unread, numbers, undecided=len(found) > 1)
+        source = Source(table, modality, columns, ids, labels, names, unread, numbers, undecided=len(label_columns) > 1)
         return cls(source, range(len(table)))
 
     def __len__(self) -> int:
         return len(self._positions)
 
     def __repr__(self) -> str:
-        """For example ``Samples(10000 x image, 10 classes)``."""
+        """Return for example ``Samples(10000 x image, 10 classes)``."""
         classes = "" if self.num_classes is None else f", {self.num_classes} classes"
         return f"Samples({len(self)} x {self.modality}{classes})"
 
@@ -195,7 +194,7 @@ class Samples:
 
     @cached_property
     def labels(self) -> list[int] | None:
-        """The label of every sample, in order; None if the data has no labels."""
+        """The label of every sample, in order; None for unlabelled data."""
         if self._source.unread:
             raise ValueError(self._source.unread)
         if self._source.labels is None:
@@ -205,35 +204,35 @@ class Samples:
             label = self._source.labels[position]
             if label is None or not 0 <= label < len(numbers):
                 raise ValueError(
-                    f"sample {id_!r} has the label {label}, which is not one of the {len(numbers)} classes; "
-                    "drop unlabelled samples with select, or the column of labels if no sample has one"
+                    f"sample {id_!r} has the label {label}, which is not one of the {len(numbers)} classes; drop "
+                    "unlabelled samples with select, or the column of labels if all samples are unlabelled"
                 )
             labels.append(numbers[label])
         return labels
 
     @cached_property
     def label_values(self) -> list[Value] | None:
-        """The label of every sample as it is, in order: a class, a number, or several numbers; None without labels."""
+        """The unconverted label of every sample, in order: a class or one or several numbers; None without labels."""
         if self._source.numbers is not None or (self._source.unread and self._source.values is None):
-            labels = self.labels  # of classes, or the error that says why there are none
+            labels = self.labels  # of classes, or an error with the reason
             return None if labels is None else [*labels]
-        found = self._source.labels if self._source.values is None else self._source.values
-        if found is None:
+        stored = self._source.labels if self._source.values is None else self._source.values
+        if stored is None:
             return None
-        chosen = [found[position] for position in self._positions]
+        chosen = [stored[position] for position in self._positions]
         for id_, value in zip(self.ids, chosen, strict=True):
             if value is None or not np.isfinite(value).all():
-                raise ValueError(f"sample {id_!r} has the label {value}: drop unlabelled samples with select")
+                raise ValueError(f"sample {id_!r} has the label {value}; drop unlabelled samples with select")
         return [value for value in chosen if value is not None]
 
     @property
     def is_labelled(self) -> bool:
-        """Whether the data have labels of any kind, also such that :attr:`labels` cannot read."""
+        """Whether the data have labels of any kind, including kinds that :attr:`labels` cannot read."""
         return self._source.labels is not None or bool(self._source.unread)
 
     @property
     def undecided(self) -> str:
-        """Which columns of the data could all contain the labels, and how to choose one; empty if it is known."""
+        """The columns that could contain the labels, and how to choose one; empty if the column is known."""
         return self._source.unread if self._source.undecided else ""
 
     def unlabelled(self) -> Samples:
@@ -244,12 +243,12 @@ class Samples:
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
-        """Class names, if the data has them."""
+        """Class names, if the data have them."""
         return self._source.label_names
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes of the complete data, of which this may be a part; None if the data has no labels.
+        """Number of classes of the complete data, including unselected samples; None for unlabelled data.
 
         Without class names, it is the largest label plus one.
         """
@@ -259,16 +258,16 @@ class Samples:
     def fingerprint(self) -> str:
         """Hash of id, label and content of every sample, in order: ``"sha256:…"``.
 
-        The content of an image in a data set is its encoded file, so the same pixels in another format have another
-        hash. For other images it is mode, size and pixels, for arrays and tensors dtype, shape and values. All data are
-        read once.
+        The content of an image in a dataset is its encoded file, so the same pixels in another format have a different
+        hash. For other images, the content is mode, size and pixels; for arrays and tensors, dtype, shape and values.
+        All data are read once.
         """
         digest = hashlib.sha256(self.modality.encode())
-        given: Sequence[Any] | None = self._source.labels if self._source.values is None else self._source.values
+        labels: Sequence[Any] | None = self._source.labels if self._source.values is None else self._source.values
         for start in range(0, len(self), CHUNK):
             positions = self._positions[start : start + CHUNK]
             for position, contents in zip(positions, self._source.contents(positions), strict=True):
-                label = None if given is None else given[position]
+                label = None if labels is None else labels[position]
                 digest.update(repr((self._source.ids[position], label, *map(len, contents))).encode())
                 for content in contents:
                     digest.update(content)
@@ -287,7 +286,7 @@ class Samples:
         return hashes
 
     def renumbered(self, numbers: Sequence[int], names: Sequence[str]) -> Samples:
-        """Return the same samples with other numbers of their classes. Their fingerprint and splits stay the same.
+        """Return the same samples with renumbered classes. The fingerprint and splits stay the same.
 
         Args:
             numbers: The new number of each class, in the order of the classes of the data. Each at most once.
@@ -299,7 +298,7 @@ class Samples:
             [2, 0, 0]
         """
         if len(numbers) != self.num_classes or len(set(numbers)) < len(numbers):
-            raise ValueError(f"numbers must have a different one for each of {self.num_classes} classes, got {numbers}")
+            raise ValueError(f"numbers must be distinct, one for each of {self.num_classes} classes, got {numbers}")
         if any(not 0 <= number < len(names) for number in numbers):
             raise ValueError(f"numbers must be from 0 to {len(names) - 1}, one for each of the names, got {numbers}")
         before = self._source.numbers
@@ -307,7 +306,7 @@ class Samples:
         return Samples(dataclasses.replace(self._source, numbers=after, label_names=tuple(names)), self._positions)
 
     def select(self, indices: Iterable[int]) -> Samples:
-        """Return the samples at some positions, in the given order.
+        """Return the samples at the indices, in this order.
 
         Args:
             indices: Integers from 0 to ``len(self) - 1``, each at most once.
@@ -316,10 +315,10 @@ class Samples:
         for index in indices:
             # Booleans are integers in Python: a mask would select samples 0 and 1.
             if isinstance(index, (bool, np.bool_)) or str(getattr(index, "dtype", "")) == "torch.bool":
-                raise TypeError("select needs indices, got a boolean mask; pass mask.nonzero()")
+                raise TypeError("select requires indices, got a boolean mask; pass mask.nonzero()")
             chosen.append(operator.index(index))
             if not 0 <= chosen[-1] < len(self):
-                raise ValueError(f"index {chosen[-1]} is out of range: there are {len(self)} samples")
+                raise ValueError(f"index {chosen[-1]} is out of range for {len(self)} samples")
         twice = [index for index, count in Counter(chosen).items() if count > 1]
         if twice:
             raise ValueError(f"index {twice[0]} is selected more than once; ids must stay unique")
@@ -336,7 +335,7 @@ class Samples:
         """Split into training and held-out samples at random.
 
         The assignment is a hash of seed and id, so it does not depend on the order of the samples, the machine or any
-        random state. If there are labels, the split is stratified; samples without a label form an additional class.
+        random state. Labelled data are split by class (stratified); samples without a label form an additional class.
         Remainders go to the classes with the largest remainders, smaller labels first. Both parts keep the order.
 
         Args:
@@ -345,7 +344,7 @@ class Samples:
         """
         count = test_size if isinstance(test_size, Integral) else round(float(test_size) * len(self))
         if not 0 < count < len(self):
-            raise ValueError(f"test_size={test_size} of {len(self)} samples leaves a part empty")
+            raise ValueError(f"test_size={test_size} leaves one part of {len(self)} samples empty")
         strata: dict[int, list[int]] = {}
         for index, position in enumerate(self._positions):
             label = self._source.labels[position] if self._source.labels is not None else None
@@ -358,12 +357,12 @@ class Samples:
 
     @checked
     def batches(self, batch_size: Count, progress: str | None = None) -> Iterator[Batch]:
-        """Read the samples in order, in batches; the last batch may be smaller. A missing sample (None) is refused.
+        """Read the samples in batches, in order; the last batch may be smaller. Missing samples (None) raise errors.
 
         Args:
             batch_size: Samples per batch.
-            progress: Label of a progress bar, which is shown on terminals after three seconds; elsewhere, a line tells
-                of the progress each minute. None: no bar.
+            progress: Label of a progress bar, which appears on terminals after three seconds; elsewhere, a line reports
+                the progress each minute. None: no bar.
         """
         return self._batches(batch_size, progress)
 
@@ -374,7 +373,7 @@ class Samples:
                 samples = self._source.read(part._positions)
                 for id_, sample in zip(part.ids, samples, strict=True):
                     if (missing := missing_in(sample, self.modality)) is not None:
-                        raise ValueError(f"sample {id_!r} has no {missing}; drop it with select")
+                        raise ValueError(f"sample {id_!r} lacks {missing}; drop it with select")
                 yield Batch(RawSamples(samples, part.ids), part)
                 bar.update(len(part))
 
@@ -382,8 +381,8 @@ class Samples:
 def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> None:
     """Check that two sides contain the same samples in the same order.
 
-    Default ids are positions, which are equal whatever the order of the samples. Labels of two :class:`Samples` that
-    disagree give a warning.
+    Default ids are positions, which are equal in any order of the samples. Different labels of two :class:`Samples`
+    issue a warning.
 
     Args:
         a: Samples, or their ids.
@@ -411,26 +410,26 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
 
 
 def _warn_of_other_labels(a: Samples, b: Samples) -> None:
-    """Warn if samples with the same ids have different labels, a sign that the sides are in different orders."""
+    """Warn if samples with the same ids have different labels, which suggests different orders of the sides."""
     labels = [side._source.labels for side in (a, b)]
     if labels[0] is None or labels[1] is None:
         return
-    known = [
-        (id_, labels[0][place], labels[1][other])
-        for id_, place, other in zip(a.ids, a._positions, b._positions, strict=True)
+    labelled = [
+        (id_, labels[0][place], labels[1][place_b])
+        for id_, place, place_b in zip(a.ids, a._positions, b._positions, strict=True)
     ]
-    differ = [(id_, x, y) for id_, x, y in known if x is not None and y is not None and x != y and min(x, y) >= 0]
+    differ = [(id_, x, y) for id_, x, y in labelled if x is not None and y is not None and x != y and min(x, y) >= 0]
     if differ:
         id_, x, y = differ[0]
         warn(
-            f"{len(differ)} of {len(a)} samples have another label on the second side, the first of them {id_!r} ({x} "
-            f"and {y}): is the second side in the same order? Give both sides ids, Samples.of(data, id=…), with which "
-            "the order is checked; if only the numbers of the classes differ, leave out the labels of the second side"
+            f"{len(differ)} of {len(a)} samples have a different label on the second side (first: {id_!r}, {x} and "
+            f"{y}): is the second side in the same order? Pass ids for both sides, Samples.of(data, id=…), to check "
+            "the order; if only the numbers of the classes differ, remove the labels of the second side"
         )
 
 
 class Readable(Constraint):
-    """What :meth:`Samples.of` reads."""
+    """Data that :meth:`Samples.of` accepts."""
 
     def __contains__(self, value: Any) -> bool:
         import datasets
@@ -443,12 +442,12 @@ class Readable(Constraint):
 
     def __str__(self) -> str:
         return (
-            "a data set (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, dictionaries "
+            "a dataset (datasets or torch.utils.data), a DataLoader, a list of images, texts, tensors, dictionaries "
             "or pairs of a sample and a label, an array or a tensor"
         )
 
     def hint(self, value: Any) -> str:
-        """Name the splits of a data set that is given with all of them."""
+        """Return advice for a dataset with all its splits."""
         import datasets
 
         several = isinstance(value, datasets.DatasetDict | datasets.IterableDatasetDict)
@@ -460,7 +459,7 @@ Data = Annotated[Any, Readable()]
 
 
 def chance(seed: int, id_: Id) -> bytes:
-    """A pseudorandom sort key from a seed and an id."""
+    """Return a pseudorandom sort key from a seed and an id."""
     return hashlib.blake2b(repr((operator.index(seed), id_)).encode(), digest_size=8).digest()
 
 

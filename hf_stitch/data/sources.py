@@ -1,4 +1,4 @@
-"""Data sets of the Hub, of folders, and of registered sources."""
+"""Datasets from the Hub, from folders, and from registered sources."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class DataSource(ABC):
-    """Reader of data sets of one format, service or library: :func:`read_data` calls it for ``name:place``.
+    """Reader of datasets of one format, service or library: :func:`read_data` calls it for ``name:place``.
 
     A source is registered in ``hf_stitch.registries.data``, by a plugin with an entry point in ``hf_stitch.data``. All
-    commands that take ``--data`` then take ``name:place``. What it reads needs a column of images or of texts, and may
-    have a column of labels; give it the features ``Image``, ``Value("string")`` and ``ClassLabel``, so that
-    :meth:`hf_stitch.Samples.of` finds these columns.
+    commands with ``--data`` then accept ``name:place``. The datasets must have a column of images or of texts, and may
+    have a column of labels; set the features ``Image``, ``Value("string")`` and ``ClassLabel``, so that
+    :meth:`hf_stitch.Samples.of` detects these columns.
 
     Attributes:
         name: Name in the registry.
@@ -47,32 +47,32 @@ class DataSource(ABC):
 
     @abstractmethod
     def splits(self, place: str) -> Mapping[str, datasets.Dataset]:
-        """Read the splits of a data set, by name, each always in the same order.
+        """Read the splits of a dataset by name, each in a fixed order.
 
         Args:
-            place: What stands behind ``name:``, for example a path or the name of a data set.
+            place: The part after ``name:``, for example a path or the name of a dataset.
 
         Raises:
-            FileNotFoundError: If there is no such data set.
+            FileNotFoundError: If the dataset does not exist.
         """
 
 
 def read_data(source: str, data_dir: str | Path | None = None, split: str | None = None) -> datasets.Dataset:
-    """Load one split of a data set, from the Hub, from a folder, or from a registered source.
+    """Load one split of a dataset, from the Hub, from a folder, or from a registered source.
 
     Args:
         source: A Hub id ``owner/name`` or ``owner/name/config``; a folder with one data file per split, for example
             ``train.parquet`` and ``test.parquet``, or with one subfolder of images per class (below ``train`` and
-            ``test``, if there are several splits); or ``name:place`` for a source in ``hf_stitch.registries.data``, as
+            ``test`` for several splits); or ``name:place`` for a source in ``hf_stitch.registries.data``, for example
             ``sklearn:digits``: the 1797 images of handwritten digits, 8x8 pixels, that scikit-learn includes, 1438 for
             training and 359 for testing.
-        data_dir: Folder with local copies of data sets of the Hub. The Hub's ``owner/name/config`` is then read from
+        data_dir: Folder with local copies of datasets from the Hub. The Hub's ``owner/name/config`` is then read from
             ``<data_dir>/name/config`` without access to the Hub.
-        split: Name of the split, for the Hub and for folders also a part of one (``"train[:1000]"``). Optional if there
-            is only one split.
+        split: Name of the split; for the Hub and for folders also a slice (``"train[:1000]"``). Optional for datasets
+            with a single split.
 
     Raises:
-        FileNotFoundError: The data set does not exist.
+        FileNotFoundError: The dataset does not exist.
         PermissionError: It is gated, or the token may not read it.
         ConnectionError: The Hub is not available.
 
@@ -88,11 +88,13 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
         return _pick_split(registries.data.build(kind).splits(place), source, split)
     if Path(source).expanduser().is_file():
         raise ValueError(
-            f"{source} is a file: name its folder, which contains one file per split (train.parquet, test.parquet, …), "
-            "or one subfolder of images per class"
+            f"{source} is a file; pass its folder, with one file per split (train.parquet, test.parquet, …), or one "
+            "subfolder of images per class"
         )
     if looks_local(source) and not Path(source).expanduser().is_dir():
-        raise FileNotFoundError(f"no folder {source!r}; a data set on the Hub is 'owner/name' or 'owner/name/config'")
+        raise FileNotFoundError(
+            f"no folder {source!r}; the form of a dataset on the Hub is 'owner/name' or 'owner/name/config'"
+        )
     if Path(source).expanduser().is_dir():
         arguments = [str(Path(source).expanduser())]
     elif data_dir is not None:
@@ -103,8 +105,8 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
     here = data_dir is not None or Path(arguments[0]).is_dir()
     files = Path(arguments[0]).rglob("*") if here else ()
     with decoding(arguments[0]), reading(files):
-        found = _load(source, arguments, split)
-    return found if isinstance(found, Dataset) else _pick_split(found, source, split)
+        dataset = _load(source, arguments, split)
+    return dataset if isinstance(dataset, Dataset) else _pick_split(dataset, source, split)
 
 
 def _load(source: str, arguments: Sequence[str], split: str | None) -> Any:
@@ -113,10 +115,10 @@ def _load(source: str, arguments: Sequence[str], split: str | None) -> Any:
     try:
         return load_dataset(*arguments, split=split)
     except OSError as error:
-        failure = f"cannot read the data set {'/'.join(arguments)}"
-        found = explained(failure, error)
-        if isinstance(found, (PermissionError, ConnectionError)):
-            raise found from error
+        failure = f"cannot read the dataset {'/'.join(arguments)}"
+        explanation = explained(failure, error)
+        if isinstance(explanation, (PermissionError, ConnectionError)):
+            raise explanation from error
         raise FileNotFoundError(
             f"{failure}: {error}. Check its name, or set data_dir to a folder that contains "
             f"{source.split('/')[-1]}/<split>.parquet"
@@ -127,13 +129,13 @@ def _pick_split(splits: Mapping[str, datasets.Dataset], source: str, split: str 
     if split is None and len(splits) == 1:
         return next(iter(splits.values()))
     if split is None or split not in splits:
-        asked = "needs a split" if split is None else f"has no split {split!r}"
+        asked = "requires a split" if split is None else f"does not have a split {split!r}"
         raise ValueError(f"{source} {asked}; the splits are: {', '.join(splits)}")
     return splits[split]
 
 
 class ScikitLearn(DataSource):
-    """Data sets that scikit-learn includes: handwritten digits of 8x8 pixels (sklearn:digits).
+    """Datasets of scikit-learn: handwritten digits of 8x8 pixels (sklearn:digits).
 
     Example:
         >>> {name: len(split) for name, split in ScikitLearn().splits("digits").items()}
@@ -145,7 +147,7 @@ class ScikitLearn(DataSource):
     def splits(self, place: str) -> Mapping[str, datasets.Dataset]:
         """Return the digits, with their 17 grey values scaled to 0 to 255."""
         if place != "digits":
-            raise ValueError(f"hf-stitch reads one data set of scikit-learn, sklearn:digits, got sklearn:{place}")
+            raise ValueError(f"the only dataset of scikit-learn is sklearn:digits, got sklearn:{place}")
         return _digits()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 SAMPLE, LABEL = "samples", "label"
-"""Names of the columns of samples that are not dictionaries."""
+"""Column names for samples that are not dictionaries."""
 
 KNOWN = (*get_args(Modality), "integer")
 """Kinds of values that can be samples or labels."""
@@ -35,7 +35,7 @@ CHUNK = 1000
 
 
 class Table(ABC):
-    """A table of columns."""
+    """Base class of tables of columns."""
 
     kinds: Mapping[str, str]
     """Kind of each column: a modality, ``class``, ``integer``, or the name of another type."""
@@ -49,23 +49,25 @@ class Table(ABC):
 
     @abstractmethod
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
-        """Return the raw samples at some positions."""
+        """Return the raw samples at the positions."""
 
     def classes(self, name: str) -> tuple[str, ...] | None:
         """Return the class names of a column of class labels; ``None`` for other columns."""
         return None
 
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
-        """Return the bytes that identify the raw samples at some positions."""
+        """Return the bytes that identify the raw samples at the positions."""
         return map(content, self.read(name, positions))
 
 
 class Stored(Table):
-    """The columns of a ``datasets.Dataset``."""
+    """Table of the columns of a ``datasets.Dataset``."""
 
     def __init__(self, dataset: datasets.Dataset) -> None:
         if dataset.format["type"] == "custom":
-            raise ValueError("the data set has a transform, which raw samples miss; apply it by map, or reset_format()")
+            raise ValueError(
+                "the dataset has a transform, which raw samples skip; apply it with map, or call reset_format()"
+            )
         self.dataset = dataset.with_format(None)
         self.kinds = {name: feature_kind(feature) for name, feature in dataset.features.items()}
 
@@ -81,22 +83,22 @@ class Stored(Table):
         return tuple(self.dataset.features[name].names) if self.kinds[name] == "class" else None
 
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
-        """Return the values of a column at some positions."""
+        """Return the values of a column at the positions."""
         return list(self.dataset.select_columns([name])[list(positions)][name])
 
     def contents(self, name: str, positions: Sequence[int]) -> Iterable[bytes]:
-        """Return the values at some positions as bytes, for the fingerprint."""
+        """Return the values at the positions as bytes, for the fingerprint."""
         if self.kinds[name] != "image":
             return super().contents(name, positions)
         from datasets.table import embed_table_storage
 
-        # Hash files instead of pixels, which may differ between versions of a decoder; files given by path are read.
+        # Hash files instead of pixels, which may differ between versions of a decoder; read files given by path.
         files = embed_table_storage(self.dataset.select_columns([name]).with_format("arrow")[positions])
         return ((file["bytes"] if file else None) or b"" for file in files[name].to_pylist())
 
 
 class Listed(Table):
-    """Columns in memory: lists, arrays or tensors."""
+    """Table of columns in memory: lists, arrays or tensors."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         self.columns = columns
@@ -110,13 +112,13 @@ class Listed(Table):
         return list(self.columns[name])
 
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
-        """Return the values of a column at some positions."""
+        """Return the values of a column at the positions."""
         return [self.columns[name][position] for position in positions]
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The complete data, in its original order; :class:`Samples` are positions in it."""
+    """Complete data in the original order; :class:`Samples` are positions in it."""
 
     table: Table
     modality: Modality
@@ -125,13 +127,13 @@ class Source:
     labels: list[int | None] | None
     label_names: tuple[str, ...] | None
     unread: str = ""
-    """Why the labels that the data have cannot be read as classes; empty if they can, or there are none."""
+    """Reason why labels cannot be read as classes; empty if they can, and for unlabelled data."""
     values: list[Value | None] | None = None
-    """Labels that are no classes: a number, or several, of each sample."""
+    """Labels that are not classes: one or several numbers for each sample."""
     undecided: bool = False
-    """Whether the reason is that several columns could be the labels."""
+    """Whether the reason is a choice between several columns."""
     numbers: tuple[int, ...] | None = None
-    """The number of the class of each label, if labels are numbered in another order than that of the data."""
+    """The class number of each label, if the order differs from the data."""
 
     @cached_property
     def num_classes(self) -> int | None:
@@ -143,14 +145,14 @@ class Source:
         return 1 + max((label for label in self.labels if label is not None and label >= 0), default=-1)
 
     def read(self, positions: Sequence[int]) -> list[Any]:
-        """Raw samples, as pairs if there are two columns; of an image and a text, as dictionaries."""
+        """Return raw samples; two columns as pairs, image and text as dictionaries."""
         columns = [self.table.read(name, positions) for name in self.columns]
         if self.modality == "image and text":
             return [dict(zip(fields_of(self.columns), row, strict=True)) for row in zip(*columns, strict=True)]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
     def contents(self, positions: Sequence[int]) -> Iterator[tuple[bytes, ...]]:
-        """The bytes that identify each sample, column by column."""
+        """Return the bytes that identify each sample, column by column."""
         return zip(*(self.table.contents(name, positions) for name in self.columns), strict=True)
 
 
@@ -170,7 +172,7 @@ def as_table(data: Any) -> Table:
     if isinstance(data, torch.utils.data.Dataset):
         return Mapped(data)
     if not len(data):
-        raise ValueError("there are no samples: the data is empty")
+        raise ValueError("samples must not be empty: the data is empty")
     if isinstance(data, (np.ndarray, torch.Tensor)):
         return Listed({SAMPLE: cast(Sequence[Any], data)})
     rows = [as_row(item) for item in data]
@@ -181,12 +183,12 @@ def as_table(data: Any) -> Table:
 
 
 def _unlike(place: int, data: Sequence[Any]) -> str:
-    """The message for a sample whose columns differ from those of the first one."""
+    """Return the message for a sample with different columns than the first sample."""
     first = data[0]
     if isinstance(first, Mapping):
         return f"sample {place} must be a dictionary with the keys of sample 0: {', '.join(first)}"
-    wanted = "a pair of a sample and its label" if LABEL in as_row(first) else f"a {kind_of(first)}"
-    return f"sample {place} must be {wanted}, as sample 0, got {type(data[place]).__name__}"
+    expected = "a pair of a sample and its label" if LABEL in as_row(first) else f"a {kind_of(first)}"
+    return f"sample {place} must be {expected} like sample 0, got {type(data[place]).__name__}"
 
 
 def download(stream: datasets.IterableDataset) -> datasets.Dataset:
@@ -195,46 +197,46 @@ def download(stream: datasets.IterableDataset) -> datasets.Dataset:
     from datasets.table import table_cast
 
     tables = stream.with_format("arrow").iter(batch_size=CHUNK)
-    if stream.features is not None:  # datasets 3 forgets them when a stream is shuffled or cut
+    if stream.features is not None:  # datasets 3 drops them for shuffled or truncated streams
         tables = (table_cast(table, stream.features.arrow_schema) for table in tables)
     parts = [Dataset(table) for table in tables]
     if not parts:
-        raise ValueError("there are no samples: the stream is empty")
+        raise ValueError("samples must not be empty: the stream is empty")
     return concatenate_datasets(parts)
 
 
-def values_of(table: Table, role: str, given: str | Iterable[Any]) -> list[Any]:
-    """A column given by name, or given values, one per sample."""
-    if isinstance(given, str):
-        return table.column(given)
-    values = list(given.tolist() if hasattr(given, "tolist") else given)
+def values_of(table: Table, role: str, column_or_values: str | Iterable[Any]) -> list[Any]:
+    """Return a column by name, or passed values, one per sample."""
+    if isinstance(column_or_values, str):
+        return table.column(column_or_values)
+    values = list(column_or_values.tolist() if hasattr(column_or_values, "tolist") else column_or_values)
     if len(values) != len(table):
         raise ValueError(f"{role} must have one value for each of {len(table)} samples, got {len(values)}")
     return values
 
 
 def as_label(value: Any, id_: Id) -> int | None:
-    """Check a label and return it as an integer, also ``1.0``; ``None`` for a sample without one."""
+    """Check a label and return it as an integer, also ``1.0``; ``None`` for an unlabelled sample."""
     try:
         whole = isinstance(value, (float, np.floating)) and value.is_integer()
         label = None if value is None else int(value if whole else operator.index(value))
     except TypeError as error:
         raise TypeError(f"labels must be integers, got {reprlib.repr(value)} for sample {id_!r}") from error
     if label is not None and label >= 2**31:
-        raise ValueError(f"labels must be numbers of classes, below 2**31, got {label} for sample {id_!r}")
+        raise ValueError(f"labels must be class numbers below 2**31, got {label} for sample {id_!r}")
     return label
 
 
 def as_value(value: Any, id_: Id) -> Value | None:
-    """Check a label that is no class: a number, or several, of which whole ones stay whole."""
-    found = value.tolist() if hasattr(value, "tolist") else value
-    several = isinstance(found, list | tuple)
-    numbers = tuple(found) if isinstance(found, list | tuple) else (found,)
+    """Check a label that is not a class: one or several numbers; integers stay integers."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    several = isinstance(plain, list | tuple)
+    numbers = tuple(plain) if isinstance(plain, list | tuple) else (plain,)
     wrong = not numbers or not all(isinstance(number, int | float) for number in numbers)
-    if found is not None and wrong:
+    if plain is not None and wrong:
         raise TypeError(f"labels must be numbers, or lists of numbers, got {reprlib.repr(value)} for sample {id_!r}")
     numbers = tuple(int(number) if isinstance(number, bool) else number for number in numbers)
-    return None if found is None else numbers if several else numbers[0]
+    return None if plain is None else numbers if several else numbers[0]
 
 
 def as_ids(values: Iterable[Any]) -> list[Id]:
@@ -267,7 +269,7 @@ def as_row(item: Any) -> dict[str, Any]:
 
 
 class Mapped(Table):
-    """The columns of a map-style ``torch.utils.data.Dataset``, whose items are read when they are needed.
+    """Table of the columns of a map-style ``torch.utils.data.Dataset``, with items read on demand.
 
     Items are read once at the start, for their types and labels.
     """
@@ -277,37 +279,38 @@ class Mapped(Table):
 
         if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
             raise TypeError(
-                f"{type(dataset).__name__} has no items by number, and its order may change: pass a list of its items "
-                "(list(dataset)), or a map-style data set"
+                f"{type(dataset).__name__} is not a map-style dataset, and its order may change; pass a list of its "
+                "items (list(dataset)), or a map-style dataset"
             )
         self.dataset = dataset
         self.kinds: dict[str, str] = {}
         self._integers: dict[str, list[Any]] = {}
         if not len(self):
-            raise ValueError("there are no samples: the data is empty")
+            raise ValueError("samples must not be empty: the data is empty")
         self._check_repeats()
         for place in range(len(self)):
             self._examine(place, as_row(dataset[place]))
 
     def _check_repeats(self) -> None:
-        """Check that items do not differ when they are read again, because two networks must get the same samples."""
+        """Raise an error if items differ when read again, because two networks must receive the same samples."""
 
-        def read(place: int) -> dict[str, bytes]:  # other objects are neither samples nor labels, and have no content
+        def read(place: int) -> dict[str, bytes]:  # other objects are neither samples nor labels
             row = as_row(self.dataset[place])
             return {name: content(value) for name, value in row.items() if kind_of(value) in KNOWN}
 
         for place in {0, len(self) // 2, len(self) - 1}:
             if read(place) != read(place):
                 raise ValueError(
-                    f"item {place} of {type(self.dataset).__name__} differs when it is read again: both networks must "
-                    "get the same samples, so leave out random transforms (augmentation), or pass a list of its items"
+                    f"item {place} of {type(self.dataset).__name__} differs when it is read again, but both networks "
+                    "must receive the same samples; remove random transforms (augmentation), or pass a list of its "
+                    "items"
                 )
 
     def _examine(self, place: int, row: Mapping[str, Any]) -> None:
         kinds = {name: kind_of(value) for name, value in row.items()}
         self.kinds = self.kinds or kinds
         if kinds != self.kinds:
-            raise ValueError(f"item {place} of the data set has {_listed(kinds)}, but item 0 has {_listed(self.kinds)}")
+            raise ValueError(f"item {place} of the dataset has {_listed(kinds)}, but item 0 has {_listed(self.kinds)}")
         for name, kind in kinds.items():
             if kind == "integer":
                 self._integers.setdefault(name, []).append(row[name])
@@ -320,13 +323,13 @@ class Mapped(Table):
         return self._integers[name] if name in self._integers else self.read(name, range(len(self)))
 
     def classes(self, name: str) -> tuple[str, ...] | None:
-        """Return the class names of torchvision's data sets (attribute ``classes``); ``None`` for others."""
+        """Return the class names of torchvision datasets (attribute ``classes``); ``None`` for other datasets."""
         names = getattr(self.dataset, "classes", None)
-        known = name == LABEL and isinstance(names, (list, tuple)) and all(isinstance(each, str) for each in names)
-        return tuple(names) if known and names else None
+        are_names = name == LABEL and isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
+        return tuple(names) if are_names and names else None
 
     def read(self, name: str, positions: Sequence[int]) -> list[Any]:
-        """Return the values of a column at some positions."""
+        """Return the values of a column at the positions."""
         return [as_row(self.dataset[position])[name] for position in positions]
 
 
@@ -335,46 +338,46 @@ def _listed(kinds: Mapping[str, str]) -> str:
 
 
 def columns_of(dataset: torch.utils.data.TensorDataset) -> dict[str, Sequence[Any]]:
-    """Return the columns of a ``TensorDataset``: samples, and the labels if it has two tensors."""
+    """Return the columns of a ``TensorDataset``: samples, and labels from a second tensor."""
     samples: Any
     samples, *others = dataset.tensors
     if not others:
         return {SAMPLE: samples}
     labels = others[0]
     if len(others) > 1 or not (labels.dim() == 1 or 2 == labels.dim() < samples.dim()):
-        shapes = ", ".join(f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in dataset.tensors)
+        shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in dataset.tensors)
         raise ValueError(
             "a TensorDataset must contain samples, or samples and labels of shape (n,), for samples of several axes "
-            f"also (n, outputs), got {shapes}: pass Samples.of(samples, label=labels)"
+            f"also (n, outputs), got {shapes}; pass Samples.of(samples, label=labels)"
         )
     return {SAMPLE: samples, LABEL: labels.tolist()}
 
 
 def dataset_of(loader: torch.utils.data.DataLoader[Any]) -> Any:
-    """Return the data set of a loader that reads it in order.
+    """Return the dataset of a loader that reads it in order.
 
-    The loader itself is not iterated: samples are read from its data set, so that its batch size, workers and
-    ``drop_last`` do not matter.
+    Samples are read from its dataset, not from the loader, so that its batch size, workers and ``drop_last`` do not
+    matter.
     """
     import torch
     from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
     sampler, batches = loader.sampler, loader.batch_sampler
-    remedy = "pass its data set, loader.dataset"
+    remedy = "pass loader.dataset"
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-        raise ValueError(f"the data set of the loader has no items by number: {remedy}, as a list of its items")
+        raise ValueError(f"the dataset of the loader is not map-style; {remedy} as a list of its items")
     if isinstance(sampler, RandomSampler):
-        raise ValueError(f"the loader shuffles, so that its order is not that of its data set: {remedy}")
+        raise ValueError(f"the loader shuffles, so its order differs from its dataset; {remedy}")
     if not isinstance(sampler, SequentialSampler) or not (batches is None or type(batches) is BatchSampler):
-        other = sampler if not isinstance(sampler, SequentialSampler) else batches
+        custom = sampler if not isinstance(sampler, SequentialSampler) else batches
         raise ValueError(
-            f"the order of the loader is that of {type(other).__name__}, which cannot be checked: {remedy}, or a "
-            "torch.utils.data.Subset with the samples in your order"
+            f"the order of {type(custom).__name__} cannot be checked; {remedy}, or a torch.utils.data.Subset with the "
+            "samples in your order"
         )
-    own = torch.utils.data.default_collate, torch.utils.data._utils.collate.default_convert
-    if loader.collate_fn not in own:
+    standard = torch.utils.data.default_collate, torch.utils.data._utils.collate.default_convert
+    if loader.collate_fn not in standard:
         raise ValueError(
-            "the loader collates items by a function of its own, which a single sample does not pass through: "
-            f"{remedy}, of which each network preprocesses the samples itself"
+            f"the loader has a custom collate_fn, which single samples would skip; {remedy}: each network applies its "
+            "own preprocessing"
         )
     return loader.dataset

@@ -1,4 +1,4 @@
-"""Two networks that meet: which run, what they read, and what matchers collect of them."""
+"""Pairs of networks, their samples, and the activations that matchers collect."""
 
 from hf_stitch.pairs.collected import Collected, CollectedPair, CollectedParts
 from hf_stitch.pairs.pair import Cell, Pair

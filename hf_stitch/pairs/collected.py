@@ -1,4 +1,4 @@
-"""Activations of two networks at pairs of layers, as matchers read them."""
+"""Activations of two networks at pairs of layers, for matchers."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ Rows = dict[str, tuple[Tensor, Tensor]]
 
 
 class Collected(ABC):
-    """Activations at pairs of layers. What several matchers read is collected once, when the first asks for it.
+    """Activations at pairs of layers, collected once for all matchers, on first use.
 
-    Each method returns its values by part of the stitching layer: ``body``, and ``prefix`` where the target has prefix
-    tokens and the pooling leaves positions.
+    Each method returns its values by part of the stitching layer: ``body``, and ``prefix`` if the target has prefix
+    tokens and the pooling keeps positions.
 
     Attributes:
-        pair: The networks; ``None`` if there are only vectors.
+        pair: The networks; ``None`` for vectors without networks.
         pooling: The pooling.
         cells: The pairs of layers.
 
     Example:
         >>> spec = RepresentationSpec("bd", 3)
-        >>> given = CollectedParts(spec, spec, "none", {"body": Features().update(torch.ones(9, 3), torch.ones(9, 3))})
-        >>> [given.moments(cell) for cell in given.cells]
-        [{'body': Moments(dx=3, dy=3, n=9, device='cpu')}]
+        >>> parts = {"body": Features().update(torch.ones(9, 3), torch.ones(9, 3))}
+        >>> CollectedParts(spec, spec, "none", parts).moments(("source", "target"))
+        {'body': Moments(dx=3, dy=3, n=9, device='cpu')}
     """
 
     pair: Pair | None = None
@@ -57,7 +57,7 @@ class Collected(ABC):
 
     @abstractmethod
     def batches(self, cell: Cell) -> Iterator[Rows]:
-        """Iterate over the paired rows of a pair of layers, batch by batch; all processes read all samples."""
+        """Iterate over the paired rows of a pair of layers in batches; all processes read all samples."""
 
     @abstractmethod
     def moments(self, cell: Cell) -> dict[str, Moments]:
@@ -68,22 +68,22 @@ class Collected(ABC):
         """Return the paired rows of a pair of layers."""
 
     def unpaired(self, cell: Cell) -> Rows | None:
-        """Return rows of both sides without partners, if there are samples of this kind."""
+        """Return unpaired rows of both sides, or ``None`` without unpaired samples."""
         return None
 
 
 class CollectedPair(Collected):
     """Activations of two networks that run on samples.
 
-    Moments of all pairs of layers are collected in one pass, in which each network runs once per batch. Rows and
-    batches take a pass of their own.
+    Moments of all pairs of layers are collected in one pass; each network runs once per batch. Rows and batches require
+    a separate pass.
 
     Args:
         pair: The networks with their pairs of layers.
         samples: The samples.
-        run: How the job runs. The processes share the samples, and all of them get the same.
-        unpaired: Samples of the source and samples of the target without partners.
-        state: Checkpoint of the job, from which interrupted work continues.
+        run: Options of the run. The processes share the samples, and all processes receive the same result.
+        unpaired: Unpaired samples of the source and of the target.
+        state: Checkpoint of the job, to resume interrupted work.
 
     Example:
         >>> import hf_stitch
@@ -108,7 +108,7 @@ class CollectedPair(Collected):
         self._unpaired, self._state = unpaired, state
         self._moments: PairMoments | None = None
         self.sums: dict[str, Tensor] = {}
-        """Sums of the moments of this process, as a checkpoint keeps them."""
+        """Sums of the moments of this process, in the form of a checkpoint."""
 
     def specs(self, cell: Cell) -> tuple[RepresentationSpec, RepresentationSpec]:
         """Return the specs of a pair of layers."""
@@ -122,8 +122,8 @@ class CollectedPair(Collected):
     def _batches(self, cell: Cell, run: Run) -> Iterator[Rows]:
         pair = replace(self.pair, cells=(cell,))
         for _, batch, twin in self.samples.batches(run, "fitting"):
-            found = pair.run(batch, twin)
-            yield paired_rows(found.x[cell[0]], found.y[cell[1]], self.pooling)
+            outputs = pair.run(batch, twin)
+            yield paired_rows(outputs.x[cell[0]], outputs.y[cell[1]], self.pooling)
 
     def moments(self, cell: Cell) -> dict[str, Moments]:
         """Return the moments of a pair of layers."""
@@ -140,8 +140,8 @@ class CollectedPair(Collected):
         last = len(self.samples.of_process(run))
         if state is not None:
 
-            def restore(_: int, kept: Mapping[str, Tensor]) -> None:
-                moments.load_state_dict(within("moments.", kept))
+            def restore(_: int, tensors: Mapping[str, Tensor]) -> None:
+                moments.load_state_dict(within("moments.", tensors))
 
             position = state.load(torch.device("cpu"), range(sys.maxsize), restore)
             done = None if position is None else min(position, last)
@@ -151,37 +151,37 @@ class CollectedPair(Collected):
             first = pair.run(batch, twin)
             moments.prepare(first.x, first.y)
         for count, batch, twin in self.samples.batches(run, "fitting", done or 0):
-            found = pair.run(batch, twin)
-            moments.update(found.x, found.y)
+            outputs = pair.run(batch, twin)
+            moments.update(outputs.x, outputs.y)
             if state is not None and state.due(count == last):
                 state.save(count, {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()})
-        if state is not None:  # of this process, before those of all are combined
+        if state is not None:  # of this process, before all processes are combined
             self.sums = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
         return moments.all_reduce(run.processes)
 
     @torch.no_grad()
     def rows(self, cell: Cell) -> dict[str, Features]:
         """Return the paired rows of a pair of layers, in memory."""
-        found: dict[str, Features] = {}
+        collected: dict[str, Features] = {}
         for parts in self._batches(cell, self.run):
-            if not found:
+            if not collected:
                 count = min(self.run.batch_size, len(self.samples.of_process(self.run)))
                 size = sum(rows.nbytes for both in parts.values() for rows in both) * len(self.samples) // count
                 cpu = torch.device("cpu")
                 check_fits("the rows of all samples", size, cpu, "use fewer samples, or a matcher of moments")
             for part, rows in parts.items():
-                found.setdefault(part, Features()).update(*rows)
+                collected.setdefault(part, Features()).update(*rows)
         if self.run.processes.accelerator is not None:
-            for features in found.values():
+            for features in collected.values():
                 features.all_reduce(self.run.processes.accelerator)
-        return found
+        return collected
 
     @torch.no_grad()
     def unpaired(self, cell: Cell) -> Rows | None:
-        """Return rows of both sides, each on samples of its own, in memory."""
+        """Return rows of both sides, on separate samples, in memory."""
         if self._unpaired is None:
             return None
-        specs, task, found = self.specs(cell), task_named(self.pair.task), list[dict[str, Tensor]]()
+        specs, task, rows = self.specs(cell), task_named(self.pair.task), list[dict[str, Tensor]]()
         for side, layer, samples in zip(("source", "target"), cell, self._unpaired, strict=True):
             adapter: Adapter = getattr(self.pair, side)
 
@@ -190,13 +190,13 @@ class CollectedPair(Collected):
                 check_finite({layer: values}, batch, f" of the {side}")
                 return _rows_alone(values, specs[1], self.pooling, of_source=side == "source")
 
-            what = f"the unpaired rows of the {side}"
-            found.append(record(samples, self.run, f"reading the {side}", read, what, "use fewer samples"))
-        return {part: (found[0][part], found[1][part]) for part in part_widths(*specs, self.pooling)}
+            label = f"the unpaired rows of the {side}"
+            rows.append(record(samples, self.run, f"reading the {side}", read, label, "use fewer samples"))
+        return {part: (rows[0][part], rows[1][part]) for part in part_widths(*specs, self.pooling)}
 
 
 class CollectedParts(Collected):
-    """Moments or rows of one pair of layers that were collected elsewhere, of vectors without networks.
+    """Moments or rows of one pair of layers that were collected elsewhere, without networks.
 
     Args:
         source: Spec of the source.
@@ -227,29 +227,29 @@ class CollectedParts(Collected):
 
     def batches(self, cell: Cell) -> Iterator[Rows]:
         """Yield all rows as one batch."""
-        yield {part: (found.x, found.y) for part, found in self.rows(cell).items()}
+        yield {part: (features.x, features.y) for part, features in self.rows(cell).items()}
 
     def moments(self, cell: Cell) -> dict[str, Moments]:
-        """Return the moments, of the rows if these are given."""
+        """Return the moments, computed from rows if necessary."""
         return {
-            part: found
-            if isinstance(found, Moments)
-            else Moments(found.x.shape[1], found.y.shape[1]).update(found.x, found.y)
-            for part, found in self._parts.items()
+            part: statistic
+            if isinstance(statistic, Moments)
+            else Moments(statistic.x.shape[1], statistic.y.shape[1]).update(statistic.x, statistic.y)
+            for part, statistic in self._parts.items()
         }
 
     def rows(self, cell: Cell) -> dict[str, Features]:
-        """Return the rows; a ValueError if only moments are given."""
-        rows = {part: found for part, found in self._parts.items() if isinstance(found, Features)}
+        """Return the rows; raise an error if the parts are moments."""
+        rows = {part: statistic for part, statistic in self._parts.items() if isinstance(statistic, Features)}
         if len(rows) < len(self._parts):
-            raise ValueError("the matcher is fitted to rows, and here are only moments: use a matcher of moments")
+            raise ValueError("the matcher requires rows, got moments; use a matcher of moments")
         return rows
 
 
 def _rows_alone(
     values: Representation, target: RepresentationSpec, pooling: Pooling, *, of_source: bool
 ) -> dict[str, Tensor]:
-    """Return the rows of one side by part, as ``paired_rows`` does for both."""
+    """Return the rows of one side by part, as ``paired_rows`` does for both sides."""
     if pooling == "none" and values.layout != "bd":
         values.check_padding_known(pooling)
         rows = source_positions(values, values.spec, target, pooling) if of_source else values.positions()

@@ -21,11 +21,11 @@ from hf_stitch.stitches.layer import enlarges, paired_prefix, paired_rows, part_
 
 Grid = tuple[int, int]
 NO_GRID = (-1, -1)
-"""Place of a missing grid among numbers."""
+"""Placeholder for a missing grid in a tensor."""
 
 
 def check_moments_fit(pair: Pair) -> None:
-    """Refuse pairs of layers whose moments do not fit into memory."""
+    """Raise an error if the moments of pairs of layers do not fit into memory."""
     sizes: dict[tuple[str, str], int] = {}
     for a, b in pair.cells:
         dx, dy = part_widths(*pair.specs((a, b)), pair.pooling)["body"]
@@ -43,9 +43,9 @@ class PairMoments:
     """Moments of any number of pairs of layers, updated batch by batch.
 
     Layers of the target with the same form (grid, prefix tokens) are grouped, so that each layer of the source is
-    shrunk once for a group, and the second moments of a layer are computed once, not once for each pair. Layers that
-    would be enlarged much are not: their moments follow from the smaller grid. Batches of images of another size have
-    groups of their own.
+    shrunk once for a group, and the second moments of a layer are computed once, not once for each pair. Layers with a
+    much smaller grid are not enlarged: their moments follow from the smaller grid. Batches of images of different sizes
+    form separate groups.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]], pooling: Pooling = "none") -> None:
@@ -61,21 +61,21 @@ class PairMoments:
         for b, partners in self._partners.items():
             forms.setdefault(_Form.of({a: x[a] for a in partners}, y[b], self.pooling), []).append(b)
         for form, layers in forms.items():
-            group = next((each for each in self._groups if each.form == form), None)
+            group = next((existing for existing in self._groups if existing.form == form), None)
             if group is None:
                 self._groups.append(group := _Group(form, layers))
             group.update(x, y, self.pooling)
         return self
 
     def prepare(self, x: Mapping[str, Representation], y: Mapping[str, Representation]) -> Self:
-        """Take the sums about the means of a batch, without counting it, as several processes must do alike."""
+        """Set the origins of the sums to the means of a batch without counting it, equally in all processes."""
         self.update(x, y)
         for group in self._groups:
             group.reset()
         return self
 
     def all_reduce(self, processes: Processes) -> Self:
-        """Combine the moments of all processes; every process then has the total."""
+        """Combine the moments of all processes; afterwards, every process has the total."""
         if processes.count == 1:
             return self
         pairs = [(a, b) for b, partners in self._partners.items() for a in partners]
@@ -83,15 +83,15 @@ class PairMoments:
         for rank in range(processes.count):
             part = PairMoments(pairs, self.pooling)
             part.load_state_dict(processes.from_rank(mine, rank))
-            total += [own for own in part._groups if not any(group.merge(own) for group in total)]
+            total += [local for local in part._groups if not any(group.merge(local) for group in total)]
         self._groups = total
         return self
 
     def of(self, a: str, b: str) -> dict[str, Moments]:
         """Return the moments of a pair, by part of the stitching layer."""
         first, *others = (group.of(a, b) for group in self._groups if b in group.layers_b)
-        for other in others:
-            for part, moments in other.items():
+        for further in others:
+            for part, moments in further.items():
                 first[part].merge(moments)
         return first
 
@@ -109,9 +109,9 @@ class PairMoments:
         layers = list(self._partners)
         for number in dict.fromkeys(key.partition(".")[0] for key in state):
             of_group = within(f"{number}.", state)
-            own = [layers[place] for place in of_group["layers_b"].tolist()]
-            form = _Form.from_tensor(self._partners[own[0]], of_group["form"])
-            self._groups.append(_Group(form, own))
+            group_layers = [layers[place] for place in of_group["layers_b"].tolist()]
+            form = _Form.from_tensor(self._partners[group_layers[0]], of_group["form"])
+            self._groups.append(_Group(form, group_layers))
             self._groups[-1].load_state_dict(of_group)
         if missing := [b for b in layers if not any(b in group.layers_b for group in self._groups)]:
             raise ValueError(f"the moments of {', '.join(missing)} are missing")
@@ -119,10 +119,10 @@ class PairMoments:
 
 @dataclass(frozen=True)
 class _Form:
-    """What layers of the target in a group have in common."""
+    """Common form of the layers of the target in a group."""
 
     layers_a: tuple[str, ...]  # their partners
-    small: tuple[Grid | None, ...]  # for each partner, the grid on which it is fitted before it is enlarged
+    small: tuple[Grid | None, ...]  # for each partner, its grid before enlarging
     large: Grid | None  # the grid of the target; None without a grid
     is_vector: bool  # whether the target has one vector per sample
     has_prefix: bool  # whether the target has prefix tokens
@@ -130,11 +130,11 @@ class _Form:
     @classmethod
     def of(cls, x: Mapping[str, Representation], y: Representation, pooling: Pooling) -> Self:
         """Return the form of a layer of the target, with its partners."""
-        small = tuple(own.grid if enlarges(own.grid, y.grid, pooling) and _pays(own, y) else None for own in x.values())
+        small = tuple(a.grid if enlarges(a.grid, y.grid, pooling) and _pays(a, y) else None for a in x.values())
         return cls(tuple(x), small, y.grid, y.layout == "bd", bool(y.prefix_tokens))
 
     def to_tensor(self) -> Tensor:
-        """Return everything but the names as numbers."""
+        """Return all fields except the names as numbers."""
         return torch.tensor(
             [*(grid or NO_GRID for grid in (*self.small, self.large)), (self.is_vector, self.has_prefix)]
         )
@@ -148,7 +148,7 @@ class _Form:
 
 
 class _Group:
-    """Layers of the target of one form, each paired with each of some layers of the source."""
+    """Layers of the target with the same form, each paired with all partner layers of the source."""
 
     def __init__(self, form: _Form, layers_b: list[str]) -> None:
         self.form, self.layers_b = form, layers_b
@@ -163,14 +163,14 @@ class _Group:
         """Return the moments of a pair of layers, by part of the stitching layer."""
         j = self.layers_b.index(b)
         if a in self.others:
-            found = {"body": self.sums["body"].moments(self.others.index(a), j)}
+            moments = {"body": self.sums["body"].moments(self.others.index(a), j)}
         else:
             part = next(part for part, layers in self.enlarged.items() if a in layers)
-            own = self.sums["body"].moments(0, j)
-            found = {"body": self.sums[part].moments(self.enlarged[part].index(a), j, own)}
+            target_moments = self.sums["body"].moments(0, j)
+            moments = {"body": self.sums[part].moments(self.enlarged[part].index(a), j, target_moments)}
         if "prefix" in self.sums:
-            found["prefix"] = self.sums["prefix"].moments(self.form.layers_a.index(a), j)
-        return found
+            moments["prefix"] = self.sums["prefix"].moments(self.form.layers_a.index(a), j)
+        return moments
 
     def reset(self) -> None:
         """Remove all rows; the origins stay."""
@@ -183,7 +183,7 @@ class _Group:
             return False
         try:
             for part, statistic in self.sums.items():
-                statistic.check_alike(other.sums[part])
+                statistic.check_mergeable(other.sums[part])
         except ValueError:
             return False
         for part, statistic in self.sums.items():
@@ -191,22 +191,22 @@ class _Group:
         return True
 
     def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation], pooling: Pooling) -> None:
-        """Add a batch. Rows of a layer do not depend on its partner in the group, so that one partner is enough."""
+        """Add a batch. Rows of a layer do not depend on its partner in the group, so one partner is enough."""
         a, first = self.form.layers_a[0], y[self.layers_b[0]]
-        own = [y[b].positions() for b in self.layers_b] if self.enlarged else []
+        target_rows = [y[b].positions() for b in self.layers_b] if self.enlarged else []
         for part, layers in self.enlarged.items():
-            rows = [x[layer].positions().to(own[0].device) for layer in layers]
+            rows = [x[layer].positions().to(target_rows[0].device) for layer in layers]
             if part not in self.sums:
                 small, large = x[layers[0]].grid, first.grid
                 assert small is not None and large is not None
-                self.sums[part] = InterpolatedMoments(_origins(rows), _origins(own), small, large)
-            self.sums[part].update(rows, own)
+                self.sums[part] = InterpolatedMoments(_origins(rows), _origins(target_rows), small, large)
+            self.sums[part].update(rows, target_rows)
         if self.others:
             pairs = [paired_rows(x[layer], first, pooling)["body"] for layer in self.others]
             others = [paired_rows(x[self.others[0]], y[b], pooling)["body"] for b in self.layers_b[1:]]
             self._update("body", [of_y for _, of_y in (pairs[0], *others)], [of_x for of_x, _ in pairs])
         else:
-            self._update("body", [rows.flatten(0, 1) for rows in own])
+            self._update("body", [rows.flatten(0, 1) for rows in target_rows])
         if "prefix" in part_widths(x[a].spec, first.spec, pooling):
             pairs = [paired_prefix(x[layer], first) for layer in self.form.layers_a]
             others = [paired_prefix(x[a], y[b]) for b in self.layers_b[1:]]
@@ -219,14 +219,14 @@ class _Group:
         self.sums[part].update(*sides)
 
     def state_dict(self, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return form, places of the layers of the target among all, and sums."""
-        kept = {
+        """Return the form, the indices of the layers of the target, and the sums."""
+        sums = {
             f"{part}.{key}": tensor
             for part, statistic in self.sums.items()
             for key, tensor in statistic.state_dict().items()
         }
         places = torch.tensor([layers.index(b) for b in self.layers_b])
-        return {"form": self.form.to_tensor(), "layers_b": places, **kept}
+        return {"form": self.form.to_tensor(), "layers_b": places, **sums}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the sums."""
@@ -236,11 +236,11 @@ class _Group:
 
 
 def _pays(x: Representation, y: Representation) -> bool:
-    """Whether products on the small grid save more than the target's rows cost, which are brought there."""
+    """Return whether products on the small grid save more than resizing the target's rows costs."""
     assert x.grid is not None and y.grid is not None
     return 4 * math.prod(x.grid) <= math.prod(y.grid) and x.width > y.width
 
 
 def _origins(layers: list[Tensor]) -> list[Tensor]:
-    """Means of a few rows of each layer, near which sums are precise."""
+    """Return means of a few rows of each layer, as origins for precise sums."""
     return [rows.flatten(0, -2)[:1024].double().mean(0) for rows in layers]

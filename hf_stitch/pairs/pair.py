@@ -1,4 +1,4 @@
-"""Two networks that meet at pairs of layers: :class:`Pair`."""
+"""Two networks with pairs of layers: :class:`Pair`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ ALIGN: tuple[str, ...] = get_args(Align)
 
 
 class Ran(NamedTuple):
-    """What one network outputs for a batch."""
+    """Outputs of one network for a batch."""
 
     inputs: Mapping[str, Any]
     found: Mapping[str, Representation]  # by layer
-    output: Any  # of the whole network; None if it did not run to its end
+    output: Any  # of the whole network; None after a partial run
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What both networks output for a batch, each run once."""
+    """Outputs of both networks for a batch, each run once."""
 
     inputs: Mapping[str, Any]
     x: Mapping[str, Representation]
@@ -47,7 +47,7 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A source and a target that stitches join, with the pairs of layers between which they run. It has no samples.
+    """Source and target networks to stitch, with pairs of layers, without samples.
 
     Attributes:
         source: The network of the front halves.
@@ -56,7 +56,7 @@ class Pair:
         task: Task of the stitched models; ``None`` without a head.
         cells: The pairs of layers.
         align: How positions of texts correspond.
-        kept: What is made of the pair once and used again, such as copies of its halves.
+        kept: Cache of objects derived from the pair, for example copies of its halves.
 
     Example:
         >>> import hf_stitch
@@ -82,22 +82,22 @@ class Pair:
         cls, run: Run, source: str | nn.Module | Adapter, target: str | nn.Module | Adapter, *, pooling: Pooling,
         task: str | None = "auto", scored: bool = False, align: Align = "tokens", own: bool = False,
     ) -> Self:  # fmt: skip
-        """Load two networks and check that they meet; with ``own``, maps also take the embedding of target tokens."""
+        """Load two networks and check that they fit; with ``own``, maps also use the embeddings of target tokens."""
         a, b = load_on(source, run.processes.device), load_on(target, run.processes.device)
         if align == "prefix":
             a = PrefixAdapter(a, b, own=own)
         elif own:
-            raise ValueError("own=True belongs to align='prefix': with one tokenizer the source knows the token")
+            raise ValueError("own=True requires align='prefix'")
         check_meet(a, b, pooling)
         if pooling == "none" and align == "tokens" and a.interface.modality == "text":
             a, b = padded_alike(a, b)
-        found = scored_task(b, task) if scored else task_of(b, task)
-        if task_named(found).per_token and pooling in POOLED:
+        task_name = scored_task(b, task) if scored else task_of(b, task)
+        if task_named(task_name).per_token and pooling in POOLED:
             raise ValueError(
-                f"pooling={pooling!r} leaves one token per text, and {found} predicts something at each: use "
+                f"pooling={pooling!r} keeps one token per text, but {task_name} has predictions for each token; use "
                 "pooling='none'"
             )
-        return cls(a, b, pooling, found, align=align)
+        return cls(a, b, pooling, task_name, align=align)
 
     def at(self, cells: Iterable[Cell]) -> Self:
         """Return the pair with these pairs of layers, verified as cuts."""
@@ -108,7 +108,7 @@ class Pair:
         return replace(self, cells=chosen)
 
     def over(self, layers_a: Iterable[str] | None, layers_b: Iterable[str] | None) -> Self:
-        """Return the pair with all pairs of some layers of both, by default of all cuts."""
+        """Return the pair with all pairs of the layers of both networks, by default all cuts."""
         of_a = layer_names("layers_a", self.source.layers if layers_a is None else layers_a)
         of_b = layer_names("layers_b", self.target.layers if layers_b is None else layers_b)
         return self.at((a, b) for b in of_b for a in of_a)
@@ -125,7 +125,7 @@ class Pair:
 
     @property
     def record(self) -> dict[str, Any]:
-        """How the networks meet and are read, as JSON values for a recipe."""
+        """Pooling, alignment and task settings as JSON values for a recipe."""
         aligned = {} if self.align == "tokens" else {"align": self.align, "own": self.source.embedding_width > 0}
         return {"pooling": self.pooling, **aligned, **task_named(self.task).record}
 
@@ -139,7 +139,7 @@ class Pair:
         return self.source.spec(cell[0]), self.target.spec(cell[1])
 
     def identity(self, cell: Cell, means: Mapping[str, Tensor] | None = None) -> StitchingLayer:
-        """Return the stitching layer between two layers whose maps are identities."""
+        """Return the stitching layer between two layers with identity maps."""
         specs = self.specs(cell)
         maps = {part: IdentityStitch(*widths) for part, widths in part_widths(*specs, self.pooling).items()}
         return StitchingLayer(*specs, self.pooling, maps["body"], maps.get("prefix"), means)
@@ -149,14 +149,14 @@ class Pair:
 
         Args:
             batch: Raw samples.
-            twin: Samples of the target, if it takes other ones.
-            complete: Whether to run the networks to their ends, where a source that reads the tokens of the target has
-                no output.
+            twin: Samples of the target, if they differ.
+            complete: Whether to run the networks to their ends. A source that reads the tokens of the target does not
+                have an output.
         """
-        own, twin = self.run_source(batch, complete=complete), twin or batch
+        ran_source, twin = self.run_source(batch, complete=complete), twin or batch
         inputs = task_named(self.task).inputs(self.target, twin.samples)
-        other = run_to(self.target, inputs, self.layers_b, twin, "target", complete=complete)
-        return Outputs(other.inputs, own.found, other.found, own.output, other.output)
+        ran_target = run_to(self.target, inputs, self.layers_b, twin, "target", complete=complete)
+        return Outputs(ran_target.inputs, ran_source.found, ran_target.found, ran_source.output, ran_target.output)
 
     def run_source(self, batch: Batch, *, complete: bool) -> Ran:
         """Run the source once on a batch, as :meth:`run` does."""
@@ -164,7 +164,7 @@ class Pair:
         return run_to(self.source, inputs, self.layers_a, batch, "source", complete=complete)
 
     def finish(self, mapped: Representation, layer: str, like: Representation) -> Any:
-        """Run the target from a layer on mapped activations, in the dtype of its own, with what it reads beside."""
+        """Run the target from a layer on mapped activations, with the dtype and context of ``like``."""
         beside = like.context if self.target.interface.beside else {}
         return self.target.decode(mapped.replace(values=mapped.values.to(like.values.dtype), context=beside), layer)
 
@@ -172,64 +172,63 @@ class Pair:
     def rehearse(self, train: PairedSamples, test: Samples) -> None:
         """Run one sample through both networks and every cut, so that errors occur before all data are read."""
         ((_, batch, twin),) = train.take(1).batches(Run(1, progress=False), "rehearsing")
-        found = self.run(batch, twin, complete=self.task is not None)
-        for side, adapter, representations in (("source", self.source, found.x), ("target", self.target, found.y)):
+        outputs = self.run(batch, twin, complete=self.task is not None)
+        for side, adapter, representations in (("source", self.source, outputs.x), ("target", self.target, outputs.y)):
             for layer, representation in representations.items():
                 if representation.spec != adapter.spec(layer):
                     raise ValueError(
-                        f"on these samples layer {layer!r} of the {side} outputs {representation.spec}, but the "
-                        f"network is cut for {adapter.spec(layer)}: load it with example_inputs of the size of the "
-                        "samples, or resize the samples"
+                        f"layer {layer!r} of the {side} outputs {representation.spec} for these samples, expected "
+                        f"{adapter.spec(layer)}; load the network with example_inputs of the size of the samples, or "
+                        "resize the samples"
                     )
         for la, lb in self.cells:
-            paired_rows(found.x[la], found.y[lb], self.pooling)
+            paired_rows(outputs.x[la], outputs.y[lb], self.pooling)
         for lb in self.layers_b:
             la = next(a for a, b in self.cells if b == lb)
-            mapped = self.identity((la, lb))(found.x[la])
+            mapped = self.identity((la, lb))(outputs.x[la])
             try:
-                self.finish(mapped, lb, found.y[lb])
+                self.finish(mapped, lb, outputs.y[lb])
             except Exception as error:
                 raise ValueError(
-                    f"the target cannot run from layer {lb!r} on the activations that pooling={self.pooling!r} leaves "
+                    f"the target cannot run from layer {lb!r} on activations with pooling={self.pooling!r} "
                     f"({type(error).__name__}: {error}); use another pooling or layer"
                 ) from error
         if self.task is not None:
-            task_named(self.task).check_labels(test, logits_of(found.target).shape[-1])
+            task_named(self.task).check_labels(test, logits_of(outputs.target).shape[-1])
 
 
 def run_to(
     adapter: Adapter, inputs: Mapping[str, Any], layers: Collection[str], batch: Batch, side: str, *, complete: bool
 ) -> Ran:
-    """Run a network once on the inputs of a batch, to the deepest of some layers or to its end, and check the layers.
+    """Run a network once on the inputs of a batch, to the deepest layer or to its end, and check the activations.
 
-    A source that reads the tokens of the target has no end. Layers need not be cuts.
+    A source that reads the tokens of the target does not run to an end. Layers need not be cuts.
     """
-    kept: dict[str, Representation] = {}
+    activations: dict[str, Representation] = {}
 
     def keep(name: str, representation: Representation) -> None:
-        kept[name] = representation.replace(values=representation.values.clone())
+        activations[name] = representation.replace(values=representation.values.clone())
 
     output = adapter.run_with_callback(inputs, layers, keep, complete=complete and adapter.completes)
-    check_finite(kept, batch, f" of the {side}")
-    return Ran(inputs, kept, output)
+    check_finite(activations, batch, f" of the {side}")
+    return Ran(inputs, activations, output)
 
 
 def scored_task(target: Adapter, task: str | None) -> str:
-    """Return the task of stitched models that are scored by their logits; a ValueError if the target has none."""
-    found = task_of(target, task)
-    if found is None:
+    """Return the task of stitched models that are scored by logits; raise an error for a target without a task."""
+    name = task_of(target, task)
+    if name is None:
         raise ValueError(
-            f"stitched models are scored by the logits of the target, but its task is {found!r}: pass task=, for "
-            "example task='image-classification'"
+            f"scoring requires a task of the target, got {name!r}; pass task=, for example task='image-classification'"
         )
-    return found
+    return name
 
 
-def check_finite(found: Mapping[str, Representation], batch: Batch, of: str = "") -> None:
-    """Check that the activations of layers are finite, except at padding; the error names the first sample."""
-    if all_set([finite(each.values) for each in found.values()]):
+def check_finite(activations: Mapping[str, Representation], batch: Batch, of: str = "") -> None:
+    """Raise an error if activations of layers are not finite, except at padding; it names the first sample."""
+    if all_set([finite(representation.values) for representation in activations.values()]):
         return
-    for name, one in found.items():
+    for name, one in activations.items():
         real = one.values if one.mask is None else torch.where(one.mask[..., None], one.values, 0)
         bad = ~torch.isfinite(real).flatten(1).all(1)
         if bool(bad.any()):

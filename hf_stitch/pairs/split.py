@@ -11,18 +11,18 @@ from hf_stitch.running import Run
 from hf_stitch.tasks.heads import task_named
 
 TEST_SIZE = 0.2
-"""Share of the samples that are held out by default."""
+"""Default share of held-out samples."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples to which stitches are fitted, and those on which they are scored.
+    """Training samples to fit stitches, and test samples to score them.
 
     Attributes:
         train: The training samples.
         test: The test samples.
-        unpaired: Samples of the source and of the target of which nobody knows which belong together, if there are any.
-        record: What they are, as JSON values for a recipe.
+        unpaired: Unpaired samples of the source and of the target, or ``None``.
+        record: Description of the samples as JSON values for a recipe.
 
     Example:
         >>> import torch, hf_stitch
@@ -42,19 +42,19 @@ class Split:
         cls, pair: Pair, run: Run, data: Any, *, paired_data: Any = None, test_data: Any = None,
         test_size: float | int | None = None, unpaired: Any = None,
     ) -> Self:  # fmt: skip
-        """Read the samples of a pair of networks, number their labels as the target does, and split them by sample."""
+        """Read the samples of a pair of networks, number their labels as in the target, and split them by sample."""
         if paired_data is not None and pair.align == "prefix":
-            raise ValueError("with align='prefix' both networks read the same texts: leave out paired_data")
+            raise ValueError("align='prefix' requires the same texts for both networks; remove paired_data")
         if paired_data is not None and test_data is not None:
-            raise ValueError("paired_data is split together with data: leave out test_data")
+            raise ValueError("paired_data is split together with data; remove test_data")
         if test_size is not None and test_data is not None:
-            raise ValueError("test_size= is the size of a split, which test_data= replaces: leave out one of both")
+            raise ValueError("test_size and test_data cannot be combined; remove one")
         sides = None if unpaired is None else _unpaired(unpaired)
-        given = PairedSamples.of(data, paired_data)
-        record: dict[str, Any] = {"data": given.a.fingerprint}
-        if given.differ:
-            record["paired_data"] = given.b.fingerprint
-        samples = _numbered(given, pair)
+        pairs = PairedSamples.of(data, paired_data)
+        record: dict[str, Any] = {"data": pairs.a.fingerprint}
+        if pairs.differ:
+            record["paired_data"] = pairs.b.fingerprint
+        samples = _numbered(pairs, pair)
         if test_data is None:
             size = TEST_SIZE if test_size is None else test_size
             train, test = samples.split(size, run.seed)
@@ -75,8 +75,8 @@ def _numbered(samples: PairedSamples, pair: Pair) -> PairedSamples:
     return samples.with_first(numbered)
 
 
-def _unpaired(given: tuple[Any, Any]) -> tuple[Samples, Samples]:
-    sides = Samples.of(given[0]), Samples.of(given[1])
+def _unpaired(data: tuple[Any, Any]) -> tuple[Samples, Samples]:
+    sides = Samples.of(data[0]), Samples.of(data[1])
     for name, side in zip(("source", "target"), sides, strict=True):
         if len(side) < 2:
             raise ValueError(f"unpaired samples of the {name} must be at least 2, got {len(side)}")

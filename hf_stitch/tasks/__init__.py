@@ -1,1 +1,1 @@
-"""Tasks by which stitched models are scored and trained, and the logits and the loss of their heads."""
+"""Tasks that score and train stitched models, with the logits and losses of their heads."""

@@ -1,4 +1,4 @@
-"""What a task is: which labels it reads, what it measures of each sample, and the figures of these measures."""
+"""Base class of tasks: labels, measures of each sample, and figures of these measures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Array = NDArray[np.float64]
 Answers = Mapping[str, Any]
 """Measure (``right``, ``agreement``, ``cross_entropy``, …) -> one number, row or vector per sample."""
 Side = tuple[Batch, Mapping[str, Any]]
-"""What a network reads: a batch, and the inputs that it is made into."""
+"""Input of a network: a batch, and its preprocessed inputs."""
 IGNORED = -100
 """Label of a token without a prediction, as in transformers."""
 
 
 class Whole(Protocol):
-    """Interface of the reference network that predictors are compared with. Adapters implement it."""
+    """Interface of the reference network for comparisons with predictors. Adapters implement it."""
 
     @property
     def processor(self) -> Any:
@@ -41,38 +41,40 @@ class Whole(Protocol):
 
 
 class Task(ABC):
-    """What stitched models are scored and trained by: labels, measures of each sample, figures, loss and head.
+    """Task of a head: labels, measures of each sample, figures and loss to score and train stitched models.
 
-    A task is one class without state. It is registered in ``hf_stitch.registries.tasks`` by its name, which records
-    contain, and chosen by ``task=`` or by the head of the target.
+    A task is a class without state. It is registered in ``hf_stitch.registries.tasks`` by its name, which records
+    contain, and selected by ``task=`` or by the head of the target.
 
     Attributes:
         name: Name in the registry.
-        title: What heads of this task predict, in words.
+        title: Predictions of heads of this task, in words.
         family: Tasks of one family score the same outputs: ``task=`` chooses among them.
-        heads: Parts of the names of transformers' classes with such a head.
+        heads: Substrings in the class names of transformers models with such a head.
         models: Modality -> class of stitched models, as ``module:attribute``; ``""`` for all others.
         pipelines: Modality -> pipeline of transformers that runs the models; ``""`` for all others.
-        problem_type: What the config of transformers calls the task, if it does.
+        problem_type: ``problem_type`` in the config of transformers, if defined.
         figures: Figure -> whether higher is better, in reading order.
         compared: Figures of a grid, the headline first.
-        kept: Measures that a grid keeps of each stitch.
+        kept: Measures that a grid stores for each stitch.
         classifies: Whether labels are classes of the network, one per sample.
-        describes_outputs: Whether an output stands for the same class or number in all samples, and may have a name.
-        per_token: Whether each token has a prediction of its own.
-        causal: Whether the tokens of a text are predicted one after the other.
-        record: What figures depend on beside the data, as JSON values for recipes.
-        unused: What is scored in the place of labels; empty if labels are read.
-        nothing: What is wrong with samples of which none has a prediction, in words.
+        describes_outputs: Whether an output represents the same class or number in all samples, and may have a name.
+        has_probabilities: Whether outputs are logits of probabilities, so that a temperature applies.
+        per_token: Whether each token has a separate prediction.
+        causal: Whether the tokens of a text are predicted in sequence.
+        record: Settings that affect figures in addition to the data, as JSON values for recipes.
+        unused: Scored quantity that replaces labels; empty if labels are used.
+        nothing: Error text for samples without any prediction.
 
     Laws, by the names of the parts of ``hf_stitch_testing.check_task``, which runs them on every task:
 
-    - ``batches``: the measures of a sample do not depend on the others of its batch.
-    - ``resamples``, ``several``: figures with weights are those of samples that come so often; figures of several
-      predictors at once those of each alone.
-    - ``itself``: the outputs of the target have the figures of the target, with a headline that chance does not beat.
-    - ``loss``, ``imitation``: a loss is a mean with a gradient; its own outputs as labels leave none.
-    - ``saved``: a stitched model keeps task and outputs in a file, bit for bit.
+    - ``batches``: the measures of a sample do not depend on the rest of its batch.
+    - ``resamples``, ``several``: figures with weights equal figures of repeated samples; figures of several predictors
+      at once equal separate figures.
+    - ``itself``: the outputs of the target reproduce the figures of the target, with a headline that chance does not
+      beat.
+    - ``loss``, ``imitation``: a loss is a mean with a gradient, which vanishes for the model's own outputs as labels.
+    - ``saved``: a saved stitched model has the same task and bit-identical outputs.
 
     Example:
         >>> from hf_stitch.registry import registries
@@ -93,6 +95,7 @@ class Task(ABC):
     kept: ClassVar[tuple[str, ...]] = ()
     classifies: ClassVar[bool] = False
     describes_outputs: ClassVar[bool] = False
+    has_probabilities: ClassVar[bool] = True
     per_token: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     record: ClassVar[Mapping[str, Any]] = {}
@@ -101,7 +104,7 @@ class Task(ABC):
 
     @classmethod
     def takes(cls, head: str, config: Any) -> bool:
-        """Return whether this task scores a head of transformers.
+        """Return whether this task can score a head of transformers.
 
         Args:
             head: Name of the class of the network.
@@ -118,66 +121,66 @@ class Task(ABC):
         return resolve_name(self.models.get(modality, self.models[""]))
 
     def about(self, network: Any) -> Self:
-        """Return the task of a network, an adapter or a stitched model. It may read its tokenizer and its config."""
+        """Return the task for a network, an adapter or a stitched model. It may use its tokenizer and config."""
         return self
 
     # -- labels -----------------------------------------------------------------------------------------------------
     def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
-        """Return the labels of samples as the task reads them; ``None`` without labels, or if it reads none."""
+        """Return the labels of samples in the form of the task; ``None`` without labels or if they are not used."""
         return None
 
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:  # noqa: B027
-        """Check that labels fit a network, before its outputs are scored. Unlabelled data pass.
+        """Check that labels fit a network, before scoring its outputs. Unlabelled data pass.
 
         Args:
             samples: The samples.
-            outputs: Number of its outputs, of one sample or one token.
+            outputs: Number of outputs of the network per sample or token.
         """
 
     def numbered(self, samples: Samples, config: Any) -> Samples:
-        """Return samples whose labels are numbered as the classes of a network."""
+        """Return samples with labels numbered as the classes of a network."""
         return samples
 
     def warn_of_labels(self, samples: Samples, config: Any) -> None:
-        """Warn of labels that are not those of the network, or are not used."""
+        """Warn about labels that differ from the classes of the network, or are not used."""
         if self.unused and samples.is_labelled:
             warn(f"the labels of the data are not used: {self.unused}")
 
     def check_some(self, some: bool, samples: Samples) -> None:
         """Raise an error if no sample has a prediction."""
         if not some:
-            raise ValueError(f"{self.nothing}, neither sample {samples.ids[0]!r} nor any other: pass longer texts")
+            raise ValueError(f"{self.nothing} (first sample: {samples.ids[0]!r}); pass longer texts")
 
     # -- networks ---------------------------------------------------------------------------------------------------
     def difference(self, network: Adapter, output: Any) -> str:
-        """Return what this task needs and the output of a network is not; empty if it can be scored.
+        """Return the unmet requirement of this task on the output of a network; empty if the output can be scored.
 
         Args:
-            network: The network, which has run on its example.
+            network: The network, after a run on its example.
             output: Its output.
 
         Returns:
-            Words that follow "needs".
+            Words that follow "requires".
         """
         return ""
 
     def inputs(self, network: Whole, samples: Sequence[Any]) -> Mapping[str, Any]:
-        """Return the inputs with which a network is fitted, trained and scored: by default those of the samples."""
+        """Return the inputs of a network for fitting, training and scoring: by default the preprocessed samples."""
         return network.preprocess(samples)
 
     def sized_inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
-        """Return the inputs of a network, and what is measured of the samples themselves."""
+        """Return the inputs of a network, and measures of the samples."""
         return self.inputs(network, batch.samples), {}
 
     # -- figures ----------------------------------------------------------------------------------------------------
     @abstractmethod
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Measure the outputs of predictors, ``target`` among them.
+        """Measure the outputs of predictors, including ``target``.
 
         Args:
             outputs: Name of a predictor -> its output for a batch.
-            source: Batch and inputs of the predictors.
-            target: The same of ``target``.
+            source: Batch and inputs for the predictors.
+            target: Batch and inputs for ``target``.
 
         Returns:
             Name of a predictor -> measure -> one row per sample.
@@ -190,7 +193,7 @@ class Task(ABC):
         }
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
-        """Return the measures of the predictor that ignores the input."""
+        """Return the measures of a predictor that ignores the input."""
         raise NotImplementedError
 
     def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
@@ -198,7 +201,7 @@ class Task(ABC):
 
         Args:
             own: Measure -> (samples, predictors, …).
-            target: The same of the target, (samples, 1, …).
+            target: Measures of the target, (samples, 1, …).
             weights: How often each resample contains each sample, (resamples, samples); :func:`total` sums with them.
 
         Returns:
@@ -209,7 +212,7 @@ class Task(ABC):
     def drawn(self, measured: Mapping[str, Answers], *, resamples: int, seed: int) -> dict[str, dict[str, Array]]:
         """Compute the figures of every predictor on all samples, and on bootstrap resamples shared by all predictors.
 
-        Measures of several predictors have them as the axis behind the samples; those of the target have no such axis.
+        Measures of several predictors have an axis of predictors after the samples; measures of the target do not.
         """
         target = measured["target"]
         several = {
@@ -220,25 +223,25 @@ class Task(ABC):
             who: {name: values if several[who] else values[:, None] for name, values in row.items()}
             for who, row in measured.items()
         }
-        found: dict[str, list[dict[str, Array]]] = {name: [] for name in measured}
+        chunks_of: dict[str, list[dict[str, Array]]] = {name: [] for name in measured}
         for weights in resampled(len(next(iter(target.values()))), resamples, seed):
-            for who, own in rows.items():
-                figures = self.figures_of(own, rows["target"], weights)
-                if "error" in own:
-                    figures["structural_error"] = total(weights, own["error"]) / total(weights, own["norm"])
-                found[who].append({name: v if several[who] else v[:, 0] for name, v in figures.items()})
+            for who, measures in rows.items():
+                figures = self.figures_of(measures, rows["target"], weights)
+                if "error" in measures:
+                    figures["structural_error"] = total(weights, measures["error"]) / total(weights, measures["norm"])
+                chunks_of[who].append({name: v if several[who] else v[:, 0] for name, v in figures.items()})
         return {
             who: {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-            for who, chunks in found.items()
+            for who, chunks in chunks_of.items()
         }
 
     # -- single samples ---------------------------------------------------------------------------------------------
     def apart(self, own: Answers, target: Answers) -> Array:
-        """Return how much the outputs of a predictor and of the target differ, sample by sample."""
+        """Return the difference between the outputs of a predictor and of the target for each sample."""
         raise NotImplementedError
 
     def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
-        """Return what a predictor outputs for a sample, in words."""
+        """Return the output of a predictor for a sample, in words."""
         raise NotImplementedError
 
     def label_shown(self, target: Answers, place: int, names: Mapping[int, str]) -> str | None:
@@ -251,10 +254,10 @@ class Task(ABC):
 
         Args:
             logits: Its output.
-            labels: Its labels, as :meth:`hf_stitch.StitchedModel.forward` takes them.
+            labels: Its labels, as in :meth:`hf_stitch.StitchedModel.forward`.
 
         Returns:
-            A tensor without axes: by default the cross-entropy, without tokens whose label is :data:`IGNORED`.
+            A scalar tensor: by default the cross-entropy, ignoring tokens with the label :data:`IGNORED`.
         """
         logits, labels = widened(logits, labels)
         return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
@@ -265,22 +268,23 @@ class Task(ABC):
         Args:
             network: The stitched model, which preprocesses the samples.
             samples: Raw samples.
-            labels: Their labels, of :meth:`labels`. A task with a prediction per token also receives samples without.
+            labels: Their labels from :meth:`labels`. A task with a prediction per token also receives unlabelled
+                samples.
 
         Returns:
-            The tensor; :data:`IGNORED` where a token has no prediction.
+            The tensor; :data:`IGNORED` for tokens without a prediction.
         """
         return torch.as_tensor(labels)
 
     def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss with labels of the data, summed over samples or tokens: by default the cross-entropy."""
+        """Return the loss for labels of the data, summed over samples or tokens: by default the cross-entropy."""
         return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
     def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-        """Return the loss with the outputs of a whole network as labels, of each sample or token.
+        """Return the loss of each sample or token, with the outputs of a whole network as labels.
 
-        By default this is the cross-entropy with its probabilities, where both logits are divided by the temperature
-        (Hinton et al. 2015).
+        By default this is the cross-entropy with its probabilities; both logits are divided by the temperature (Hinton
+        et al. 2015).
         """
         soft = (wanted.to(logits.dtype) / temperature).softmax(-1)
         return -(soft * (logits / temperature).log_softmax(-1)).sum(-1)
@@ -290,12 +294,12 @@ class Task(ABC):
         return logits.argmax(-1)
 
     def right(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Count predictions that are right; NaN for outputs that are not right or wrong."""
+        """Count correct predictions; NaN for outputs that are neither right nor wrong."""
         return (self.decided(logits) == labels).sum()
 
     # -- card -------------------------------------------------------------------------------------------------------
     def usage(self) -> str:
-        """Return the lines of a model card that show the output, after ``output = model(**inputs)``."""
+        """Return the lines of a model card that print the output, after ``output = model(**inputs)``."""
         return ""
 
 
@@ -307,21 +311,21 @@ def logits_of(output: Any) -> Tensor:
 
 
 def widened(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits in float32 or wider, and labels on their device."""
+    """Return logits in float32 or a wider dtype, and labels on their device."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(logits.device)
 
 
 def divergence(logs: Tensor, of_target: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergences of log-probabilities from those of the target, in nats."""
+    """Return the Kullback-Leibler divergences of log-probabilities from the target's, in nats."""
     return (of_target.exp() * (of_target - logs).where(of_target > -torch.inf, 0)).sum(-1)
 
 
 def concatenated(parts: Sequence[Array]) -> Array:
-    """Concatenate measures of batches; rows of tokens are as long as the longest, with NaN behind the others."""
+    """Concatenate measures of batches; shorter rows of tokens are padded with NaN."""
     if len({part.shape[1:] for part in parts}) > 1:
         width = max(part.shape[-1] for part in parts)
-        filled = ([(0, 0)] * (part.ndim - 1) + [(0, width - part.shape[-1])] for part in parts)
-        parts = [np.pad(part, each, constant_values=np.nan) for part, each in zip(parts, filled, strict=True)]
+        paddings = ([(0, 0)] * (part.ndim - 1) + [(0, width - part.shape[-1])] for part in parts)
+        parts = [np.pad(part, padding, constant_values=np.nan) for part, padding in zip(parts, paddings, strict=True)]
     return np.concatenate(parts)
 
 
@@ -331,7 +335,7 @@ def total(weights: Array, values: Array) -> Array:
 
 
 def ratio(values: Array, reference: Array) -> Array:
-    """Divide figures by a reference; NaN where that is 0."""
+    """Divide figures by a reference; NaN for a reference of 0."""
     shape = np.broadcast_shapes(values.shape, reference.shape)
     return np.divide(values, reference, out=np.full(shape, np.nan), where=reference > 0)
 
@@ -339,7 +343,7 @@ def ratio(values: Array, reference: Array) -> Array:
 def resampled(n: int, count: int, seed: int) -> Iterator[Array]:
     """Generate weights of the samples in chunks: first all ones, then ``count`` bootstrap resamples.
 
-    A single sample has no resamples: it says nothing about the spread of others.
+    A single sample is not resampled, because it does not show the spread.
     """
     random = np.random.default_rng(seed)
     yield np.ones((1, n))
@@ -348,23 +352,25 @@ def resampled(n: int, count: int, seed: int) -> Iterator[Array]:
 
 
 def most_likely(logits: Tensor) -> Tensor:
-    """Return the class of each prediction; -1, which is none, if a logit is NaN, whose place ``argmax`` returns."""
-    found = logits.argmax(-1, keepdim=True)
-    return found.masked_fill(logits.gather(-1, found).isnan(), -1).squeeze(-1)
+    """Return the class of each prediction; -1 if a logit is NaN, because ``argmax`` returns its place."""
+    predicted = logits.argmax(-1, keepdim=True)
+    return predicted.masked_fill(logits.gather(-1, predicted).isnan(), -1).squeeze(-1)
 
 
-def check_predictions(values: Tensor, batch: Batch, what: str = "the logits of the target are") -> None:
-    """Check values of each sample; if ``logsumexp`` of logits is finite, these give probabilities."""
+def check_predictions(values: Tensor, batch: Batch, subject: str = "the logits of the target are") -> None:
+    """Raise an error if values of a sample are not finite; a finite ``logsumexp`` of logits gives probabilities."""
     bad = ~values.isfinite().all(1)
     if bool(bad.any()):
         raise ValueError(
-            f"{what} NaN or infinite for sample {batch.ids[int(bad.nonzero()[0])]!r}: leave it out, or run the target "
+            f"{subject} NaN or infinite for sample {batch.ids[int(bad.nonzero()[0])]!r}; drop it, or run the target "
             "in a wider dtype"
         )
 
 
 def as_arrays(measured: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
-    """Return tensors as arrays of float64, all of them in one copy from their device."""
-    every = [values for row in measured.values() for values in row.values()]
-    parts = iter(torch.cat([each.double().flatten() for each in every]).cpu().split([each.numel() for each in every]))
+    """Return tensors as float64 arrays, copied from their device in one transfer."""
+    tensors = [values for row in measured.values() for values in row.values()]
+    parts = iter(
+        torch.cat([tensor.double().flatten() for tensor in tensors]).cpu().split([tensor.numel() for tensor in tensors])
+    )
     return {name: {key: next(parts).view(v.shape).numpy() for key, v in row.items()} for name, row in measured.items()}

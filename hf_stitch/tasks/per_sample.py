@@ -33,31 +33,31 @@ from hf_stitch.tasks.base import (
 OF_IMAGES = "hf_stitch.artefacts.classification:StitchedModelForImageClassification"
 OF_TEXTS = "hf_stitch.artefacts.classification:StitchedModelForSequenceClassification"
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
-"""Problem types of transformers that are no classification with one class per sample."""
+"""Problem types of transformers other than classification with one class per sample."""
 
 Classes = NDArray[Any]
-"""A true value or a 1 for each class of each sample."""
+"""True or 1 for each class of a sample."""
 
 
 class OfSamples(Task):
-    """A task with one vector of outputs per sample."""
+    """Task with one vector of outputs per sample."""
 
     family = "outputs per sample"
     models: ClassVar[Mapping[str, str]] = {"text": OF_TEXTS, "": OF_IMAGES}
     pipelines: ClassVar[Mapping[str, str]] = {"text": "text-classification", "": "image-classification"}
     describes_outputs = True
     least: ClassVar[int] = 1  # least number of outputs
-    needs: ClassVar[str]  # the output that it needs, in words
+    needs: ClassVar[str]  # the required output, in words
 
     def difference(self, network: Adapter, output: Any) -> str:
-        """Return what this task needs and the output of a network is not."""
+        """Return the unmet requirement of this task on the output of a network."""
         shape = tuple(logits_of(output).shape)
         wrong = len(shape) != 2 or shape[1] < self.least
         return f"{self.needs}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
 
 
 class OfLabelValues(OfSamples):
-    """A task whose labels have a number for each output; the measure of an output is named by :attr:`kept`."""
+    """Task with a number for each output as labels; the first entry of :attr:`kept` names the measure of an output."""
 
     heads = ("ForImageClassification", "ForSequenceClassification")
 
@@ -66,12 +66,12 @@ class OfLabelValues(OfSamples):
         return samples.label_values
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Return the outputs, of the target also the labels."""
-        batch, found = source[0], {name: logits_of(output) for name, output in outputs.items()}
-        check_predictions(found["target"].float(), batch)
-        measured = {name: as_arrays({"": {self.kept[0]: values}})[""] for name, values in found.items()}
+        """Return the outputs, and the labels as a measure of the target."""
+        batch, logits = source[0], {name: logits_of(output) for name, output in outputs.items()}
+        check_predictions(logits["target"].float(), batch)
+        measured = {name: as_arrays({"": {self.kept[0]: values}})[""] for name, values in logits.items()}
         if batch.label_values is not None:
-            self.check_labels(batch, found["target"].shape[-1])
+            self.check_labels(batch, logits["target"].shape[-1])
             numbers = np.asarray(batch.label_values, dtype=np.float64)
             measured["target"]["label"] = numbers.reshape(len(numbers), -1)
         return {**measured}
@@ -82,7 +82,7 @@ class OfLabelValues(OfSamples):
 
 
 class Classification(OfSamples):
-    """Classes of images or texts: right ones, and those that the target predicts too."""
+    """Classification of images or texts: correctness of classes, and agreement with the target."""
 
     title = "classification with one class per sample"
     figures: ClassVar[Mapping[str, bool]] = {
@@ -98,7 +98,7 @@ class Classification(OfSamples):
 
     @classmethod
     def takes(cls, head: str, config: Any) -> bool:
-        """Return whether the head has one class per sample."""
+        """Return whether the head predicts one class per sample."""
         kind, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
         return super().takes(head, config) and kind not in (MULTI_LABEL, REGRESSION) and count != 1
 
@@ -111,7 +111,7 @@ class Classification(OfSamples):
         for id_, label in zip(samples.ids, samples.labels or (), strict=False):
             if not 0 <= label < outputs:
                 raise ValueError(
-                    f"sample {id_!r} has label {label}, and the target predicts classes 0 to {outputs - 1}"
+                    f"sample {id_!r} has label {label}, but the target predicts classes 0 to {outputs - 1}"
                     + see("other-labels")
                 )
 
@@ -133,8 +133,10 @@ class Classification(OfSamples):
             if shape == of_target.shape:  # total variation distance between class probabilities
                 rows["distance"] = (values.softmax(-1) - of_target.softmax(-1)).abs().sum(-1) / 2
                 rows["kl_divergence"] = divergence(logs, of_target.log_softmax(-1))
-            found = as_arrays({"": rows})[""]
-            measured |= {name: {key: of[place].copy() for key, of in found.items()} for place, name in enumerate(names)}
+            arrays = as_arrays({"": rows})[""]
+            measured |= {
+                name: {key: of[place].copy() for key, of in arrays.items()} for place, name in enumerate(names)
+            }
         return measured
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
@@ -150,11 +152,11 @@ class Classification(OfSamples):
 
     def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute accuracies, cross-entropy, agreement and divergence."""
-        n, found = weights.sum(1)[:, None], dict[str, Array]()
+        n, figures = weights.sum(1)[:, None], dict[str, Array]()
         if "right" in own:
             right = total(weights, own["right"])
-            found = {"accuracy": right / n, "relative_accuracy": ratio(right, total(weights, target["right"]))}
-        return found | {name: total(weights, own[name]) / n for name in self.figures if name in own}
+            figures = {"accuracy": right / n, "relative_accuracy": ratio(right, total(weights, target["right"]))}
+        return figures | {name: total(weights, own[name]) / n for name in self.figures if name in own}
 
     def apart(self, own: Answers, target: Answers) -> Array:
         """Return the total variation distances between class probabilities."""
@@ -198,12 +200,12 @@ class TextClassification(Classification):
 
 
 def named(number: float, names: Mapping[int, str]) -> str:
-    """Return the name of a class, or its number."""
+    """Return the name of a class, or its number if it does not have a name."""
     return "none" if number < 0 else str(names.get(int(number), int(number)))
 
 
 class MultiLabel(OfLabelValues):
-    """Classes of samples, each of which has any number of them: those whose probability is above one half."""
+    """Multi-label classification: the classes of a sample with a probability above one half."""
 
     name = "multi-label-classification"
     title = "classification with any number of classes per sample"
@@ -217,20 +219,20 @@ class MultiLabel(OfLabelValues):
 
     @classmethod
     def takes(cls, head: str, config: Any) -> bool:
-        """Return whether the head has several classes per sample."""
+        """Return whether the head predicts several classes per sample."""
         return super().takes(head, config) and getattr(config, "problem_type", None) == MULTI_LABEL
 
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
-        """Check that there is a 0 or 1 for each class."""
+        """Check that labels have a 0 or 1 for each class."""
         for id_, label in zip(samples.ids, samples.label_values or (), strict=False):
             if not isinstance(label, tuple) or len(label) != outputs or not {0, 1} >= {*label}:
                 raise ValueError(
-                    f"sample {id_!r} has the label {label}, and {self.name} takes a list of {outputs} numbers, 0 or 1 "
+                    f"sample {id_!r} has label {label}, but {self.name} requires a list of {outputs} numbers, 0 or 1 "
                     "for each class (multi-hot)"
                 )
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
-        """Return the share of each class among the labels of the scored samples, or the target's, as probability."""
+        """Return the class frequencies of the labels (or of the target's predictions) as probabilities."""
         target = measured["target"]
         of: Array = target.get("label", target["score"] > 0)
         with np.errstate(divide="ignore"):
@@ -240,12 +242,12 @@ class MultiLabel(OfLabelValues):
     def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute the figures.
 
-        - ``micro_f1``: F1 over all classes of all samples; ``agreement`` is the same with the classes that the target
-          predicts as labels. ``relative_micro_f1`` is divided by that of the target, the headline: thresholds and other
-          data sets compare with it, and classes that no sample has do not count.
-        - ``macro_f1`` and ``mean_average_precision``: means over classes that a sample has, of F1 and of the average
-          precision (area under precision and recall, in steps).
-        - ``exact_match``: share of samples of which all classes are right.
+        - ``micro_f1``: F1 over all classes of all samples; ``agreement`` is the same with the target's predicted
+          classes as labels. The headline ``relative_micro_f1`` is divided by the target's micro F1, which makes
+          thresholds and datasets comparable; classes without samples do not count.
+        - ``macro_f1`` and ``mean_average_precision``: means over classes with at least one sample, of F1 and of the
+          average precision (area under precision and recall, in steps).
+        - ``exact_match``: share of samples with all classes right.
         """
         predicted, label = own["score"] > 0, target.get("label")
         agreement = {"agreement": _f1(*_counts(predicted, target["score"] > 0, weights))}
@@ -280,7 +282,7 @@ class MultiLabel(OfLabelValues):
         return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
 
     def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the binary cross-entropies of samples, means over classes, summed."""
+        """Return the sum of the binary cross-entropies of samples, each a mean over classes."""
         return _cross_entropy(logits, labels.to(logits.dtype)).sum()
 
     def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
@@ -288,11 +290,11 @@ class MultiLabel(OfLabelValues):
         return _cross_entropy(logits / temperature, (wanted.to(logits.dtype) / temperature).sigmoid())
 
     def decided(self, logits: Tensor) -> Tensor:
-        """Return which classes are more likely than not."""
+        """Return the classes with a probability above one half."""
         return logits > 0
 
     def right(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Count samples of which all classes are right."""
+        """Count samples with all classes right."""
         return (self.decided(logits) == labels).all(-1).sum()
 
     def usage(self) -> str:
@@ -309,13 +311,13 @@ def _cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def _counts(predicted: Classes, label: Classes, weights: Array) -> tuple[Array, Array, Array]:
-    """Return how often a class is right, predicted, and true: (resamples, predictors, classes) each."""
-    found, true = predicted.astype(np.float64), np.broadcast_to(label, predicted.shape).astype(np.float64)
-    return total(weights, found * true), total(weights, found), total(weights, true)
+    """Return counts of right, predicted and true classes, each (resamples, predictors, classes)."""
+    assigned, true = predicted.astype(np.float64), np.broadcast_to(label, predicted.shape).astype(np.float64)
+    return total(weights, assigned * true), total(weights, assigned), total(weights, true)
 
 
 def _f1(right: Array, predicted: Array, true: Array) -> Array:
-    """Return F1 over all classes; NaN without any predicted or true class."""
+    """Return F1 over all classes; NaN without predicted and true classes."""
     return _of_classes(*(count.sum(-1) for count in (right, predicted, true)))
 
 
@@ -324,14 +326,14 @@ def _of_classes(right: Array, predicted: Array, true: Array) -> Array:
 
 
 def _macro(values: Array, true: Array) -> Array:
-    """Return the mean over classes that a sample has."""
+    """Return the mean over classes with at least one sample."""
     has = true > 0
     return ratio(np.where(has, values, 0).sum(-1), has.sum(-1))
 
 
 def _average_precision(score: Array, label: Array, weights: Array) -> Array:
     """Return ``Σ (recall - recall before) · precision`` over thresholds, of each class; equal scores are one step."""
-    found = np.empty((len(weights), *score.shape[1:]))
+    precisions = np.empty((len(weights), *score.shape[1:]))
     for predictor, kind in np.ndindex(*score.shape[1:]):
         order = np.argsort(-score[:, predictor, kind], kind="stable")
         ranked = score[order, predictor, kind]
@@ -340,17 +342,18 @@ def _average_precision(score: Array, label: Array, weights: Array) -> Array:
         right, seen = (drawn * true).cumsum(1)[:, last], drawn.cumsum(1)[:, last]
         precision = np.divide(right, seen, out=np.zeros_like(right), where=seen > 0)
         steps = np.diff(right, axis=1, prepend=0)
-        found[:, predictor, kind] = ratio((steps * precision).sum(1), right[:, -1])
-    return found
+        precisions[:, predictor, kind] = ratio((steps * precision).sum(1), right[:, -1])
+    return precisions
 
 
 class Regression(OfLabelValues):
-    """Numbers of samples: how far from the labels, and from the numbers of the target."""
+    """Regression: differences of outputs from the labels, and from the outputs of the target."""
 
     name = "regression"
     title = "numbers"
     problem_type: ClassVar[Any] = REGRESSION
     needs = "numbers (samples, outputs)"
+    has_probabilities = False
     figures: ClassVar[Mapping[str, bool]] = {
         "relative_r2": True, "agreement": True, "r2": True, "mse": False, "pearson": True, "spearman": True,
     }  # fmt: skip
@@ -359,18 +362,18 @@ class Regression(OfLabelValues):
 
     @classmethod
     def takes(cls, head: str, config: Any) -> bool:
-        """Return whether the head has numbers as its outputs."""
+        """Return whether the head outputs numbers."""
         kind, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
         return super().takes(head, config) and kind != MULTI_LABEL and (kind == REGRESSION or count == 1)
 
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
-        """Check that there are as many numbers as outputs."""
+        """Check that labels have one number for each output."""
         for id_, label in zip(samples.ids, samples.label_values or (), strict=False):
             if (count := len(label) if isinstance(label, tuple) else 1) != outputs:
-                raise ValueError(f"sample {id_!r} has {count} numbers as label, and the target outputs {outputs}")
+                raise ValueError(f"sample {id_!r} has {count} numbers as label, but the target outputs {outputs}")
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
-        """Return the mean of the labels of the scored samples, or without labels of the outputs of the target."""
+        """Return the mean label of the scored samples, or the mean output of the target without labels."""
         of: Array = measured["target"].get("label", measured["target"]["value"])
         return {"value": np.broadcast_to(of.mean(0), of.shape)}
 
@@ -378,12 +381,13 @@ class Regression(OfLabelValues):
         """Compute the figures, each a mean over outputs.
 
         - ``r2``: share of the variation of the labels that the predictor explains; ``agreement`` is the same with the
-          outputs of the target as labels, so that both have one unit: 1 is a perfect predictor, 0 is the mean.
-        - ``relative_r2``: ``r2`` divided by that of the target, the headline: as relative accuracies, it needs no unit
-          of the labels, and thresholds and other data sets compare with it. Undefined if the target explains nothing.
+          outputs of the target as labels. For both, 1 is a perfect predictor and 0 is the mean.
+        - ``relative_r2``: ``r2`` divided by the target's ``r2``, the headline: like relative accuracies, it does not
+          depend on the unit of the labels, so thresholds and datasets are comparable. Undefined if the target explains
+          nothing.
         - ``mse``: mean squared error, in the squared unit of the labels.
-        - ``pearson`` and ``spearman``: correlations with the labels, in any unit; for scores of another unit than the
-          labels, as those of rerankers and reward models.
+        - ``pearson`` and ``spearman``: correlations with the labels, in any unit; for scores in another unit than the
+          labels, for example of rerankers and reward models.
 
         A figure that is undefined (constant labels or outputs, a single sample) is NaN.
         """
@@ -419,15 +423,11 @@ class Regression(OfLabelValues):
         return functional.mse_loss(logits, labels.reshape(logits.shape).to(logits.dtype))
 
     def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean squared errors of samples, summed."""
+        """Return the sum of the mean squared errors of samples."""
         return self.imitation_loss(logits, labels, 1.0).sum()
 
     def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
         """Return the mean squared error of each sample."""
-        if temperature != 1:
-            raise ValueError(
-                f"temperature softens probabilities, and regression has none: leave it at 1, got {temperature}"
-            )
         return (logits - wanted.to(logits.dtype)).square().flatten(1).mean(1)
 
     def decided(self, logits: Tensor) -> Tensor:
@@ -435,7 +435,7 @@ class Regression(OfLabelValues):
         return logits
 
     def right(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return NaN: numbers are not right or wrong."""
+        """Return NaN: numbers are neither right nor wrong."""
         return logits.new_full((), torch.nan)
 
     def usage(self) -> str:
@@ -451,8 +451,8 @@ def _variation(x: Array, weights: Array) -> Array:
     """Return ``Σ (x - mean)²`` of each resample; NaN if x is constant."""
     x = x - x.mean(0)
     squares = total(weights, x * x)
-    found: Array = squares - total(weights, x) ** 2 / weights.sum(1)[:, None, None]
-    return np.where(found > 1e-12 * squares, found, np.nan)  # less is rounding
+    variation: Array = squares - total(weights, x) ** 2 / weights.sum(1)[:, None, None]
+    return np.where(variation > 1e-12 * squares, variation, np.nan)  # smaller values are rounding errors
 
 
 def _explained(values: Array, labels: Array, weights: Array) -> Array:
@@ -465,24 +465,24 @@ def _pearson(values: Array, labels: Array, weights: Array) -> Array:
     """Return the correlation of each output, (resamples, predictors, outputs)."""
     x, y = values - values.mean(0), labels - labels.mean(0)
     both = total(weights, x * y) - total(weights, x) * total(weights, y) / weights.sum(1)[:, None, None]
-    found: Array = both / np.sqrt(_variation(x, weights) * _variation(y, weights))
-    return found
+    correlations: Array = both / np.sqrt(_variation(x, weights) * _variation(y, weights))
+    return correlations
 
 
 def _spearman(values: Array, labels: Array, weights: Array) -> Array:
     """Return the rank correlation of each output, (resamples, predictors, outputs)."""
-    found = np.empty((len(weights), *values.shape[1:]))
+    correlations = np.empty((len(weights), *values.shape[1:]))
     for output in range(values.shape[-1]):
         y = _ranks(labels[:, 0, output], weights)
         for predictor in range(values.shape[1]):
             x = _ranks(values[:, predictor, output], weights)
-            both, own, other = ((weights * product).sum(1) for product in (x * y, x * x, y * y))
-            found[:, predictor, output] = ratio(both, np.sqrt(own * other))
-    return found
+            xy, xx, yy = ((weights * product).sum(1) for product in (x * y, x * x, y * y))
+            correlations[:, predictor, output] = ratio(xy, np.sqrt(xx * yy))
+    return correlations
 
 
 def _ranks(values: Array, weights: Array) -> Array:
-    """Return the ranks of values in each resample, less their mean; a sample occurs as often as its weight."""
+    """Return the ranks of values in each resample, minus their mean; a sample occurs as often as its weight."""
     _, place = np.unique(values, return_inverse=True)
     order = np.argsort(place, kind="stable")
     starts = np.flatnonzero(np.diff(place[order], prepend=-1))

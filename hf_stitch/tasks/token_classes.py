@@ -1,4 +1,4 @@
-"""Tasks with a class for some tokens of each text: the first of each word, or those behind masks."""
+"""Tasks with a class for some tokens of each text: the first token of each word, or masked tokens."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from hf_stitch.tasks.tokens import PerToken, check_same_tokens, mask_of
 
 WORD = re.compile(r"\S+")
 IOB = re.compile(r"O|[BIES]-.+", re.DOTALL)
-"""Names of classes that are parts of entities."""
+"""Class names in the IOB or IOBES scheme for entities."""
 
 SHARE, SEED = 0.15, 0
-"""Share of the tokens of a text that are masked, and seed of the choice."""
+"""Share of masked tokens of a text, and seed of the choice."""
 
 
 class OfTokens(PerToken):
-    """A task with a class for some tokens of each text, which the tokenizer of a network finds."""
+    """Task with a class for some tokens of each text, found by the tokenizer of a network."""
 
     def __init__(self, network: Any = None) -> None:
-        """Read the tokenizer and the names of classes of a network, if one is given."""
+        """Store the network, which provides the tokenizer and the class names."""
         self._network = network
 
     def about(self, network: Any) -> Self:
-        """Return the task of a network: its tokenizer divides texts, and its classes have names."""
+        """Return the task for a network, with its tokenizer and class names."""
         return type(self)(network)
 
     def difference(self, network: Adapter, output: Any) -> str:
-        """Return what this task needs and the output of a network is not."""
+        """Return the unmet requirement of this task on the output of a network."""
         shape, ids = tuple(logits_of(output).shape), dict(network.example)[network.interface.content[0]]
         wrong = len(shape) != 3 or shape[:2] != tuple(ids.shape[:2]) or ids.is_floating_point()
-        wanted = f"logits (samples, tokens, classes) for token ids {tuple(ids.shape)}"
-        return f"{wanted}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
+        expected = f"logits (samples, tokens, classes) for token ids {tuple(ids.shape)}"
+        return f"{expected}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
 
     def apart(self, own: Answers, target: Answers) -> Array:
-        """Return the shares of predictions that differ."""
+        """Return the share of different predictions for each sample."""
         count = own[self.counted]
         return np.divide(count - own["agreement"], count, out=np.zeros_like(count), where=count > 0)
 
     def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
-        """Return the number of tokens for which the target predicts the same."""
+        """Return the number of tokens with the same prediction as the target."""
         return f"{answers['agreement'][place]:.0f} of {answers[self.counted][place]:.0f} {self.counted} as the target"
 
 
 class Words(OfTokens):
-    """Classes of words, as spaces divide a text: of each, the first token has the prediction.
+    """Classification of words, separated by white space; the first token of a word has the prediction.
 
-    Labels are a list of classes per text, one for each word; words with the label -100 do not count.
+    Labels are a list of classes per text, one for each word; words with the label -100 are ignored.
     """
 
     name = "token-classification"
@@ -76,7 +76,7 @@ class Words(OfTokens):
     kept = ("words", "agreement", "right", "entities")
     describes_outputs = True
     counted = "words"
-    nothing = "no text has a word with a label"
+    nothing = "texts must contain words with labels"
 
     def labels(self, samples: Samples | Batch) -> Sequence[Any] | None:
         """Return the classes of the words of each text."""
@@ -90,29 +90,29 @@ class Words(OfTokens):
                 words = len(WORD.findall(_text(text)))
                 if not isinstance(label, tuple) or len(label) != words:
                     raise ValueError(
-                        f"sample {id_!r} has {words} words, divided by spaces, and the label {label}: {self.name} "
-                        "takes a list with the class of each word, -100 for words that do not count"
+                        f"sample {id_!r} has {words} words (separated by white space) and the label {label}, but "
+                        f"{self.name} requires a list with the class of each word, -100 for ignored words"
                     )
-                if wrong := [each for each in label if each != IGNORED and each not in range(outputs)]:
+                if wrong := [kind for kind in label if kind != IGNORED and kind not in range(outputs)]:
                     raise ValueError(
-                        f"sample {id_!r} has label {wrong[0]}, and the target predicts classes 0 to {outputs - 1}"
+                        f"sample {id_!r} has label {wrong[0]}, but the target predicts classes 0 to {outputs - 1}"
                         + see("other-labels")
                     )
 
     def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
-        """Return the class of each first token of a word; without labels 0."""
-        found = _first_tokens(network, samples)
+        """Return the class of each first token of a word; 0 without labels."""
+        labels_of_tokens = _first_tokens(network, samples)
         if labels is None:
-            return found.clamp(max=0)
-        for row, of_text in zip(found, labels, strict=True):
-            own = torch.tensor(of_text, device=row.device)
-            row[row >= 0] = own[row[row >= 0]]
-        return found
+            return labels_of_tokens.clamp(max=0)
+        for row, of_text in zip(labels_of_tokens, labels, strict=True):
+            classes = torch.tensor(of_text, device=row.device)
+            row[row >= 0] = classes[row[row >= 0]]
+        return labels_of_tokens
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Measure the numbers of words, of right ones and of those that agree, with labels also the parts of F1."""
-        (batch, inputs), (twin, own) = source, target
-        check_same_tokens(inputs, own)
+        """Count words, correct predictions and agreements; with labels also the parts of F1."""
+        (batch, inputs), (twin, target_inputs) = source, target
+        check_same_tokens(inputs, target_inputs)
         logits = {name: logits_of(output) for name, output in outputs.items()}
         labels = batch.label_values
         if labels is not None:
@@ -145,22 +145,22 @@ class Words(OfTokens):
         return chance
 
     def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
-        """Compute accuracies, cross-entropy and agreement per word, and F1 of entities as seqeval defines it."""
+        """Compute accuracies, cross-entropy and agreement per word, and the F1 score of entities as in seqeval."""
         own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
-        words, found = own["words"], dict[str, Array]()
+        words, figures = own["words"], dict[str, Array]()
         if "entities" in own:
             f1, reference = _f1(own["entities"]), _f1(target["entities"])
-            found |= {"relative_entity_f1": ratio(f1, reference), "entity_f1": f1}
+            figures |= {"relative_entity_f1": ratio(f1, reference), "entity_f1": f1}
         if "right" in own:
-            found |= {"relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / words}
-        return found | {name: own[name] / words for name in self.figures if name in own}
+            figures |= {"relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / words}
+        return figures | {name: own[name] / words for name in self.figures if name in own}
 
     def usage(self) -> str:
         """Print the names of the classes of tokens."""
         return "print([model.config.id2label[i] for i in output.logits[0].argmax(-1).tolist()])"
 
     def _names(self, count: int) -> list[str]:
-        """Return the names of the classes if they are parts of entities; empty otherwise."""
+        """Return the class names if they follow the IOB or IOBES scheme; empty otherwise."""
         config = getattr(getattr(self._network, "model", self._network), "config", None)
         named = getattr(config, "id2label", None) or {}
         names = [str(named.get(kind, "")) for kind in range(count)]
@@ -169,53 +169,55 @@ class Words(OfTokens):
 
 def _text(sample: Any) -> str:
     if not isinstance(sample, str):
-        raise ValueError(f"token-classification reads texts, got a sample of type {type(sample).__name__}")
+        raise ValueError(f"token-classification requires texts, got a sample of type {type(sample).__name__}")
     return sample
 
 
 def _first_tokens(network: Any, samples: Sequence[Any]) -> Tensor:
-    """Return for each token the number of the word that it begins, and otherwise :data:`IGNORED`."""
+    """Return the number of the word that each token begins, or :data:`IGNORED`."""
     spans = network.preprocess(samples, offsets=True)[OFFSETS]
-    found = torch.full(spans.shape[:2], IGNORED, device=spans.device)
+    words_begun = torch.full(spans.shape[:2], IGNORED, device=spans.device)
     for row, (text, of_text) in enumerate(zip(samples, spans.tolist(), strict=True)):
         starts, seen = [word.start() for word in WORD.finditer(_text(text))], -1
         for place, (start, stop) in enumerate(of_text):
             inside = text[start:stop]
             word = bisect_right(starts, start + len(inside) - len(inside.lstrip())) - 1
             if inside.strip() and word > seen:
-                found[row, place] = seen = word
-    return found
+                words_begun[row, place] = seen = word
+    return words_begun
 
 
 def _if_constant(asked: Tensor, real: Tensor, names: Sequence[str], name: str) -> Array:
-    """Return how many entities of each text are right, predicted and true if each word has one class."""
+    """Return counts of right, predicted and true entities of each text, if all words have the same class."""
     (part, _, kind), rows = name.partition("-"), []
     for kinds, counts in zip(asked, real, strict=True):
-        true, words = {*entities([names[each] for each in kinds[counts].tolist()])}, int(counts.sum())
-        single = sum(each == kind and first == last for each, first, last in true)
+        true, words = {*entities([names[entity_kind] for entity_kind in kinds[counts].tolist()])}, int(counts.sum())
+        single = sum(entity_kind == kind and first == last for entity_kind, first, last in true)
         predicted = {"O": 0, "I": min(words, 1)}.get(part, words)
         rows.append(({"O": 0, "I": int((kind, 0, words - 1) in true)}.get(part, single), predicted, len(true)))
     return np.array(rows, dtype=np.float64)
 
 
-def _counts(found: Tensor, asked: Tensor, real: Tensor, names: Sequence[str]) -> Array:
-    """Return how many entities of each text are right, predicted and true."""
+def _counts(predictions: Tensor, asked: Tensor, real: Tensor, names: Sequence[str]) -> Array:
+    """Return counts of right, predicted and true entities of each text."""
     rows = []
-    for predicted, true, counts in zip(found, asked, real, strict=True):
-        own, other = ({*entities([names[kind] for kind in kinds[counts].tolist()])} for kinds in (predicted, true))
-        rows.append((len(own & other), len(own), len(other)))
+    for predicted, true, counts in zip(predictions, asked, real, strict=True):
+        predicted_entities, true_entities = (
+            {*entities([names[kind] for kind in kinds[counts].tolist()])} for kinds in (predicted, true)
+        )
+        rows.append((len(predicted_entities & true_entities), len(predicted_entities), len(true_entities)))
     return np.array(rows, dtype=np.float64)
 
 
 def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield kind, first and last word of each entity, as seqeval does by default, which forgives wrong beginnings."""
+    """Yield kind, first and last word of each entity, as in the lenient default mode of seqeval."""
     start, before, kind_before = 0, "O", ""
     for place, tag in enumerate([*tags, "O"]):
         part, _, kind = tag.partition("-")
-        other = kind != kind_before
-        if before != "O" and (before in "ES" or part in "BSO" or other):
+        changed = kind != kind_before
+        if before != "O" and (before in "ES" or part in "BSO" or changed):
             yield kind_before, start, place - 1
-        if part != "O" and (part in "BS" or before in "ESO" or other):
+        if part != "O" and (part in "BS" or before in "ESO" or changed):
             start = place
         before, kind_before = part, kind
 
@@ -225,12 +227,12 @@ def _f1(counts: Array) -> Array:
 
 
 class MaskedTokens(OfTokens):
-    """Tokens of texts behind masks: how likely the true ones are, and whether the target predicts the same ones.
+    """Masked tokens of texts: likelihood of the true tokens, and agreement with the target.
 
-    Of each text, 15 % of the tokens (at least one, no special ones) become the mask token, in all that a job reads:
-    when maps are fitted, trained and scored. The choice is a hash of the tokens of the text, so that all networks,
-    batches, processes and jobs mask the same ones. No token is kept or replaced by a random one, as BERT was trained:
-    this prepares networks for texts without masks, and here they are frozen.
+    In each text, 15 % of the tokens (at least one, excluding special tokens) become the mask token, whenever maps are
+    fitted, trained and scored. The choice is a hash of the tokens of the text, so that all networks, batches, processes
+    and jobs mask the same tokens. Unlike in the training of BERT, masked positions never keep their token or receive a
+    random token, because the networks are frozen.
     """
 
     name = "fill-mask"
@@ -248,27 +250,27 @@ class MaskedTokens(OfTokens):
     record: ClassVar[Mapping[str, Any]] = {"masking": {"share": SHARE, "seed": SEED}}
     counted = "tokens"
     unused = "masked tokens are scored"
-    nothing = "no text has a token that is not special"
+    nothing = "texts must contain tokens other than special tokens"
 
     def inputs(self, network: Whole, samples: Sequence[Any]) -> Mapping[str, Any]:
-        """Return the inputs of a network with masks."""
+        """Return the masked inputs of a network."""
         return _masked(network, samples)[0]
 
     def asked(self, network: Any, samples: Sequence[Any], labels: Sequence[Any] | None) -> Tensor:
-        """Return the tokens behind the masks."""
+        """Return the masked tokens."""
         return _masked(network, samples)[1]
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Measure the numbers of masked tokens, right ones and those that agree; of the target also the tokens."""
-        (_, inputs), (twin, own) = source, target
-        check_same_tokens(inputs, own)
+        """Count masked tokens, correct predictions and agreements; for the target also the tokens."""
+        (_, inputs), (twin, target_inputs) = source, target
+        check_same_tokens(inputs, target_inputs)
         logits = {name: logits_of(output) for name, output in outputs.items()}
         asked = self.asked(self._network, twin.samples, None)
         measured, real = self.counts(logits, asked, twin), asked != IGNORED
         places = (~real).long().argsort(dim=1, stable=True)[:, : int(real.sum(1).max())]
-        found = {"token": asked, "predicted": logits["target"].argmax(-1)}
-        kept = {name: tokens.double().where(real, torch.nan).gather(1, places) for name, tokens in found.items()}
-        measured["target"] |= as_arrays({"": kept})[""]
+        rows = {"token": asked, "predicted": logits["target"].argmax(-1)}
+        masked = {name: tokens.double().where(real, torch.nan).gather(1, places) for name, tokens in rows.items()}
+        measured["target"] |= as_arrays({"": masked})[""]
         return {**measured}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
@@ -281,7 +283,7 @@ class MaskedTokens(OfTokens):
             "tokens": target["tokens"],
             "right": (tokens == best).sum(1).astype(float),
             "agreement": (target["predicted"] == best).sum(1).astype(float),
-            "cross_entropy": -logs[np.searchsorted(kinds, tokens)].sum(1),  # NaN is behind the last
+            "cross_entropy": -logs[np.searchsorted(kinds, tokens)].sum(1),  # NaN sorts after the last
         }
 
     def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
@@ -296,7 +298,7 @@ class MaskedTokens(OfTokens):
         }  # fmt: skip
 
     def usage(self) -> str:
-        """Print the tokens behind masks."""
+        """Print the predictions of masked tokens."""
         return (
             'masks = inputs["input_ids"] == model.processor.mask_token_id\n'
             "print(model.processor.convert_ids_to_tokens(output.logits[masks].argmax(-1)))"
@@ -304,17 +306,17 @@ class MaskedTokens(OfTokens):
 
 
 def _masked(network: Any, samples: Sequence[Any]) -> tuple[dict[str, Any], Tensor]:
-    """Return inputs with masks, and the tokens behind them; otherwise :data:`IGNORED`."""
+    """Return masked inputs, and the masked tokens (:data:`IGNORED` elsewhere)."""
     tokenizer = network.processor
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError(
-            f"fill-mask needs a tokenizer with a mask token, got {type(tokenizer).__name__}: pass one as processor= to "
-            "hf_stitch.load, or use task=None"
+            f"fill-mask requires a tokenizer with a mask token, got {type(tokenizer).__name__}; pass one as "
+            "processor= to hf_stitch.load, or use task=None"
         )
     if not getattr(network, "completes", True):
         raise ValueError(
-            "align='prefix' reads texts with two tokenizers, and the source has no token for a mask of the target: "
-            "stitch two masked language models with the same tokenizer, or use task=None"
+            "align='prefix' does not support fill-mask, because the source lacks the mask token of the target; use "
+            "masked language models with the same tokenizer, or task=None"
         )
     inputs = dict(network.preprocess(samples))
     ids = inputs["input_ids"]

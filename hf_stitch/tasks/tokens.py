@@ -29,32 +29,32 @@ from hf_stitch.tasks.base import (
 )
 
 EXCLUDED = 1e30
-"""Logits of this size are not computed but set, to exclude a token."""
+"""Size of logits that networks set to exclude a token."""
 
 TOLERANCE = {True: 1e-4, False: 3e-2}
-"""Largest change of the logits of earlier tokens, relative to the largest logit, in float32 and above, and in half
-precision, that is rounding."""
+"""Largest change of the logits of earlier tokens that counts as a rounding error, relative to the largest logit: in
+float32 and wider, and in half precision."""
 
 
 class PerToken(Task):
-    """A task with a prediction for some tokens of each text."""
+    """Task with a prediction for some tokens of each text."""
 
     per_token = True
-    counted: ClassVar[str]  # what has a prediction, and the measure with its number
+    counted: ClassVar[str]  # unit with a prediction, and the measure that counts it
 
     def counts(
         self, logits: Mapping[str, Tensor], asked: Tensor, twin: Batch, *, labelled: bool = True
     ) -> dict[str, dict[str, Any]]:
-        """Count predictions and those that agree, with labels also right ones, and sum their cross-entropies."""
+        """Count predictions and agreements; with labels also correct predictions, and sum the cross-entropies."""
         real = asked != IGNORED
         check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
         best, measured = most_likely(logits["target"]), dict[str, dict[str, Tensor]]()
         of_target = logits["target"].float().log_softmax(-1)
         for name, values in logits.items():
-            found, logs = most_likely(values), values.float().log_softmax(-1)
-            row = {self.counted: real.sum(1), "agreement": ((found == best) & real).sum(1)}
+            predicted, logs = most_likely(values), values.float().log_softmax(-1)
+            row = {self.counted: real.sum(1), "agreement": ((predicted == best) & real).sum(1)}
             if labelled:
-                row["right"] = ((found == asked) & real).sum(1)
+                row["right"] = ((predicted == asked) & real).sum(1)
                 loss = functional.nll_loss(logs.flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none")
                 row["cross_entropy"] = loss.view_as(asked).sum(1)
             if logs.shape == of_target.shape:
@@ -63,14 +63,14 @@ class PerToken(Task):
         return as_arrays(measured)
 
     def joined(self, parts: Mapping[str, Sequence[Answers]], samples: Samples) -> dict[str, Answers]:
-        """Concatenate the measures of batches, of which one has a prediction."""
-        found = super().joined(parts, samples)
-        self.check_some(bool(found["target"][self.counted].any()), samples)
-        return found
+        """Concatenate the measures of batches; raise an error if no token has a prediction."""
+        measures = super().joined(parts, samples)
+        self.check_some(bool(measures["target"][self.counted].any()), samples)
+        return measures
 
 
 class NextToken(PerToken):
-    """The next token of texts: how likely it was, and whether the target predicts the same one."""
+    """Next token of texts: likelihood of the true token, and agreement with the target."""
 
     name = "text-generation"
     title = "the next token"
@@ -87,27 +87,29 @@ class NextToken(PerToken):
     causal = True
     counted = "tokens"
     unused = "next tokens are scored"
-    nothing = "no text has a second token to predict"
+    nothing = "texts must contain a second token to predict"
 
     def difference(self, network: Adapter, output: Any) -> str:
-        """Return what a causal language model is and the network is not."""
+        """Return the unmet requirement of a causal language model on a network."""
         name, content, logits = type(network.model).__name__, network.interface.content[0], logits_of(output)
         inputs = dict(network.example)
         ids, shape = inputs[content], tuple(logits.shape)
         if ids.is_floating_point() or shape[:-1] != tuple(ids.shape):
             return f"logits (samples, tokens, vocabulary) for token ids {tuple(ids.shape)}, but {name} outputs {shape}"
         changed = torch.cat((ids[:, :-1], ids[:, :1]), 1)
-        other = logits_of(network.forward({**inputs, content: changed}))
-        found, expected = (each[:, :-1].float().clamp(-EXCLUDED, EXCLUDED) for each in (other, logits))
-        if not found.numel():
+        output_changed = logits_of(network.forward({**inputs, content: changed}))
+        changed_logits, expected = (
+            logit_tensor[:, :-1].float().clamp(-EXCLUDED, EXCLUDED) for logit_tensor in (output_changed, logits)
+        )
+        if not changed_logits.numel():
             return ""
         largest = expected.abs().where(expected.abs() < EXCLUDED, 0).max()
-        if bool(((found - expected).abs() <= TOLERANCE[torch.finfo(logits.dtype).bits >= 32] * largest).all()):
+        if bool(((changed_logits - expected).abs() <= TOLERANCE[torch.finfo(logits.dtype).bits >= 32] * largest).all()):
             return ""
         return f"a causal language model, but the logits of {name} for a token depend on later tokens"
 
     def sized_inputs(self, network: Whole, batch: Batch) -> tuple[Mapping[str, Any], Answers]:
-        """Return the inputs, and the characters and bytes that are predicted, if they are known."""
+        """Return the inputs, and the number of predicted characters and bytes with a fast tokenizer."""
         samples = batch.samples
         tokenizer = network.processor if isinstance(network, Adapter) else None
         if not getattr(tokenizer, "is_fast", False) or not all(isinstance(sample, str) for sample in samples):
@@ -125,16 +127,16 @@ class NextToken(PerToken):
         return inputs, {"characters": characters, "bytes": size}
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Measure the number of tokens, their summed cross-entropy, and those that agree."""
-        (_, inputs), (twin, own) = source, target
-        check_same_tokens(inputs, own)
+        """Measure the number of tokens, their summed cross-entropy, and the number of agreements."""
+        (_, inputs), (twin, target_inputs) = source, target
+        check_same_tokens(inputs, target_inputs)
         logits = {name: logits_of(output) for name, output in outputs.items()}
-        asked = following(own)
+        asked = following(target_inputs)
         for name, values in logits.items():
             if values.shape[:2] != asked.shape:
                 raise ValueError(
-                    f"the {name} model outputs {values.shape[1]} tokens where the target has {asked.shape[1]}: "
-                    "use the same tokenizer for both networks and pooling='none'"
+                    f"the {name} model outputs {values.shape[1]} tokens, but the target has {asked.shape[1]}; use the "
+                    "same tokenizer for both networks and pooling='none'"
                 )
         ahead = {name: values[:, :-1] for name, values in logits.items()}
         return {
@@ -143,13 +145,13 @@ class NextToken(PerToken):
         }
 
     def measure_alone(self, network: Adapter, batch: Batch) -> Answers:
-        """Measure a language model on its own tokens, which cannot be compared with those of the target."""
+        """Measure a language model on its own tokens, which differ from the tokens of the target."""
         inputs, sizes = self.sized_inputs(network, batch)
-        found = self.measure({"target": network.forward(inputs)}, (batch, inputs), (batch, inputs))["target"]
-        return {**found, **sizes, "agreement": np.full(len(found["tokens"]), np.nan)}
+        measures = self.measure({"target": network.forward(inputs)}, (batch, inputs), (batch, inputs))["target"]
+        return {**measures, **sizes, "agreement": np.full(len(measures["tokens"]), np.nan)}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
-        """Return the measures of a predictor for which all tokens are equally likely."""
+        """Return the measures of a uniform prediction over all tokens."""
         target = {name: values for name, values in measured["target"].items() if name != "kl_divergence"}
         tokens, vocabulary = target["tokens"], target["vocabulary"]
         return {**target, "cross_entropy": tokens * np.log(vocabulary), "agreement": tokens / vocabulary}
@@ -165,7 +167,7 @@ class NextToken(PerToken):
             "cross_entropy": loss,
             **{name: own[name] / tokens for name in ("agreement", "kl_divergence") if name in own},
         }
-        if np.isnan(own["agreement"]).any():  # on other tokens than the target
+        if np.isnan(own["agreement"]).any():  # different tokens than the target's
             figures = {name: np.full_like(values, np.nan) for name, values in figures.items()}
         if "characters" in own and "characters" in target:
             bits = own["cross_entropy"] / np.log(2)
@@ -173,7 +175,7 @@ class NextToken(PerToken):
         return figures
 
     def apart(self, own: Answers, target: Answers) -> Array:
-        """Return the differences of the cross-entropies per token."""
+        """Return the absolute difference of the cross-entropies per token."""
         return np.abs(_per_token(own) - _per_token(target))
 
     def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
@@ -186,15 +188,15 @@ class NextToken(PerToken):
 
 
 def following(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the next token of each token; the first of a text has no context, whichever side is padded."""
+    """Return the next token of each token; the first token of a text is not predicted, for both padding sides."""
     ids, real = inputs["input_ids"], mask_of(inputs)
-    found = torch.full_like(ids, IGNORED)
-    found[:, :-1] = torch.where(real[:, :-1] & real[:, 1:], ids[:, 1:], IGNORED)
-    return found
+    labels = torch.full_like(ids, IGNORED)
+    labels[:, :-1] = torch.where(real[:, :-1] & real[:, 1:], ids[:, 1:], IGNORED)
+    return labels
 
 
 def mask_of(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Which tokens are real."""
+    """Return a mask of real tokens."""
     ids = inputs["input_ids"]
     return inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(ids, dtype=torch.bool)
 
@@ -209,6 +211,6 @@ def check_same_tokens(source: Mapping[str, Tensor], target: Mapping[str, Tensor]
     for name in ("input_ids", "attention_mask"):
         if name in source and name in target and not torch.equal(source[name], target[name].to(source[name].device)):
             raise ValueError(
-                f"source and target receive different {name} for the same text: predictions of tokens are compared if "
-                "both networks have the same tokenizer and padding side"
+                f"source and target receive different {name} for the same text; use the same tokenizer and padding "
+                "side for both networks"
             )

@@ -120,7 +120,7 @@ def test_a_superset_of_names_is_scored_by_name_and_a_class_of_its_own_refused(ma
     assert made.evaluation is not None and made.evaluation.scores["target"]["accuracy"].value == 1
     with (
         pytest.warns(UserWarning, match="matched by name"),
-        pytest.raises(ValueError, match="sample 2 has label 2, and the target predicts classes 0 to 1"),
+        pytest.raises(ValueError, match="sample 2 has label 2, but the target predicts classes 0 to 1"),
     ):
         hf_stitch.evaluate(made, Vectors(names, {"dog": 0, "cat": 1, "bird": 1}), progress=False)
 

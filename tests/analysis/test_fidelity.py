@@ -131,10 +131,10 @@ def test_outputs_of_other_types_become_vectors(stitched: StitchedModel, rows: Te
 
 
 def test_a_model_whose_output_has_no_vectors_is_told_not_scored(rows: Tensor) -> None:
-    with pytest.warns(UserWarning, match="not scored: an output of type Tensor has no .* wrap the target"):
+    with pytest.warns(UserWarning, match="not scored: an output of type Tensor must contain .* wrap the target"):
         model = hf_stitch.stitch(net(0), net(1, last=_Columns()), rows, **CUT)
     assert model.evaluation is None
-    with pytest.raises(ValueError, match="no floating-point tensor with a row for each of 64 samples"):
+    with pytest.raises(ValueError, match="a floating-point tensor with a row for each of 64 samples"):
         evaluate(model, rows, progress=False)
 
 

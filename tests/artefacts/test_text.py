@@ -71,5 +71,5 @@ def test_texts_that_do_not_correspond_are_refused(net: Any, texts: Any) -> None:
     padded_left.processor.padding_side = "left"
     with pytest.raises(ValueError, match="split or pad texts differently"):
         stitched(net("gpt2"), padded_left, texts, layers)
-    with pytest.raises(ValueError, match=r"leaves one token per text, and text-generation .*: use pooling='none'"):
+    with pytest.raises(ValueError, match=r"keeps one token per text, but text-generation .*; use pooling='none'"):
         stitched(net("gpt2"), net("llama", 1), texts, layers, pooling="mean")

@@ -104,24 +104,24 @@ class Stream(IterableDataset[Any]):
         return iter(PAIRS)
 
 
-SHAPES = r"labels of shape \(n,\), .*got \(6, 4\) float32, \(6, 4\) float32: pass Samples\.of\(samples, label"
+SHAPES = r"labels of shape \(n,\), .*got \(6, 4\) float32, \(6, 4\) float32; pass Samples\.of\(samples, label"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "shuffled": (lambda: DataLoader(Items(PAIRS), shuffle=True), r"shuffles.*pass its data set, loader\.dataset"),
+    "shuffled": (lambda: DataLoader(Items(PAIRS), shuffle=True), r"shuffles.*pass loader\.dataset"),
     "drawn": (
         lambda: DataLoader(Items(PAIRS), sampler=torch.utils.data.SubsetRandomSampler([1, 0])),
-        "order of the loader is that of SubsetRandomSampler, which cannot be checked: pass its data set",
+        "order of SubsetRandomSampler cannot be checked; pass loader.dataset",
     ),
     "collated": (
         lambda: DataLoader(Items(PAIRS), collate_fn=lambda items: items),
-        "collates items by a function of its own.*pass its data set",
+        "custom collate_fn.*pass loader.dataset",
     ),
-    "loaded from a stream": (lambda: DataLoader(Stream()), "has no items by number.*as a list of its items"),
-    "a stream": (Stream, r"Stream has no items by number.*list\(dataset\)"),
+    "loaded from a stream": (lambda: DataLoader(Stream()), "not map-style.*as a list of its items"),
+    "a stream": (Stream, r"Stream is not a map-style dataset.*list\(dataset\)"),
     "augmented": (lambda: Augmented(PAIRS), "item 0 of Augmented differs when it is read again.*augmentation"),
     "empty": (lambda: Items([]), "the data is empty"),
-    "mixed items": (lambda: Items([PAIRS[0], ROWS[0]]), r"item 1 of the data set has samples \(tensor\), but item 0"),
+    "mixed items": (lambda: Items([PAIRS[0], ROWS[0]]), r"item 1 of the dataset has samples \(tensor\), but item 0"),
     "rows as labels": (lambda: TensorDataset(ROWS, ROWS), SHAPES),
-    "mixed pairs": (lambda: [PAIRS[0], ROWS[0]], "sample 1 must be a pair of a sample and its label, as sample 0"),
+    "mixed pairs": (lambda: [PAIRS[0], ROWS[0]], "sample 1 must be a pair of a sample and its label like sample 0"),
     "triples": (lambda: [("a text", "b", 1)], r"'samples' \(tuple\)"),
 }
 
@@ -182,17 +182,19 @@ def gpt2() -> transformers.GPT2ForSequenceClassification:
 
 
 def test_a_classifier_without_padding_names_what_batches_need(gpt2: Any) -> None:
-    with pytest.warns(UserWarning, match="defines no pad_token_id and takes one text at a time.*processor="):
+    with pytest.warns(UserWarning, match="does not define pad_token_id and accepts one text at a time.*processor="):
         adapter = hf_stitch.load(gpt2)
-    with pytest.raises(ValueError, match="GPT2ForSequenceClassification defines no pad_token_id and takes one text"):
+    with pytest.raises(
+        ValueError, match="GPT2ForSequenceClassification does not define pad_token_id and accepts one text"
+    ):
         adapter.forward(adapter.example)
     with pytest.warns(UserWarning, match="set model.config.pad_token_id = 0, the id of the tokenizer, before"):
         hf_stitch.load(gpt2, processor=plain_tokenizer())
     words = plain_tokenizer()
     words.pad_token = None
-    with pytest.warns(UserWarning, match="pass a tokenizer whose pad_token is set as processor="):
+    with pytest.warns(UserWarning, match="pass a tokenizer with pad_token as processor="):
         adapter = hf_stitch.load(gpt2, processor=words)
-    with pytest.raises(ValueError, match=r"tokenizer.pad_token = tokenizer.eos_token\) and pass the tokenizer as proc"):
+    with pytest.raises(ValueError, match=r"tokenizer.pad_token = tokenizer.eos_token and pass the tokenizer as proc"):
         adapter.preprocess(list(WORDS[:2]))
     gpt2.config.pad_token_id = 0
     with warnings.catch_warnings():
@@ -204,7 +206,7 @@ def test_a_classifier_without_padding_names_what_batches_need(gpt2: Any) -> None
 def test_a_saved_classifier_takes_the_padding_id_of_its_tokenizer(gpt2: Any, tmp_path: Path) -> None:
     gpt2.save_pretrained(tmp_path)
     plain_tokenizer().save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="no pad_token_id: that of the tokenizer, 0, is used"):
+    with pytest.warns(UserWarning, match="does not define pad_token_id: using 0, from the tokenizer"):
         adapter = hf_stitch.load(str(tmp_path))
     texts = [" ".join(WORDS[:3]), WORDS[4]]
     with torch.no_grad():
@@ -280,7 +282,7 @@ def test_labels_are_renumbered_once_for_each_class() -> None:
 
 def test_a_file_of_data_is_told_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "test.parquet").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"test\.parquet is a file: name its folder"):
+    with pytest.raises(ValueError, match=r"test\.parquet is a file; pass its folder"):
         read_data(str(tmp_path / "test.parquet"))
 
 

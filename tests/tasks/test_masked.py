@@ -190,8 +190,10 @@ def test_a_map_is_fitted_to_masked_texts() -> None:
 # -- bad input ---------------------------------------------------------------------------------------------------------
 def test_a_tokenizer_without_a_mask_and_texts_without_tokens_are_named() -> None:
     net = network()
-    with pytest.raises(ValueError, match="fill-mask needs a tokenizer with a mask token, got TokenizersBackend: pass"):
+    with pytest.raises(
+        ValueError, match=("fill-mask requires a tokenizer with a mask token, got TokenizersBackend; pass")
+    ):
         TASK.inputs(adapted("bert", net.model), TEXTS)
     net.processor._tokenizer.post_processor = _ends()
-    with pytest.raises(ValueError, match="no text has a token that is not special, neither sample 0 nor any other"):
+    with pytest.raises(ValueError, match=r"texts must contain tokens other than special tokens \(first sample: 0"):
         hf_stitch.stitch(net, net, TEXTS, test_data=["", ""], matcher="identity", **CUT)

@@ -465,7 +465,7 @@ def of_texts() -> hf_stitch.Adapter:
 
 
 REFUSALS: dict[str, Callable[[Made], object]] = {
-    "no samples": lambda made: similarity(probe=[]),
+    "must not be empty": lambda made: similarity(probe=[]),
     "at least 2": lambda made: similarity(probe=images(1)),
     "linear_cka": lambda made: similarity(metrics=["linear_ckaa"]),
     "not layers": lambda made: similarity(metrics=["disagreement"]),
@@ -474,7 +474,7 @@ REFUSALS: dict[str, Callable[[Made], object]] = {
     "another order": lambda made: similarity(hf_stitch.Activations(made.saved.values, made.saved.ids[::-1], "mean")),
     "pooling='mean', not 'cls'": lambda made: similarity(made.saved, pooling="cls"),
     r"did you mean 'blocks\.1'": lambda made: made.attach("start", ["block.1"]),
-    "no sample serves both": lambda made: made.attach(of_texts()),
+    "must accept the same kind of samples": lambda made: made.attach(of_texts()),
     "is the network in training": lambda made: made.attach(made.own),
     "the model of the trainer": lambda made: similarity().attach(made.run, adapter(net())),
     "example_inputs": lambda made: similarity().attach(made.run),

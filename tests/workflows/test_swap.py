@@ -251,11 +251,11 @@ def test_after_a_swap_the_model_with_the_first_encoder_is_asked_for() -> None:
     mapped = swap(ABSOLUTE, anchors=ANCHORS, matcher=EXACT)
     assert hf_stitch.evaluate(swapped, TEST, target=RELATIVE, progress=False)["agreement"].value > 0.98
     for job in (hf_stitch.evaluate, hf_stitch.audit):
-        with pytest.raises(ValueError, match=r"no whole target: pass target=, to hf_stitch.evaluate the"):
+        with pytest.raises(ValueError, match=r"relative model requires target=.* to hf_stitch.evaluate"):
             job(swapped, TEST, progress=False)
         with pytest.raises(ValueError, match=r"the target, .*, was a module in memory"):
             job(mapped, TEST, progress=False)
-    with pytest.raises(ValueError, match="no whole target: pass target="):
+    with pytest.raises(ValueError, match="relative model requires target="):
         hf_stitch.audit(RELATIVE, TEST, progress=False)
 
 
@@ -422,7 +422,7 @@ class Unread(list[Any]):
         ({"paired_anchors": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)}, "20 anchors have the same representation"),
         ({}, "not encoded by .* only encoders with other weights"),
         ({"anchors": RELATIVE.anchors, "encoder": A, "encoder_layer": "1"}, "this encoder with another layer or"),
-        ({"encoder": A, "pooling": "cls"}, "or by another pooling"),
+        ({"encoder": A, "pooling": "cls"}, "with another layer or pooling"),
         ({"anchors": ANCHORS, "encoder_layer": "9"}, "does not exist"),
         ({"anchors": ANCHORS, "matcher": "lstsq"}, "remove matcher and baselines"),
         ({"anchors": ANCHORS, "target_layer": "2"}, "remove target_layer"),

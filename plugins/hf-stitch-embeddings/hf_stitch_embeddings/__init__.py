@@ -1,6 +1,6 @@
-"""Embedding upgrade with hf-stitch: a new encoder on an old index, without embedding everything again.
+"""Embedding upgrades with hf-stitch: use a new encoder with an old index, without re-embedding all documents.
 
-Importing this package is fast: public names, listed in ``__init__.pyi``, are imported when they are first used.
+Importing this package is fast: public names (see ``__init__.pyi``) are imported on first use.
 """
 
 import lazy_loader

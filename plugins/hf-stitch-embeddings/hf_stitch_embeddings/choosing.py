@@ -1,4 +1,4 @@
-"""The choice of map, direction and penalty by held-out retrieval."""
+"""Selection of the map, its direction and its penalty by held-out retrieval."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_stitch_embeddings.retrieval import Floats, System, interval, measure, qu
 from hf_stitch_embeddings.vectors import Metric, Vectors, are_normalized, batches, lengths, normalized
 
 FEW = 500
-"""Pairs below which only maps with a safe start are tried, and must beat the old model beyond chance."""
+"""With fewer pairs, only safe maps are tried, and they must beat the old model significantly."""
 KEEP = "old model"
 MAPS = (
     "identity",
@@ -31,23 +31,23 @@ MAPS = (
     "residual_mlp",
     "retrieval",
 )
-"""Maps that ``auto`` tries, simple ones first."""
+"""Maps that ``auto`` tries, simplest first."""
 SAFE = ("identity", "ridge_to_identity")
-"""Maps that ``auto`` tries with few pairs; between different widths, where there are none, :data:`SAFE_ELSE`."""
+"""Maps that ``auto`` tries with few pairs and equal widths; for different widths see :data:`SAFE_ELSE`."""
 SAFE_ELSE = ("procrustes", "ridge")
 PENALTIES = (0.1, 1.0, 10.0, 100.0)
-"""Multiples of the penalty of least generalised cross-validation error that ``auto`` tries."""
+"""Multiples of the penalty with the least generalised cross-validation error that ``auto`` tries."""
 ROWS = 20_000
-"""Most pairs to which maps that need all rows at once are fitted; of more, evenly spaced ones."""
+"""Maximum number of pairs for maps that need all rows at once; larger sets are subsampled at even spacing."""
 POOL_SHARE = 10
-"""Recall is computed at a tenth of the pool, at most at 10: of the ten nearest of thirty, chance finds a third."""
+"""Recall is computed at a tenth of the pool, at most at 10: in a pool of thirty, chance finds a third of the top 10."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A map that can be fitted: the name of a matcher, or ``"old model"``, with its options and a direction.
+    """Map that can be fitted: the name of a matcher, or ``"old model"``, with its options and a direction.
 
-    ``multiple`` is that of the penalty of least generalised cross-validation error; None for maps without one.
+    ``multiple`` scales the penalty with the least generalised cross-validation error; None for maps without a penalty.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """Name, options and direction as text."""
+        """Label with name, options and direction."""
         if self.name == KEEP:
             return KEEP
         more = "".join(f" {key}={value}" for key, value in self.options.items())
@@ -67,7 +67,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Scored:
-    """A candidate with its recall over held-out queries and documents, and R² and cosine, NaN for the old model."""
+    """Candidate with its held-out recall, R² and cosine; R² and cosine are NaN for the old model."""
 
     candidate: Candidate
     recall: float
@@ -78,11 +78,11 @@ class Scored:
     queries: Floats = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all but the queries as JSON values."""
+        """Return all fields except the queries as JSON values."""
         figures = {key: round(getattr(self, key), 6) for key in ("recall", "low", "high", "r2", "cosine")}
-        shown = {key: None if value != value else value for key, value in figures.items()}
+        scores = {key: None if value != value else value for key, value in figures.items()}
         candidate = asdict(self.candidate) | {"options": dict(self.candidate.options)}
-        return {"label": self.candidate.label, **candidate, **shown}
+        return {"label": self.candidate.label, **candidate, **scores}
 
 
 @checked
@@ -95,20 +95,20 @@ def candidates(
     direction: Direction | Literal["auto"] = "auto",
     metric: Metric = "cosine",
 ) -> list[Candidate]:
-    """List the maps to choose from; with ``map="auto"``, the first is the old model."""
+    """Return the maps to choose from; with ``map="auto"``, the first is the old model."""
     equal = old_width == new_width
     directions: tuple[Direction, ...] = ("index", "query", "adjoint") if direction == "auto" else (direction,)
     if metric == "l2":
         if direction == "adjoint":
-            raise ValueError("with metric l2 there is no adjoint; choose direction 'index' or 'query'")
-        directions = tuple(each for each in directions if each != "adjoint")
-    found = [Candidate(KEEP, "query")] if map == "auto" else []
+            raise ValueError("metric l2 does not support direction 'adjoint'; use 'index' or 'query'")
+        directions = tuple(way for way in directions if way != "adjoint")
+    listed = [Candidate(KEEP, "query")] if map == "auto" else []
     if isinstance(map, Matcher):
         options = {key: value for key, value in map.to_dict().items() if key != "name"}
         names: Iterable[tuple[str, dict[str, Any]]] = [(map.name, options)]
     elif map == "auto":
-        known = MAPS if pairs >= FEW else SAFE if equal else SAFE_ELSE
-        names = [(name, {}) for name in known]
+        map_names = MAPS if pairs >= FEW else SAFE if equal else SAFE_ELSE
+        names = [(name, {}) for name in map_names]
     else:
         registries.matchers.get(map)
         names = [(map, {})]
@@ -117,21 +117,21 @@ def candidates(
         if not equal and (name == "identity" or not kind.unequal_widths):
             if map == "auto":
                 continue
-            raise ValueError(f"{name} needs equal widths, got {old_width} and {new_width}; use 'ridge'")
+            raise ValueError(f"{name} requires equal widths, got {old_width} and {new_width}; use 'ridge'")
         if issubclass(kind, TrainedMatcher):
-            raise ValueError(f"{name} is trained on the loss of a task and cannot be fitted to vectors")
+            raise ValueError(f"{name} is trained on a task loss and cannot be fitted to vectors")
         variants = (
             [(options, None)] if options else _variants(name, auto=map == "auto", width=min(old_width, new_width))
         )
-        for each in directions:
-            if each == "adjoint" and ((kind.collects == "rows" and name != "retrieval") or name == "identity"):
+        for way in directions:
+            if way == "adjoint" and ((kind.collects == "rows" and name != "retrieval") or name == "identity"):
                 if direction == "adjoint" and map != "auto":
-                    raise ValueError(f"{name} has no adjoint of use: choose direction 'index' or 'query'")
+                    raise ValueError(f"{name} does not support direction 'adjoint'; use 'index' or 'query'")
                 continue  # the adjoint of the identity is the identity on queries
-            if name == "identity" and each == "index" and "query" in directions:
+            if name == "identity" and way == "index" and "query" in directions:
                 continue  # the same ranking
-            found += [Candidate(name, each, more, multiple) for more, multiple in variants]
-    return found
+            listed += [Candidate(name, way, more, multiple) for more, multiple in variants]
+    return listed
 
 
 def _variants(name: str, *, auto: bool, width: int) -> list[tuple[dict[str, Any], float | None]]:
@@ -146,9 +146,9 @@ def _variants(name: str, *, auto: bool, width: int) -> list[tuple[dict[str, Any]
 
 @dataclass(frozen=True)
 class Pairs:
-    """Old and new vectors of the same texts, as documents, and as queries if an encoder encodes these in another way.
+    """Old and new vectors of the same texts, as documents and, if an encoder encodes queries differently, as queries.
 
-    ``queries`` are the old and the new ones; ``None``: the documents.
+    ``queries`` holds the old and the new query vectors; ``None`` means that the document vectors serve as queries.
     """
 
     old: Vectors
@@ -157,19 +157,19 @@ class Pairs:
 
     @property
     def as_queries(self) -> tuple[Vectors, Vectors]:
-        """The texts as queries, by the old encoder and by the new one."""
+        """Query vectors of the texts from the old and the new encoder."""
         return (self.old, self.new) if self.queries is None else self.queries
 
     def take(self, rows: Any) -> Pairs:
-        """Return some of the pairs."""
+        """Return the selected pairs."""
         queries = None if self.queries is None else (self.queries[0][rows], self.queries[1][rows])
         return Pairs(self.old[rows], self.new[rows], queries)
 
 
 class Fits:
-    """Fits candidates to pairs; the moments, and maps that several directions share, are computed once.
+    """Fitter of candidates that computes moments, and maps shared by several directions, once.
 
-    Maps of documents are fitted to vectors of the pairs as documents, maps of queries to those as queries. With cosine,
+    Document maps are fitted to the document vectors of the pairs, query maps to the query vectors. With metric cosine,
     targets are normalised before the fit.
     """
 
@@ -189,16 +189,18 @@ class Fits:
             self._fitted[key] = self._fit(candidate, forward)
         stitch, matcher = self._fitted[key]
         ends = dict(zip(("old", "new"), self._sides(forward)[:: 1 if forward else -1], strict=True))
-        found_lengths = {side: lengths(each) for side, each in ends.items()}
-        found = EmbeddingMap.of(
+        side_lengths = {side: lengths(vectors) for side, vectors in ends.items()}
+        embedding_map = EmbeddingMap.of(
             stitch,
             direction="index" if forward else "query",
             metric=self.metric,
             recipe={**recipe, "matcher": matcher},
             input_normalized=are_normalized(self._sides(forward)[0]),
-            lengths={side: [float(each.min()), float(each.max())] for side, each in found_lengths.items() if each.size},
+            lengths={
+                side: [float(norms.min()), float(norms.max())] for side, norms in side_lengths.items() if norms.size
+            },
         )
-        return found.adjoint() if candidate.direction == "adjoint" else found
+        return embedding_map.adjoint() if candidate.direction == "adjoint" else embedding_map
 
     def _sides(self, forward: bool) -> tuple[Vectors, Vectors]:
         return (self.pairs.old, self.pairs.new) if forward else self.pairs.as_queries[::-1]
@@ -207,13 +209,13 @@ class Fits:
         return normalized(rows) if self.metric == "cosine" else rows
 
     def moments(self, forward: bool) -> Moments:
-        """Return the moments of the pairs, from batches."""
+        """Return the moments of the pairs, accumulated over batches."""
         if forward not in self._moments:
             x, y = self._sides(forward)
-            found = Moments(x.shape[1], y.shape[1])
-            for some, other in zip(batches(x), batches(y), strict=True):
-                found.update(torch.from_numpy(some.copy()), torch.from_numpy(self._target(other).copy()))
-            self._moments[forward] = found
+            moments = Moments(x.shape[1], y.shape[1])
+            for x_batch, y_batch in zip(batches(x), batches(y), strict=True):
+                moments.update(torch.from_numpy(x_batch.copy()), torch.from_numpy(self._target(y_batch).copy()))
+            self._moments[forward] = moments
         return self._moments[forward]
 
     def _fit(self, candidate: Candidate, forward: bool) -> tuple[Stitch, dict[str, Any]]:
@@ -224,8 +226,8 @@ class Fits:
         matcher = registries.matchers.build(candidate.name, **options)
         if isinstance(matcher, RowsMatcher):
             count = len(self.pairs.old)
-            some = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(int))
-            x, y = (np.array(side[some], dtype=np.float32) for side in self._sides(forward))
+            subset = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(int))
+            x, y = (np.array(side[subset], dtype=np.float32) for side in self._sides(forward))
             return matcher.fit(torch.from_numpy(x), torch.from_numpy(self._target(y))), matcher.to_dict()
         assert isinstance(matcher, ClosedFormMatcher)
         stitch = matcher.fit(self.moments(forward))
@@ -239,29 +241,29 @@ class Fits:
 
 
 def pool_k(pool: int) -> int:
-    """Return at which k recall is compared in a pool: a tenth of it, from 1 to 10."""
+    """Return the k of recall@k for a pool: a tenth of its size, between 1 and 10."""
     return max(1, min(10, pool // POOL_SHARE))
 
 
 def score(
     held_out: Sequence[tuple[EmbeddingMap, Pairs]], *, seed: int = 0, k: int | None = None
 ) -> tuple[Floats, float, float]:
-    """Score maps by retrieval among held-out pairs: each is a query, and all others are the documents.
+    """Score maps by retrieval among held-out pairs: each pair is a query against all remaining pairs.
 
-    In cross-validation, each fold (a map, held-out pairs) is a pool of its own: all rows of other folds have been used
-    for its map. Returned are the recall of each query, and R² and mean cosine of mapped vectors and their targets.
+    In cross-validation, each fold (a map, held-out pairs) is a separate pool, because its map was fitted to the rows
+    of all remaining folds. Returns the recall of each query, R², and the mean cosine of mapped vectors and targets.
     """
     k = pool_k(min(len(pairs.new) for _, pairs in held_out)) if k is None else k
     queries, mapped, targets = [], [], []
-    for found, pairs in held_out:
+    for embedding_map, pairs in held_out:
         old, new = pairs.as_queries
-        system, truth = served(found, pairs.old, old, new), System(new, pairs.new, found.metric)
+        system, truth = served(embedding_map, pairs.old, old, new), System(new, pairs.new, embedding_map.metric)
         measured = measure({"map": system}, truth, [k], exclude=np.arange(len(pairs.new)), seed=seed, repeats=0)
         queries.append(measured.values["map"][f"recall@{k}"][0])
-        forward = found.direction == "index"
+        forward = embedding_map.direction == "index"
         mapped.append(np.asarray(system.documents if forward else system.queries, np.float32))
         target = np.asarray(pairs.new if forward else old, np.float32)
-        targets.append(normalized(target) if found.normalized else target)
+        targets.append(normalized(target) if embedding_map.normalized else target)
     if held_out[0][0].keeps_old:
         return np.concatenate(queries), float("nan"), float("nan")
     x, y = np.concatenate(mapped), np.concatenate(targets)
@@ -280,12 +282,11 @@ def choose(
     resamples: int = 1000,
     progress: bool = False,
 ) -> tuple[Candidate, list[Scored], str]:
-    """Choose the candidate that finds most, over held-out queries and documents.
+    """Choose the candidate with the highest recall over held-out queries and documents.
 
-    With few pairs, a candidate must find more than the old model, and a later (less safe) one more than an earlier one,
-    by an interval over queries that excludes 0. Each of ``parts`` has the pairs to fit to and the held-out pairs;
-    several are folds. Returned are the choice, all candidates with their scores, the best
-    first, and a sentence with the reason.
+    With few pairs, a candidate must beat the old model, and a later (less safe) candidate must beat the earlier ones:
+    the confidence interval of the gain over queries must exclude 0. ``parts`` holds pairs for the fit and held-out
+    pairs; several parts are folds. Returns the choice, all scored candidates (best first), and the reason in words.
     """
     from tqdm.auto import tqdm
 
@@ -298,23 +299,26 @@ def choose(
             failed[candidate.label] = str(error)
             continue
         weights = query_weights(len(queries), resamples, seed) if weights is None else weights
-        found = interval(queries, weights)
-        scored.append(Scored(candidate, found["value"], found["low"], found["high"], r2, cosine, queries))
+        recall = interval(queries, weights)
+        scored.append(Scored(candidate, recall["value"], recall["low"], recall["high"], r2, cosine, queries))
     if not scored or weights is None:
         raise ValueError(f"no map could be fitted: {failed}")
-    best = max(scored, key=lambda each: each.recall)  # the first, and therefore the simplest, of equals
-    reason = f"most found on held-out pairs: {best.recall:.3f}"
+    best = max(scored, key=lambda scored_map: scored_map.recall)  # among ties the first, i.e. the simplest
+    reason = f"highest recall on held-out pairs: {best.recall:.3f}"
     if few and scored[0].candidate.name == KEEP:
         winner = scored[0]
-        for name in dict.fromkeys(each.candidate.name for each in scored):  # the safest first
-            rival = max((each for each in scored if each.candidate.name == name), key=lambda each: each.recall)
+        for name in dict.fromkeys(scored_map.candidate.name for scored_map in scored):  # the safest first
+            rival = max(
+                (scored_map for scored_map in scored if scored_map.candidate.name == name),
+                key=lambda scored_map: scored_map.recall,
+            )
             if interval(rival.queries - winner.queries, weights)["low"] > 0:
                 winner = rival
         if winner is scored[0]:
-            reason = f"few pairs, and no map finds more than the old model ({winner.recall:.3f}) beyond chance"
+            reason = f"few pairs: no map beats the old model ({winner.recall:.3f}) significantly"
         else:
-            reason = f"few pairs: the safest map that none beats beyond chance ({winner.recall:.3f})"
+            reason = f"few pairs: safest map that no candidate beats significantly ({winner.recall:.3f})"
         best = winner
     if failed:
-        reason += f"; not fitted: {', '.join(f'{label} ({why})' for label, why in failed.items())}"
-    return best.candidate, sorted(scored, key=lambda each: -each.recall), reason
+        reason += f"; not fitted: {', '.join(f'{label} ({cause})' for label, cause in failed.items())}"
+    return best.candidate, sorted(scored, key=lambda scored_map: -scored_map.recall), reason

@@ -1,4 +1,4 @@
-"""Whether to go: predicted recall against a threshold, a score for each query, and the ageing of a map."""
+"""Decision on a map: predicted recall against a threshold, query scores, and ageing."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     import pandas
 
 THRESHOLD = 0.8
-"""Default threshold: a go needs this share of the documents that re-embedding finds."""
+"""Default threshold: a go requires this recall relative to re-embedding."""
 TOLERANCE = 0.02
-"""Loss of recall that counts as no ageing."""
+"""Loss of recall that does not count as ageing."""
 
 
 @dataclass(frozen=True)
 class Verdict(Result):
-    """Whether a map is good enough.
+    """Decision whether a map is good enough.
 
     Attributes:
         go: Whether the predicted recall reaches the threshold.
-        sure: Whether the whole interval is on the same side of the threshold.
+        sure: Whether the whole confidence interval is on the same side of the threshold.
         sentence: The verdict in words.
-        figure: The recall.
+        figure: Name of the recall metric.
         name: Name of the map.
         predicted: Predicted recall in the index, with its interval.
-        old: The same of the old model.
+        old: Predicted recall of the old model, with its interval.
         threshold: The threshold.
-        margin: What was subtracted from the prediction before it was compared.
-        index_size: Number of documents of the index; None: only the held-out pool was scored.
+        margin: Margin subtracted from the prediction before the comparison.
+        index_size: Number of documents in the index; None if only the held-out pool was scored.
         more_pairs: Number of pairs -> predicted recall.
-        reranked: Predicted recall if the first 100 documents are re-embedded and ranked again; None if unknown.
+        reranked: Predicted recall if the top 100 documents are re-embedded and re-ranked; None if unknown.
 
     Example:
         >>> score = {"value": 0.9, "low": 0.85, "high": 0.93}
@@ -84,17 +84,17 @@ def verdict(
     """Decide whether a map is good enough for an index.
 
     Args:
-        embedding_map: The map, with the scores that :func:`~hf_stitch_embeddings.fit_embedding_map` gave it.
-        result: An evaluation on other vectors, which takes precedence over those scores.
-        threshold: Share of the documents that re-embedding finds, from 0 to 1, that a go needs.
-        margin: Subtracted from the prediction first; see :func:`calibrate`.
-        name: Name of the map in the result. Default: its only map.
+        embedding_map: The map, with the scores from :func:`~hf_stitch_embeddings.fit_embedding_map`.
+        result: Evaluation on separate vectors; takes precedence over the scores of the fit.
+        threshold: Recall relative to re-embedding that a go requires, from 0 to 1.
+        margin: Margin subtracted from the prediction; see :func:`calibrate`.
+        name: Name of the map in the result. Default: the only map of the result.
 
     Returns:
         The verdict.
 
     Raises:
-        ValueError: If there are no scores, or the threshold is out of range.
+        ValueError: If scores are missing, or the threshold is out of range.
 
     Example:
         >>> from hf_stitch_embeddings import evaluate_retrieval
@@ -109,15 +109,15 @@ def verdict(
     if result is None:
         report = embedding_map.scores.get("report")
         if not report:
-            raise ValueError("the map has no scores: pass the result of evaluate_retrieval")
+            raise ValueError("the map does not have scores: pass `result` from evaluate_retrieval")
         result = RetrievalResult.from_dict(report["result"])
     if name is None:
         if len(result.maps) != 1:
-            raise ValueError(f"the result has maps {', '.join(result.maps)}: pass the name of one")
+            raise ValueError(f"the result has several maps: pass one of {', '.join(result.maps)} as `name`")
         name = result.maps[0]
     figure = result.figure
-    predicted, old = _known(result, name, figure), _known(result, OLD, figure)
-    extrapolated = _predicted(result, name, figure)
+    predicted, old = _recall_score(result, name, figure), _recall_score(result, OLD, figure)
+    extrapolated = _has_prediction(result, name, figure)
     where = (
         f"in an index of {result.index_size:,} documents"
         if extrapolated
@@ -126,19 +126,19 @@ def verdict(
     value = predicted["value"] - margin
     go = value >= threshold
     sure = predicted["low"] - margin >= threshold if go else predicted["high"] - margin < threshold
-    reranked = _known(result, name, "reranked@10") if "reranked@10" in result.scores[name] else None
-    if extrapolated and not _predicted(result, name, "reranked@10"):
+    reranked = _recall_score(result, name, "reranked@10") if "reranked@10" in result.scores[name] else None
+    if extrapolated and not _has_prediction(result, name, "reranked@10"):
         reranked = None
     more = {} if embedding_map.keeps_old else _more_pairs(embedding_map, predicted, result, name, figure)
-    asked = f"{threshold:g} is required" + (f", with a margin of {margin:.3g}" if margin else "")
-    what = "the old model" if embedding_map.keeps_old else name
-    start = f"{'Go' if go else 'No go'}{'' if sure else ', but not beyond doubt,'} with {what}"
+    requirement = f"{threshold:g} is required" + (f", with a margin of {margin:.3g}" if margin else "")
+    choice = "the old model" if embedding_map.keeps_old else name
+    start = f"{'Go' if go else 'No go'}{'' if sure else ', but not beyond doubt,'} with {choice}"
     sentences = [
         f"{start}: predicted {figure} {where} is {predicted['value']:.3f} "
-        f"({predicted['low']:.3f} to {predicted['high']:.3f}), and {asked}."
+        f"({predicted['low']:.3f} to {predicted['high']:.3f}), and {requirement}."
     ]
     if embedding_map.keeps_old:
-        sentences.append("No map helps more: keep the old model.")
+        sentences.append("No map improves on it: keep the old model.")
     else:
         gain = {key: float(value) for key, value in result.gains[name][figure].items()}
         worse = "; keep the old model" if gain["high"] < 0 else ", which is within chance" if gain["low"] <= 0 else ""
@@ -148,18 +148,18 @@ def verdict(
             f"({gain['low']:+.3f} to {gain['high']:+.3f}){worse}."
         )
         if extrapolated:
-            sentences.append(f"Of the old model, {old['value']:.3f} is predicted in the index.")
-        sentences += [f"With {int(pairs):,} pairs some {recall:.3f} are expected." for pairs, recall in more.items()]
+            sentences.append(f"The old model is predicted to reach {old['value']:.3f} in the index.")
+        sentences += [f"With {int(pairs):,} pairs, expect about {recall:.3f}." for pairs, recall in more.items()]
     kinds = {f: score for f, score in result.scores[name].items() if f.startswith(f"{figure} of ")}
     if kinds:
-        worst = min(kinds, key=lambda each: kinds[each]["value"])
+        worst = min(kinds, key=lambda kind: kinds[kind]["value"])
         score = kinds[worst]
         sentences.append(
             f"In the pool, {worst} is lowest: {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})."
         )
     if reranked is not None and not go:
         sentences.append(
-            f"If the first 100 documents are re-embedded and ranked again, recall@10 is {reranked['value']:.3f}."
+            f"If the top 100 documents are re-embedded and re-ranked, recall@10 is {reranked['value']:.3f}."
         )
     return Verdict(
         go, sure, " ".join(sentences), figure, name, predicted, old, threshold, margin,
@@ -167,48 +167,48 @@ def verdict(
     )  # fmt: skip
 
 
-def _predicted(result: RetrievalResult, name: str, figure: str) -> bool:
-    found = result.predicted.get(name, {}).get(figure)
-    return found is not None and bool(np.isfinite(float(found["value"])))
+def _has_prediction(result: RetrievalResult, name: str, figure: str) -> bool:
+    prediction = result.predicted.get(name, {}).get(figure)
+    return prediction is not None and bool(np.isfinite(float(prediction["value"])))
 
 
-def _known(result: RetrievalResult, name: str, figure: str) -> Score:
-    """Return a recall in the index, or in the pool if none could be predicted."""
-    found = result.predicted[name][figure] if _predicted(result, name, figure) else result.scores[name][figure]
-    return {key: float(value) for key, value in found.items()}
+def _recall_score(result: RetrievalResult, name: str, figure: str) -> Score:
+    """Return the predicted recall in the index, or the recall in the pool without a prediction."""
+    figures = result.predicted[name][figure] if _has_prediction(result, name, figure) else result.scores[name][figure]
+    return {key: float(value) for key, value in figures.items()}
 
 
 def _more_pairs(
     embedding_map: EmbeddingMap, predicted: Score, result: RetrievalResult, name: str, figure: str
 ) -> dict[str, float]:
-    """Expect of each doubling of the pairs the last gain, which shrinks as it did between the last two doublings."""
-    known = embedding_map.scores.get("pairs")
-    if not known:
+    """Extrapolate recall for two and four times the pairs, with the decay of the gains of the last two doublings."""
+    curve = embedding_map.scores.get("pairs")
+    if not curve:
         return {}
-    first, second = np.diff(known["recall"])
+    first, second = np.diff(curve["recall"])
     if second <= 0:
         return {}
     ratio = float(np.clip(second / first, 0.25, 1)) if first > 0 else 1.0
     scale = predicted["value"] / max(result.scores[name][figure]["value"], 1e-12)
     gains = np.cumsum([second * ratio, second * ratio**2]) * min(scale, 1.0)
-    count = known["sizes"][-1]
+    count = curve["sizes"][-1]
     values = np.minimum(predicted["value"] + gains, 1).round(6).tolist()
     return {str(count * times): value for times, value in zip((2, 4), values, strict=True)}
 
 
 def query_scores(embedding_map: EmbeddingMap, queries: Any, documents: Any, *, near: int = 10, far: int = 50) -> Floats:
-    """Score each query by how clearly its nearest documents stand out: the greater, the more can its answer be trusted.
+    """Compute a confidence score for each query: how clearly its nearest documents stand out.
 
     Args:
         embedding_map: The map.
-        queries: ``(n, d)``: as they are searched: new queries, already mapped in the directions ``query`` and
-            ``adjoint``; old ones if the map keeps the old model.
-        documents: ``(m, d)``: the index as it is searched.
+        queries: ``(n, d)`` query vectors as searched: new queries, already mapped in the directions ``query`` and
+            ``adjoint``; old queries if the map keeps the old model.
+        documents: ``(m, d)`` document vectors as searched.
         near: Rank of the nearer document.
         far: Rank of the farther document.
 
     Returns:
-        ``(n,)``: the similarity at rank ``near`` minus that at rank ``far``.
+        ``(n,)``: similarity at rank ``near`` minus similarity at rank ``far``; higher scores are more trustworthy.
 
     Example:
         >>> documents = np.random.default_rng(0).normal(size=(100, 4))
@@ -224,11 +224,11 @@ def query_scores(embedding_map: EmbeddingMap, queries: Any, documents: Any, *, n
 
 @dataclass(frozen=True)
 class Ageing(Result):
-    """Whether a map finds less on new pairs than when it was fitted.
+    """Comparison of recall on new pairs with recall at the time of the fit.
 
     Attributes:
-        aged: Whether the loss exceeds the tolerance by its whole interval.
-        sentence: The same in words.
+        aged: Whether the whole confidence interval of the loss exceeds the tolerance.
+        sentence: The comparison in words.
         now: Recall on the new pairs, with its interval.
         then: Recall on the held-out pairs of the fit, in a pool of the same size.
         loss: ``then - now`` with its interval.
@@ -263,23 +263,23 @@ class Ageing(Result):
 
 
 def monitor(embedding_map: EmbeddingMap, old: Any, new: Any, *, tolerance: float = TOLERANCE, seed: int = 0) -> Ageing:
-    """Compare recall on new pairs with that on the held-out pairs of the fit.
+    """Compare recall on new pairs with recall on the held-out pairs of the fit.
 
-    Pools of the same size are compared, because recall falls with the size. More pairs than the fit reported on are
-    sampled; with fewer, the earlier recall is read off at this size.
+    Recall falls with the pool size, so pools of equal size are compared. More pairs than in the pool of the fit are
+    subsampled; with fewer pairs, the earlier recall is interpolated at their number.
 
     Args:
         embedding_map: The map, with the scores of its fit.
         old: ``(n, d)``: old vectors of recent texts.
         new: ``(n, d')``: their new vectors.
-        tolerance: Loss that counts as no ageing.
+        tolerance: Loss that does not count as ageing.
         seed: Seed of the sample and of resampling.
 
     Returns:
         The comparison.
 
     Raises:
-        ValueError: If the map has no scores, widths differ from those of the fit, or there are too few pairs.
+        ValueError: If the map does not have scores, the widths do not match the fit, or the pairs are too few.
 
     Example:
         >>> from hf_stitch_embeddings import fit_embedding_map
@@ -292,56 +292,56 @@ def monitor(embedding_map: EmbeddingMap, old: Any, new: Any, *, tolerance: float
     report = embedding_map.scores.get("report")
     if not report:
         raise ValueError(
-            "the map has no scores of its fit to compare with: fit it with fit_embedding_map; an adjoint() has none, "
-            "so monitor the index map that it comes from, or fit with direction='adjoint'"
+            "monitor requires the scores of the fit: use a map from fit_embedding_map; for an adjoint(), monitor the "
+            "original index map, or fit with direction='adjoint'"
         )
     before, after = read_vectors(old, "old"), read_vectors(new, "new")
     if len(before) != len(after):
-        raise ValueError(f"the rows do not correspond: {len(before)} old vectors and {len(after)} new ones")
+        raise ValueError(f"old and new must have the same number of rows, got {len(before)} and {len(after)}")
     for name, side in (("the old vectors", before), ("the new vectors", after)):
         check_vectors(side, name, metric=embedding_map.metric)
     pool, k = int(report["pool"]), int(report["k"])
     if len(before) < max(4 * k, 20):
-        raise ValueError(f"{len(before)} new pairs are too few: at least {max(4 * k, 20)} are needed")
+        raise ValueError(f"monitor requires at least {max(4 * k, 20)} new pairs, got {len(before)}")
     order = np.sort(np.random.default_rng(seed).permutation(len(before))[:pool])
     before, after = before[order], after[order]
     queries = score_pairs([(embedding_map, Pairs(before, after))], seed=seed, k=k)[0]
     weights = query_weights(len(queries), 1000, seed)
     now = interval(queries, weights)
-    kept = EmbeddingMap.old_model(before.shape[1], metric=embedding_map.metric)
-    kept_now = interval(score_pairs([(kept, Pairs(before, after))], seed=seed, k=k)[0], weights)
+    old_map = EmbeddingMap.old_model(before.shape[1], metric=embedding_map.metric)
+    old_now = interval(score_pairs([(old_map, Pairs(before, after))], seed=seed, k=k)[0], weights)
     then = dict(report["recall"][embedding_map.name])
     if len(before) < pool:
         result = RetrievalResult.from_dict(report["result"])
         points = np.array(result.pools[embedding_map.name][result.figure], dtype=float)
-        pools = np.log2(np.array(result.sizes))[known := np.isfinite(points)]
-        slope = min(0.0, float(np.polyfit(pools, points[known], 1)[0])) if len(pools) > 1 else 0.0
+        pools = np.log2(np.array(result.sizes))[finite := np.isfinite(points)]
+        slope = min(0.0, float(np.polyfit(pools, points[finite], 1)[0])) if len(pools) > 1 else 0.0
         shift = slope * (np.log2(len(before)) - np.log2(pool))
         then = {key: float(np.clip(value + shift, 0, 1)) for key, value in then.items()}
     loss = then["value"] - now["value"]
     width = float(np.hypot(then["high"] - then["low"], now["high"] - now["low"]) / 2)
-    lost = {"value": loss, "low": loss - width, "high": loss + width}
-    aged = lost["low"] > tolerance
+    loss_interval = {"value": loss, "low": loss - width, "high": loss + width}
+    aged = loss_interval["low"] > tolerance
     sentence = (
         f"The map {'has aged' if aged else 'has not aged beyond doubt'}: recall@{k} among {len(before)} new pairs is "
         f"{now['value']:.3f} ({now['low']:.3f} to {now['high']:.3f}), and was {then['value']:.3f} in a pool of this "
-        f"size; the old model finds {kept_now['value']:.3f}."
+        f"size; the old model finds {old_now['value']:.3f}."
     )
     if aged:
-        sentence += " Check that both encoders are the same as then, and fit again with recent pairs."
-    return Ageing(aged, sentence, now, then, lost, kept_now, len(before), len(before))
+        sentence += " Check that both encoders are unchanged since the fit, and refit with recent pairs."
+    return Ageing(aged, sentence, now, then, loss_interval, old_now, len(before), len(before))
 
 
 @dataclass(frozen=True)
 class Calibration(Result):
-    """How well predictions decide, each by a margin from all other pairs of encoders.
+    """Accuracy of decisions on pairs of encoders, by leave-one-out margins.
 
     Attributes:
-        margin: Margin from all pairs of encoders together.
-        decisions: For each: go by the margin of the others.
-        truths: For each: whether the true recall reaches the threshold.
-        base_rate: Share of true ones.
-        accuracy: Share of right decisions.
+        margin: Margin from all pairs of encoders.
+        decisions: Decision for each pair, with the margin from the remaining pairs.
+        truths: Whether the true recall of each pair reaches the threshold.
+        base_rate: Share of pairs that reach the threshold.
+        accuracy: Share of correct decisions.
         auc: Area under the ROC curve of the predictions; NaN if all truths are the same.
         threshold: The threshold.
 
@@ -361,8 +361,8 @@ class Calibration(Result):
     def __rich__(self) -> str:
         """Return the figures in a sentence."""
         return (
-            f"{self.accuracy:.0%} of {len(self.truths)} decisions are right (base rate {self.base_rate:.0%}), ROC area "
-            f"{self.auc:.3f}, margin {self.margin:.3f} at threshold {self.threshold:g}"
+            f"{self.accuracy:.0%} of {len(self.truths)} decisions are correct (base rate {self.base_rate:.0%}), "
+            f"ROC AUC {self.auc:.3f}, margin {self.margin:.3f} at threshold {self.threshold:g}"
         )
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -381,14 +381,14 @@ def calibrate(
     groups: Sequence[Any] | None = None,
     kind: Literal["mean", "safe"] = "mean",
 ) -> Calibration:
-    """Calibrate the go by pairs of encoders whose true recall is known, leaving each out in turn.
+    """Calibrate the margin of the verdict on pairs of encoders with known recall, by leave-one-out.
 
     Args:
         predicted: ``(n,)`` predicted recalls.
         true: ``(n,)`` true recalls in the whole index.
         threshold: The threshold.
-        groups: Pair of encoders of each; all of a group are left out together. Default: each its own.
-        kind: ``"mean"``: the margin is the mean error of predictions; ``"safe"``: nine in ten are overestimated less.
+        groups: Pair of encoders of each recall; a group is left out as a whole. Default: each recall is a group.
+        kind: ``"mean"``: the margin is the mean error; ``"safe"``: the 90th percentile of the errors.
 
     Returns:
         The calibration.
@@ -402,10 +402,10 @@ def calibrate(
     """
     guesses, facts = np.asarray(predicted, float), np.asarray(true, float)
     if guesses.shape != facts.shape or guesses.ndim != 1:
-        raise ValueError(f"predicted and true must correspond, got {guesses.shape} and {facts.shape}")
+        raise ValueError(f"predicted and true must have the same 1-d shape, got {guesses.shape} and {facts.shape}")
     members = np.arange(len(guesses)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     if len(set(members.tolist())) < 2:
-        raise ValueError("at least two pairs of encoders are needed, to leave one out")
+        raise ValueError("calibrate requires at least two pairs of encoders")
 
     def margin(rows: Any) -> float:
         errors = guesses[rows] - facts[rows]
@@ -413,7 +413,7 @@ def calibrate(
 
     decisions = [bool(g - margin(members != m) >= threshold - 1e-9) for g, m in zip(guesses, members, strict=True)]
     truths = [bool(fact >= threshold) for fact in facts]
-    good, bad = guesses[truths], guesses[[not each for each in truths]]
+    good, bad = guesses[truths], guesses[[not reached for reached in truths]]
     wins = (good[:, None] > bad).mean() + (good[:, None] == bad).mean() / 2 if len(good) and len(bad) else np.nan
     accuracy = float(np.mean([a == b for a, b in zip(decisions, truths, strict=True)]))
     whole = margin(np.full(len(guesses), True))

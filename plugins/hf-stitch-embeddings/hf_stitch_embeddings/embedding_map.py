@@ -23,10 +23,10 @@ from hf_stitch.storage.files import decoding, replacing
 from hf_stitch_embeddings.vectors import BATCH, Metric, Vectors, check_lengths, check_vectors, normalized, read_vectors
 
 Direction: TypeAlias = Literal["index", "query", "adjoint"]
-"""What a map is applied to: old documents, or new queries; ``adjoint``: new queries, by the transposed index map."""
+"""Input of a map: old documents (``index``), new queries (``query``), or new queries by the transposed index map."""
 
 Side: TypeAlias = Literal["input", "old", "new"]
-"""Vectors that are mapped, or those of an encoder."""
+"""Input vectors of the map, or vectors of one encoder."""
 
 RECORD = "embedding_map"
 """Key in the recipe of the stitcher."""
@@ -34,20 +34,20 @@ BEGIN, END = "<!-- embedding map -->", "<!-- end of embedding map -->"
 
 
 class EmbeddingMap:
-    """A map between the vectors of an old encoder, whose index exists, and those of a new one.
+    """Map between the vectors of an old encoder with an existing index and the vectors of a new encoder.
 
-    It is kept as a :class:`hf_stitch.Stitcher` between layers of vectors. What is mapped depends on the direction:
+    The map is stored as a :class:`hf_stitch.Stitcher` between vector layers. The direction determines its input:
 
-    - ``index``: old document vectors to the new space. The index is rewritten once; queries are those of the new model.
+    - ``index``: old document vectors to the new space. The index is rewritten once; queries come from the new model.
     - ``query``: new query vectors to the old space. The index stays.
     - ``adjoint``: new query vectors to the old space, by the transpose of an affine index map. The index stays. Since
-      ``⟨q, Wd + b⟩ = ⟨Wᵀq, d⟩ + ⟨q, b⟩``, the ranking is that of the rewritten index before it is normalised.
+      ``⟨q, Wd + b⟩ = ⟨Wᵀq, d⟩ + ⟨q, b⟩``, the ranking equals the ranking of the rewritten index without normalisation.
 
-    If no map helps, :attr:`keeps_old` is true: old queries over the old index then find most.
+    If no map helps, :attr:`keeps_old` is true: old queries on the old index then have the highest recall.
 
     Attributes:
         stitcher: The stitcher.
-        direction: What the map is applied to.
+        direction: Direction of the map.
         metric: Metric of the index.
         normalized: Whether outputs have length 1.
         scores: Scores on held-out pairs.
@@ -56,7 +56,7 @@ class EmbeddingMap:
         stitcher: A stitcher with ``embedding_map`` in its recipe; see :meth:`of`.
 
     Raises:
-        ValueError: If the stitcher is not between layers of vectors, or its recipe has no ``embedding_map``.
+        ValueError: If the stitcher does not join vector layers, or its recipe lacks ``embedding_map``.
 
     Example:
         >>> from hf_stitch.stitches import LinearStitch
@@ -68,15 +68,15 @@ class EmbeddingMap:
     """
 
     def __init__(self, stitcher: Stitcher) -> None:
-        """Check and keep the stitcher."""
+        """Check and store the stitcher."""
         record = stitcher.recipe.get(RECORD)
         layer = stitcher.stitch
         if not isinstance(record, Mapping):
-            raise ValueError("the stitcher is no embedding map: its recipe has no 'embedding_map'")
+            raise ValueError("the stitcher is not an embedding map: its recipe lacks 'embedding_map'")
         if layer.source.layout != "bd" or layer.target.layout != "bd":
-            raise ValueError(f"an embedding map maps vectors, got a stitch from {layer.source} to {layer.target}")
-        for key, known in (("direction", Direction), ("metric", Metric)):
-            check(known, **{key: record.get(key)})
+            raise ValueError(f"an embedding map must map vectors, got a stitch from {layer.source} to {layer.target}")
+        for key, allowed in (("direction", Direction), ("metric", Metric)):
+            check(allowed, **{key: record.get(key)})
         self.stitcher = stitcher
         self.direction: Direction = record["direction"]
         self.metric: Metric = record["metric"]
@@ -98,16 +98,16 @@ class EmbeddingMap:
         input_normalized: bool | None = None,
         **more: Any,
     ) -> Self:
-        """Make an embedding map from a stitch.
+        """Create an embedding map from a stitch.
 
         Args:
             stitch: The map.
-            direction: What it is applied to.
+            direction: Direction of the map.
             metric: Metric of the index; with cosine, outputs are normalised.
-            recipe: How it was fitted, for the recipe of the stitcher (``matcher``, ``samples``, ``seed``, …).
+            recipe: Settings of the fit for the recipe of the stitcher (``matcher``, ``samples``, ``seed``, …).
             scores: Scores on held-out pairs.
-            keeps_old: Whether this stands for the old model: no map.
-            input_normalized: Whether the map was fitted to vectors of length 1 and needs them; None if either will do.
+            keeps_old: Whether the map stands for keeping the old model.
+            input_normalized: Whether the map was fitted to unit vectors and requires them; None accepts both.
             **more: Further JSON values for the record.
 
         Returns:
@@ -131,7 +131,7 @@ class EmbeddingMap:
     @classmethod
     @checked
     def old_model(cls, width: int, *, metric: Metric = "cosine", **options: Any) -> Self:
-        """Make the map that stands for keeping the old model.
+        """Create the map that stands for keeping the old model.
 
         Args:
             width: Width of the old vectors.
@@ -154,7 +154,7 @@ class EmbeddingMap:
 
     @property
     def in_features(self) -> int:
-        """Width of the vectors that are mapped."""
+        """Width of the input vectors."""
         return self.stitch.in_features
 
     @property
@@ -164,18 +164,18 @@ class EmbeddingMap:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """How the map was fitted."""
+        """Settings of the fit."""
         return self.stitcher.recipe
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the recipe says about the map as an embedding map: direction, metric, scores, candidates."""
-        found: dict[str, Any] = self.stitcher.recipe[RECORD]
-        return found
+        """Part of the recipe on the embedding map: direction, metric, scores, candidates."""
+        record: dict[str, Any] = self.stitcher.recipe[RECORD]
+        return record
 
     @property
     def keeps_old(self) -> bool:
-        """Whether the advice is to keep the old model: this map is then the identity on *old* query vectors."""
+        """Whether to keep the old model: the map is then the identity on *old* query vectors."""
         return bool(self.record.get("keeps_old"))
 
     @property
@@ -198,38 +198,38 @@ class EmbeddingMap:
                 direction ``index``, otherwise new query vectors.
 
         Returns:
-            ``(n, out_features)`` float32; of length 1 if :attr:`normalized`.
+            ``(n, out_features)`` float32; unit vectors if :attr:`normalized`.
 
         Raises:
-            ValueError: If the width is wrong, a row is not finite or zero where it must not be, before or after the
-                map, or their lengths are not like those that the map was fitted to.
+            ValueError: If the width is wrong, an input or output row is not finite or is zero with metric cosine, or
+                the lengths differ from the lengths at the fit.
         """
         rows = read_vectors(vectors)
         if rows.shape[1] != self.in_features:
             side = "old document" if self.direction == "index" else "old query" if self.keeps_old else "new query"
-            other = " (this is the width of its outputs: wrong side?)" if rows.shape[1] == self.out_features else ""
-            raise ValueError(f"the map takes {side} vectors of width {self.in_features}, got {rows.shape[1]}{other}")
+            hint = " (the width of its outputs: wrong side?)" if rows.shape[1] == self.out_features else ""
+            raise ValueError(f"the map requires {side} vectors of width {self.in_features}, got {rows.shape[1]}{hint}")
         check_vectors(rows, metric=self.metric)
         self.check_lengths(rows)
         mapped = np.empty((len(rows), self.out_features), dtype=np.float32)
         for start in range(0, len(rows), BATCH):
             batch = torch.from_numpy(np.array(rows[start : start + BATCH], dtype=np.float32))
-            found = self.stitch(batch).numpy()
-            mapped[start : start + BATCH] = normalized(found) if self.normalized else found
+            outputs = self.stitch(batch).numpy()
+            mapped[start : start + BATCH] = normalized(outputs) if self.normalized else outputs
         check_vectors(mapped, "the mapped vectors", metric=self.metric)
         return mapped
 
     @checked
     def check_lengths(self, vectors: Vectors, name: str = "these", side: Side = "input") -> None:
-        """Check that vectors have lengths like those of the pairs that the map was fitted to.
+        """Check that the lengths of vectors match the lengths of the pairs at the fit.
 
         Args:
             vectors: ``(n, d)``.
-            name: What they are, for messages.
-            side: Whether they are what is mapped, or vectors of the old or the new encoder.
+            name: Name of the vectors in messages.
+            side: ``"input"`` for input vectors of the map, or the encoder that computed the vectors.
 
         Raises:
-            ValueError: If they have not. A map without a record of them takes all lengths.
+            ValueError: If the lengths do not match. A map without recorded lengths accepts all lengths.
         """
         if side == "input":
             side = "old" if self.direction == "index" else "new"
@@ -247,33 +247,33 @@ class EmbeddingMap:
         """Return weights and bias of an affine map.
 
         Returns:
-            ``(out_features, in_features)`` and ``(out_features,)``, so that ``W @ v + b`` is the map without
-            normalisation; None if the map is not affine.
+            Arrays ``W`` ``(out_features, in_features)`` and ``b`` ``(out_features,)``: ``W @ v + b`` is the map
+            without normalisation. None if the map is not affine.
         """
         matrix = getattr(self.stitch, "matrix", None)
         if matrix is None or not self.stitch.affine:
             return None
         bias = getattr(self.stitch, "bias", None)
-        found = np.zeros(self.out_features, np.float32) if bias is None else bias.detach().float().numpy()
-        return matrix().detach().float().numpy().copy(), found.copy()
+        bias_array = np.zeros(self.out_features, np.float32) if bias is None else bias.detach().float().numpy()
+        return matrix().detach().float().numpy().copy(), bias_array.copy()
 
     def adjoint(self) -> EmbeddingMap:
-        """Return the transposed map, for new queries over the old index as it is.
+        """Return the transposed map for new queries on the unchanged old index.
 
-        The bias adds the same number to the similarity of a query to all documents, so the adjoint has none.
+        The adjoint omits the bias, because it shifts the similarity of a query to all documents equally.
 
         Returns:
             The map from new query vectors to the old space.
 
         Raises:
-            ValueError: If this is not an affine map of direction ``index``, or the metric is l2, whose ranking depends
-                on the lengths of mapped documents.
+            ValueError: If this is not an affine map of direction ``index``, or the metric is l2: its ranking depends on
+                the lengths of mapped documents.
         """
         affine = self.affine()
         if self.direction != "index" or affine is None:
-            raise ValueError(f"only an affine map of direction 'index' has an adjoint, not {self!r}")
+            raise ValueError(f"adjoint() requires an affine map of direction 'index', got {self!r}")
         if self.metric == "l2":
-            raise ValueError("with metric l2, ranking depends on the lengths of mapped documents: no adjoint")
+            raise ValueError("adjoint() does not support metric l2: ranking depends on the lengths of mapped documents")
         record = {key: value for key, value in self.record.items() if key not in ("direction", "normalized")}
         record |= {"scores": {}, "input_normalized": None}
         metric = record.pop("metric")
@@ -284,19 +284,19 @@ class EmbeddingMap:
 
     # -- saving ----------------------------------------------------------------------------------------------------
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the stitcher and a model card with recipe, scores and verdict to a folder.
+        """Save the stitcher and a model card with recipe, scores and verdict to a folder.
 
         Args:
             folder: The folder, created if needed. A killed process leaves the old artefact or the new one.
 
         Raises:
-            OSError: If a file cannot be written. The previous files are unchanged then.
+            OSError: If a file cannot be written. The previous files then stay unchanged.
         """
         folder = Path(folder)
         self.record["scores"] = self.scores
         with replacing(folder, lambda folder: stale(folder, STITCHER)) as fresh:
             card = fresh / CARD
-            if (folder / CARD).is_file():  # what a person added to it is kept
+            if (folder / CARD).is_file():  # preserves edits by users
                 shutil.copyfile(folder / CARD, card)
             self.stitcher.save_pretrained(fresh)
             text = card.read_text(encoding="utf-8")
@@ -306,7 +306,7 @@ class EmbeddingMap:
 
     @classmethod
     def from_pretrained(cls, id_or_folder: str | Path, **download: Any) -> Self:
-        """Load a map from a folder or the Hub; all files are checked.
+        """Load a map from a folder or the Hub and check all files.
 
         Args:
             id_or_folder: Folder or Hub id.
@@ -316,9 +316,9 @@ class EmbeddingMap:
             The map.
         """
         with decoding(id_or_folder):
-            found = cls(Stitcher.from_pretrained(id_or_folder, **download))
-            found.card()  # its parts of the record are those of a map
-            return found
+            embedding_map = cls(Stitcher.from_pretrained(id_or_folder, **download))
+            embedding_map.card()  # raises an error if the record is incomplete
+            return embedding_map
 
     def push_to_hub(self, repo_id: str, **options: Any) -> Any:
         """Upload the map with its card.
@@ -336,15 +336,15 @@ class EmbeddingMap:
         return self.stitcher.push_to_hub(repo_id, tags=("embedding-upgrade",), present=text, **options)
 
     def card(self) -> str:
-        """Return the section on the embedding map for the model card, as Markdown."""
+        """Return the Markdown section on the embedding map for the model card."""
         applied = {
             "index": "old document vectors, to the space of the new model",
             "query": "new query vectors, to the space of the old index",
             "adjoint": "new query vectors, to the space of the old index, by the transpose of an index map",
         }[self.direction]
         record, scores = plain(self.record), plain(self.scores)
-        what = "No map found more than the old model: keep it." if self.keeps_old else f"The map applies to {applied}."
-        lines = [BEGIN, "## Embedding map", "", f"{what} Metric: {plain(self.metric)}. Map: {plain(self.name)}.", ""]
+        use = "No map beats the old model: keep it." if self.keeps_old else f"The map applies to {applied}."
+        lines = [BEGIN, "## Embedding map", "", f"{use} Metric: {plain(self.metric)}. Map: {plain(self.name)}.", ""]
         if verdict := (record.get("verdict") or {}).get("sentence"):
             lines += [f"**{verdict}**", ""]
         if report := scores.get("report"):
@@ -353,7 +353,7 @@ class EmbeddingMap:
                 f"| {name}, recall@{report['k']} | {score['value']:.3f} | {score['low']:.3f} to {score['high']:.3f} |"
                 for name, score in report["recall"].items()
             ]
-            lines += ["", f"{report['n']} queries over {report['pool']} documents; neither was used for the fit.", ""]
+            lines += ["", f"{report['n']} queries over {report['pool']} documents, both held out from the fit.", ""]
         lines += [
             "```python",
             "from hf_stitch_embeddings import EmbeddingMap",

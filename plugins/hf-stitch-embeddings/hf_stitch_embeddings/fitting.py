@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LEAST = 20
-"""Fewest pairs that can be split into three parts."""
+"""Minimum number of pairs for a split into three parts."""
 SHARE = 0.2
-"""Share of the pairs to choose by, and share to report on."""
+"""Share of the pairs for the choice, and share for the report."""
 MOST = 2000
-"""Most pairs to choose by, and most to report on."""
+"""Maximum number of pairs for the choice, and maximum for the report."""
 DUPLICATE = 0.98
-"""Cosine of centred vectors, in both spaces, from which two rows count as near-duplicates."""
+"""Two rows count as near-duplicates if the cosine of centred vectors reaches this threshold in both spaces."""
 PROBED = 4
-"""Texts by which an encoder shows whether it encodes queries and documents alike."""
+"""Number of texts to test whether an encoder encodes queries and documents alike."""
 FOLDS = 4
-"""Folds of cross-validation with few pairs: each must be large enough to be a pool."""
+"""Folds of cross-validation with few pairs; more folds would make the pools too small."""
 
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Numbers of the pairs of three disjoint parts, and of near-duplicates across them, which are in none."""
+    """Indices of the pairs of three disjoint parts, and of near-duplicates removed from them."""
 
     fit: Rows
     choose: Rows
@@ -51,11 +51,11 @@ class Parts:
 
 
 def split_pairs(old: Vectors, new: Vectors, *, texts: Sequence[str] | None = None, seed: int = 0) -> Parts:
-    """Split pairs into three disjoint parts, without near-duplicates across them.
+    """Split pairs into three disjoint parts without near-duplicates across parts.
 
-    A pair is removed from the part to fit to if it is near to one of the other parts, and from the part to choose by if
-    it is near to one to report on: if texts are equal but for case and spaces, or both the old and the new vectors,
-    centred, have a cosine of .98 or more. Near-duplicates within a part stay.
+    Near-duplicates are removed from the part for the fit first, then from the part for the choice. Two pairs are
+    near-duplicates if their texts are equal up to case and spaces, or if the centred vectors have a cosine of .98 or
+    more in both spaces. Near-duplicates within a part stay.
 
     Args:
         old: ``(n, d)``: old vectors.
@@ -67,7 +67,7 @@ def split_pairs(old: Vectors, new: Vectors, *, texts: Sequence[str] | None = Non
         The parts.
 
     Raises:
-        ValueError: If there are fewer than 20 pairs, or too few after near-duplicates are removed.
+        ValueError: If fewer than 20 pairs are passed, or too few remain without near-duplicates.
 
     Example:
         >>> rows = np.random.default_rng(0).normal(size=(100, 8))
@@ -77,27 +77,29 @@ def split_pairs(old: Vectors, new: Vectors, *, texts: Sequence[str] | None = Non
     """
     count = len(old)
     if count < LEAST:
-        raise ValueError(f"{count} pairs are too few: at least {LEAST} are needed, and some 1,000 for a good map")
+        raise ValueError(f"at least {LEAST} pairs are required (about 1,000 for a good map), got {count}")
     order = np.random.default_rng(seed).permutation(count)
     size = min(MOST, max(4, round(SHARE * count)))
     report, chosen, fit = np.sort(order[:size]), np.sort(order[size : 2 * size]), np.sort(order[2 * size :])
     means = [np.asarray(side[np.sort(order[:MOST])], np.float32).mean(0) for side in (old, new)]
     keys = None if texts is None else np.array([" ".join(text.lower().split()) for text in texts], dtype=object)
 
-    def near(rows: Rows, others: Rows) -> npt.NDArray[np.bool_]:
-        """Mark the rows that are near to one of the others."""
-        found = np.zeros(len(rows), dtype=bool)
+    def near(rows: Rows, references: Rows) -> npt.NDArray[np.bool_]:
+        """Mark the rows with a near-duplicate in a second set."""
+        duplicate = np.zeros(len(rows), dtype=bool)
         if keys is not None:
-            there = set(keys[others])
-            found |= np.array([key in there for key in keys[rows]])
-        held = [normalized(np.asarray(side[others], np.float32) - m) for side, m in zip((old, new), means, strict=True)]
+            reference_keys = set(keys[references])
+            duplicate |= np.array([key in reference_keys for key in keys[rows]])
+        reference_sides = [
+            normalized(np.asarray(side[references], np.float32) - m) for side, m in zip((old, new), means, strict=True)
+        ]
         for start in range(0, len(rows), 2048):
-            some = rows[start : start + 2048]
-            both = np.ones((len(some), len(others)), dtype=bool)
-            for side, mean, block in zip((old, new), means, held, strict=True):
-                both &= normalized(np.asarray(side[some], np.float32) - mean) @ block.T >= DUPLICATE
-            found[start : start + 2048] |= both.any(1)
-        return found
+            chunk = rows[start : start + 2048]
+            near_in_both = np.ones((len(chunk), len(references)), dtype=bool)
+            for side, mean, block in zip((old, new), means, reference_sides, strict=True):
+                near_in_both &= normalized(np.asarray(side[chunk], np.float32) - mean) @ block.T >= DUPLICATE
+            duplicate[start : start + 2048] |= near_in_both.any(1)
+        return duplicate
 
     doubled = near(chosen, report)
     removed, chosen = [chosen[doubled]], chosen[~doubled]
@@ -105,8 +107,8 @@ def split_pairs(old: Vectors, new: Vectors, *, texts: Sequence[str] | None = Non
     removed, fit = [*removed, fit[doubled]], fit[~doubled]
     if len(fit) < LEAST // 2 or len(chosen) < 2:
         raise ValueError(
-            f"of {count} pairs only {len(fit) + len(chosen) + len(report)} are left without near-duplicates: "
-            "give pairs of different texts"
+            f"only {len(fit) + len(chosen) + len(report)} of {count} pairs remain without near-duplicates: "
+            "pass pairs of different texts"
         )
     return Parts(fit, chosen, report, np.sort(np.concatenate(removed)))
 
@@ -126,37 +128,36 @@ def fit_embedding_map(
     use_all: bool = False,
     progress: bool = True,
 ) -> EmbeddingMap:
-    """Fit a map between the vectors of an old encoder and those of a new one.
+    """Fit a map between the vectors of an old and a new encoder.
 
-    The pairs are split into three disjoint parts (:func:`split_pairs`): maps are fitted to the first, chosen by the
-    recall of held-out queries over held-out documents of the second, and the choice is fitted again to both and scored
-    on the third. With fewer than 500 pairs, the choice is by cross-validation over the first two, among few safe maps,
-    and the old model is kept unless one beats it beyond chance (``result.keeps_old``).
+    The pairs are split into three disjoint parts (:func:`split_pairs`). Maps are fitted to the first part and chosen by
+    retrieval recall on the second. The chosen map is refitted to both parts and scored on the third. With fewer than
+    500 pairs, the choice is by cross-validation over the first two parts among a few safe maps, and the old model is
+    kept if no map beats it significantly (``result.keeps_old``).
 
     Args:
-        source: ``(n, d)``: old vectors, in any form that :func:`~hf_stitch_embeddings.read_vectors` reads; or the old
-            encoder. If it encodes queries and documents in different ways (``encode_query``, ``encode_document`` of a
-            ``SentenceTransformer``), maps of documents are fitted to texts as documents, and maps of queries to texts
-            as queries.
-        target: ``(n, d')``: new vectors of the same texts; or the new encoder.
+        source: ``(n, d)`` old vectors, in any form that :func:`~hf_stitch_embeddings.read_vectors` accepts, or the old
+            encoder. If an encoder encodes queries and documents differently (``encode_query``, ``encode_document`` of a
+            ``SentenceTransformer``), document maps are fitted to document vectors and query maps to query vectors.
+        target: ``(n, d')`` new vectors of the same texts, or the new encoder.
         map: ``"auto"``, the name of a matcher (``identity``, ``procrustes``, ``ridge``, ``ridge_to_identity``,
             ``low_rank``, ``piecewise``, ``residual_mlp``, ``retrieval``), or a matcher.
         direction: ``"auto"``, ``"index"``, ``"query"`` or ``"adjoint"``.
-        ids: Ids of the rows, or a pair of them (of the old and of the new rows), to check that rows correspond.
-        texts: The texts; needed if a side is an encoder, and used to find duplicates.
-        metric: How the index ranks: ``"cosine"``, ``"dot"`` or ``"l2"``.
+        ids: Ids of the rows, or a pair of ids for old and new rows, to check that rows correspond.
+        texts: The texts; required if a side is an encoder, and used to find duplicates.
+        metric: Metric of the index: ``"cosine"``, ``"dot"`` or ``"l2"``.
         seed: Seed of the split and of trained maps.
-        index_size: Number of documents of the index, for which recall is predicted.
-        use_all: Whether the returned map is at last fitted to all pairs. Its scores then are those of the same recipe
-            on four fifths of the pairs, and tend to be lower than its own.
+        index_size: Number of documents in the index, to predict recall.
+        use_all: Whether to refit the returned map to all pairs. The scores still describe the fit to four fifths of the
+            pairs, and tend to underestimate the refitted map.
         progress: Whether to show progress.
 
     Returns:
         The map, with ``scores`` on the third part and the scores of all candidates in ``record["candidates"]``.
 
     Raises:
-        ValueError: If rows do not correspond, are not finite, are zero, or are too few; or map and direction do not
-            fit the widths or the metric.
+        ValueError: If rows do not correspond, are not finite, are zero, or are too few; or if the widths or the metric
+            do not support the map or its direction.
 
     Example:
         >>> old = np.random.default_rng(0).normal(size=(300, 6)).astype("float32")
@@ -173,58 +174,62 @@ def fit_embedding_map(
     pairs = Pairs(old, new, None if olds is old and news is new else (olds, news))
     check_pairs(old, new, ids=ids, metric=metric)
     if texts is not None and len(texts) != len(old):
-        raise ValueError(f"there are {len(texts)} texts for {len(old)} rows")
+        raise ValueError(f"texts must have one text per row ({len(old)}), got {len(texts)}")
     parts = split_pairs(old, new, texts=texts, seed=seed)
-    listed = candidates(len(old), old.shape[1], new.shape[1], map=map, direction=direction, metric=metric)
+    maps = candidates(len(old), old.shape[1], new.shape[1], map=map, direction=direction, metric=metric)
     few = len(old) < FEW
     both = np.sort(np.concatenate([parts.fit, parts.choose]))
     record: dict[str, Any] = {"index_size": index_size}
-    if len(listed) == 1:
-        chosen = listed[0]
+    if len(maps) == 1:
+        chosen = maps[0]
     else:
         if few:
             folds = np.array_split(np.random.default_rng(seed).permutation(both), FOLDS)
             held_out = [(pairs.take(np.setdiff1d(both, fold)), pairs.take(np.sort(fold))) for fold in folds]
         else:
             held_out = [(pairs.take(parts.fit), pairs.take(parts.choose))]
-        chosen, scored, reason = choose(listed, held_out, metric=metric, few=few, seed=seed, progress=progress)
-        record |= {"candidates": [each.to_dict() for each in scored], "reason": reason}
-    found = Fits(pairs.take(both), metric=metric, seed=seed).map(chosen)
+        chosen, scored, reason = choose(maps, held_out, metric=metric, few=few, seed=seed, progress=progress)
+        record |= {"candidates": [candidate.to_dict() for candidate in scored], "reason": reason}
+    embedding_map = Fits(pairs.take(both), metric=metric, seed=seed).map(chosen)
     sizes = {name: len(getattr(parts, name)) for name in ("fit", "choose", "report", "removed")}
-    found.record.update(record, parts=sizes)
-    found.recipe["versions"] = {name: importlib.metadata.version(name) for name in ("hf-stitch", "numpy", "torch")}
-    found.scores = _report(found, pairs.take(parts.report), index_size, seed)
-    if not found.keeps_old and len(both) >= 80:
-        found.scores["pairs"] = _more_pairs(chosen, found, pairs, both, parts.report, seed)
-    found.record["use_all"] = use_all
-    if use_all and not found.keeps_old:
+    embedding_map.record.update(record, parts=sizes)
+    embedding_map.recipe["versions"] = {
+        name: importlib.metadata.version(name) for name in ("hf-stitch", "numpy", "torch")
+    }
+    embedding_map.scores = _report(embedding_map, pairs.take(parts.report), index_size, seed)
+    if not embedding_map.keeps_old and len(both) >= 80:
+        embedding_map.scores["pairs"] = _more_pairs(chosen, embedding_map, pairs, both, parts.report, seed)
+    embedding_map.record["use_all"] = use_all
+    if use_all and not embedding_map.keeps_old:
         final = Fits(pairs, metric=metric, seed=seed).map(chosen)
-        final.record.update({key: value for key, value in found.record.items() if key not in final.record})
-        final.recipe["versions"], final.scores = found.recipe["versions"], found.scores
-        found = final
-    found.record["scores"] = found.scores
-    found.record["verdict"] = verdict(found).to_dict()
-    return found
+        final.record.update({key: value for key, value in embedding_map.record.items() if key not in final.record})
+        final.recipe["versions"], final.scores = embedding_map.recipe["versions"], embedding_map.scores
+        embedding_map = final
+    embedding_map.record["scores"] = embedding_map.scores
+    embedding_map.record["verdict"] = verdict(embedding_map).to_dict()
+    return embedding_map
 
 
-def _side(given: Any, texts: Sequence[str] | None, name: str, progress: bool) -> tuple[Vectors, Vectors]:
-    """Return the vectors of a side as documents and as queries: the same ones if the encoder makes no difference."""
-    if not is_encoder(given):
-        found = read_vectors(given, name)
-        return found, found
+def _side(source: Any, texts: Sequence[str] | None, name: str, progress: bool) -> tuple[Vectors, Vectors]:
+    """Return the document and query vectors of a side; both are one array if the encoder treats them alike."""
+    if not is_encoder(source):
+        documents = read_vectors(source, name)
+        return documents, documents
     if texts is None:
-        raise ValueError(f"{name} is an encoder: pass texts to encode")
-    found, some = encode(given, texts, progress=progress), list(texts[:PROBED])
-    alike = not hasattr(given, "encode_query") or np.array_equal(encode(given, some), encode(given, some, queries=True))
-    return found, found if alike else encode(given, texts, queries=True, progress=progress)
+        raise ValueError(f"{name} is an encoder: pass `texts`")
+    documents, probe = encode(source, texts, progress=progress), list(texts[:PROBED])
+    alike = not hasattr(source, "encode_query") or np.array_equal(
+        encode(source, probe), encode(source, probe, queries=True)
+    )
+    return documents, documents if alike else encode(source, texts, queries=True, progress=progress)
 
 
-def _report(found: EmbeddingMap, pairs: Pairs, index_size: int | None, seed: int) -> dict[str, Any]:
-    """Score a map on pairs that were used for nothing else; each is a query, and all others are the documents."""
+def _report(embedding_map: EmbeddingMap, pairs: Pairs, index_size: int | None, seed: int) -> dict[str, Any]:
+    """Score a map on held-out pairs: each pair is a query against all remaining pairs."""
     old, new = pairs.old, pairs.new
     ks = sorted({1, pool_k(len(old)), 100} if len(old) >= 1000 else {1, pool_k(len(old))})
     result = evaluate_retrieval(
-        {found.name: found},
+        {embedding_map.name: embedding_map},
         *(old, new, *pairs.as_queries),
         k=[k for k in ks if 4 * k <= len(old)],
         index_size=index_size,
@@ -233,22 +238,22 @@ def _report(found: EmbeddingMap, pairs: Pairs, index_size: int | None, seed: int
         seed=seed,
     )
     k = int(result.figure.partition("@")[2])
-    recall = {name: result.scores[name][result.figure] for name in dict.fromkeys([found.name, "old model"])}
+    recall = {name: result.scores[name][result.figure] for name in dict.fromkeys([embedding_map.name, "old model"])}
     return {"report": {"n": len(old), "pool": len(old), "k": k, "recall": recall, "result": result.to_dict()}}
 
 
 def _more_pairs(
-    chosen: Candidate, found: EmbeddingMap, pairs: Pairs, rows: Rows, report: Rows, seed: int
+    chosen: Candidate, embedding_map: EmbeddingMap, pairs: Pairs, rows: Rows, report: Rows, seed: int
 ) -> dict[str, Any]:
-    """Recall on the part to report on, of maps fitted to a quarter and to a half of the pairs."""
+    """Return held-out recall of maps fitted to a quarter, a half and all of the pairs."""
     order = np.random.default_rng(seed).permutation(rows)
     held_out = pairs.take(report)
     old, new = held_out.old, held_out.new
     report_k = pool_k(len(report))
     recalls = []
     for share in (4, 2):
-        some = pairs.take(np.sort(order[: len(rows) // share]))
-        smaller = Fits(some, metric=found.metric, seed=seed).map(chosen)
+        subset = pairs.take(np.sort(order[: len(rows) // share]))
+        smaller = Fits(subset, metric=embedding_map.metric, seed=seed).map(chosen)
         result = evaluate_retrieval(
             smaller,
             old,
@@ -260,19 +265,19 @@ def _more_pairs(
             resamples=2,
         )
         recalls.append(result.scores[smaller.name][result.figure]["value"])
-    recalls.append(found.scores["report"]["recall"][found.name]["value"])
+    recalls.append(embedding_map.scores["report"]["recall"][embedding_map.name]["value"])
     return {"sizes": [len(rows) // 4, len(rows) // 2, len(rows)], "recall": recalls}
 
 
 @dataclass(frozen=True)
 class PairsCurve(Result):
-    """Recall by the number of fitted pairs.
+    """Recall as a function of the number of pairs.
 
     Attributes:
         scores: Map -> number of pairs -> ``value``, and ``low`` and ``high`` over queries and seeds.
-        figure: The recall.
+        figure: Name of the recall metric.
         seeds: Number of seeds.
-        old: The recall of the old model.
+        old: Recall of the old model.
 
     Example:
         >>> PairsCurve({"ridge": {"100": {"value": 0.5, "low": 0.4, "high": 0.6}}}, "recall@10", 1, 0.3).old
@@ -307,7 +312,7 @@ class PairsCurve(Result):
         return table
 
     def plot(self) -> Figure:
-        """Draw recall by the logarithm of the number of pairs."""
+        """Plot recall against the number of pairs on a logarithmic axis."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6, 4), layout="constrained")
@@ -340,21 +345,21 @@ def pairs_curve(
     metric: Metric = "cosine",
     resamples: int = 1000,
 ) -> PairsCurve:
-    """Compute recall by the number of fitted pairs.
+    """Compute recall as a function of the number of pairs.
 
     Args:
-        old_pairs: ``(n, d)``: old vectors to fit to.
-        new_pairs: ``(n, d')``: new vectors to fit to.
-        old_documents: As for :func:`~hf_stitch_embeddings.evaluate_retrieval`, as are the following three.
-        new_documents: Documents by the new model.
-        old_queries: Queries by the old model.
-        new_queries: Queries by the new model.
-        maps: Name -> name of a matcher and direction. Default: ``ridge`` in all directions.
-        sizes: Numbers of pairs; those above n are left out.
-        seeds: Seeds of the drawn pairs.
+        old_pairs: ``(n, d)`` old vectors for the fit.
+        new_pairs: ``(n, d')`` new vectors for the fit.
+        old_documents: Documents from the old model; see :func:`~hf_stitch_embeddings.evaluate_retrieval`.
+        new_documents: Documents from the new model.
+        old_queries: Queries from the old model.
+        new_queries: Queries from the new model.
+        maps: Name -> matcher name and direction. Default: ``ridge`` in all directions.
+        sizes: Numbers of pairs; sizes above n are skipped.
+        seeds: Seeds of the sampled pairs.
         k: Number of nearest documents.
         metric: Metric of the index.
-        resamples: Bootstrap samples, of queries and seeds together.
+        resamples: Bootstrap samples over queries and seeds.
 
     Returns:
         The curve.
@@ -367,7 +372,7 @@ def pairs_curve(
     """
     before, after = read_vectors(old_pairs, "old_pairs"), read_vectors(new_pairs, "new_pairs")
     directions: tuple[Direction, ...] = ("index", "query") if metric == "l2" else ("index", "query", "adjoint")
-    maps = dict(maps or {f"ridge, {each}": ("ridge", each) for each in directions})
+    maps = dict(maps or {f"ridge, {way}": ("ridge", way) for way in directions})
     fitting = {
         name: candidates(len(before), before.shape[1], after.shape[1], map=m, direction=d, metric=metric)[0]
         for name, (m, d) in maps.items()
@@ -379,7 +384,7 @@ def pairs_curve(
             rows = np.sort(np.random.default_rng(seed).permutation(len(before))[:count])
             fits = Fits(Pairs(before[rows], after[rows]), metric=metric, seed=seed)
             result = evaluate_retrieval(
-                {name: fits.map(each) for name, each in fitting.items()},
+                {name: fits.map(candidate) for name, candidate in fitting.items()},
                 *(old_documents, new_documents, old_queries, new_queries),
                 k=k,
                 baselines=False,

@@ -1,4 +1,4 @@
-"""Lazy upgrade: documents are embedded again when a query comes near them, and their mapped vectors replaced."""
+"""Lazy upgrade: re-embed documents when queries retrieve them, and replace their mapped vectors."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from hf_stitch_embeddings.stores.base import Rows, VectorStore, written
 from hf_stitch_embeddings.vectors import Metric, differ, encode, lengths, normalized, read_vectors
 
 First: TypeAlias = Literal["hubs", "asked", "random"]
-"""Which rows to embed again first: those nearest to other documents, to queries of the past, or random ones."""
+"""Rows to re-embed first: nearest neighbours of many documents, nearest neighbours of past queries, or random rows."""
 WAITING = "in_store = 0 AND vector IS NOT NULL"
 CHECKED, ALIKE = 3, 0.99
-"""Documents by which a file is checked, and smallest cosine of equal ones (remote encoders are not exact)."""
+"""Number of documents to check a file with, and minimum cosine of equal vectors (remote encoders are not exact)."""
 NEAR, HUBS_OF = 10, 20_000
-"""Neighbours that count, and most documents whose neighbours are counted."""
+"""Number of neighbours per document, and maximum number of documents to count neighbours of."""
 
 
 class LazyUpgrade:
-    """Search in an upgraded store that embeds again what it finds, and so becomes exact where it is used.
+    """Search in an upgraded store that re-embeds retrieved documents, and so becomes exact where it is used.
 
-    A query finds its nearest mapped documents; those that have a text and are not exact yet are embedded by the new
-    encoder, and all are ranked again. Exact vectors are kept in a file, which survives ``kill -9``, and replace the
-    mapped ones in the store, :attr:`every` so many rows and at the end.
+    A search retrieves the nearest mapped documents, embeds their texts with the new encoder if their vectors are not
+    exact yet, and re-ranks all of them. Exact vectors are stored in a file that survives ``kill -9``. They replace the
+    mapped vectors in the store after every :attr:`every` rows and at the end.
 
     Args:
         store: An upgraded store.
         encoder: The new encoder, as for :func:`~hf_stitch_embeddings.encode`.
-        texts: Ids -> their texts; None for a row whose text is gone.
-        kept: File for exact vectors (SQLite), created if needed; of this store and this encoder only,
-            which is checked by embedding three of its documents again.
+        texts: Function from ids to their texts; None for a row without a text.
+        kept: SQLite file for exact vectors, created if needed. A file belongs to one store and one encoder, which is
+            checked by re-embedding three of its documents.
         metric: Metric of the store.
-        every: Rows after which the store is updated.
+        every: Number of new exact rows before an update of the store.
 
     Attributes:
-        embedded: Number of texts that this object has embedded and kept.
+        embedded: Number of texts that this object has embedded and stored.
 
     Raises:
         ValueError: If the file belongs to another encoder or another store.
@@ -84,7 +84,7 @@ class LazyUpgrade:
                     "CREATE TABLE IF NOT EXISTS exact (id PRIMARY KEY, vector BLOB, in_store INTEGER NOT NULL)"
                 )
             if not self._kept.execute("SELECT 1 FROM sqlite_master WHERE name = 'exact' AND type = 'table'").fetchone():
-                raise sqlite3.DatabaseError("it has something else in the place of the table")
+                raise sqlite3.DatabaseError("'exact' is not a table")
         self._check_file()
 
     def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -92,11 +92,11 @@ class LazyUpgrade:
             return self._kept.execute(query, values).fetchall()
 
     def _vectors(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, Any]]:
-        """Read ids and their vectors, which are None for documents without a text."""
+        """Return ids and their vectors; the vector is None for documents without a text."""
         with decoding(self._place):
             return [
-                (each, None if vector is None else np.frombuffer(vector, np.float32))
-                for each, vector in self._read(query, values)
+                (id_, None if vector is None else np.frombuffer(vector, np.float32))
+                for id_, vector in self._read(query, values)
             ]
 
     def _write(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -105,22 +105,22 @@ class LazyUpgrade:
             self._kept.executemany(query, rows)
 
     def _check_file(self) -> None:
-        """Embed up to three kept documents again: another encoder or another store gives other vectors."""
-        kept = self._vectors("SELECT id, vector FROM exact WHERE vector IS NOT NULL LIMIT ?", (CHECKED,))
-        texts = list(self.texts([each for each, _ in kept])) if kept else []
-        there = [(text, vector) for text, (_, vector) in zip(texts, kept, strict=True) if text is not None]
-        if not there:
+        """Raise an error if re-embedding three stored documents shows that the encoder or the store differs."""
+        stored = self._vectors("SELECT id, vector FROM exact WHERE vector IS NOT NULL LIMIT ?", (CHECKED,))
+        texts = list(self.texts([id_ for id_, _ in stored])) if stored else []
+        with_text = [(text, vector) for text, (_, vector) in zip(texts, stored, strict=True) if text is not None]
+        if not with_text:
             return
-        found = normalized(encode(self.encoder, [text for text, _ in there]))
-        rows = [vector for _, vector in there]
+        fresh = normalized(encode(self.encoder, [text for text, _ in with_text]))
+        rows = [vector for _, vector in with_text]
         alike = [
-            len(a) == len(b) and float(a @ normalized(b[None])[0]) > ALIKE for a, b in zip(found, rows, strict=True)
+            len(a) == len(b) and float(a @ normalized(b[None])[0]) > ALIKE for a, b in zip(fresh, rows, strict=True)
         ]
         if not any(alike):
             self._kept.close()
             raise ValueError(
-                f"{self._place} has exact vectors of another encoder or another store: the texts of {len(there)} of "
-                "its documents now have other vectors; use another file"
+                f"{self._place} belongs to a different encoder or store: re-embedding {len(with_text)} of its "
+                "documents gives different vectors; use a new file"
             )
 
     def __enter__(self) -> Self:
@@ -128,14 +128,14 @@ class LazyUpgrade:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Update the store, unless an error is on its way, and close the file."""
+        """Update the store if no error occurred, and close the file."""
         if error[0] is None:
             self.close()
         else:
-            self._kept.close()  # what is kept there comes into the store next time
+            self._kept.close()  # its vectors go to the store at the next update
 
     def close(self) -> None:
-        """Put all exact vectors into the store, and close the file."""
+        """Write all exact vectors to the store, and close the file."""
         try:
             self.update_store()
         finally:
@@ -143,156 +143,159 @@ class LazyUpgrade:
 
     @property
     def exact(self) -> int:
-        """Number of documents whose vectors are exact."""
+        """Number of documents with exact vectors."""
         return int(self._read("SELECT count(*) FROM exact WHERE vector IS NOT NULL")[0][0])
 
     def search(self, queries: Any, k: int = 10, *, rerank: int = 100) -> list[list[Any]]:
-        """Search, embed again what is found, and rank it again.
+        """Search, re-embed the retrieved documents, and re-rank them.
 
         Args:
             queries: ``(n, d)`` vectors of the new encoder.
             k: Number of documents for each query.
-            rerank: Number of mapped documents that are embedded and ranked for each query; at least k.
+            rerank: Number of mapped documents to embed and re-rank for each query; at least k.
 
         Returns:
-            For each query ids, nearest first.
+            Ids for each query, nearest first.
 
         Raises:
             ValueError: If k is greater than ``rerank``.
         """
         if not 1 <= k <= rerank:
             raise ValueError(f"k must be from 1 to rerank, {rerank}, got {k}")
-        asked = read_vectors(queries, "queries").astype(np.float32)
-        found = self.store.search(asked, rerank)
-        exact = self._exact(list(dict.fromkeys(each for row in found for each in row)))
+        query_rows = read_vectors(queries, "queries").astype(np.float32)
+        neighbours = self.store.search(query_rows, rerank)
+        exact = self._exact(list(dict.fromkeys(id_ for row in neighbours for id_ in row)))
         answers = []
-        for query, near in zip(asked, found, strict=True):
-            there = np.stack([exact[each] for each in near])
-            order = exact_search(query[None], there, min(k, len(near)), metric=self.metric)[0][0]
+        for query, near in zip(query_rows, neighbours, strict=True):
+            candidates = np.stack([exact[id_] for id_ in near])
+            order = exact_search(query[None], candidates, min(k, len(near)), metric=self.metric)[0][0]
             answers.append([near[place] for place in order])
         return answers
 
     def embed(self, ids: Sequence[Any]) -> int:
-        """Embed documents again, without a query.
+        """Re-embed documents without a query.
 
         Args:
             ids: Ids of documents; see :func:`rows_first`.
 
         Returns:
-            Number of those that are now exact; the others have no text.
+            Number of documents with exact vectors; the remaining documents do not have a text.
         """
         ids = _plain(ids)
         self._exact(ids)
-        return sum(vector is not None for vector in self._known(ids).values())
+        return sum(vector is not None for vector in self._stored_vectors(ids).values())
 
     def forget(self, ids: Sequence[Any]) -> None:
-        """Forget exact vectors, because texts have changed; the next query that comes near embeds them again.
+        """Drop the exact vectors of documents with changed texts; the next search re-embeds them.
 
         Args:
             ids: Ids of documents.
         """
-        self._write("DELETE FROM exact WHERE id = ?", [(each,) for each in _plain(ids)])
+        self._write("DELETE FROM exact WHERE id = ?", [(id_,) for id_ in _plain(ids)])
 
     def update_store(self) -> int:
-        """Put exact vectors that are not there yet into the store.
+        """Write pending exact vectors to the store.
 
         Returns:
-            Their number.
+            Number of vectors written.
         """
         waiting = self._vectors(f"SELECT id, vector FROM exact WHERE {WAITING}")
         for start in range(0, len(waiting), self.every):
-            some = waiting[start : start + self.every]
-            ids = [each for each, _ in some]
+            chunk = waiting[start : start + self.every]
+            ids = [id_ for id_, _ in chunk]
             with written(f"the {type(self.store).__name__}"):
-                self.store.replace(ids, np.stack([vector for _, vector in some]))
-            self._write("UPDATE exact SET in_store = 1 WHERE id = ?", [(each,) for each in ids])
+                self.store.replace(ids, np.stack([vector for _, vector in chunk]))
+            self._write("UPDATE exact SET in_store = 1 WHERE id = ?", [(id_,) for id_ in ids])
         return len(waiting)
 
-    def _known(self, ids: Sequence[Any]) -> dict[Any, Rows | None]:
-        """Return what the file has of some ids: a vector, or None for a document without a text."""
-        found: dict[Any, Rows | None] = {}
+    def _stored_vectors(self, ids: Sequence[Any]) -> dict[Any, Rows | None]:
+        """Return the stored vectors of ids; None for a document without a text."""
+        vectors: dict[Any, Rows | None] = {}
         for start in range(0, len(ids), 500):
-            some = ids[start : start + 500]
-            marks = ", ".join("?" * len(some))
-            found |= dict(self._vectors(f"SELECT id, vector FROM exact WHERE id IN ({marks})", some))
-        return found
+            chunk = ids[start : start + 500]
+            marks = ", ".join("?" * len(chunk))
+            vectors |= dict(self._vectors(f"SELECT id, vector FROM exact WHERE id IN ({marks})", chunk))
+        return vectors
 
     def _exact(self, ids: list[Any]) -> dict[Any, Rows]:
-        """Return exact vectors of documents, embedding those that are not known; mapped ones where no text is."""
-        known = self._known(ids)
-        unknown = [each for each in ids if each not in known]
+        """Return exact vectors, embedding new documents; documents without a text keep their mapped vectors."""
+        exact = self._stored_vectors(ids)
+        unknown = [id_ for id_ in ids if id_ not in exact]
         if unknown:
             texts = list(self.texts(unknown))
             if len(texts) != len(unknown):
-                raise ValueError(f"texts returned {len(texts)} texts for {len(unknown)} ids; return None for no text")
-            there = [(each, text) for each, text in zip(unknown, texts, strict=True) if text is not None]
-            fresh = encode(self.encoder, [text for _, text in there]) if there else np.empty((0, 0), np.float32)
+                raise ValueError(
+                    f"texts must return one text or None per id ({len(unknown)} ids), got {len(texts)} texts"
+                )
+            with_text = [(id_, text) for id_, text in zip(unknown, texts, strict=True) if text is not None]
+            fresh = encode(self.encoder, [text for _, text in with_text]) if with_text else np.empty((0, 0), np.float32)
             fresh = normalized(fresh) if self.metric == "cosine" else fresh
-            if there and self.metric != "cosine" and not self.embedded:
-                self._check_lengths([each for each, _ in there], fresh)
+            if with_text and self.metric != "cosine" and not self.embedded:
+                self._check_lengths([id_ for id_, _ in with_text], fresh)
             vectors: dict[Any, Rows | None] = dict.fromkeys(unknown) | dict(
-                zip([each for each, _ in there], fresh, strict=True)
+                zip([id_ for id_, _ in with_text], fresh, strict=True)
             )
             self._write(
                 "INSERT OR REPLACE INTO exact VALUES (?, ?, 0)",
-                [(each, None if row is None else row.tobytes()) for each, row in vectors.items()],
+                [(id_, None if row is None else row.tobytes()) for id_, row in vectors.items()],
             )
-            self.embedded += len(there)
-            known |= vectors
-        gone = [each for each in ids if known[each] is None]
-        known |= dict(zip(gone, self.store.vectors(gone), strict=True)) if gone else {}
+            self.embedded += len(with_text)
+            exact |= vectors
+        gone = [id_ for id_ in ids if exact[id_] is None]
+        exact |= dict(zip(gone, self.store.vectors(gone), strict=True)) if gone else {}
         if self._read(f"SELECT count(*) FROM exact WHERE {WAITING}")[0][0] >= self.every:
             self.update_store()
-        return {each: row for each, row in known.items() if row is not None}
+        return {id_: row for id_, row in exact.items() if row is not None}
 
     def _check_lengths(self, ids: list[Any], fresh: Rows) -> None:
-        """Refuse vectors of other lengths than those that they replace, which would outrank all others, or none."""
-        there = lengths(self.store.vectors(ids))
-        if there.size and (found := lengths(fresh)).size and differ(found, (float(there.min()), float(there.max()))):
+        """Raise an error if exact vectors differ in length from the vectors they replace, which distorts ranking."""
+        stored, exact = lengths(self.store.vectors(ids)), lengths(fresh)
+        if stored.size and exact.size and differ(exact, (float(stored.min()), float(stored.max()))):
             raise ValueError(
-                f"the encoder makes vectors of lengths from {found.min():.3g} to {found.max():.3g}, and those in the "
-                f"store have {there.min():.3g} to {there.max():.3g}, on which ranking by {self.metric} depends: let it "
-                "make vectors like those of the pairs, normalised or not"
+                f"encoder must return vectors of lengths {stored.min():.3g} to {stored.max():.3g} as in the store, got "
+                f"{exact.min():.3g} to {exact.max():.3g}, and metric {self.metric} depends on lengths: configure "
+                "normalisation as for the pairs"
             )
 
 
 @contextmanager
 def _named(place: Path) -> Iterator[None]:
-    """Name the file in errors of SQLite and of the disk."""
+    """Add the file name to errors of SQLite and of the disk."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         raise OSError(
-            f"{place} could not be used ({error}); what was kept in it is unchanged: make room on the disk, end the "
-            "process that locks it, or use another file"
+            f"{place} could not be used ({error}); its vectors are unchanged: free disk space, end the process that "
+            "locks the file, or use a new file"
         ) from error
 
 
 def _plain(ids: Sequence[Any]) -> list[Any]:
-    """Return ids as SQLite compares them: numbers of numpy as int."""
-    return [each.item() if isinstance(each, np.generic) else each for each in ids]
+    """Return ids as SQLite compares them: numpy integers as int."""
+    return [id_.item() if isinstance(id_, np.generic) else id_ for id_ in ids]
 
 
 @checked
 def rows_first(
     documents: Any, count: int, *, first: First = "hubs", queries: Any = None, metric: Metric = "cosine", seed: int = 0
 ) -> npt.NDArray[np.int64]:
-    """Choose the rows of an index to embed again first.
+    """Choose the rows of an index to re-embed first.
 
     Args:
-        documents: ``(n, d)``: the index.
+        documents: ``(n, d)`` vectors of the index.
         count: Number of rows.
-        first: ``"hubs"``: those that are most often among the ten nearest of other documents, at most 20,000 evenly
-            spaced ones; ``"asked"``: among the ten nearest of queries; ``"random"``. Ties are broken at random.
-        queries: ``(q, d)``: queries of the past, in the space of the index; needed for ``"asked"`` alone.
+        first: ``"hubs"``: rows that are most often among the ten nearest neighbours of documents (at most 20,000 evenly
+            spaced documents); ``"asked"``: among the ten nearest neighbours of queries; ``"random"``: random rows. Ties
+            are broken at random.
+        queries: ``(q, d)`` past queries in the space of the index; only for ``"asked"``.
         metric: Metric of the index.
         seed: Seed.
 
     Returns:
-        ``(count,)`` numbers of rows, the first ones first.
+        ``(count,)`` row numbers in order of priority.
 
     Raises:
-        ValueError: If count is out of range, or queries are missing or not needed.
+        ValueError: If count is out of range, or ``queries`` do not match ``first``.
 
     Example:
         >>> documents = np.random.default_rng(0).normal(size=(30, 2))
@@ -300,20 +303,20 @@ def rows_first(
         >>> set(asked.tolist()) == set(exact_search(documents[[4]], documents, 10)[0][0].tolist())
         True
     """
-    there = read_vectors(documents, "documents")
-    if not 1 <= count <= len(there):
-        raise ValueError(f"count must be from 1 to the number of documents, {len(there)}, got {count}")
+    rows = read_vectors(documents, "documents")
+    if not 1 <= count <= len(rows):
+        raise ValueError(f"count must be from 1 to the number of documents, {len(rows)}, got {count}")
     if (first == "asked") != (queries is not None):
-        raise ValueError("first='asked' needs queries of the past, and the others take none")
-    order = np.random.default_rng(seed).permutation(len(there))
+        raise ValueError("`queries` must be passed with first='asked', and only then")
+    order = np.random.default_rng(seed).permutation(len(rows))
     if first == "random":
         return order[:count]
-    near = min(NEAR, len(there) - 1)
+    near = min(NEAR, len(rows) - 1)
     if first == "asked":
-        found = exact_search(queries, there, max(near, 1), metric=metric)[0]
+        neighbours = exact_search(queries, rows, max(near, 1), metric=metric)[0]
     else:
-        some = np.unique(np.linspace(0, len(there) - 1, min(HUBS_OF, len(there))).astype(int))
-        found = exact_search(there[some], there, near + 1, metric=metric)[0]
-        found = np.where(found == some[:, None], -1, found)
-    counts = np.bincount(found[found >= 0], minlength=len(there))
+        sample = np.unique(np.linspace(0, len(rows) - 1, min(HUBS_OF, len(rows))).astype(int))
+        neighbours = exact_search(rows[sample], rows, near + 1, metric=metric)[0]
+        neighbours = np.where(neighbours == sample[:, None], -1, neighbours)
+    counts = np.bincount(neighbours[neighbours >= 0], minlength=len(rows))
     return order[np.argsort(-counts[order], kind="stable")][:count]

@@ -1,7 +1,8 @@
-"""How well queries find, after an upgrade, what they would find after re-embedding all documents."""
+"""Retrieval after an upgrade, compared with retrieval after re-embedding all documents."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,28 +26,28 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Score: TypeAlias = dict[str, float]
-"""``value``, and ``low`` and ``high``, the ends of its 95% interval."""
+"""``value``, and the bounds ``low`` and ``high`` of its 95% confidence interval."""
 Relevance: TypeAlias = Sequence[Collection[int]] | Sequence[Mapping[int, float]]
 
 OLD, RE_EMBEDDED = "old model", "re-embedding"
 CELLS = 2**25
-"""Similarities that are computed at once."""
+"""Number of similarities per block."""
 RERANKED, LEAST_RERANKED = 100, 1000
-"""Documents that a lazy upgrade re-embeds for each query, and smallest pool in which this is scored: among the first
-hundred of two hundred, chance finds a half."""
+"""Documents that a lazy upgrade re-embeds for each query, and minimum pool size for this score: in a pool of two
+hundred, chance finds half of the documents."""
 CURVE_ERROR = 0.0075
 """Error of a predicted recall per doubling of the pool: 0.03 (root mean square, mean 0.00) from 800 to 12,800 documents
-over 14 systems: ridge on documents and on queries and the old model, for four real pairs of encoders, and two synthetic
-pairs."""
+over 14 systems (ridge on documents, ridge on queries and the old model, for four real pairs of encoders, and two
+synthetic pairs)."""
 TIE = 1e-6
-"""Difference of two similarities, as a share of the greatest, that is rounding: the documents are equally near."""
+"""Two similarities that differ by less than this share of the greatest are tied: the difference is rounding error."""
 ANCHORS, LOCAL, POPULATION = 500, 10, 5000
-"""Anchors of relative representations; neighbours and largest number of queries from which CSLS corrects."""
+"""Anchors of relative representations; neighbours and maximum number of queries for CSLS."""
 
 
 @dataclass(frozen=True)
 class System:
-    """Queries, documents, and how they are compared; ``shift`` is added to the similarities of each document."""
+    """Queries, documents and their metric; ``shift`` is added to the similarities of each document."""
 
     queries: Vectors
     documents: Vectors
@@ -54,8 +55,8 @@ class System:
     shift: npt.NDArray[np.float32] | None = None
 
     def similarities(self, rows: slice) -> Tensor:
-        """Compare some queries with all documents; the greater, the nearer."""
-        return _compared(
+        """Return the similarities of a slice of queries to all documents."""
+        return _similarities(
             torch.from_numpy(np.array(self.queries[rows], np.float32)), self._documents(), self.metric, self.shift
         )
 
@@ -63,30 +64,30 @@ class System:
         return torch.from_numpy(np.require(self.documents, np.float32, ["C", "W"]))
 
 
-def _compared(queries: Tensor, documents: Tensor, metric: Metric, shift: Any = None) -> Tensor:
+def _similarities(queries: Tensor, documents: Tensor, metric: Metric, shift: Any = None) -> Tensor:
     if metric == "cosine":
         queries, documents = (torch.from_numpy(normalized(side.numpy())) for side in (queries, documents))
-    found = queries @ documents.T
+    scores = queries @ documents.T
     if metric == "l2":
-        found = 2 * found - documents.square().sum(1)  # the length of the query changes no ranking
-    return found if shift is None else found + torch.from_numpy(np.asarray(shift, np.float32))
+        scores = 2 * scores - documents.square().sum(1)  # the length of the query changes no ranking
+    return scores if shift is None else scores + torch.from_numpy(np.asarray(shift, np.float32))
 
 
 @checked
 def exact_search(
     queries: Any, documents: Any, k: int = 10, *, metric: Metric = "cosine", shift: Any = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Find the nearest documents by comparing with all; memory-mapped documents are read in blocks.
+    """Return the nearest documents by exhaustive search; memory-mapped documents are read in blocks.
 
     Args:
         queries: ``(n, d)``.
         documents: ``(m, d)``.
         k: Number of documents, at most m.
         metric: The metric.
-        shift: ``(m,)``: added to the similarities of each document. None: nothing.
+        shift: ``(m,)`` values to add to the similarities of each document. Default: zero.
 
     Returns:
-        ``(n, k)`` numbers of documents, nearest first, and ``(n, k)`` similarities (with l2: ``2⟨q, d⟩ - ‖d‖²``).
+        ``(n, k)`` document numbers, nearest first, and ``(n, k)`` similarities (with l2: ``2⟨q, d⟩ - ‖d‖²``).
 
     Raises:
         ValueError: If k is out of range or the widths differ.
@@ -95,20 +96,20 @@ def exact_search(
         >>> exact_search([[1.0, 0.1]], [[0.0, 1.0], [2.0, 0.0]], k=2)[0].tolist()
         [[1, 0]]
     """
-    asked, there = read_vectors(queries, "queries"), read_vectors(documents, "documents")
-    _same_width(asked, there, "queries", "documents")
-    if not 1 <= k <= len(there):
-        raise ValueError(f"k must be from 1 to the number of documents, {len(there)}, got {k}")
+    query_rows, document_rows = read_vectors(queries, "queries"), read_vectors(documents, "documents")
+    _same_width(query_rows, document_rows, "queries", "documents")
+    if not 1 <= k <= len(document_rows):
+        raise ValueError(f"k must be from 1 to the number of documents, {len(document_rows)}, got {k}")
     rows, step = 512, max(k, CELLS // 512)
     numbers, nearest = [], []
-    for start in range(0, len(asked), rows):
-        block = torch.from_numpy(np.array(asked[start : start + rows], np.float32))
+    for start in range(0, len(query_rows), rows):
+        block = torch.from_numpy(np.array(query_rows[start : start + rows], np.float32))
         best, places = torch.empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.long)
-        for first in range(0, len(there), step):
-            some = torch.from_numpy(np.array(there[first : first + step], np.float32))
-            added = None if shift is None else shift[first : first + step]
-            found = _compared(block, some, metric, added).topk(min(k, len(some)))
-            best, places = torch.cat([best, found.values], 1), torch.cat([places, found.indices + first], 1)
+        for first in range(0, len(document_rows), step):
+            document_block = torch.from_numpy(np.array(document_rows[first : first + step], np.float32))
+            block_shift = None if shift is None else shift[first : first + step]
+            block_top = _similarities(block, document_block, metric, block_shift).topk(min(k, len(document_block)))
+            best, places = torch.cat([best, block_top.values], 1), torch.cat([places, block_top.indices + first], 1)
             top = best.topk(min(k, best.shape[1]))
             best, places = top.values, places.gather(1, top.indices)
         numbers.append(places.numpy())
@@ -116,33 +117,34 @@ def exact_search(
     return np.concatenate(numbers), np.concatenate(nearest)
 
 
-def recall_at(found: npt.NDArray[np.int64], truth: npt.NDArray[np.int64]) -> Floats:
-    """Return, for each query, the share of its true nearest documents that were found."""
-    return np.array([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist(), strict=True)])
+def quality(similarities: Tensor, relevance: Relevance, k: int) -> tuple[Floats, Floats]:
+    """Return the nDCG@k with linear gains (Järvelin and Kekäläinen 2002) and the reciprocal rank@k of each query.
 
-
-def ndcg(found: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
-    """Return the normalised discounted cumulative gain of each query (Järvelin and Kekäläinen 2002), linear gains.
-
-    NaN for a query without relevant documents.
+    Both are expectations over all orders of tied documents (McSherry and Najork 2008); NaN without relevant documents.
     """
-    values = []
-    discount = 1 / np.log2(np.arange(2, found.shape[1] + 2))
-    for row, gains in zip(found.tolist(), map(_gains, relevance), strict=True):
-        ideal = np.sort(np.array(list(gains.values()), dtype=float))[::-1][: len(row)]
-        best = float(ideal @ discount[: len(ideal)])
-        values.append(sum(gains.get(d, 0.0) * w for d, w in zip(row, discount, strict=True)) / best if best else np.nan)
-    return np.array(values)
+    discount = np.append(0.0, np.cumsum(1 / np.log2(np.arange(2, k + 2))))
+    ndcg, reciprocal = np.full(len(similarities), np.nan), np.full(len(similarities), np.nan)
+    for query, (row, labels) in enumerate(zip(similarities, map(_gains, relevance), strict=True)):
+        relevant = {document: gain for document, gain in labels.items() if gain > 0}
+        if not relevant:
+            continue
+        gains, near = np.array([*relevant.values()]), row[[*relevant]][:, None]
+        slack = TIE * torch.maximum(row.max().abs(), near.abs())
+        above = (row > near + slack).sum(1).numpy()
+        tied = ((row - near).abs() <= slack).sum(1).numpy()  # 0 for an excluded document
+        mean = (discount[np.minimum(above + tied, k)] - discount[np.minimum(above, k)]) / np.maximum(tied, 1)
+        ideal = np.sort(gains)[::-1][:k]
+        ndcg[query] = gains @ mean / (ideal @ np.diff(discount)[: len(ideal)])
+        best = int(above.argmin())
+        reciprocal[query] = _first_rank(int(above[best]), int(tied[best]), int((above == above[best]).sum()), k)
+    return ndcg, reciprocal
 
 
-def reciprocal_rank(found: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
-    """Return one over the rank of the first relevant document of each query; 0 if none is found, NaN without any."""
-    values = []
-    for row, gains in zip(found.tolist(), map(_gains, relevance), strict=True):
-        good = {document for document, gain in gains.items() if gain > 0}
-        first = next((1 / rank for rank, document in enumerate(row, 1) if document in good), 0.0)
-        values.append(first if good else np.nan)
-    return np.array(values)
+def _first_rank(above: int, tied: int, relevant: int, k: int) -> float:
+    """Return the expected reciprocal of the first rank of a relevant document among tied documents."""
+    last = min(tied - relevant + 1, k - above)
+    orders = [math.comb(tied - place, relevant - 1) / (above + place) for place in range(1, last + 1)]
+    return sum(orders) / math.comb(tied, relevant) if tied else 0.0
 
 
 def _gains(relevant: Any) -> dict[int, float]:
@@ -154,11 +156,11 @@ def _gains(relevant: Any) -> dict[int, float]:
 def served(
     embedding_map: EmbeddingMap, old_documents: Vectors, old_queries: Vectors | None, new_queries: Vectors
 ) -> System:
-    """Return what is searched after an upgrade with a map."""
+    """Return the queries and documents of the search after an upgrade with a map."""
     metric = embedding_map.metric
     if embedding_map.keeps_old:
         if old_queries is None:
-            raise ValueError("the map keeps the old model, which needs old_queries")
+            raise ValueError("the map keeps the old model: pass old_queries")
         return System(old_queries, old_documents, metric)
     if embedding_map.direction == "index":
         return System(new_queries, embedding_map(old_documents), metric)
@@ -171,14 +173,15 @@ def served(
 # -- recall in pools of several sizes ----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Measured:
-    """Per-query figures of several systems in pools of several sizes, the greatest, of all documents, first.
+    """Per-query figures of several systems in pools of several sizes, largest first.
 
-    ``values`` has for each system and figure ``(sizes, queries)``, ``found`` the documents found among all.
+    ``values`` holds an array ``(sizes, queries)`` for each system and figure, ``quality`` the nDCG and reciprocal ranks
+    in the whole pool.
     """
 
     sizes: list[int]
     values: dict[str, dict[str, Floats]]
-    found: dict[str, npt.NDArray[np.int64]]
+    quality: dict[str, dict[str, Floats]]
 
 
 @torch.no_grad()
@@ -191,16 +194,18 @@ def measure(
     seed: int = 0,
     repeats: int = 3,
     inside: npt.NDArray[np.bool_] | None = None,
+    relevance: Relevance | None = None,
 ) -> Measured:
-    """Compute recall in the pool and in random parts of it, ``repeats`` of each size, of which the mean counts.
+    """Compute recall in the pool and in random subsets of it, as means over ``repeats`` subsets of each size.
 
-    No figure depends on the order of the documents: all that are as near as the k-th count as true, and found ones that
-    are equally near share the last places (the expectation over all orders).
+    The figures do not depend on the order of the documents: all documents tied with the k-th count as true, and tied
+    retrieved documents share the last ranks (the expectation over all orders).
 
-    ``exclude`` has for each query the document that is itself, which counts neither as found nor as true. The figures:
-    ``recall@k``, NaN in parts with fewer than 4 k documents; in pools of 1,000 or more ``reranked@10``, the recall@10
-    if the first 100 are re-embedded and ranked again; with ``inside``, ``recall@k in`` and ``recall@k out`` of the
-    documents it marks and of the others, NaN for queries without such true documents.
+    ``exclude`` holds the document number of each query itself; this document counts neither as retrieved nor as true.
+    The figures are ``recall@k`` (NaN in subsets with fewer than 4 k documents), and in pools of 1,000 or more
+    documents ``reranked@10``: recall@10 if the top 100 documents are re-embedded and re-ranked. With ``inside``, the
+    figures ``recall@k in`` and ``recall@k out`` describe marked and unmarked documents; they are NaN for queries
+    without such true documents. ``relevance`` adds ``ndcg@10`` and ``mrr@10``, or these figures at a smaller maximum k.
     """
     count, pool, top = len(truth.queries), len(truth.documents), max(ks)
     generator = torch.Generator().manual_seed(seed)
@@ -208,7 +213,7 @@ def measure(
     while repeats and len({size for size, _ in parts}) < 5 and (size := parts[-1][0] // 2) >= max(4 * min(ks), 20):
         parts += [(size, torch.randperm(pool, generator=generator)[:size]) for _ in range(repeats)]
     sizes = list(dict.fromkeys(size for size, _ in parts))
-    share = {size: sum(1 for other, _ in parts if other == size) for size in sizes}
+    share = {size: sum(1 for part_size, _ in parts if part_size == size) for size in sizes}
     reranks = 10 in ks and pool >= LEAST_RERANKED
     least = {f"recall@{k}": min(4 * k, pool) for k in ks} | ({"reranked@10": 2 * RERANKED} if reranks else {})
     values: dict[str, dict[str, Floats]] = {
@@ -218,51 +223,60 @@ def measure(
     if inside is not None:
         for name in systems:
             values[name] |= {f"recall@{k} {side}": np.full((1, count), np.nan) for k in ks for side in ("in", "out")}
-    found: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in systems}
+    depth = min(10, top)
+    graded: dict[str, dict[str, Floats]] = {name: {} for name in systems}
+    if relevance is not None:
+        graded = {name: {f"{f}@{depth}": np.full(count, np.nan) for f in ("ndcg", "mrr")} for name in systems}
     step = max(1, CELLS // pool)
     for start in range(0, count, step):
         rows = slice(start, min(start + step, count))
-        own = None if exclude is None else torch.from_numpy(np.asarray(exclude[rows], dtype=np.int64))[:, None]
-        exact = _without(truth.similarities(rows), own)
+        query_documents = (
+            None if exclude is None else torch.from_numpy(np.asarray(exclude[rows], dtype=np.int64))[:, None]
+        )
+        exact = _mask_query_itself(truth.similarities(rows), query_documents)
         cuts = [exact if part is None else exact[:, part] for _, part in parts]
-        masks = [{k: _true(cells, k) for k in ks if k <= cells.shape[1]} for cells in cuts]
+        masks = [{k: _true_neighbours(cells, k) for k in ks if k <= cells.shape[1]} for cells in cuts]
         for name, system in systems.items():
-            near = _without(system.similarities(rows), own)
+            near = _mask_query_itself(system.similarities(rows), query_documents)
             for (size, part), true in zip(parts, masks, strict=True):
                 place = sizes.index(size)
                 again = reranks and size >= 2 * RERANKED
                 cells = near if part is None else near[:, part]
                 order = cells.topk(min(max(top, RERANKED if again else 0) + 1, size))
                 for k in true:
-                    values[name][f"recall@{k}"][place, rows] += _expected(true[k], cells, order, k) / k / share[size]
+                    values[name][f"recall@{k}"][place, rows] += (
+                        _expected_hits(true[k], cells, order, k) / k / share[size]
+                    )
                 if again:
-                    hits = np.minimum(_expected(true[10], cells, order, RERANKED), 10)  # more, if some are equally near
+                    hits = np.minimum(_expected_hits(true[10], cells, order, RERANKED), 10)  # ties can exceed 10
                     values[name]["reranked@10"][place, rows] += hits / 10 / share[size]
                 if part is None:
-                    found[name].append(order.indices[:, :top].numpy())
+                    if relevance is not None:
+                        both = quality(near, relevance[rows], depth)
+                        graded[name][f"ndcg@{depth}"][rows], graded[name][f"mrr@{depth}"][rows] = both
                     if inside is not None:
-                        _apart(values[name], true, exact, cells, rows, torch.from_numpy(inside))
-    return Measured(sizes, values, {name: np.concatenate(blocks) for name, blocks in found.items()})
+                        _fill_marked_recall(values[name], true, exact, cells, rows, torch.from_numpy(inside))
+    return Measured(sizes, values, graded)
 
 
-def _without(similarities: Tensor, own: Tensor | None) -> Tensor:
-    return similarities if own is None else similarities.scatter(1, own, -torch.inf)
+def _mask_query_itself(similarities: Tensor, query_documents: Tensor | None) -> Tensor:
+    return similarities if query_documents is None else similarities.scatter(1, query_documents, -torch.inf)
 
 
 def _slack(order: Any, k: int) -> Tensor:
-    """Return what counts as rounding at rank k of similarities in descending order."""
+    """Return the tolerance for ties at rank k of similarities in descending order."""
     best: Tensor = torch.maximum(order.values[:, :1].abs(), order.values[:, k - 1 : k].abs())
     return TIE * best
 
 
-def _true(similarities: Tensor, k: int) -> Tensor:
-    """Mark the k nearest documents of each query, and those that are as near as the last of them."""
+def _true_neighbours(similarities: Tensor, k: int) -> Tensor:
+    """Mark the k nearest documents of each query, including documents tied with the k-th."""
     order = similarities.topk(k)
     return similarities >= order.values[:, -1:] - _slack(order, k)
 
 
-def _expected(marked: Tensor, similarities: Tensor, order: Any, k: int) -> Floats:
-    """Count the marked documents among the k nearest; of equally near ones at rank k each has an equal chance."""
+def _expected_hits(marked: Tensor, similarities: Tensor, order: Any, k: int) -> Floats:
+    """Return the expected number of marked documents among the k nearest, with ties at rank k broken at random."""
     hits = marked.gather(1, order.indices[:, :k]).sum(1).double()
     slack = _slack(order, k)
     if order.values.shape[1] > k:
@@ -276,27 +290,29 @@ def _expected(marked: Tensor, similarities: Tensor, order: Any, k: int) -> Float
     return counted
 
 
-def _apart(
+def _fill_marked_recall(
     values: dict[str, Floats], true: dict[int, Tensor], exact: Tensor, near: Tensor, rows: slice, inside: Tensor
 ) -> None:
-    """Fill in the recall of marked documents and of all others."""
+    """Fill in the recall of marked and of unmarked documents."""
     top = min(max(true) + 1, near.shape[1])
-    best, found = exact.topk(top), near.topk(top)
+    best, near_top = exact.topk(top), near.topk(top)
     for k in true:
         for side, documents in (("in", inside), ("out", ~inside)):
-            wanted = _expected(documents.expand(near.shape), exact, best, k)
-            got = np.minimum(_expected(true[k] & documents, near, found, k), wanted)
-            values[f"recall@{k} {side}"][0, rows] = np.where(wanted > 0, got / np.maximum(wanted, 1e-12), np.nan)
+            expected = _expected_hits(documents.expand(near.shape), exact, best, k)
+            retrieved = np.minimum(_expected_hits(true[k] & documents, near, near_top, k), expected)
+            values[f"recall@{k} {side}"][0, rows] = np.where(
+                expected > 0, retrieved / np.maximum(expected, 1e-12), np.nan
+            )
 
 
 # -- intervals and extrapolation ---------------------------------------------------------------------------------------
 def query_weights(count: int, resamples: int, seed: int) -> Floats:
-    """Return how often each query counts: once in the first row, and as drawn in those of the bootstrap samples."""
+    """Return the weights of queries: one in the first row, counts in a bootstrap sample in each further row."""
     return np.concatenate(list(resampled(count, resamples, seed)))
 
 
 def interval(values: Floats, weights: Floats) -> Score:
-    """Return a mean over queries with its bootstrap interval; NaN values are left out."""
+    """Return a mean over queries with its bootstrap interval; NaN values are ignored."""
     valid = np.isfinite(values)
     drawn = weights[:, valid]
     means = drawn @ values[valid] / np.maximum(drawn.sum(1), 1e-12) if valid.any() else np.full(2, np.nan)
@@ -306,23 +322,23 @@ def interval(values: Floats, weights: Floats) -> Score:
 def extrapolate(
     values: Floats, sizes: Sequence[int], index_size: int, weights: Floats, *, considered: int = 10
 ) -> Score:
-    """Predict a recall in an index from that in smaller pools, where it is higher.
+    """Predict recall in an index from recall in smaller pools.
 
-    Recall falls with the logarithm of the number of documents, and in a small pool chance finds many. Recall above
-    chance, ``(r - c/n) / (1 - c/n)`` for c considered of n documents, is therefore fitted by a line and by a line of
-    its log odds, to pools with at least 10 c documents if there are two. The value is the mean of both predictions. The
-    interval covers both, each over bootstrap samples of queries, and an error of the curve of :data:`CURVE_ERROR` per
+    Recall falls with the logarithm of the number of documents, and chance contributes in small pools. The recall above
+    chance, ``(r - c/n) / (1 - c/n)`` with c of n documents considered, is fitted by a line and by a line of its log
+    odds. The fit uses pools with at least 10 c documents if there are two. The prediction is the mean of both lines.
+    Its interval covers both lines over bootstrap samples of queries, and a curve error of :data:`CURVE_ERROR` per
     doubling.
     """
     if sizes[0] == index_size:
         return interval(values[0], weights)
     pools = np.array(sizes)
-    kept = np.isfinite(values).all(1) & (pools > considered)
-    if (kept & (pools >= 10 * considered)).sum() >= 2:
-        kept &= pools >= 10 * considered
-    if kept.sum() < 2:
+    usable = np.isfinite(values).all(1) & (pools > considered)
+    if (usable & (pools >= 10 * considered)).sum() >= 2:
+        usable &= pools >= 10 * considered
+    if usable.sum() < 2:
         return {"value": float("nan"), "low": float("nan"), "high": float("nan")}
-    values, pools = values[kept], pools[kept]
+    values, pools = values[usable], pools[usable]
     chance, floor = considered / pools, min(1.0, considered / index_size)
     above = (weights @ values.T / weights.shape[1] - chance) / (1 - chance)
     edge = 0.5 / (values.shape[1] + 1)
@@ -336,9 +352,9 @@ def extrapolate(
         return fitted
 
     both = (np.clip(line(above), 0, 1), 1 / (1 + np.exp(-line(odds))))
-    predictions = [floor + (1 - floor) * each for each in both]
-    lows, highs = zip(*(with_interval(each)[1:] for each in predictions), strict=True)
-    value = float(np.mean([each[0] for each in predictions]))
+    predictions = [floor + (1 - floor) * prediction for prediction in both]
+    lows, highs = zip(*(with_interval(prediction)[1:] for prediction in predictions), strict=True)
+    value = float(np.mean([prediction[0] for prediction in predictions]))
     low, high = np.min([value, *lows]), np.max([value, *highs])  # NaN for a single query: then from 0 to 1
     curve = 1.96 * CURVE_ERROR * abs(np.log2(index_size / pools[0]))
     low, high = value - np.hypot(value - low, curve), value + np.hypot(high - value, curve)
@@ -348,23 +364,23 @@ def extrapolate(
 # -- evaluation --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class RetrievalResult(Result):
-    """How well each system finds what re-embedding would find.
+    """Retrieval scores of maps and baselines, relative to re-embedding.
 
     Attributes:
-        scores: system -> figure -> ``value``, ``low``, ``high`` (95%, over queries). Figures: ``recall@k`` (fidelity
-            to re-embedding), the same ``of`` each kind of query, ``reranked@10``, and with relevance labels
-            ``ndcg@10`` and ``mrr@10`` (quality).
-        predicted: The same recalls in an index of ``index_size`` documents; empty without ``index_size``.
-        gains: The same as ``scores``, minus those of the old model, query by query.
-        pools: system -> recall -> mean in pools of each of ``sizes``.
-        sizes: Numbers of documents, the greatest first.
-        maps: Names of the maps; all others are baselines.
+        scores: system -> figure -> ``value``, ``low``, ``high`` (95% confidence interval over queries). Figures:
+            ``recall@k`` (fidelity to re-embedding), ``recall@k of`` each kind of query, ``reranked@10``, and with
+            relevance labels ``ndcg@10`` and ``mrr@10`` (quality).
+        predicted: Recalls predicted for an index of ``index_size`` documents; empty without ``index_size``.
+        gains: Paired differences between ``scores`` and the scores of the old model.
+        pools: system -> recall -> mean in pools of each size in ``sizes``.
+        sizes: Pool sizes, largest first.
+        maps: Names of the maps; all remaining systems are baselines.
         queries: Number of queries.
         documents: Number of documents.
         metric: Metric.
-        index_size: Number of documents of the index for which recall is predicted, or None.
-        notes: What could not be computed, and why.
-        per_query: system -> recall of each query, of the k nearest to 10.
+        index_size: Number of documents in the index for the prediction, or None.
+        notes: Figures that could not be computed, with the reason.
+        per_query: system -> recall of each query, for the k nearest to 10.
 
     Example:
         >>> vectors = np.random.default_rng(0).normal(size=(300, 8))
@@ -388,14 +404,14 @@ class RetrievalResult(Result):
 
     @property
     def figure(self) -> str:
-        """The recall whose k is nearest to 10."""
+        """Name of the recall with k nearest to 10."""
         return nearest_to_ten(next(iter(self.scores.values())))
 
     def best(self, figure: str | None = None) -> str:
-        """Return the map or baseline that is best without re-embedding.
+        """Return the best map or baseline, re-embedding excluded.
 
         Args:
-            figure: The figure. Default: the recall whose k is nearest to 10.
+            figure: Name of the figure. Default: the recall with k nearest to 10.
 
         Returns:
             The name.
@@ -439,7 +455,7 @@ class RetrievalResult(Result):
         return Group(table, *self.notes)
 
     def plot(self) -> Figure:
-        """Draw the recalls with their intervals."""
+        """Plot the recalls with their confidence intervals."""
         from hf_stitch.plots.charts import interval_panels
 
         recalls = [figure for figure in next(iter(self.scores.values())) if figure.startswith("recall")]
@@ -452,7 +468,7 @@ class RetrievalResult(Result):
                 }
                 for figure in recalls
             },
-            "share of the documents that re-embedding finds",
+            "recall relative to re-embedding",
         )
 
 
@@ -463,7 +479,7 @@ def _cell(score: Score | None) -> str:
 
 
 def nearest_to_ten(figures: Collection[str]) -> str:
-    """Return the figure ``recall@k`` whose k is nearest to 10."""
+    """Return the figure ``recall@k`` with k nearest to 10."""
     recalls = [figure for figure in figures if figure.startswith("recall@") and " " not in figure]
     return min(recalls, key=lambda figure: abs(int(figure.partition("@")[2]) - 10))
 
@@ -486,28 +502,28 @@ def evaluate_retrieval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> RetrievalResult:
-    """Compare maps with the old model, with baselines and with re-embedding.
+    """Compare maps with the old model, baselines and re-embedding.
 
-    Fidelity is the share of the k documents nearest to the new query among re-embedded documents that are also among
-    the k nearest after the upgrade. It is not quality: pass ``relevance`` for that. Recall is predicted for the size of
-    the index (:func:`extrapolate`), because it is higher in a small pool.
+    ``recall@k`` measures fidelity: the share of the k nearest re-embedded documents that are among the k nearest
+    documents after the upgrade. Pass ``relevance`` to measure quality. Recall is higher in a small pool, so that it is
+    also predicted for the size of the index (:func:`extrapolate`).
 
     Args:
-        maps: One map, or name -> map, all of the same metric.
-        old_documents: ``(m, d)``: documents by the old model. They and the queries must not be among the fitted pairs,
-            except those marked by ``in_pairs``.
-        new_documents: ``(m, d')``: the same documents by the new model.
-        old_queries: ``(n, d)``: queries by the old model.
-        new_queries: ``(n, d')``: the same queries by the new model.
-        k: Numbers of nearest documents. Those above a quarter of the documents are left out.
-        relevance: For each query its relevant documents, or document -> gain. None: only fidelity.
-        index_size: Number of documents of the index. None: no prediction.
+        maps: One map, or name -> map, all with the same metric.
+        old_documents: ``(m, d)`` documents from the old model. Documents and queries must not be among the fitted
+            pairs, except documents marked by ``in_pairs``.
+        new_documents: ``(m, d')`` the same documents from the new model.
+        old_queries: ``(n, d)`` queries from the old model.
+        new_queries: ``(n, d')`` the same queries from the new model.
+        k: Numbers of nearest documents. Values above a quarter of the documents are skipped.
+        relevance: Relevant documents of each query, or document -> gain. None: only fidelity.
+        index_size: Number of documents in the index. None: no prediction.
         pairs: The old and new vectors of the fitted pairs, for relative representations, whitening and CSLS.
-        exclude: For each query the document that is the query itself, if queries are documents.
-        in_pairs: ``(m,)``: which documents are among the fitted pairs; their recall is then reported apart.
-        kinds: For each query the kind of its text, e.g. ``"news"``: the main recall is reported for each kind, too. Of
-            kinds that are not among the pairs it is often far lower.
-        baselines: Whether to compute the baselines other than the old model.
+        exclude: Document number of each query, if queries are documents.
+        in_pairs: ``(m,)`` mask of documents among the fitted pairs; their recall is reported separately.
+        kinds: Kind of text of each query, e.g. ``"news"``; the main recall is also reported for each kind. It is often
+            far lower for kinds that do not occur in the pairs.
+        baselines: Whether to compute baselines in addition to the old model.
         resamples: Bootstrap samples of queries.
         seed: Seed of resampling, of pools and of the random map.
 
@@ -515,7 +531,7 @@ def evaluate_retrieval(
         The result.
 
     Raises:
-        ValueError: If vectors do not fit together.
+        ValueError: If the shapes of vectors or the metrics of maps do not match.
 
     Example:
         >>> old = np.random.default_rng(0).normal(size=(400, 6))
@@ -527,64 +543,68 @@ def evaluate_retrieval(
         ('linear, index', 1.0)
     """
     named = {maps.name: maps} if isinstance(maps, EmbeddingMap) else dict(maps)
-    metrics = {each.metric for each in named.values()} or {"cosine"}
+    metrics = {embedding_map.metric for embedding_map in named.values()} or {"cosine"}
     if len(metrics) > 1:
-        raise ValueError(f"maps of one metric can be compared, got {', '.join(sorted(metrics))}")
+        raise ValueError(f"maps must have the same metric, got {', '.join(sorted(metrics))}")
     metric: Metric = metrics.pop()
-    old, new, old_asked, asked = _sides(old_documents, new_documents, old_queries, new_queries, metric)
-    for what, given in (("relevance", relevance), ("kinds", kinds)):
-        if given is not None and len(given) != len(asked):
-            raise ValueError(f"{what} must have one item for each of {len(asked)} queries, got {len(given)}")
-    own = None if exclude is None else np.asarray(exclude, dtype=np.int64)
-    if own is not None and (own.shape != (len(asked),) or own.min() < 0 or own.max() >= len(old)):
-        raise ValueError(f"exclude must be {len(asked)} numbers of documents, below {len(old)}")
+    old, new, old_asked, new_asked = _read_sides(old_documents, new_documents, old_queries, new_queries, metric)
+    for name, per_row in (("relevance", relevance), ("kinds", kinds)):
+        if per_row is not None and len(per_row) != len(new_asked):
+            raise ValueError(f"{name} must have one item for each of {len(new_asked)} queries, got {len(per_row)}")
+    query_documents = None if exclude is None else np.asarray(exclude, dtype=np.int64)
+    if query_documents is not None and (
+        query_documents.shape != (len(new_asked),) or query_documents.min() < 0 or query_documents.max() >= len(old)
+    ):
+        raise ValueError(f"exclude must be {len(new_asked)} document numbers from 0 to {len(old) - 1}")
     marked = None if in_pairs is None else np.asarray(in_pairs, dtype=bool)
     if marked is not None and marked.shape != (len(old),):
         raise ValueError(f"in_pairs must mark each of {len(old)} documents, got shape {marked.shape}")
     if index_size is not None and index_size < 1:
         raise ValueError(f"index_size must be at least 1, got {index_size}")
     notes: list[str] = []
-    ks = _possible(k, len(old), notes)
+    ks = _usable_ks(k, len(old), notes)
 
-    for each in named.values():
-        if metric != "cosine" and not each.keeps_old:
-            each.check_lengths(new, "new_documents", "new")
-    truth = System(asked, new, metric)
-    systems = {name: served(each, old, old_asked, asked) for name, each in named.items()}
+    for embedding_map in named.values():
+        if metric != "cosine" and not embedding_map.keeps_old:
+            embedding_map.check_lengths(new, "new_documents", "new")
+    truth = System(new_asked, new, metric)
+    systems = {name: served(embedding_map, old, old_asked, new_asked) for name, embedding_map in named.items()}
     systems[OLD] = System(old_asked, old, metric)
     if baselines:
-        systems |= _baselines(old, asked, pairs, metric, seed, notes)
+        systems |= _baselines(old, new_asked, pairs, metric, seed, notes)
         if pairs is not None and named and metric == "cosine":
-            systems |= {f"{name} + CSLS": _csls(each, systems[name], pairs) for name, each in named.items()}
+            systems |= {
+                f"{name} + CSLS": _csls(embedding_map, systems[name], pairs) for name, embedding_map in named.items()
+            }
     systems[RE_EMBEDDED] = truth
-    measured = measure(systems, truth, ks, exclude=own, seed=seed, inside=marked)
-    weights = query_weights(len(asked), resamples, seed)
-    main = nearest_to_ten([f"recall@{each}" for each in ks])
-    per_query = _per_query(measured, main, relevance, kinds)
-    scores = {name: {f: interval(each, weights) for f, each in row.items()} for name, row in per_query.items()}
+    measured = measure(systems, truth, ks, exclude=query_documents, seed=seed, inside=marked, relevance=relevance)
+    weights = query_weights(len(new_asked), resamples, seed)
+    main = nearest_to_ten([f"recall@{nearest}" for nearest in ks])
+    per_query = _per_query(measured, main, kinds)
+    scores = {name: {f: interval(recalls, weights) for f, recalls in row.items()} for name, row in per_query.items()}
     gains = {
-        name: {f: interval(each - per_query[OLD][f], weights) for f, each in row.items()}
+        name: {f: interval(recalls - per_query[OLD][f], weights) for f, recalls in row.items()}
         for name, row in per_query.items()
         if name != OLD
     }
     whole = {
-        name: {f: each for f, each in row.items() if len(each) == len(measured.sizes)}
+        name: {f: recalls for f, recalls in row.items() if len(recalls) == len(measured.sizes)}
         for name, row in measured.values.items()
     }
-    predicted = {} if index_size is None else _predicted(whole, measured.sizes, index_size, weights)
+    predicted = {} if index_size is None else _predict_recalls(whole, measured.sizes, index_size, weights)
     if index_size not in (None, len(old)) and len(measured.sizes) < 2:
-        notes.append(f"{len(old)} documents are too few to predict recall in an index of {index_size}")
+        notes.append(f"recall in an index of {index_size} is not predicted: {len(old)} documents are too few")
     return RetrievalResult(
         scores=scores,
         predicted=predicted,
         gains=gains,
         pools={
-            n: {f: each.mean(1).round(6).tolist() for f, each in row.items() if " " not in f}
+            n: {f: recalls.mean(1).round(6).tolist() for f, recalls in row.items() if " " not in f}
             for n, row in whole.items()
         },
         sizes=measured.sizes,
         maps=list(named),
-        queries=len(asked),
+        queries=len(new_asked),
         documents=len(old),
         metric=metric,
         index_size=index_size,
@@ -593,44 +613,41 @@ def evaluate_retrieval(
     )
 
 
-def _sides(
+def _read_sides(
     old_documents: Any, new_documents: Any, old_queries: Any, new_queries: Any, metric: Metric
 ) -> tuple[Vectors, Vectors, Vectors, Vectors]:
     """Read and check documents and queries of both models."""
-    given = {
+    containers = {
         "old_documents": old_documents, "new_documents": new_documents,
         "old_queries": old_queries, "new_queries": new_queries,
     }  # fmt: skip
-    sides = {name: read_vectors(side, name) for name, side in given.items()}
+    sides = {name: read_vectors(side, name) for name, side in containers.items()}
     for name, side in sides.items():
         check_vectors(side, name, metric=metric)
-    for what in ("documents", "queries"):
-        rows = [len(sides[f"{model}_{what}"]) for model in ("old", "new")]
+    for role in ("documents", "queries"):
+        rows = [len(sides[f"{model}_{role}"]) for model in ("old", "new")]
         if rows[0] != rows[1]:
-            raise ValueError(f"old_{what} and new_{what} do not correspond: {rows[0]} and {rows[1]} rows")
+            raise ValueError(f"old_{role} and new_{role} must have equal numbers of rows, got {rows[0]} and {rows[1]}")
     for model in ("old", "new"):
-        one, other = f"{model}_queries", f"{model}_documents"
-        _same_width(sides[one], sides[other], one, other)
-    old, new, old_asked, asked = sides.values()
-    return old, new, old_asked, asked
+        queries, documents = f"{model}_queries", f"{model}_documents"
+        _same_width(sides[queries], sides[documents], queries, documents)
+    old, new, old_asked, new_asked = sides.values()
+    return old, new, old_asked, new_asked
 
 
-def _per_query(
-    measured: Measured, main: str, relevance: Relevance | None, kinds: Sequence[str] | None
-) -> dict[str, dict[str, Floats]]:
-    """Return the figures of each query in the whole pool, with its quality, and the main recall by kind."""
-    found = {name: {figure: each[0] for figure, each in row.items()} for name, row in measured.values.items()}
-    for name, row in found.items():
-        if relevance is not None:
-            near = measured.found[name][:, :10]
-            row[f"ndcg@{near.shape[1]}"] = ndcg(near, relevance)
-            row[f"mrr@{near.shape[1]}"] = reciprocal_rank(near, relevance)
+def _per_query(measured: Measured, main: str, kinds: Sequence[str] | None) -> dict[str, dict[str, Floats]]:
+    """Return the figures of each query in the whole pool, with quality figures and the main recall by kind."""
+    per_query = {name: {figure: by_size[0] for figure, by_size in row.items()} for name, row in measured.values.items()}
+    for name, row in per_query.items():
+        row |= measured.quality[name]
         for kind in sorted(set(kinds or ())):
-            row[f"{main} of {kind}"] = np.where([each == kind for each in kinds or ()], row[main], np.nan)
-    return found
+            row[f"{main} of {kind}"] = np.where(
+                [kind_of_query == kind for kind_of_query in kinds or ()], row[main], np.nan
+            )
+    return per_query
 
 
-def _predicted(
+def _predict_recalls(
     whole: Mapping[str, Mapping[str, Floats]], sizes: Sequence[int], index_size: int, weights: Floats
 ) -> dict[str, dict[str, Score]]:
     """Extrapolate all recalls to the size of the index."""
@@ -639,63 +656,68 @@ def _predicted(
         considered = int(figure.partition("@")[2]) if figure.startswith("recall") else RERANKED
         return extrapolate(values, sizes, index_size, weights, considered=considered)
 
-    return {name: {f: of(f, each) for f, each in row.items() if " " not in f} for name, row in whole.items()}
+    return {
+        name: {f: of(f, recall_values) for f, recall_values in row.items() if " " not in f}
+        for name, row in whole.items()
+    }
 
 
-def _possible(k: int | Sequence[int], documents: int, notes: list[str]) -> list[int]:
-    wanted = sorted({k} if isinstance(k, int) else set(k))
-    if not wanted or wanted[0] < 1:
+def _usable_ks(k: int | Sequence[int], documents: int, notes: list[str]) -> list[int]:
+    requested = sorted({k} if isinstance(k, int) else set(k))
+    if not requested or requested[0] < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    kept = [each for each in wanted if 4 * each <= documents]
-    if not kept:
-        raise ValueError(f"recall@{wanted[0]} needs at least {4 * wanted[0]} documents, got {documents}")
-    if len(kept) < len(wanted):
-        left = ", ".join(str(each) for each in wanted if each not in kept)
-        notes.append(f"recall@{left} is left out: there are only {documents} documents")
-    return kept
+    usable = [size for size in requested if 4 * size <= documents]
+    if not usable:
+        raise ValueError(f"recall@{requested[0]} requires at least {4 * requested[0]} documents, got {documents}")
+    if len(usable) < len(requested):
+        skipped = ", ".join(str(size) for size in requested if size not in usable)
+        notes.append(f"recall@{skipped} is not computed: {documents} documents are too few")
+    return usable
 
 
-def _same_width(one: Vectors, other: Vectors, name: str, second: str) -> None:
-    if one.shape[1] != other.shape[1]:
-        raise ValueError(f"{name} and {second} have different widths: {one.shape[1]} and {other.shape[1]}")
+def _same_width(first: Vectors, second: Vectors, first_name: str, second_name: str) -> None:
+    if first.shape[1] != second.shape[1]:
+        raise ValueError(
+            f"{first_name} and {second_name} must have the same width, got {first.shape[1]} and {second.shape[1]}"
+        )
 
 
 # -- baselines ---------------------------------------------------------------------------------------------------------
 def _baselines(
-    old: Vectors, asked: Vectors, pairs: tuple[Any, Any] | None, metric: Metric, seed: int, notes: list[str]
+    old: Vectors, queries: Vectors, pairs: tuple[Any, Any] | None, metric: Metric, seed: int, notes: list[str]
 ) -> dict[str, System]:
     generator = np.random.default_rng(seed)
-    found = {}
-    if old.shape[1] == asked.shape[1]:
-        found["no map"] = System(asked, old, metric)
+    systems = {}
+    if old.shape[1] == queries.shape[1]:
+        systems["no map"] = System(queries, old, metric)
     else:
-        notes.append(f"no map: impossible between widths {old.shape[1]} and {asked.shape[1]}")
-    random = generator.normal(size=(asked.shape[1], old.shape[1])).astype(np.float32)
-    found["random map"] = System(np.asarray(asked, np.float32) @ random, old, metric)
+        notes.append(f"no map is not computed: the widths {old.shape[1]} and {queries.shape[1]} differ")
+    random = generator.normal(size=(queries.shape[1], old.shape[1])).astype(np.float32)
+    systems["random map"] = System(np.asarray(queries, np.float32) @ random, old, metric)
     if pairs is None:
-        notes.append("relative representations, whitening and CSLS are left out: pass the fitted pairs")
-        return found
+        notes.append("relative representations, whitening and CSLS are not computed: pass the fitted `pairs`")
+        return systems
     before, after = (read_vectors(side, "pairs") for side in pairs)
-    if len(before) != len(after) or before.shape[1] != old.shape[1] or after.shape[1] != asked.shape[1]:
+    if len(before) != len(after) or before.shape[1] != old.shape[1] or after.shape[1] != queries.shape[1]:
         raise ValueError(f"pairs must be old and new vectors of the same texts, got {before.shape} and {after.shape}")
     chosen = np.sort(generator.permutation(len(before))[:ANCHORS])
-    found["relative representations"] = System(_relative(asked, after[chosen]), _relative(old, before[chosen]))
+    systems["relative representations"] = System(_relative(queries, after[chosen]), _relative(old, before[chosen]))
     white = [_whitening(side) for side in (before, after)]
     left, right = ((np.asarray(s, np.float32) - m) @ w for s, (m, w) in zip((before, after), white, strict=True))
     u, _, v = np.linalg.svd(left.T @ right, full_matrices=False)
     (m, w), (m2, w2) = white
     documents = ((np.asarray(old, np.float32) - m) @ w) @ (u @ v)
-    found["centring + whitening"] = System((np.asarray(asked, np.float32) - m2) @ w2, documents)
-    return found
+    systems["centring + whitening"] = System((np.asarray(queries, np.float32) - m2) @ w2, documents)
+    return systems
 
 
 def _relative(vectors: Vectors, anchors: Vectors) -> npt.NDArray[np.float32]:
-    """Cosines to the anchors (Moschella et al. 2023)."""
+    """Return the cosines to the anchors (Moschella et al. 2023)."""
     return normalized(np.asarray(vectors, np.float32)) @ normalized(np.asarray(anchors, np.float32)).T
 
 
 def _whitening(vectors: Vectors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Mean, and the inverse square root of the covariance, shrunk by a tenth of its mean eigenvalue."""
+    """Return the mean and the inverse square root of the covariance, shrunk by a tenth of its mean eigenvalue."""
     rows = np.asarray(vectors, np.float64)
     values, directions = np.linalg.eigh(np.cov(rows, rowvar=False).reshape(rows.shape[1], rows.shape[1]))
     scale = 1 / np.sqrt(np.maximum(values, 0) + 0.1 * max(values.mean(), 1e-12))
@@ -710,6 +732,6 @@ def _csls(embedding_map: EmbeddingMap, system: System, pairs: tuple[Any, Any]) -
 
 
 def csls_shift(documents: Vectors, population: Vectors) -> npt.NDArray[np.float32]:
-    """Return minus half the mean cosine of each document to its nearest queries: fewer hubs (Lample et al. 2018)."""
+    """Return minus half the mean cosine of each document to its nearest queries (Lample et al. 2018: fewer hubs)."""
     nearest = exact_search(documents, population, min(LOCAL, len(population)))[1]
     return (-nearest.mean(1) / 2).astype(np.float32)

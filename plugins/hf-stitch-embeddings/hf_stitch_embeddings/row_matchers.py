@@ -1,4 +1,4 @@
-"""Matchers of the rows of pairs: an affine map with corrections for regions, or trained by gradient descent."""
+"""Matchers on paired rows: affine maps with cluster corrections, and maps trained by gradient descent."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from hf_stitch.stitches import LinearStitch, PiecewiseStitch, ResidualMLPStitch,
 
 _Stitch = TypeVar("_Stitch", bound=Stitch)
 HELD_OUT = 0.1
-"""Share of the rows that decides when to stop."""
+"""Share of the rows held out for early stopping."""
 
 
 @dataclass(frozen=True)
 class Piecewise(RowsMatcher):
-    """Ridge regression on all rows, and another one on the residuals of each cluster of x rows.
+    """Ridge regression on all rows, with a ridge correction on the residuals of each cluster of x rows.
 
-    Clusters are those of k-means. A correction is fitted to the rows of its cluster, and applies with a weight that
-    falls with the distance from the centre (:class:`~hf_stitch.stitches.PiecewiseStitch`); its penalty has the least
-    generalised cross-validation error on them. A cluster with fewer than two rows has no correction.
+    k-means finds the clusters. Each correction is fitted to the rows of its cluster, with the penalty of the least
+    generalised cross-validation error, and its weight falls with the distance from the centre
+    (:class:`~hf_stitch.stitches.PiecewiseStitch`). Clusters with fewer than two rows are not corrected.
 
-    ``fitted`` contains ``n``, ``r2``, the number of ``clusters`` used and the ``width`` over which corrections mix.
+    ``fitted`` contains ``n``, ``r2``, the number of ``clusters`` used and the ``width`` over which corrections blend.
 
     Attributes:
-        clusters: Number of clusters, at least 1. With fewer than ten rows for each, fewer are used.
+        clusters: Number of clusters, at least 1; reduced to keep ten rows per cluster on average.
         seed: Seed of k-means.
 
     Example:
@@ -62,9 +62,9 @@ class Piecewise(RowsMatcher):
         with torch.no_grad():
             residual = y - common(x)
         count = max(1, min(self.clusters, len(x) // 10))
-        found = KMeans(count, n_init=1, random_state=self.seed).fit(x.numpy())
-        labels = torch.from_numpy(found.labels_).long()
-        width = (found.inertia_ / len(x)) ** 0.5
+        kmeans = KMeans(count, n_init=1, random_state=self.seed).fit(x.numpy())
+        labels = torch.from_numpy(kmeans.labels_).long()
+        width = (kmeans.inertia_ / len(x)) ** 0.5
         weights, biases = x.new_zeros(count, y.shape[1], x.shape[1]), x.new_zeros(count, y.shape[1])
         for piece in range(count):
             rows = labels == piece
@@ -75,7 +75,7 @@ class Piecewise(RowsMatcher):
         state = common.state_dict() | {
             "weights": weights,
             "biases": biases,
-            "centres": torch.from_numpy(found.cluster_centers_),
+            "centres": torch.from_numpy(kmeans.cluster_centers_),
             "width": x.new_tensor(max(width, 1e-12)),
         }
         with torch.device("meta"):  # initialisation is free and draws no random numbers here
@@ -86,17 +86,17 @@ class Piecewise(RowsMatcher):
 
 @dataclass(frozen=True)
 class ResidualMLP(RowsMatcher):
-    """Ridge regression, and a network with one hidden layer beside it that both are trained on the squared error.
+    """Ridge regression in parallel with a network of one hidden layer, trained together on the squared error.
 
-    A tenth of the rows is held out and decides when to stop; the ridge regression is the start, and the result where
-    training does not improve on it.
+    Training starts from ridge regression and stops early on a held-out tenth of the rows. If training does not improve
+    on ridge regression, the result is ridge regression.
 
-    ``fitted`` contains ``n``, ``r2``, the ``epochs`` of the weights, and the loss on the held-out rows before and
-    after.
+    ``fitted`` contains ``n``, ``r2``, the epoch of the selected weights (``epochs``), and the loss on the held-out rows
+    before and after training.
 
     Attributes:
         width: Width of the hidden layer, at least 1.
-        epochs: Greatest number of epochs.
+        epochs: Maximum number of epochs.
         batch_size: Rows per step.
         rate: Learning rate of Adam.
         seed: Seed of the initial weights, the held-out rows and the batches.
@@ -108,7 +108,7 @@ class ResidualMLP(RowsMatcher):
     """
 
     name: ClassVar[str] = "residual_mlp"
-    title: ClassVar[str] = "ridge regression with a network beside it"
+    title: ClassVar[str] = "ridge regression with a parallel network"
 
     width: Count = 256
     epochs: Count = 60
@@ -117,7 +117,7 @@ class ResidualMLP(RowsMatcher):
     seed: Natural = 0
 
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> ResidualMLPStitch:
-        """Train the map, in float32."""
+        """Train the map in float32."""
         moments = moments_of(x, y)
         require(moments, 4)
         x, y = x.detach().cpu().float(), y.detach().cpu().float()
@@ -127,33 +127,34 @@ class ResidualMLP(RowsMatcher):
             stitch = ResidualMLPStitch(x.shape[1], y.shape[1], hidden=self.width)
             stitch.weight.copy_(common.weight)
             stitch.bias.copy_(common.bias if common.bias is not None else torch.zeros_like(stitch.bias))
-            # Hidden units see inputs of unit scale, wherever and however long the vectors are.
+            # Hidden units see centred inputs of unit scale.
             scale = (moments.sxx.trace() / (moments.n * moments.dx)).sqrt().float()
             stitch.down.div_(scale)
             stitch.down_bias.copy_(-stitch.down @ moments.mean_x.float())
-        trained, found = descend(
+        trained, figures = descend(
             stitch, x, y, functional.mse_loss, epochs=self.epochs, batch_size=self.batch_size, rate=self.rate,
             seed=self.seed,
         )  # fmt: skip
-        return recorded_rows(trained.to(dtype), x, y, **found)
+        return recorded_rows(trained.to(dtype), x, y, **figures)
 
 
 @dataclass(frozen=True)
 class Retrieval(RowsMatcher):
-    """An affine map, trained so that mapped rows have the same neighbours as the target's rows.
+    """Affine map, trained so that mapped rows have the same neighbours as target rows.
 
-    Each row of y of a batch asks for its neighbours by cosine. The loss is the mean Kullback-Leibler divergence from
-    the softmax of its similarities to the batch's rows of y to that of its similarities to the mapped rows. Its own row
-    counts, too. The start is ridge regression. A tenth of the rows is held out and decides when to stop.
+    Each row of y in a batch is a query. The loss is the mean Kullback-Leibler divergence between two softmax
+    distributions of its cosines: over the rows of y, and over the mapped rows of the batch, its own row included.
+    Training starts from ridge regression and stops early on a held-out tenth of the rows.
 
-    ``fitted`` contains ``n``, ``r2``, the ``epochs`` of the weights, and the loss on the held-out rows before and
-    after. Outputs have the neighbours of y by cosine, but not its lengths: ``r2`` tells nothing about them.
+    ``fitted`` contains ``n``, ``r2``, the epoch of the selected weights (``epochs``), and the loss on the held-out rows
+    before and after training. Outputs reproduce the neighbours of y by cosine but not its lengths, so that ``r2`` does
+    not measure their quality.
 
     Attributes:
-        temperature: What similarities are divided by, above 0. The smaller it is, the more the nearest rows count.
-        epochs: Greatest number of epochs.
+        temperature: Divisor of the similarities, above 0. Smaller values emphasise the nearest rows.
+        epochs: Maximum number of epochs.
         batch_size: Rows per step.
-        rate: Learning rate of Adam, relative to the mean absolute weight of the start.
+        rate: Learning rate of Adam, relative to the mean absolute initial weight.
         seed: Seed of the held-out rows and the batches.
 
     Example:
@@ -164,7 +165,7 @@ class Retrieval(RowsMatcher):
     """
 
     name: ClassVar[str] = "retrieval"
-    title: ClassVar[str] = "an affine map trained to find the same neighbours"
+    title: ClassVar[str] = "affine map trained to preserve neighbours"
 
     temperature: Positive = 0.05
     epochs: Count = 60
@@ -173,21 +174,21 @@ class Retrieval(RowsMatcher):
     seed: Natural = 0
 
     def fit(self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> LinearStitch:
-        """Train the map, in float32."""
+        """Train the map in float32."""
         moments = moments_of(x, y)
         require(moments, 4)
         x, y = x.detach().cpu().float(), y.detach().cpu().float()
         start = affine_part(moments).float()
-        trained, found = descend(
+        trained, figures = descend(
             start, x, y, self._divergence, epochs=self.epochs, batch_size=self.batch_size,
             rate=self.rate * start.weight.abs().mean().item(), seed=self.seed,
         )  # fmt: skip
-        return recorded_rows(trained.to(dtype), x, y, **found)
+        return recorded_rows(trained.to(dtype), x, y, **figures)
 
     def _divergence(self, mapped: Tensor, y: Tensor) -> Tensor:
         y, mapped = functional.normalize(y, dim=1), functional.normalize(mapped, dim=1)
-        wanted, got = ((y @ rows.T / self.temperature).log_softmax(1) for rows in (y, mapped))
-        return functional.kl_div(got, wanted, reduction="batchmean", log_target=True)
+        expected, actual = ((y @ rows.T / self.temperature).log_softmax(1) for rows in (y, mapped))
+        return functional.kl_div(actual, expected, reduction="batchmean", log_target=True)
 
 
 def descend(
@@ -201,15 +202,15 @@ def descend(
     rate: float,
     seed: int,
 ) -> tuple[_Stitch, dict[str, float]]:
-    """Train a stitch with Adam, and keep the weights of the epoch with the least loss on held-out rows.
+    """Train a stitch with Adam, and return the weights of the epoch with the least loss on held-out rows.
 
-    Training stops after five epochs without improvement. The initial weights count as epoch 0, so that a stitch never
-    gets worse on the held-out rows.
+    Training stops after five epochs without improvement. The initial weights count as epoch 0, so that the loss on the
+    held-out rows never increases.
     """
     generator = torch.Generator().manual_seed(seed)
     order, held = torch.randperm(len(x), generator=generator), max(2, round(HELD_OUT * len(x)))
     if len(x) - held < 2:
-        raise ValueError(f"training needs at least 4 rows, of which some are held out, got {len(x)}")
+        raise ValueError(f"training requires at least 4 rows, including held-out rows, got {len(x)}")
     held_x, held_y = x[order[:held]], y[order[:held]]
     x, y = x[order[held:]], y[order[held:]]
     trained = copy.deepcopy(stitch).train()
@@ -221,26 +222,26 @@ def descend(
             return loss(trained(held_x), held_y).item()
 
     before = least = held_out()
-    kept, chosen = copy.deepcopy(trained.state_dict()), 0
+    best_state, chosen = copy.deepcopy(trained.state_dict()), 0
     with torch.enable_grad():
         for epoch in range(1, epochs + 1):
             for rows in torch.randperm(len(x), generator=generator).split(batch_size):
-                if len(rows) < 2:  # nothing to tell a row from
+                if len(rows) < 2:  # a single row has no contrast
                     continue
                 optimizer.zero_grad()
                 loss(trained(x[rows]), y[rows]).backward()
                 optimizer.step()
             schedule.step()
             if (now := held_out()) < least:
-                least, kept, chosen = now, copy.deepcopy(trained.state_dict()), epoch
+                least, best_state, chosen = now, copy.deepcopy(trained.state_dict()), epoch
             elif not now < float("inf") or epoch - chosen >= 5:  # diverged, or no longer better
                 break
-    trained.load_state_dict(kept)
+    trained.load_state_dict(best_state)
     return trained.eval(), {"epochs": chosen, "held_out_loss": least, "held_out_loss_before": before}
 
 
 def moments_of(x: Tensor, y: Tensor) -> Moments:
-    """Return the moments of paired rows, which are checked."""
+    """Check paired rows and return their moments."""
     for name, rows in (("x", x), ("y", y)):
         if rows.ndim != 2:
             raise ValueError(f"{name} must have shape (n, d), got {tuple(rows.shape)}")
@@ -248,17 +249,17 @@ def moments_of(x: Tensor, y: Tensor) -> Moments:
 
 
 def affine_part(moments: Moments) -> LinearStitch:
-    """Return ridge regression in float64, with the penalty of least generalised cross-validation error."""
+    """Return ridge regression in float64, with the penalty of the least generalised cross-validation error."""
     return Ridge().fit(moments, dtype=torch.float64)
 
 
 @torch.no_grad()
-def recorded_rows(stitch: _Stitch, x: Tensor, y: Tensor, **found: float | int) -> _Stitch:
-    """Fill ``stitch.fitted`` with ``n``, ``r2`` over all outputs together, and other results."""
+def recorded_rows(stitch: _Stitch, x: Tensor, y: Tensor, **figures: float | int) -> _Stitch:
+    """Fill ``stitch.fitted`` with ``n``, ``r2`` over all outputs, and further figures."""
     y = y.double()
     left = sum(
-        (stitch(some.to(next(stitch.parameters()).dtype)).double() - other).square().sum().item()
-        for some, other in zip(x.split(8192), y.split(8192), strict=True)
+        (stitch(x_chunk.to(next(stitch.parameters()).dtype)).double() - y_chunk).square().sum().item()
+        for x_chunk, y_chunk in zip(x.split(8192), y.split(8192), strict=True)
     )
-    stitch.fitted = {"n": len(x), "r2": 1 - left / (y - y.mean(0)).square().sum().item(), **found}
+    stitch.fitted = {"n": len(x), "r2": 1 - left / (y - y.mean(0)).square().sum().item(), **figures}
     return stitch.eval()

@@ -1,4 +1,4 @@
-"""Conformance check for vector stores: :func:`check_store` upgrades a store in every way that its contract covers."""
+"""Conformance check for vector stores: :func:`check_store` tests the whole contract of a store with real upgrades."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from hf_stitch_embeddings.vectors import Metric, normalized
 ROWS, BATCH = 30, 12
 OLD, NEW = 6, 9
 KILLS = 5
-"""Random moments at which an upgrade is killed, beside all operations of Python on files."""
+"""Number of random kill times, in addition to a kill before each file operation of Python."""
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
-"""Events of Python's audit hooks before which an upgrade is killed."""
+"""Events of Python's audit hooks to kill an upgrade before."""
 REFUSED = 3
-"""Exit code of a process whose upgrade raised an ``OSError``, as on a full disk."""
+"""Exit code of a process after an ``OSError`` of the upgrade, as on a full disk."""
 
 
 class StoreCase(ABC):
-    """How :func:`check_store` makes a store, opens it, and reads it without the code that it checks.
+    """Base class to create, open and read a store for :func:`check_store`, independently of the checked code.
 
     Attributes:
         name: Name of the case in the ids of tests. Default: the name of the class.
-        has_payloads: Whether rows have texts beside their vectors.
-        start_method: How processes begin that are killed: ``"fork"``, or ``"forkserver"`` if the library of the store
-            does not survive a fork; the case must then be pickled, so its class stands in a module.
-        closed: Pattern of the folders whose files the library of the store names at random, e.g. ``"*.lance"``: what
-            killed processes leave inside them is not compared. Default: none.
+        has_payloads: Whether rows have texts in addition to vectors.
+        start_method: Start method of processes to kill: ``"fork"``, or ``"forkserver"`` if the library of the store
+            does not support a fork. The case is then pickled, so that its class must be defined in a module.
+        closed: Pattern of folders with randomly named files, e.g. ``"*.lance"``; remains of killed processes inside
+            them are not compared. Default: none.
 
     Example:
         >>> from hf_stitch_embeddings.stores import open_store
@@ -72,12 +72,12 @@ class StoreCase(ABC):
 
     @abstractmethod
     def make(self, folder: Path, vectors: Rows, payloads: Sequence[str]) -> Sequence[Any]:
-        """Make the store in an empty folder.
+        """Create the store in an empty folder.
 
         Args:
             folder: The folder.
-            vectors: ``(n, width)`` old vectors, of length 1.
-            payloads: n texts, to be kept beside the vectors if the store keeps such.
+            vectors: ``(n, width)`` old vectors of length 1.
+            payloads: n texts to store with the vectors, if the store supports payloads.
 
         Returns:
             The ids of the rows.
@@ -85,7 +85,7 @@ class StoreCase(ABC):
 
     @abstractmethod
     def change(self, folder: Path, ids: Sequence[Any], vectors: Rows) -> None:
-        """Replace all old vectors, as another program could do between two runs.
+        """Replace all old vectors, like a second program between two runs.
 
         Args:
             folder: The folder.
@@ -95,7 +95,7 @@ class StoreCase(ABC):
 
     @abstractmethod
     def open(self, folder: Path) -> VectorStore:
-        """Open the store, also in a folder that has none.
+        """Open the store; the folder may be empty.
 
         Args:
             folder: The folder.
@@ -106,7 +106,7 @@ class StoreCase(ABC):
 
     @abstractmethod
     def read(self, folder: Path) -> dict[Any, tuple[Rows, str | None]]:
-        """Read what a search sees: old vectors, or new ones after the switch.
+        """Read the searched vectors: old ones before the switch, new ones after it.
 
         Args:
             folder: The folder.
@@ -117,7 +117,7 @@ class StoreCase(ABC):
 
 
 def a_map(width: int = NEW, seed: int = 0) -> EmbeddingMap:
-    """Make a linear map of old vectors."""
+    """Return a random linear map of old vectors."""
     draws = torch.Generator().manual_seed(seed)
     return EmbeddingMap.of(LinearStitch.of(weight=torch.randn(width, OLD, generator=draws)))
 
@@ -125,8 +125,8 @@ def a_map(width: int = NEW, seed: int = 0) -> EmbeddingMap:
 MAP, OTHER, EQUAL = a_map(), a_map(seed=1), a_map(OLD)
 
 
-class _Made:
-    """A store of a case in a folder, with what it must contain."""
+class _CaseStore:
+    """Store of a case in a folder, with its expected content."""
 
     def __init__(self, case: StoreCase, folder: Path) -> None:
         draws = np.random.default_rng(0)
@@ -144,7 +144,7 @@ class _Made:
         batch_size: int = BATCH,
         after_write: Callable[[int], object] = lambda rows: None,
     ) -> Upgraded:
-        """Upgrade, and call a function with the number of rows after each write."""
+        """Upgrade the store, and call a function with the number of rows after each write."""
         with self.open() as store:
             write = store.write
 
@@ -156,7 +156,7 @@ class _Made:
             return upgrade(store, embedding_map, batch_size=batch_size, progress=False)
 
     def interrupt(self) -> None:
-        """Upgrade until two batches are written."""
+        """Interrupt an upgrade after two batches."""
         left = [1, 0]
 
         def stop(rows: int) -> None:
@@ -167,24 +167,24 @@ class _Made:
             self.upgrade(after_write=stop)
 
     def holds(self, vectors: Rows) -> bool:
-        """Whether a search sees these vectors in all rows, with their ids."""
-        found = self.case.read(self.folder)
-        _require(set(found) == set(self.ids), f"a search must see the ids {self.ids[:3]}…, got {list(found)[:3]}…")
-        rows = [np.asarray(found[each][0], np.float32) for each in self.ids]
+        """Return whether a search sees these vectors in all rows, with their ids."""
+        content = self.case.read(self.folder)
+        _require(set(content) == set(self.ids), f"a search must see the ids {self.ids[:3]}…, got {list(content)[:3]}…")
+        rows = [np.asarray(content[id_][0], np.float32) for id_ in self.ids]
         return all(a.shape == b.shape and np.allclose(a, b, atol=1e-5) for a, b in zip(rows, vectors, strict=True))
 
     def names(self) -> set[str]:
-        """Return the names of all files and folders, without those in folders that the case closes."""
-        paths = {each.relative_to(self.folder) for each in self.folder.rglob("*")}
+        """Return the names of all files and folders outside folders that match ``closed``."""
+        paths = {p.relative_to(self.folder) for p in self.folder.rglob("*")}
         closed = self.case.closed
-        return {str(path) for path in paths if not closed or not any(each.match(closed) for each in path.parents)}
+        return {str(path) for path in paths if not closed or not any(parent.match(closed) for parent in path.parents)}
 
     def check_new(self, after: str, embedding_map: EmbeddingMap = MAP) -> None:
         same = self.holds(embedding_map(self.vectors))
         _require(same, f"after {after}, a search must see the mapped vector of every row under its id")
 
     def finish(self, after: str) -> None:
-        """Check that a search sees the whole old store or the whole new one; run again, and check the new one."""
+        """Check that a search sees the whole old or the whole new store; rerun, and check the new store."""
         try:
             done = self.holds(MAP(self.vectors))
             whole = done or self.holds(self.vectors)
@@ -194,12 +194,12 @@ class _Made:
         try:
             self.upgrade()
         except Exception as error:
-            if not (done and isinstance(error, ValueError | OSError)):  # a store may refuse to be upgraded twice
+            if not (done and isinstance(error, ValueError | OSError)):  # stores may reject a second upgrade
                 raise AssertionError(f"after {after}, the next run must continue; it raised {error!r}") from error
         self.check_new(f"{after} and another run")
 
     def in_process(self, run: Callable[[StoreCase, Path, Any], None], argument: Any) -> int:
-        """Run a function in a process, and return how it ended: an exit code, or minus a signal."""
+        """Run a function in a new process, and return its exit code, or minus the signal that ended it."""
         context = multiprocessing.get_context(self.case.start_method)
         if self.case.start_method == "forkserver":
             context.set_forkserver_preload([__name__])
@@ -207,19 +207,19 @@ class _Made:
         child.start()
         child.join()
         ended: int = child.exitcode
-        _require(ended in (0, REFUSED, -signal.SIGKILL), f"an upgrade in a process of its own ended with {ended}")
+        _require(ended in (0, REFUSED, -signal.SIGKILL), f"an upgrade in a new process ended with {ended}")
         return ended
 
 
 @contextmanager
-def _made(case: StoreCase) -> Iterator[_Made]:
+def _case_store(case: StoreCase) -> Iterator[_CaseStore]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # stores warn of what other maps have left, and of columns of equal width
-        yield _Made(case, Path(folder))
+        warnings.simplefilter("ignore")  # stores warn of unfinished upgrades and of columns of equal width
+        yield _CaseStore(case, Path(folder))
 
 
 def _require(condition: bool, message: str) -> None:
-    """Raise AssertionError, under ``python -O`` too."""
+    """Raise ``AssertionError`` if a condition fails, also under ``python -O``."""
     if not condition:
         raise AssertionError(message)
 
@@ -230,33 +230,34 @@ def check_store(case: StoreCase) -> Iterator[tuple[str, Callable[[], object]]]:
 
     The parts:
 
-    - ``description``: number of rows, width, name and metrics are right; reading them changes nothing.
-    - ``missing``: a store that does not exist raises a ``FileNotFoundError`` when it is opened or described.
-    - ``ids``: every row is pending once, and has the same id afterwards.
-    - ``payload``: texts beside the vectors stay.
-    - ``order``: ids, old and new vectors of pending rows, of samples and of ``vectors`` belong together, in any order.
-    - ``dtype``: all vectors that it returns are matrices of float32.
+    - ``description``: the number of rows, width, name and metrics are correct; reading them does not change the store.
+    - ``missing``: a missing store raises ``FileNotFoundError`` on opening or describing.
+    - ``ids``: each row is pending once, and keeps its id.
+    - ``payload``: texts of the rows stay unchanged.
+    - ``order``: ids, old and new vectors match in pending rows, samples and ``vectors``, in any order.
+    - ``dtype``: all returned vectors are float32 matrices.
     - ``widths``: new vectors may be narrower, wider, or of the same width.
-    - ``batches``: no batch is empty or too large, and sizes of batches change nothing.
-    - ``search``: searches find the nearest first, exact vectors replace mapped ones, and unknown ids are left out or
-      refused.
-    - ``continued``: an upgrade that was interrupted maps only what is left.
-    - ``another_map``: what one map has begun, another one never continues.
-    - ``finished``: a second upgrade with the same map maps nothing, or is refused; with another one, all or nothing.
-    - ``second_writer``: of two upgrades at a time, one is refused, or both leave the same whole store.
-    - ``changed_source``: if old vectors have changed since an interruption, it is refused, or maps the changed ones.
-    - ``killed``: ``kill -9`` before any operation on files leaves the whole old store or the whole new one, and the
-      next run ends what was begun, and leaves nothing beside it.
-    - ``killed_anytime``: the same at random moments.
-    - ``full_disk``: an ``OSError`` that leaves the old store whole; with room, the next run continues.
+    - ``batches``: batches are neither empty nor too large, and their size does not affect the result.
+    - ``search``: searches return the nearest rows first and see replaced vectors; unknown ids are ignored or raise an
+      error.
+    - ``continued``: a rerun after an interruption maps only the remaining rows.
+    - ``another_map``: an upgrade never continues with a different map.
+    - ``finished``: a second upgrade with the same map maps zero rows or raises an error; with a different map, it maps
+      all rows or raises an error.
+    - ``second_writer``: of two concurrent upgrades, one raises an error, or both leave the same complete store.
+    - ``changed_source``: if old vectors change after an interruption, a rerun raises an error or maps the changed ones.
+    - ``killed``: ``kill -9`` before any file operation leaves the complete old or new store; the next run finishes the
+      upgrade and removes temporary files.
+    - ``killed_anytime``: the same at random times.
+    - ``full_disk``: a full disk raises ``OSError`` and leaves the old store intact; with free space, a rerun continues.
 
-    The parts on killed processes and full disks need Linux or macOS.
+    The parts on killed processes and full disks require Linux or macOS.
 
     Args:
-        case: How the store is made, opened and read.
+        case: Case that creates, opens and reads the store.
 
     Raises:
-        AssertionError: The contract is violated; the message names the violation.
+        AssertionError: If the store violates the contract; the message describes the violation.
     """
     parts = (
         _description, _missing, _ids, _payload, _order, _dtype, _widths, _batches, _search, _continued, _another_map,
@@ -267,16 +268,19 @@ def check_store(case: StoreCase) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _description(case: StoreCase) -> None:
-    with _made(case) as made:
-        with made.open() as store:
-            found = store.describe()
-        for what, got, wanted in (("rows", found.rows, ROWS), ("width", found.width, OLD)):
-            _require(got == wanted, f"describe() must give {what}={wanted}, got {got}")
-        known = get_args(Metric)
-        right = bool(found.metrics) and set(found.metrics) <= set(known)
-        _require(right, f"describe() must give metrics among {', '.join(known)}, got {found.metrics}")
-        _require(isinstance(found.name, str) and found.name != "", f"describe() must give a name, got {found.name!r}")
-        _require(made.holds(made.vectors), "describe() must change nothing")
+    with _case_store(case) as case_store:
+        with case_store.open() as store:
+            description = store.describe()
+        for field, actual, expected in (("rows", description.rows, ROWS), ("width", description.width, OLD)):
+            _require(actual == expected, f"describe() must return {field}={expected}, got {actual}")
+        metrics = get_args(Metric)
+        valid = bool(description.metrics) and set(description.metrics) <= set(metrics)
+        _require(valid, f"describe() must return metrics among {', '.join(metrics)}, got {description.metrics}")
+        _require(
+            isinstance(description.name, str) and description.name != "",
+            f"describe() must return a name, got {description.name!r}",
+        )
+        _require(case_store.holds(case_store.vectors), "describe() must not change the store")
 
 
 def _missing(case: StoreCase) -> None:
@@ -286,22 +290,22 @@ def _missing(case: StoreCase) -> None:
                 store.describe()
         except FileNotFoundError:
             return
-    raise AssertionError("a store that does not exist must raise FileNotFoundError; nothing was raised")
+    raise AssertionError("a missing store must raise FileNotFoundError, got no error")
 
 
 def _ids(case: StoreCase) -> None:
-    with _made(case) as made, made.open() as store:
-        pending = [each for ids, _ in _started(store).pending(BATCH) for each in ids]
+    with _case_store(case) as case_store, case_store.open() as store:
+        pending = [id_ for ids, _ in _started(store).pending(BATCH) for id_ in ids]
         _require(
-            len(pending) == ROWS and set(pending) == set(made.ids),
-            f"pending must yield each of {ROWS} ids once, got {len(pending)} ids, {len(set(pending))} of them "
-            f"different, e.g. {pending[:3]}",
+            len(pending) == ROWS and set(pending) == set(case_store.ids),
+            f"pending must yield each of {ROWS} ids once, got {len(pending)} ids ({len(set(pending))} different), "
+            f"e.g. {pending[:3]}",
         )
         _require(store.missing() == ROWS, f"missing() must be {ROWS} at the start, got {store.missing()}")
-    with _made(case) as made:
-        done = made.upgrade()
+    with _case_store(case) as case_store:
+        done = case_store.upgrade()
         _require(done.rows == done.mapped == ROWS, f"{ROWS} rows must be mapped, got {done.mapped} of {done.rows}")
-        made.check_new("an upgrade")
+        case_store.check_new("an upgrade")
 
 
 def _started(store: VectorStore) -> VectorStore:
@@ -311,43 +315,43 @@ def _started(store: VectorStore) -> VectorStore:
 
 
 def _payload(case: StoreCase) -> None:
-    with _made(case) as made:
-        for after in ("making it", "an upgrade"):
-            found = case.read(made.folder)
-            kept = [found[each][1] for each in made.ids]
-            wanted: list[Any] = list(made.payloads) if case.has_payloads else [None] * ROWS
-            _require(kept == wanted, f"after {after}, payloads must be {wanted[:2]}…, got {kept[:2]}…")
-            if after == "making it":
-                made.upgrade()
+    with _case_store(case) as case_store:
+        for after in ("its creation", "an upgrade"):
+            content = case.read(case_store.folder)
+            payloads = [content[id_][1] for id_ in case_store.ids]
+            expected: list[Any] = list(case_store.payloads) if case.has_payloads else [None] * ROWS
+            _require(payloads == expected, f"after {after}, payloads must be {expected[:2]}…, got {payloads[:2]}…")
+            if after == "its creation":
+                case_store.upgrade()
 
 
 def _order(case: StoreCase) -> None:
-    with _made(case) as made:
-        old = dict(zip(made.ids, made.vectors, strict=True))
-        new = dict(zip(made.ids, MAP(made.vectors), strict=True))
-        with made.open() as store:
+    with _case_store(case) as case_store:
+        old = dict(zip(case_store.ids, case_store.vectors, strict=True))
+        new = dict(zip(case_store.ids, MAP(case_store.vectors), strict=True))
+        with case_store.open() as store:
             _started(store)
             for ids, rows in list(store.pending(BATCH)):
-                _same(rows, [old[each] for each in ids], "old vectors that pending yields")
+                _same(rows, [old[id_] for id_ in ids], "old vectors that pending yields")
                 store.write(ids, MAP(rows))
             seen = 0
             for ids, before, after in store.sample(ROWS, 0):
-                _same(before, [old[each] for each in ids], "old vectors of a sample")
-                _same(after, [new[each] for each in ids], "new vectors of a sample")
+                _same(before, [old[id_] for id_ in ids], "old vectors of a sample")
+                _same(after, [new[id_] for id_ in ids], "new vectors of a sample")
                 seen += len(ids)
             _require(seen == ROWS, f"a sample of all rows must have {ROWS}, got {seen}")
             store.switch()
-            some = made.ids[::-3]
-            _same(store.vectors(some), [new[each] for each in some], "vectors()")
+            subset = case_store.ids[::-3]
+            _same(store.vectors(subset), [new[id_] for id_ in subset], "vectors()")
 
 
-def _same(found: Rows, wanted: Sequence[Rows], what: str) -> None:
-    same = np.shape(found) == np.shape(wanted) and np.allclose(found, wanted, atol=1e-5)
-    _require(same, f"{what} must be those of the ids beside them, in their order")
+def _same(actual: Rows, expected: Sequence[Rows], name: str) -> None:
+    same = np.shape(actual) == np.shape(expected) and np.allclose(actual, expected, atol=1e-5)
+    _require(same, f"{name} must match their ids, in order")
 
 
 def _dtype(case: StoreCase) -> None:
-    with _made(case) as made, made.open() as store:
+    with _case_store(case) as case_store, case_store.open() as store:
         _started(store)
         for ids, rows in list(store.pending(BATCH)):
             _float32(rows, OLD, "pending")
@@ -356,88 +360,88 @@ def _dtype(case: StoreCase) -> None:
             _float32(before, OLD, "sample")
             _float32(after, NEW, "sample")
         store.switch()
-        _float32(store.vectors(made.ids[:2]), NEW, "vectors")
+        _float32(store.vectors(case_store.ids[:2]), NEW, "vectors")
 
 
-def _float32(rows: Any, width: int, what: str) -> None:
+def _float32(rows: Any, width: int, name: str) -> None:
     kind = f"{getattr(rows, 'dtype', type(rows).__name__)} of shape {np.shape(rows)}"
-    right = isinstance(rows, np.ndarray) and rows.dtype == np.float32 and rows.shape[1:] == (width,)
-    _require(right, f"{what} must give float32 of shape (n, {width}), got {kind}")
+    valid = isinstance(rows, np.ndarray) and rows.dtype == np.float32 and rows.shape[1:] == (width,)
+    _require(valid, f"{name} must return float32 of shape (n, {width}), got {kind}")
 
 
 def _widths(case: StoreCase) -> None:
     for width in (OLD - 2, OLD, NEW):
-        with _made(case) as made:
-            made.upgrade(a_map(width))
-            made.check_new(f"an upgrade from width {OLD} to {width}", a_map(width))
+        with _case_store(case) as case_store:
+            case_store.upgrade(a_map(width))
+            case_store.check_new(f"an upgrade from width {OLD} to {width}", a_map(width))
 
 
 def _batches(case: StoreCase) -> None:
     for size in (1, ROWS - 1, 10 * ROWS):
-        with _made(case) as made:
+        with _case_store(case) as case_store:
             sizes: list[int] = []
-            made.upgrade(batch_size=size, after_write=sizes.append)
-            right = all(1 <= each <= size for each in sizes) and sum(sizes) == ROWS
-            _require(right, f"batches must have from 1 to {size} rows, and {ROWS} together, got {sizes}")
-            made.check_new(f"an upgrade in batches of {size}")
+            case_store.upgrade(batch_size=size, after_write=sizes.append)
+            valid = min(sizes) >= 1 and max(sizes) <= size and sum(sizes) == ROWS
+            _require(valid, f"batches must have 1 to {size} rows and {ROWS} in total, got {sizes}")
+            case_store.check_new(f"an upgrade in batches of {size}")
 
 
 def _search(case: StoreCase) -> None:
-    with _made(case) as made, made.open() as store:
+    with _case_store(case) as case_store, case_store.open() as store:
         upgrade(store, MAP, progress=False)
-        new = MAP(made.vectors)
-        found = store.search(new[:5], 3)
-        _require([row[0] for row in found] == made.ids[:5], "each vector must find its own row first")
-        _require(all(len(row) == 3 for row in found), f"search must return k ids for each query, got {found}")
-        store.replace(made.ids[:2], -new[:2])
-        _same(store.vectors(made.ids[:3]), [*-new[:2], new[2]], "vectors() after replace()")
+        new = MAP(case_store.vectors)
+        neighbours = store.search(new[:5], 3)
+        _require([row[0] for row in neighbours] == case_store.ids[:5], "each vector must find its row first")
+        _require(all(len(row) == 3 for row in neighbours), f"search must return k ids for each query, got {neighbours}")
+        store.replace(case_store.ids[:2], -new[:2])
+        _same(store.vectors(case_store.ids[:3]), [*-new[:2], new[2]], "vectors() after replace()")
         first = [row[0] for row in store.search(-new[:2], 1)]
-        _require(first == made.ids[:2], "searches must see vectors that were replaced")
-        unknown = "nobody" if isinstance(made.ids[0], str) else 10**6
-        store.replace([unknown, made.ids[3]], -new[2:4])  # left out: a lazy upgrade may know rows that are gone
-        _same(store.vectors(made.ids[2:4]), [new[2], -new[3]], "vectors() after replace() with an unknown id")
+        _require(first == case_store.ids[:2], "searches must see replaced vectors")
+        unknown = "nobody" if isinstance(case_store.ids[0], str) else 10**6
+        store.replace([unknown, case_store.ids[3]], -new[2:4])  # ignored: a lazy upgrade may know deleted rows
+        _same(store.vectors(case_store.ids[2:4]), [new[2], -new[3]], "vectors() after replace() with an unknown id")
         try:
             store.vectors([unknown])
         except ValueError:
             return
-        raise AssertionError(f"vectors() must raise ValueError for the unknown id {unknown!r}; nothing was raised")
+        raise AssertionError(f"vectors() must raise ValueError for the unknown id {unknown!r}, got no error")
 
 
 def _continued(case: StoreCase) -> None:
-    with _made(case) as made:
-        made.interrupt()
-        _require(made.holds(made.vectors), "searches must see the old vectors until all rows have new ones")
-        done = made.upgrade()
+    with _case_store(case) as case_store:
+        case_store.interrupt()
+        _require(case_store.holds(case_store.vectors), "searches must see the old vectors until all rows have new ones")
+        done = case_store.upgrade()
         _require(
             done.mapped == ROWS - 2 * BATCH,
-            f"after an interruption {ROWS - 2 * BATCH} rows are left to map, and {done.mapped} were mapped",
+            f"after an interruption {ROWS - 2 * BATCH} rows must be mapped, got {done.mapped}",
         )
-        made.check_new("an interruption and another run")
+        case_store.check_new("an interruption and another run")
 
 
 def _another_map(case: StoreCase) -> None:
-    with _made(case) as made:
-        made.interrupt()
+    with _case_store(case) as case_store:
+        case_store.interrupt()
         try:
-            made.upgrade(OTHER)
+            case_store.upgrade(OTHER)
         except ValueError:
-            made.finish("an upgrade with another map, which was refused")
+            case_store.finish("a rejected upgrade with a different map")
         else:
-            made.check_new("an upgrade with another map", OTHER)
+            case_store.check_new("an upgrade with a different map", OTHER)
 
 
 def _finished(case: StoreCase) -> None:
     for first, again in ((MAP, MAP), (MAP, OTHER), (EQUAL, EQUAL), (EQUAL, a_map(OLD, seed=1))):
-        with _made(case) as made:
-            made.upgrade(first)
+        with _case_store(case) as case_store:
+            case_store.upgrade(first)
             try:
-                mapped = made.upgrade(again).mapped
+                mapped = case_store.upgrade(again).mapped
             except (ValueError, FileExistsError):
-                made.check_new("a second upgrade, which was refused", first)
+                case_store.check_new("a rejected second upgrade", first)
             else:
-                right = again is not first or mapped == 0
-                _require(right, f"a second upgrade with the same map must map 0 rows: {mapped}")
-                made.check_new("a second upgrade", again)
+                valid = again is not first or mapped == 0
+                _require(valid, f"a second upgrade with the same map must map 0 rows, got {mapped}")
+                case_store.check_new("a second upgrade", again)
 
 
 def _second_writer(case: StoreCase) -> None:
@@ -447,56 +451,61 @@ def _second_writer(case: StoreCase) -> None:
 
 def _both_write(case: StoreCase, second: EmbeddingMap) -> None:
     refused: list[bool] = []
-    with _made(case) as made:
+    with _case_store(case) as case_store:
 
         def meanwhile(rows: int) -> None:
             if not refused:
                 refused.append(False)
                 try:
-                    made.upgrade(second)
+                    case_store.upgrade(second)
                 except (OSError, ValueError):
                     refused[0] = True
 
         try:
-            made.upgrade(after_write=meanwhile)
+            case_store.upgrade(after_write=meanwhile)
         except (OSError, ValueError):
             if refused[0]:
-                raise  # then the first one must come through
-        whole = made.holds(MAP(made.vectors)) or (not refused[0] and made.holds(second(made.vectors)))
-        _require(whole, "two upgrades at the same time must leave a whole store; refuse the second with an OSError")
+                raise  # then the first one must succeed
+        whole = case_store.holds(MAP(case_store.vectors)) or (
+            not refused[0] and case_store.holds(second(case_store.vectors))
+        )
+        _require(whole, "two concurrent upgrades must leave a complete store; raise an OSError for the second")
 
 
 def _changed_source(case: StoreCase) -> None:
-    with _made(case) as made:
-        made.interrupt()
-        case.change(made.folder, made.ids, made.others)
+    with _case_store(case) as case_store:
+        case_store.interrupt()
+        case.change(case_store.folder, case_store.ids, case_store.others)
         try:
-            made.upgrade()
+            case_store.upgrade()
         except ValueError:
-            _require(made.holds(made.others), "a refused upgrade must leave the old vectors as they are")
+            _require(case_store.holds(case_store.others), "a rejected upgrade must leave the old vectors unchanged")
         else:
-            whole = made.holds(MAP(made.others))
-            _require(whole, "old vectors that have changed since the start must be refused, or be mapped themselves")
+            whole = case_store.holds(MAP(case_store.others))
+            _require(whole, "if old vectors have changed since the start, raise an error or map the changed ones")
 
 
 def _killed(case: StoreCase) -> None:
     _skip_on_windows()
-    with _made(case) as made:
-        made.upgrade()
-        left = made.names()
+    with _case_store(case) as case_store:
+        case_store.upgrade()
+        expected_names = case_store.names()
     number, killed = 1, True
     while killed:
-        with _made(case) as made:
-            killed = made.in_process(_killed_before, number) == -signal.SIGKILL
-            what = f"kill -9 before operation {number} on files"
-            made.finish(what)
-            found = made.names()
-            _require(found == left, f"after {what} and another run, {', '.join(sorted(found - left))} is left")
+        with _case_store(case) as case_store:
+            killed = case_store.in_process(_killed_before, number) == -signal.SIGKILL
+            event = f"kill -9 before file operation {number}"
+            case_store.finish(event)
+            remaining = case_store.names()
+            _require(
+                remaining == expected_names,
+                f"after {event} and another run, {', '.join(sorted(remaining - expected_names))} must not remain",
+            )
             number += 1
 
 
 def _killed_before(case: StoreCase, folder: Path, number: int) -> None:
-    """Upgrade, and kill this process before an operation on files of the store."""
+    """Upgrade, and kill this process before a file operation of the store."""
     left = number
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
@@ -504,7 +513,7 @@ def _killed_before(case: StoreCase, folder: Path, number: int) -> None:
         if event not in OPERATIONS or not isinstance(arguments[0], str | os.PathLike):
             return
         path = Path(arguments[0])
-        if not path.is_absolute() or path.is_relative_to(folder):  # relative ones: a folder that is removed
+        if not path.is_absolute() or path.is_relative_to(folder):  # relative paths occur during the removal of a folder
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -516,16 +525,16 @@ def _killed_before(case: StoreCase, folder: Path, number: int) -> None:
 
 def _killed_anytime(case: StoreCase) -> None:
     _skip_on_windows()
-    with _made(case) as made:
+    with _case_store(case) as case_store:
         begun = time.perf_counter()
-        made.upgrade()
+        case_store.upgrade()
         longest = time.perf_counter() - begun
     moments = random.Random(0)
     for _ in range(KILLS):
-        with _made(case) as made:
+        with _case_store(case) as case_store:
             seconds = moments.uniform(0, longest)
-            made.in_process(_killed_after, seconds)
-            made.finish(f"kill -9 after {seconds:.4f} of {longest:.4f} s")
+            case_store.in_process(_killed_after, seconds)
+            case_store.finish(f"kill -9 after {seconds:.4f} of {longest:.4f} s")
 
 
 def _killed_after(case: StoreCase, folder: Path, seconds: float) -> None:
@@ -538,14 +547,14 @@ def _killed_after(case: StoreCase, folder: Path, seconds: float) -> None:
 
 def _full_disk(case: StoreCase) -> None:
     _skip_on_windows()
-    with _made(case) as made:
-        made.upgrade()
-        largest = max(each.stat().st_size for each in made.folder.rglob("*") if each.is_file())
+    with _case_store(case) as case_store:
+        case_store.upgrade()
+        largest = max(path.stat().st_size for path in case_store.folder.rglob("*") if path.is_file())
     for room in (0, largest // 2, largest - 1):
-        with _made(case) as made:
-            refused = made.in_process(_upgrade_on_full_disk, room) == REFUSED
-            _require(refused or room > 0, "an upgrade without any room must raise an OSError")
-            made.finish(f"a full disk, with room for files of {room} bytes")
+        with _case_store(case) as case_store:
+            refused = case_store.in_process(_upgrade_on_full_disk, room) == REFUSED
+            _require(refused or room > 0, "an upgrade without free disk space must raise an OSError")
+            case_store.finish(f"a full disk with {room} bytes of free space")
 
 
 def _upgrade_on_full_disk(case: StoreCase, folder: Path, room: int) -> None:
@@ -556,11 +565,11 @@ def _upgrade_on_full_disk(case: StoreCase, folder: Path, room: int) -> None:
         try:
             upgrade(store, MAP, batch_size=BATCH, progress=False)
         except OSError:
-            os._exit(REFUSED)  # without what other libraries would write at the end
+            os._exit(REFUSED)  # skips exit handlers of libraries
 
 
 def _skip_on_windows() -> None:
     from unittest import SkipTest
 
     if os.name == "nt":
-        raise SkipTest("processes are killed and disks are full on Linux and macOS only")
+        raise SkipTest("killed processes and full disks are tested on Linux and macOS only")

@@ -1,4 +1,4 @@
-"""A map without any pairs, or the refusal to make one."""
+"""Map between spaces without any pairs."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ from hf_stitch_embeddings.row_matchers import moments_of
 DAR_2025 = arxiv("Dar: mini-vec2vec: Scaling Universal Geometry Alignment with Linear Transformations", "2510.02348")
 
 CYCLE = 0.6
-"""Least mean cosine of rows and their images there and back, under two maps that were found independently."""
+"""Minimum mean cosine of rows and their round trip under two independently fitted maps."""
 OVERLAP = 0.9
-"""Least cosine of rows to the nearest mapped row, relative to the nearest other row of their own space."""
+"""Minimum cosine of rows to the nearest mapped row, relative to the nearest row of the same space."""
 SCOUTS = 2000
-"""Rows of each side with which the candidates of a number of clusters are refined and compared."""
+"""Rows of each side to refine and compare the candidates of each number of clusters."""
 KMEANS = 4
-"""Starts of k-means, of which the best is taken."""
+"""Number of k-means starts; the best is used."""
 
 
 @dataclass(frozen=True)
 class Unsupervised(UnpairedMatcher):
-    """An orthogonal map between two spaces from rows without partners (after mini-vec2vec, Dar 2025).
+    """Orthogonal map between two spaces from unpaired rows (after mini-vec2vec, Dar 2025).
 
-    Rows are centred and divided by their lengths, and each side is split into halves at random. From the first halves:
+    Rows are centred and divided by their lengths, and each side is split into random halves. From the first halves:
 
-    1. k-means finds clusters on both sides. They are matched so that the similarities between clusters correspond: a
-       quadratic assignment, improved by exchanges of two clusters from hundreds of random starts.
+    1. k-means finds clusters on both sides. A quadratic assignment matches clusters by their mutual similarities; it is
+       optimised by pairwise exchanges from hundreds of random starts.
     2. A map of the matched centres is refined by mutual neighbours, as in
-       :class:`hf_stitch_embeddings.SeededRefinement`. This is done for several numbers of clusters and several starts
-       of k-means; the number is chosen whose maps agree best.
-    3. The centres of the maps that agree are the pairs from which the map of all rows is refined.
+       :class:`hf_stitch_embeddings.SeededRefinement`. This is repeated for several numbers of clusters and several
+       starts of k-means, and the number with the best agreement between its maps is selected.
+    3. The centres of the agreeing maps are the initial pairs to refine the map of all rows.
 
-    The same is done backwards, from the second halves. A map is only returned if both maps together lead rows back to
-    where they were (*cycle*), and if mapped rows lie where rows of the other side lie (*overlap*, of both maps).
-    Otherwise the spaces are unrelated, or have too few rows or clusters, and
-    :class:`hf_stitch.matchers.NoAlignmentError` is raised. Symmetries of the data can deceive both: parts of a map may
-    be exchanged, and unrelated spaces with equally many tight clusters (two classifiers of ten different classes) are
+    A backward map is fitted in the same way to the second halves. The map is returned only if the round trip of both
+    maps leads rows back to their origin (*cycle*), and if mapped rows lie among the rows of the opposite side
+    (*overlap*, for both maps). Otherwise the spaces are unrelated, or have too few rows or clusters, and the fit raises
+    :class:`hf_stitch.matchers.NoAlignmentError`. Symmetries of the data can pass both tests: parts of a map may be
+    exchanged, and unrelated spaces with equally many tight clusters (two classifiers of ten different classes) are
     often accepted. Check the map with a few pairs.
 
-    ``fitted`` contains ``n`` (pairs of mutual neighbours of the last fit), ``r2`` on these, which says little because
-    they were chosen to be near, ``cycle``, ``overlap``, the ``clusters`` and the ``stability`` (mean cosine of the maps
-    that agree) of the forward map, the ``rounds`` with all rows, and whether the pairs were ``stable`` at the end.
+    ``fitted`` contains ``n`` (mutual neighbours of the last fit), ``r2`` on these pairs (optimistic: they were selected
+    to be near), ``cycle``, ``overlap``, the ``clusters`` and the ``stability`` (mean cosine of the agreeing maps) of
+    the forward map, the ``rounds`` with all rows, and whether the pairs were ``stable`` at the end.
 
     Attributes:
-        clusters: Numbers of clusters, or one.
+        clusters: Number of clusters, or several numbers to try.
         starts: Starts of k-means for each number of clusters, at least 2.
         restarts: Random starts of an assignment.
         neighbours: Number of neighbours of CSLS.
-        iterations: Rounds with random halves of the rows, and greatest number of rounds with all rows.
-        rows: Rows that are read at most, of each side; more are drawn from.
-        seed: Seed of everything that is drawn.
+        iterations: Rounds with random halves of the rows, and maximum number of rounds with all rows.
+        rows: Maximum number of rows of each side; larger sets are subsampled.
+        seed: Seed of all random draws.
 
     Raises:
-        ValueError: If there are no ``clusters``, or more than a quarter of ``rows``.
+        ValueError: If ``clusters`` is empty or exceeds a quarter of ``rows``.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -92,15 +92,15 @@ class Unsupervised(UnpairedMatcher):
         super().__post_init__()
         if not clusters or self.rows < 4 * max(clusters):
             raise ValueError(
-                f"clusters must contain a number, and rows be at least 4 times the largest, got {clusters} and "
-                f"{self.rows} rows"
+                f"clusters must not be empty, and rows must be at least 4 times the largest number of clusters, got "
+                f"clusters={clusters} and rows={self.rows}"
             )
 
     @torch.no_grad()
     def fit(
         self, x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32, *, unpaired: tuple[Tensor, Tensor] | None = None
     ) -> LinearStitch:
-        """Fit the map, or refuse to; neighbours are searched in float32, the map is computed in float64."""
+        """Fit the map in float64, with a neighbour search in float32."""
         if unpaired is not None:
             check_unpaired(*unpaired, x.shape[-1], y.shape[-1])
             x, y = torch.cat([x, unpaired[0]]), torch.cat([y, unpaired[1]])
@@ -109,41 +109,43 @@ class Unsupervised(UnpairedMatcher):
         for side, rows in (("source", x), ("target", y)):
             if len(rows) < least:
                 raise ValueError(
-                    f"{max(self.clusters)} clusters of both halves of the {side} need at least {least} rows, got "
-                    f"{len(rows)}; give more rows, or fewer clusters"
+                    f"{max(self.clusters)} clusters require at least {least} rows of the {side}, got {len(rows)}; "
+                    "pass more rows or fewer clusters"
                 )
             if bool((rows == rows[0]).all()):
-                raise ValueError(f"all {len(rows)} rows of the {side} are equal: there is nothing to match")
+                raise ValueError(f"all {len(rows)} rows of the {side} are equal: pass different rows")
         x, y = (some_rows(rows, self.rows, self.seed + side) for side, rows in enumerate((x, y)))
         u, v = (unit(rows - rows.mean(0)).float() for rows in (x, y))
         (u_first, u_second), (v_first, v_second) = u.chunk(2), v.chunk(2)
-        forward = self._found(u_first, v_first, self.seed)
-        backward = self._found(v_second, u_second, self.seed + len(self.clusters) * self.starts)
+        forward = self._fit_candidate(u_first, v_first, self.seed)
+        backward = self._fit_candidate(v_second, u_second, self.seed + len(self.clusters) * self.starts)
         cycle, overlap = _cycle(u, v, forward.map, backward.map), _overlap(u, v, forward.map, backward.map)
         if cycle < CYCLE or overlap < OVERLAP:
             raise NoAlignmentError(
-                f"the two spaces are not aligned: cycle {cycle:.2f} (at least {CYCLE:.2f} is needed: rows that are "
-                f"mapped there and back must return), overlap {overlap:.2f} (at least {OVERLAP:.2f}: mapped rows must "
-                f"be as near to rows of the other side as these are to each other). Either the spaces are unrelated, "
-                f"or {len(u)} and {len(v)} rows are too few; a few pairs and 'seeded_refinement' do more than many rows"
+                f"the two spaces could not be aligned: cycle {cycle:.2f} (at least {CYCLE:.2f} required: similarity "
+                f"after a round trip), overlap {overlap:.2f} (at least {OVERLAP:.2f} required: similarity of mapped "
+                f"rows to the opposite side). The spaces are unrelated, or {len(u)} and {len(v)} rows are too few; a "
+                "few pairs with 'seeded_refinement' help more than many rows"
             )
-        found = refined(forward.pairs, u, v, neighbours=self.neighbours, iterations=self.iterations, seed=self.seed)
-        stitch = orthogonal(moments_of(x[found.x], y[found.y]), x, y, dtype)
+        refinement = refined(
+            forward.pairs, u, v, neighbours=self.neighbours, iterations=self.iterations, seed=self.seed
+        )
+        stitch = orthogonal(moments_of(x[refinement.x], y[refinement.y]), x, y, dtype)
         stitch.fitted |= {
             "cycle": cycle, "overlap": overlap, "clusters": forward.clusters, "stability": forward.stability,
-            "rounds": found.rounds, "stable": found.stable,
+            "rounds": refinement.rounds, "stable": refinement.stable,
         }  # fmt: skip
         return stitch
 
-    def _found(self, x: Tensor, y: Tensor, seed: int) -> _Candidate:
-        """Find the map of unit rows, from the number of clusters whose maps agree best."""
+    def _fit_candidate(self, x: Tensor, y: Tensor, seed: int) -> _Candidate:
+        """Fit the map of unit rows, with the number of clusters of the best agreement between maps."""
         best: tuple[float, int, tuple[Tensor, Tensor]] | None = None
         few = x[:SCOUTS], y[:SCOUTS]
         for place, count in enumerate(self.clusters):
             first = seed + place * self.starts
             matched = [self._matched(x, y, count, first + start) for start in range(self.starts)]
             maps = [self._refined(pairs, *few, first, whole=False)[1] for pairs in matched]
-            images = torch.stack([unit(few[0] @ each) for each in maps])
+            images = torch.stack([unit(few[0] @ rotation) for rotation in maps])
             agreement = torch.einsum("ind,jnd->ij", images, images) / len(few[0])
             middle = agreement.sum(1).argmax()
             nearest = agreement[middle].topk(self.starts // 2 + 1).indices
@@ -158,10 +160,10 @@ class Unsupervised(UnpairedMatcher):
     def _refined(
         self, pairs: tuple[Tensor, Tensor], x: Tensor, y: Tensor, seed: int, *, whole: bool
     ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Return the pairs of a refinement and their orthogonal map."""
+        """Return refined pairs and their orthogonal map."""
         iterations = self.iterations if whole else max(1, self.iterations // 2)
-        found = refined(pairs, x, y, neighbours=self.neighbours, iterations=iterations, seed=seed, whole=whole)
-        pairs = x[found.x], y[found.y]
+        refinement = refined(pairs, x, y, neighbours=self.neighbours, iterations=iterations, seed=seed, whole=whole)
+        pairs = x[refinement.x], y[refinement.y]
         left, _, right = torch.linalg.svd(pairs[0].T @ pairs[1], full_matrices=False)
         return pairs, left @ right
 
@@ -179,18 +181,18 @@ class Unsupervised(UnpairedMatcher):
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A map that was found from unit rows."""
+    """Map fitted to unit rows."""
 
     pairs: tuple[Tensor, Tensor]  # the rows of its pairs
     map: Tensor  # (dx, dy) (semi-)orthogonal
-    clusters: int  # the number of clusters that was chosen
-    stability: float  # mean cosine of the maps that agree
+    clusters: int  # selected number of clusters
+    stability: float  # mean cosine of the agreeing maps
 
 
 def assigned(a: Tensor, b: Tensor, restarts: int, seed: int) -> tuple[Tensor, float]:
-    """Find the permutation p with the greatest ``Σ a[i, j] b[p[i], p[j]]``, by exchanges of two from random starts.
+    """Return the permutation p that maximises ``Σ a[i, j] b[p[i], p[j]]``, by pairwise exchanges from random starts.
 
-    All starts advance together, each by the best exchange, until none improves.
+    All starts advance in parallel, each by its best exchange, until no exchange improves the sum.
     """
     generator = torch.Generator().manual_seed(seed)
     a, b = a.double(), b.double()
@@ -201,10 +203,10 @@ def assigned(a: Tensor, b: Tensor, restarts: int, seed: int) -> tuple[Tensor, fl
         here = places[going]
         moved = b[here[:, :, None], here[:, None, :]]
         products = a @ moved
-        own = products.diagonal(dim1=1, dim2=2)
+        aligned = products.diagonal(dim1=1, dim2=2)
         of_a, of_b = a.diagonal(), moved.diagonal(dim1=1, dim2=2)
-        gain = products + products.mT - own[:, :, None] - own[:, None, :]
-        # The terms of the two clusters themselves, which are counted in the products.
+        gain = products + products.mT - aligned[:, :, None] - aligned[:, None, :]
+        # Subtract the terms of the two exchanged clusters, which the products include.
         gain -= (of_a[:, None] - a) * (moved - of_b[:, :, None]) + (a - of_a) * (of_b[:, None, :] - moved)
         gain = 2 * gain + (of_a[:, None] - of_a) * (of_b[:, None, :] - of_b[:, :, None])
         best, exchange = gain[:, first, second].max(1)
@@ -216,25 +218,25 @@ def assigned(a: Tensor, b: Tensor, restarts: int, seed: int) -> tuple[Tensor, fl
 
 
 def _standardised(centres: Tensor) -> Tensor:
-    """Return the cosines between different centres about their mean, with mean 0 and variance 1; 0 on the diagonal."""
+    """Return the cosines between centred centres, standardised to mean 0 and variance 1, with a zero diagonal."""
     rows = unit(centres - centres.mean(0))
-    cosines, others = rows @ rows.T, ~torch.eye(len(rows), dtype=torch.bool)
-    found = (cosines - cosines[others].mean()) / cosines[others].std().clamp_min(1e-12)
-    return found.fill_diagonal_(0)
+    cosines, off_diagonal = rows @ rows.T, ~torch.eye(len(rows), dtype=torch.bool)
+    standardised = (cosines - cosines[off_diagonal].mean()) / cosines[off_diagonal].std().clamp_min(1e-12)
+    return standardised.fill_diagonal_(0)
 
 
 def _cycle(x: Tensor, y: Tensor, forward: Tensor, backward: Tensor) -> float:
-    """Mean cosine of rows of the narrower side with their images there and back."""
+    """Return the mean cosine of rows of the narrower side with their round trip."""
     rows, there, back = (x, forward, backward) if x.shape[1] <= y.shape[1] else (y, backward, forward)
     return (rows * unit(rows @ there @ back)).sum(1).mean().item()
 
 
 def _overlap(x: Tensor, y: Tensor, forward: Tensor, backward: Tensor) -> float:
-    """How near rows are to mapped rows of the other side, over how near they are to others of their own; the lesser."""
-    found = []
+    """Return the similarity of rows to mapped rows, relative to rows of the same side: the minimum over both sides."""
+    ratios = []
     for rows, mapped in ((y, unit(x @ forward)), (x, unit(y @ backward))):
         count = min(len(rows) // 2, len(mapped), SCOUTS)
-        asked, own, others = rows[:count], rows[count : 2 * count], mapped[-count:]
-        near, among = ((asked @ each.T).amax(1).mean() for each in (others, own))
-        found.append((near / among).item())
-    return min(found)
+        queries, same_side, mapped_rows = rows[:count], rows[count : 2 * count], mapped[-count:]
+        near, among = ((queries @ targets.T).amax(1).mean() for targets in (mapped_rows, same_side))
+        ratios.append((near / among).item())
+    return min(ratios)

@@ -1,4 +1,4 @@
-"""Rewriting of an index: all old vectors of a store are mapped to the new space."""
+"""Upgrade of an index: map all old vectors of a store to the new space."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ if TYPE_CHECKING:
     import pandas
 
 TOLERANCE = 2e-2
-"""Largest difference between a stored vector and the mapped one, as a share of its length: stores may keep float16 or
-eight bits."""
+"""Maximum difference between a stored and a mapped vector, relative to its length: stores may use float16 or 8 bits."""
 
 
 @dataclass(frozen=True)
 class Upgraded(Result):
-    """What an upgrade has done.
+    """Result of an upgrade.
 
     Attributes:
         store: Name of the store.
-        rows: Rows of the store, all with a new vector.
-        mapped: Rows that were mapped in this run; fewer than all if an interrupted run was continued.
-        verified: Rows that were read back and compared.
-        difference: Largest difference of these, as a share of the length of the vector.
-        seconds: Seconds of this run.
-        sentence: What to search now, and how to go back.
+        rows: Number of rows in the store, all with a new vector.
+        mapped: Number of rows mapped in this run; fewer than all if it continued an interrupted run.
+        verified: Number of rows read back and compared.
+        difference: Largest difference of verified rows, relative to the length of the vector.
+        seconds: Duration of this run.
+        sentence: Instructions to search the new vectors and to revert.
 
     Example:
         >>> Upgraded("index.npy", 10, 10, 10, 0.0, 1.0, "Search new.npy.").rows
@@ -53,8 +52,8 @@ class Upgraded(Result):
     def __rich__(self) -> str:
         """Return the figures in sentences."""
         return (
-            f"{self.rows:,} rows of {self.store} have new vectors; {self.mapped:,} were mapped in this run, in "
-            f"{self.seconds:.1f} s. {self.verified:,} were read back: largest difference {self.difference:.1e}. "
+            f"{self.rows:,} rows of {self.store} have new vectors; this run mapped {self.mapped:,} rows in "
+            f"{self.seconds:.1f} s. {self.verified:,} rows were verified: largest difference {self.difference:.1e}. "
             f"{self.sentence}"
         )
 
@@ -74,27 +73,27 @@ def upgrade(
     seed: int = 0,
     progress: bool = True,
 ) -> Upgraded:
-    """Map all old vectors of a store to the new space, in batches; the old vectors stay.
+    """Map all old vectors of a store to the new space in batches, and keep the old vectors.
 
-    A run that was interrupted, also by ``kill -9``, is continued by the same call: rows that have their new vector are
-    not mapped again. Searches use the new vectors only when all rows have one and a sample agrees with the map. Ids and
-    metadata are not touched. Rows that were added meanwhile are mapped, too.
+    The same call continues an interrupted run, also after ``kill -9``, and skips rows with a new vector. Searches use
+    the new vectors only after all rows have one and a sample agrees with the map. Ids and metadata stay unchanged. Rows
+    added during the upgrade are mapped, too.
 
     Args:
         store: The store, e.g. :class:`~hf_stitch_embeddings.stores.ArrayStore`.
         embedding_map: A map of direction ``index``.
-        batch_size: Rows that are read, mapped and written at once.
-        verify: Rows that are read back and compared.
-        seed: Seed of their choice.
+        batch_size: Rows per read, map and write operation.
+        verify: Number of rows to read back and compare.
+        seed: Seed of the verified rows.
         progress: Whether to show a progress bar.
 
     Returns:
-        What was done, and how to search now.
+        Counts of rows, verification, and instructions to search the new vectors.
 
     Raises:
-        ValueError: If the map is not of direction ``index`` or does not fit the store, a vector cannot be mapped, the
-            old vectors change meanwhile, or the sample disagrees with the map.
-        OSError: If another process upgrades the store now, or it cannot be written.
+        ValueError: If the map is not of direction ``index`` or does not match the store, a vector cannot be mapped, the
+            old vectors change during the upgrade, or the sample disagrees with the map.
+        OSError: If another process is upgrading the store, or the store cannot be written.
 
     Example:
         >>> import tempfile, torch
@@ -118,16 +117,17 @@ def upgrade(
     _check(description, embedding_map)
     if description.error > TOLERANCE:
         warnings.warn(
-            f"the vectors that {description.name} returns differ from those that were put into it by about "
-            f"{description.error:.2f} of their lengths, which no map repairs: expect a lower recall than that of the "
-            "verdict, or upgrade the vectors themselves if you have them",
+            f"{description.name} returns vectors with an error of about {description.error:.2f} of their lengths: "
+            "expect a lower recall than in the verdict, or upgrade the original vectors if you have them",
             stacklevel=2,
         )
     with written(description.name):
         store.start(fingerprint(embedding_map), embedding_map.out_features)
         mapped, left = 0, store.missing()
-        found = description.rows - left
-        with tqdm(total=description.rows, initial=found, unit="row", desc="upgrade", disable=not progress) as bar:
+        already_mapped = description.rows - left
+        with tqdm(
+            total=description.rows, initial=already_mapped, unit="row", desc="upgrade", disable=not progress
+        ) as bar:
             while left:
                 for ids, rows in store.pending(batch_size):
                     store.write(ids, _mapped(embedding_map, ids, rows, description))
@@ -136,41 +136,41 @@ def upgrade(
                 before, left = left, store.missing()
                 if left >= before:
                     raise ValueError(
-                        f"{description.name} keeps getting rows without a new vector: {left} are missing after a whole "
-                        "pass; stop other writers and run again, which continues"
+                        f"{description.name} still has {left} rows without a new vector after a whole pass: stop other "
+                        "writers and rerun to continue"
                     )
         difference, verified = _compared(store, embedding_map, description, verify, seed)
         sentence = store.switch()
     seconds = time.perf_counter() - begun
-    return Upgraded(description.name, found + mapped, mapped, verified, difference, seconds, sentence)
+    return Upgraded(description.name, already_mapped + mapped, mapped, verified, difference, seconds, sentence)
 
 
 def fingerprint(embedding_map: EmbeddingMap) -> str:
-    """Compute a short hash of a map: what it computes, not how it was fitted."""
-    found = hashlib.sha256(f"{embedding_map.stitch.name} {embedding_map.metric} {embedding_map.normalized}".encode())
+    """Compute a short hash of the function of a map, independent of its recipe."""
+    digest = hashlib.sha256(f"{embedding_map.stitch.name} {embedding_map.metric} {embedding_map.normalized}".encode())
     for name, tensor in sorted(embedding_map.stitch.state_dict().items()):
-        found.update(f"{name} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()[:12]
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def _check(description: Description, embedding_map: EmbeddingMap) -> None:
     if embedding_map.direction != "index":
         remedy = (
-            "no map found more than the old model: keep it, or pass direction='index' to fit_embedding_map"
+            "keep the old model, or pass direction='index' to fit_embedding_map"
             if embedding_map.keeps_old
-            else "it is applied to queries, and the index stays; see search_mapped, or fit one with direction='index'"
+            else "use search_mapped for a map of queries, or fit a map with direction='index'"
         )
-        raise ValueError(f"{embedding_map!r} does not rewrite an index: {remedy}")
+        raise ValueError(f"upgrade requires a map of direction 'index', got {embedding_map!r}; {remedy}")
     if description.width != embedding_map.in_features:
         raise ValueError(
-            f"{embedding_map!r} takes vectors of width {embedding_map.in_features}, and {description.name} has vectors "
-            f"of width {description.width}"
+            f"{embedding_map!r} requires vectors of width {embedding_map.in_features}, got width {description.width} "
+            f"from {description.name}"
         )
     if embedding_map.metric not in description.metrics:
         raise ValueError(
-            f"{embedding_map!r} is a map for {embedding_map.metric}, and {description.name} ranks by "
-            f"{' or '.join(description.metrics)}; fit one with metric={description.metrics[0]!r}"
+            f"metric of {embedding_map!r} must be {' or '.join(description.metrics)} as in {description.name}, got "
+            f"{embedding_map.metric}; fit a map with metric={description.metrics[0]!r}"
         )
 
 
@@ -179,10 +179,10 @@ def _mapped(embedding_map: EmbeddingMap, ids: Sequence[Any], rows: Rows, descrip
     if embedding_map.metric == "cosine":
         bad |= ~rows.any(1)
     if bad.any():
-        some = [ids[row] for row in np.flatnonzero(bad)[:5]]
+        bad_ids = [ids[row] for row in np.flatnonzero(bad)[:5]]
         raise ValueError(
-            f"{int(bad.sum())} vectors of {description.name} are zero or not finite, e.g. those with ids {some}; "
-            "remove or repair them and run again, which continues from here"
+            f"{int(bad.sum())} vectors of {description.name} are zero or not finite, e.g. ids {bad_ids}; "
+            "remove or repair them and rerun to continue from here"
         )
     unit = embedding_map.record.get("input_normalized")
     if unit and description.error and is_unit(rows, description.error):
@@ -204,8 +204,8 @@ def _compared(
         worst, verified = max(worst, float(differences.max())), verified + len(ids)
     if stale:
         raise ValueError(
-            f"{len(stale)} of {verified} rows of {description.name} that were read back differ from the mapped "
-            f"vectors, e.g. the row with id {stale[0]!r}: its old vector has changed since it was mapped. Nothing was "
-            "switched; delete the new vectors and run again"
+            f"{len(stale)} of {verified} verified rows of {description.name} differ from the mapped vectors, e.g. id "
+            f"{stale[0]!r}: old vectors have changed during the upgrade. Searches still use the old vectors; delete "
+            "the new vectors and rerun"
         )
     return worst, verified

@@ -1,4 +1,4 @@
-"""Vectors of documents and queries: reading them from any container, checking them, and encoding texts."""
+"""Vectors of documents and queries: reading from any container, checks, and encoding of texts."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from hf_stitch.options import checked
 from hf_stitch.storage.files import decoding, write_whole
 
 Metric: TypeAlias = Literal["cosine", "dot", "l2"]
-"""How a store ranks documents: by cosine, by inner product, or by Euclidean distance."""
+"""Ranking of documents: by cosine, inner product, or Euclidean distance."""
 Quantization: TypeAlias = Literal["binary", "int8"]
-"""What integers of 8 bits stand for: bits, 8 in a byte, or places in a range."""
+"""Meaning of 8-bit integers: 8 packed bits, or steps of a range."""
 Vectors: TypeAlias = npt.NDArray[Any]
-"""Rows of vectors, ``(n, d)``; possibly memory-mapped."""
+"""Rows of vectors, ``(n, d)``, possibly memory-mapped."""
 
 BATCH = 8192
-"""Rows that are converted or mapped at once."""
+"""Rows per conversion or map call."""
 UNIT = 1e-2
-"""Largest deviation from 1 of the length of a vector that counts as normalised (float16 and int8 are not exact)."""
+"""Tolerance for the length of a normalised vector (float16 and int8 are not exact)."""
 SAMPLED = 4096
-"""Rows whose lengths decide whether vectors are normalised."""
+"""Number of sampled rows to decide whether vectors are normalised."""
 ENOUGH = 20
-"""Rows of length 1 that are no coincidence."""
+"""Number of rows of length 1 that rules out coincidence."""
 SCALE = 2
-"""How many times longer than all others, or shorter, vectors are that come from somewhere else."""
+"""Vectors count as foreign if most lengths are outside the range at the fit by this factor."""
 
 
 @checked
 def read_vectors(
     given: Any, name: str = "vectors", *, quantization: Quantization | None = None, ranges: Any = None
 ) -> Vectors:
-    """Read vectors from any container; memory-mapped arrays stay on the disk.
+    """Read vectors from any container; memory-mapped arrays stay on disk.
 
     Args:
-        given: ``(n, d)``: a numpy array, also memory-mapped, of float16 or longer; a torch tensor; an Arrow array of
-            lists; a column of a data frame or a dataset, also of an ``IterableDataset``; a sequence of rows, which may
-            be vectors of a database such as ``pgvector.Vector``; the path of an ``.npy`` file, which is memory-mapped;
-            or an iterator of rows or of batches of any of these, which are joined.
-        name: What the vectors are, for messages.
-        quantization: What integers of 8 bits stand for. ``"binary"``: bits, 8 in a byte, as ``precision="binary"`` and
-            ``"ubinary"`` of sentence-transformers pack them (or single ones, of bool); they are read as 1 and -1.
-            ``"int8"``: places in 255 steps of a range, as ``precision="int8"`` and ``"uint8"`` write them; the middle
-            of each step is read. None: integers are refused, since nothing tells what they stand for.
-        ranges: For ``"int8"``, smallest and greatest value: two numbers, ``(2, d)`` numbers, or the path of such an
-            ``.npy`` file.
+        given: Vectors of shape ``(n, d)``: a numpy array (memory-mapped or not) of float16 or wider; a torch tensor; an
+            Arrow array of lists; a column of a data frame or dataset (``IterableDataset`` included); a sequence of
+            rows, such as ``pgvector.Vector``; the path of an ``.npy`` file, which is memory-mapped; or an iterator of
+            rows or of batches of any of these, which are concatenated.
+        name: Name of the vectors in messages.
+        quantization: Meaning of 8-bit integers. ``"binary"``: 8 bits per byte, as packed by ``precision="binary"`` and
+            ``"ubinary"`` of sentence-transformers (or unpacked bits of dtype bool), decoded to 1 and -1. ``"int8"``:
+            one of 255 steps of a range, as written by ``precision="int8"`` and ``"uint8"``, decoded to the middle of
+            the step. None: integers raise an error, because their meaning is unknown.
+        ranges: Minimum and maximum for ``"int8"``: two numbers, ``(2, d)`` numbers, or the path of such an ``.npy``
+            file.
 
     Returns:
-        The vectors as a numpy array in their own dtype; float32 if they were quantised.
+        The vectors as a numpy array in their dtype; float32 if they were quantized.
 
     Raises:
-        ValueError: If they are no matrix of real numbers, are integers without a ``quantization``, or there are none.
+        ValueError: If the input is not a matrix of real numbers, is empty, or has integers without ``quantization``.
 
     Example:
         >>> read_vectors(iter([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]])).shape
@@ -77,139 +77,139 @@ def read_vectors(
     if isinstance(given, str | Path):
         with decoding(given):
             given = np.load(given, mmap_mode="r")
-    found = _array(given, name)
-    if found.ndim != 2 or found.dtype.kind not in "fiub":
-        what = f"a {type(given).__name__}: pass rows" if found.ndim == 0 else f"{found.dtype} of shape {found.shape}"
-        raise ValueError(f"{name} must be numbers of shape (n, d), got {what}")
-    if 0 in found.shape:
-        raise ValueError(f"{name} are empty: shape {found.shape}")
-    return _named(found, name, quantization, ranges)
+    rows = _array(given, name)
+    if rows.ndim != 2 or rows.dtype.kind not in "fiub":
+        actual = f"a {type(given).__name__}: pass rows" if rows.ndim == 0 else f"{rows.dtype} of shape {rows.shape}"
+        raise ValueError(f"{name} must be numbers of shape (n, d), got {actual}")
+    if 0 in rows.shape:
+        raise ValueError(f"{name} must not be empty, got shape {rows.shape}")
+    return _dequantized(rows, name, quantization, ranges)
 
 
-def _array(given: Any, name: str) -> Vectors:
-    """Return what a container holds as an array."""
-    if isinstance(given, torch.Tensor):
-        given = given.detach().cpu()
-        return np.asarray((given.float() if given.dtype == torch.bfloat16 else given).numpy())
-    if hasattr(given, "flatten") and hasattr(given, "type") and hasattr(given, "null_count"):
-        return _from_arrow(given)
-    if hasattr(given, "to_numpy"):
-        given = given.to_numpy()
-    if isinstance(given, np.ndarray) and given.dtype.kind != "O":
-        return given
-    if isinstance(given, Mapping):
-        raise ValueError(f"{name} are columns, {', '.join(map(str, given))}: pass one of them")
-    if isinstance(given, Iterable) and not hasattr(given, "__len__"):
-        return _joined(iter(given), name)
+def _array(container: Any, name: str) -> Vectors:
+    """Convert a container to an array."""
+    if isinstance(container, torch.Tensor):
+        container = container.detach().cpu()
+        return np.asarray((container.float() if container.dtype == torch.bfloat16 else container).numpy())
+    if hasattr(container, "flatten") and hasattr(container, "type") and hasattr(container, "null_count"):
+        return _from_arrow(container)
+    if hasattr(container, "to_numpy"):
+        container = container.to_numpy()
+    if isinstance(container, np.ndarray) and container.dtype.kind != "O":
+        return container
+    if isinstance(container, Mapping):
+        raise ValueError(f"{name} must be one column, got {', '.join(map(str, container))}; pass one of them")
+    if isinstance(container, Iterable) and not hasattr(container, "__len__"):
+        return _joined(iter(container), name)
     try:
-        found = np.asarray(given)
+        rows = np.asarray(container)
     except ValueError:  # rows of several lengths, or objects
-        found = np.empty(0, dtype=object)
-    return _stacked(given, name) if found.ndim == 1 and found.dtype.kind in "OSU" else found
+        rows = np.empty(0, dtype=object)
+    return _stacked(container, name) if rows.ndim == 1 and rows.dtype.kind in "OSU" else rows
 
 
 def _joined(items: Iterator[Any], name: str) -> Vectors:
-    """Join a stream of batches, or of rows."""
+    """Concatenate a stream of batches or of rows."""
     first = next(items, None)
     if first is None:
-        raise ValueError(f"{name} are empty: the stream has no batch")
+        raise ValueError(f"{name} must not be empty, got an empty stream")
     items = itertools.chain([first], items)
     listed = isinstance(first, list | tuple)
     alone = bool(first) and isinstance(first[0], numbers.Real) if listed else _row(first, name).ndim == 1
     chunks = iter(lambda: list(itertools.islice(items, BATCH)), []) if alone else items
-    found = [_array(chunk, f"a batch of {name}") for chunk in chunks]
-    if wrong := [each.shape for each in found if each.ndim != 2]:
-        raise ValueError(f"a batch of {name} must be numbers of shape (n, d), got shape {wrong[0]}")
-    if len(widths := {each.shape[1] for each in found}) > 1:
-        raise ValueError(f"{name} have batches of different widths: {sorted(widths)}")
-    return np.concatenate(found)
+    arrays = [_array(chunk, f"a batch of {name}") for chunk in chunks]
+    if wrong := [batch.shape for batch in arrays if batch.ndim != 2]:
+        raise ValueError(f"batches of {name} must have shape (n, d), got {wrong[0]}")
+    if len(widths := {batch.shape[1] for batch in arrays}) > 1:
+        raise ValueError(f"batches of {name} must have the same width, got {sorted(widths)}")
+    return np.concatenate(arrays)
 
 
 def _stacked(rows: Any, name: str) -> Vectors:
-    """Make a matrix of rows that are objects."""
+    """Stack row objects into a matrix."""
     if empty := [place for place, row in enumerate(rows) if row is None]:
         raise ValueError(f"{name} have {len(empty)} empty rows, e.g. row {empty[0]}; remove them on both sides")
-    found = [_row(row, name) for row in rows]
-    if len(shapes := {each.shape for each in found}) > 1:
-        raise ValueError(f"{name} are no matrix: rows have shapes {sorted(shapes)[:5]}")
-    return np.stack(found)
+    arrays = [_row(row, name) for row in rows]
+    if len(shapes := {row_array.shape for row_array in arrays}) > 1:
+        raise ValueError(f"rows of {name} must have the same shape, got {sorted(shapes)[:5]}")
+    return np.stack(arrays)
 
 
 def _row(row: Any, name: str) -> Vectors:
     if hasattr(row, "to_numpy") or isinstance(row, torch.Tensor):
         return _array(row, name)
-    found = np.asarray(row) if isinstance(row, np.ndarray | Sequence) and not isinstance(row, str | bytes) else None
-    if found is None or found.dtype.kind not in "fiub":
+    row_array = np.asarray(row) if isinstance(row, np.ndarray | Sequence) and not isinstance(row, str | bytes) else None
+    if row_array is None or row_array.dtype.kind not in "fiub":
         remedy = (
-            "parse each by json.loads, or register the type of the database (pgvector: register_vector)"
+            "parse rows with json.loads, or register the database type (pgvector: register_vector)"
             if isinstance(row, str)
-            else "read each by np.frombuffer(row, np.float32)"
+            else "decode rows with np.frombuffer(row, np.float32)"
             if isinstance(row, bytes)
-            else f"take the vectors out of them, one of {', '.join(map(str, row))}"
+            else f"select the vectors, one of {', '.join(map(str, row))}"
             if isinstance(row, Mapping)
-            else "make each a list of numbers or an array"
+            else "pass lists of numbers or arrays"
         )
-        raise ValueError(f"{name} are no matrix: rows are {type(row).__name__}, e.g. {str(row)[:40]!r}; {remedy}")
-    return found
+        raise ValueError(f"rows of {name} must be numbers, got {type(row).__name__}, e.g. {str(row)[:40]!r}; {remedy}")
+    return row_array
 
 
-def _from_arrow(given: Any) -> Vectors:
-    """Read an Arrow array, whose items are lists."""
-    if hasattr(given, "combine_chunks"):
-        given = given.combine_chunks()
-    if given.null_count:
-        raise ValueError(f"the Arrow array has {given.null_count} empty rows; remove them on both sides")
-    flat = np.asarray(given.flatten())
-    if len(given) == 0 or flat.size % len(given):
-        raise ValueError("the lists in the Arrow array have different lengths")
-    return flat.reshape(len(given), -1)
+def _from_arrow(arrow: Any) -> Vectors:
+    """Read an Arrow array of lists."""
+    if hasattr(arrow, "combine_chunks"):
+        arrow = arrow.combine_chunks()
+    if arrow.null_count:
+        raise ValueError(f"the Arrow array has {arrow.null_count} empty rows; remove them on both sides")
+    flat = np.asarray(arrow.flatten())
+    if len(arrow) == 0 or flat.size % len(arrow):
+        raise ValueError("the lists in the Arrow array must have the same length")
+    return flat.reshape(len(arrow), -1)
 
 
-def _named(found: Vectors, name: str, quantization: Quantization | None, ranges: Any) -> Vectors:
-    """Read integers as what they stand for."""
+def _dequantized(rows: Vectors, name: str, quantization: Quantization | None, ranges: Any) -> Vectors:
+    """Decode quantized vectors; check that vectors without quantization are floating point."""
     if (quantization == "int8") != (ranges is not None):
         raise ValueError(
-            f"quantization='int8' takes ranges, the smallest and the greatest value of each column, and nothing else "
-            f"does; got quantization={quantization!r} and {'no ' if ranges is None else ''}ranges"
+            f"ranges (minimum and maximum of each column) must be passed with quantization='int8', and only then, got "
+            f"quantization={quantization!r} {'without' if ranges is None else 'with'} ranges"
         )
     if quantization is None:
-        check_floats(found, name)
-        return found
-    if found.dtype not in ((np.int8, np.uint8, np.bool_) if quantization == "binary" else (np.int8, np.uint8)):
+        check_floats(rows, name)
+        return rows
+    if rows.dtype not in ((np.int8, np.uint8, np.bool_) if quantization == "binary" else (np.int8, np.uint8)):
         raise ValueError(
-            f"{name} are {found.dtype}, and quantization={quantization!r} reads int8 and uint8: convert them to the "
-            "one that they were written as"
+            f"{name} must be int8 or uint8 for quantization={quantization!r}, got {rows.dtype}; convert them to the "
+            "dtype that the encoder wrote"
         )
-    codes = found.astype(np.int16) + (128 if found.dtype == np.int8 else 0)
+    codes = rows.astype(np.int16) + (128 if rows.dtype == np.int8 else 0)
     if quantization == "binary":
-        bits = found if found.dtype == np.bool_ else np.unpackbits(codes.astype(np.uint8), axis=1)
+        bits = rows if rows.dtype == np.bool_ else np.unpackbits(codes.astype(np.uint8), axis=1)
         return np.where(bits, np.float32(1), np.float32(-1))
-    limits = read_ranges(ranges, found.shape[1])
+    limits = read_ranges(ranges, rows.shape[1])
     steps = (limits[1] - limits[0]) / np.float32(255)
     return np.asarray((codes + np.float32(0.5)) * steps + limits[0], dtype=np.float32)
 
 
 def check_floats(vectors: Vectors, name: str = "vectors") -> None:
-    """Refuse integers, which may be packed bits or codes: their sizes then mean nothing."""
+    """Raise an error if vectors are integers, which may be packed bits or codes."""
     if vectors.dtype.kind in "iub":
         raise ValueError(
-            f"{name} are integers ({vectors.dtype}), and nothing tells what they stand for. Pass quantization='binary' "
-            "for bits, or quantization='int8' with ranges=(smallest, greatest) for codes of 8 bits, to read_vectors or "
-            "to the store; or vectors.astype(np.float32) if they are plain numbers"
+            f"{name} must be floating point, got {vectors.dtype} without a quantization. Pass quantization='binary' "
+            "for bits, or quantization='int8' with ranges=(minimum, maximum) for 8-bit codes, to read_vectors or to "
+            "the store; pass vectors.astype(np.float32) for plain numbers"
         )
 
 
-def read_ranges(given: Any, width: int) -> npt.NDArray[np.float32]:
-    """Read the smallest and the greatest value of each column."""
-    found = np.asarray(np.load(given) if isinstance(given, str | Path) else given, dtype=np.float32)
-    if found.shape == (2,):
-        found = np.repeat(found[:, None], width, 1)
-    if found.shape != (2, width) or not np.isfinite(found).all() or (found[0] > found[1]).any():
+def read_ranges(ranges: Any, width: int) -> npt.NDArray[np.float32]:
+    """Return the minimum and maximum of each column."""
+    limits = np.asarray(np.load(ranges) if isinstance(ranges, str | Path) else ranges, dtype=np.float32)
+    if limits.shape == (2,):
+        limits = np.repeat(limits[:, None], width, 1)
+    if limits.shape != (2, width) or not np.isfinite(limits).all() or (limits[0] > limits[1]).any():
         raise ValueError(
-            f"ranges must be the smallest and the greatest value, two numbers or (2, {width}) numbers, got shape "
-            f"{found.shape}" + ("" if found.shape != (2, width) else " with values that are not finite, or reversed")
+            f"ranges must be a minimum and a maximum, as two numbers or (2, {width}) numbers, got shape "
+            f"{limits.shape}" + ("" if limits.shape != (2, width) else " with infinite, NaN or reversed limits")
         )
-    return found
+    return limits
 
 
 def batches(vectors: Vectors, size: int = BATCH) -> Iterator[npt.NDArray[np.float32]]:
@@ -220,35 +220,35 @@ def batches(vectors: Vectors, size: int = BATCH) -> Iterator[npt.NDArray[np.floa
 
 @checked
 def check_vectors(vectors: Vectors, name: str = "vectors", *, metric: Metric = "cosine") -> None:
-    """Check all rows, in batches: finite, and with cosine not zero.
+    """Check that all rows are finite, and non-zero with metric cosine.
 
     Args:
         vectors: ``(n, d)``.
-        name: What they are, for messages.
+        name: Name of the vectors in messages.
         metric: Metric of the index.
 
     Raises:
-        ValueError: If they are integers, or a row has NaN or infinite values, or is zero where lengths are divided by;
-            the message has the numbers of the first rows.
+        ValueError: If the vectors are integers, or a row has NaN or infinite values, or is zero with metric cosine. The
+            message lists the first such rows.
     """
     check_floats(vectors, name)
     start = 0
     for batch in batches(vectors):
         bad = ~np.isfinite(batch).all(1)
-        what = "NaN or infinite values"
+        problem = "NaN or infinite values"
         if not bad.any() and metric == "cosine":
-            bad, what = ~batch.any(1), "only zeros, so that their cosine is undefined"
+            bad, problem = ~batch.any(1), "only zeros, so that their cosine is undefined"
         if bad.any():
             rows = (start + np.flatnonzero(bad)).tolist()
             raise ValueError(
-                f"{name}: {len(rows)} of rows {start} to {start + len(batch) - 1} have {what}, e.g. {rows[:5]}; "
+                f"{name}: {len(rows)} of rows {start} to {start + len(batch) - 1} have {problem}, e.g. {rows[:5]}; "
                 "remove these rows on both sides"
             )
         start += len(batch)
 
 
 def normalized(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Divide each row by its length; zero rows stay.
+    """Divide each row by its length; zero rows stay unchanged.
 
     Args:
         vectors: ``(n, d)``.
@@ -271,13 +271,13 @@ def normalized(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def are_normalized(vectors: Vectors) -> bool:
-    """Return whether the rows have length 1, by a sample of evenly spaced rows.
+    """Return whether the rows have length 1, based on evenly spaced rows.
 
     Args:
         vectors: ``(n, d)``.
 
     Returns:
-        Whether all sampled rows have.
+        Whether all sampled rows have length 1.
 
     Example:
         >>> are_normalized(np.eye(3)), are_normalized(2 * np.eye(3))
@@ -286,79 +286,79 @@ def are_normalized(vectors: Vectors) -> bool:
     return _unit(lengths(vectors))
 
 
-def _unit(found: npt.NDArray[np.float64]) -> bool:
-    return found.size > 0 and bool((np.abs(found - 1) < UNIT).all())
+def _unit(norms: npt.NDArray[np.float64]) -> bool:
+    return norms.size > 0 and bool((np.abs(norms - 1) < UNIT).all())
 
 
 def is_unit(vectors: Vectors, error: float) -> bool:
-    """Return whether vectors had length 1 before they were changed by about ``error``."""
-    found = lengths(vectors)
-    return found.size > 0 and abs(float(np.median(found)) - 1) <= max(error, UNIT)
+    """Return whether vectors had length 1 before a perturbation of about ``error``."""
+    norms = lengths(vectors)
+    return norms.size > 0 and abs(float(np.median(norms)) - 1) <= max(error, UNIT)
 
 
 def lengths(vectors: Vectors) -> npt.NDArray[np.float64]:
-    """Compute the lengths of a sample of evenly spaced rows; those of zero rows are left out."""
-    found: npt.NDArray[np.float64] = np.linalg.norm(
+    """Compute the lengths of evenly spaced non-zero rows."""
+    norms: npt.NDArray[np.float64] = np.linalg.norm(
         np.asarray(vectors[:: max(1, len(vectors) // SAMPLED)], dtype=np.float64), axis=1
     )
-    return found[found > 0]
+    return norms[norms > 0]
 
 
 def check_lengths(vectors: Vectors, fitted: Sequence[float], name: str) -> None:
-    """Refuse vectors of other lengths than those (smallest, greatest) that a map was fitted to: it would take them.
+    """Raise an error if the lengths of vectors do not match the lengths (minimum, maximum) at the fit of a map.
 
-    Only the one or the other have length 1, or most are more than twice as long, or as short, as any of the fit.
+    Lengths differ if only one set has length 1, or if most lengths are outside the range at the fit by a factor of 2.
     """
-    found, (low, high) = lengths(vectors), fitted
-    if not found.size:
+    norms, (low, high) = lengths(vectors), fitted
+    if not norms.size:
         return
-    shown = f"{name} have lengths from {found.min():.3g} to {found.max():.3g}"
+    actual = f"{name} have lengths from {norms.min():.3g} to {norms.max():.3g}"
     if _unit(np.array(fitted)):
-        if not _unit(found):
-            raise ValueError(f"the map was fitted to vectors of length 1 ± {UNIT}, and {shown}; normalise them first")
-    elif _unit(found) and (found.size >= ENOUGH or not low <= 1 <= high):
+        if not _unit(norms):
+            raise ValueError(f"the map was fitted to vectors of length 1 ± {UNIT}, but {actual}; normalise them first")
+    elif _unit(norms) and (norms.size >= ENOUGH or not low <= 1 <= high):
         raise ValueError(
-            f"{name} have length 1, and the map was fitted to vectors of other lengths: normalise the vectors of the "
-            "pairs and fit again, or pass vectors as the encoder makes them"
+            f"{name} have length 1, but the map was fitted to unnormalised vectors: normalise the pairs and refit, or "
+            "pass vectors as the encoder returns them"
         )
-    elif differ(found, fitted):
+    elif differ(norms, fitted):
         raise ValueError(
-            f"the map was fitted to vectors of lengths from {low:.3g} to {high:.3g}, and {shown}: pass vectors as the "
-            "encoder makes them, or fit again to pairs of such vectors"
+            f"the map was fitted to vectors of lengths from {low:.3g} to {high:.3g}, but {actual}: pass vectors as the "
+            "encoder returns them, or refit to pairs of such vectors"
         )
 
 
-def differ(found: npt.NDArray[np.float64], fitted: Sequence[float]) -> bool:
+def differ(norms: npt.NDArray[np.float64], fitted: Sequence[float]) -> bool:
     """Return whether most lengths are far outside a range."""
-    return not fitted[0] / SCALE <= float(np.median(found)) <= fitted[1] * SCALE
+    return not fitted[0] / SCALE <= float(np.median(norms)) <= fitted[1] * SCALE
 
 
 @checked
 def check_pairs(source: Vectors, target: Vectors, *, ids: Any = None, metric: Metric = "cosine") -> None:
     """Check that rows of two sides correspond and can be compared.
 
-    Without ids, the vectors themselves must tell: similarities among rows of one side must go with those among the same
-    rows of the other, more than after shuffling.
+    Without ids, the check uses the vectors: similarities among old rows must correlate with similarities among new rows
+    more than after shuffling.
 
     Args:
-        source: ``(n, d)``: old vectors.
-        target: ``(n, d')``: new vectors of the same texts.
-        ids: None, one id for each row, or a pair of such sequences, of the old rows and of the new ones.
+        source: ``(n, d)`` old vectors.
+        target: ``(n, d')`` new vectors of the same texts.
+        ids: None, one id for each row, or a pair of id sequences for old and new rows.
         metric: Metric of the index.
 
     Raises:
         ValueError: If the numbers of rows differ, ids differ or repeat, rows do not correspond, or only one side is
-            normalised while the metric depends on lengths.
+            normalised and the metric depends on lengths.
 
     Example:
         >>> old = np.random.default_rng(0).normal(size=(50, 4))
         >>> check_pairs(old, old[:40])
         Traceback (most recent call last):
             ...
-        ValueError: the rows do not correspond: 50 old vectors and 40 new ones
+        ValueError: old and new vectors must have the same number of rows, got 50 and 40
     """
     if len(source) != len(target):
-        raise ValueError(f"the rows do not correspond: {len(source)} old vectors and {len(target)} new ones")
+        raise ValueError(f"old and new vectors must have the same number of rows, got {len(source)} and {len(target)}")
     for name, side in (("the old vectors", source), ("the new vectors", target)):
         check_vectors(side, name, metric=metric)
     if ids is not None:
@@ -370,12 +370,12 @@ def check_pairs(source: Vectors, target: Vectors, *, ids: Any = None, metric: Me
         which = "old" if sides[0] else "new"
         if metric != "cosine":
             raise ValueError(
-                f"only the {which} vectors have length 1, and ranking by {metric} depends on lengths: normalise both "
-                "sides, or neither, or use metric='cosine'"
+                f"only the {which} vectors have length 1, but metric {metric} depends on lengths: normalise both sides "
+                "or neither, or use metric='cosine'"
             )
         warnings.warn(
-            f"only the {which} vectors have length 1; for cosine this is no error, but the map then expects vectors "
-            "like those it was fitted to, normalised or not",
+            f"only the {which} vectors have length 1; with metric cosine this is valid, but the map will require "
+            "vectors normalised in the same way",
             stacklevel=3,
         )
 
@@ -385,13 +385,13 @@ def _check_ids(ids: Any, rows: int) -> None:
     sides = [list(side) for side in ids] if pair else [list(ids)]
     for side in sides:
         if len(side) != rows:
-            raise ValueError(f"there are {len(side)} ids for {rows} rows")
+            raise ValueError(f"ids must have one id per row ({rows}), got {len(side)}")
         if len(set(side)) != len(side):
-            raise ValueError(f"{len(side) - len(set(side))} ids occur more than once; give each pair once")
+            raise ValueError(f"ids must be unique, got {len(side) - len(set(side))} repeated ids; pass each pair once")
     if len(sides) == 2 and sides[0] != sides[1]:
         first = next(row for row, (a, b) in enumerate(zip(*sides, strict=True)) if a != b)
         same = set(sides[0]) == set(sides[1])
-        remedy = "sort both sides by id" if same else "keep the ids that both sides have, in the same order"
+        remedy = "sort both sides by id" if same else "keep the ids common to both sides, in the same order"
         raise ValueError(
             f"the rows do not correspond: row {first} has id {sides[0][first]!r} on the old side and "
             f"{sides[1][first]!r} on the new side; {remedy}"
@@ -399,30 +399,30 @@ def _check_ids(ids: Any, rows: int) -> None:
 
 
 def _check_alignment(source: Vectors, target: Vectors, rows: int = 512, draws: int = 50) -> None:
-    """Compare the correlation of the similarities of both sides with that of shuffled rows."""
+    """Raise an error if the similarities of both sides correlate no more than after shuffling."""
     if len(source) < 10:
         return
-    some = np.unique(np.linspace(0, len(source) - 1, min(rows, len(source))).astype(int))
+    sample = np.unique(np.linspace(0, len(source) - 1, min(rows, len(source))).astype(int))
     grams = []
     for side in (source, target):
-        block = normalized(np.asarray(side[some], dtype=np.float32))
+        block = normalized(np.asarray(side[sample], dtype=np.float32))
         gram = (block - block.mean(0)) @ (block - block.mean(0)).T
         np.fill_diagonal(gram, 0)
         grams.append(gram / max(float(np.linalg.norm(gram)), 1e-12))
-    found = float((grams[0] * grams[1]).sum())
+    agreement = float((grams[0] * grams[1]).sum())
     generator = np.random.default_rng(0)
-    orders = [generator.permutation(len(some)) for _ in range(draws)]
+    orders = [generator.permutation(len(sample)) for _ in range(draws)]
     shuffled = [float((grams[0] * grams[1][np.ix_(order, order)]).sum()) for order in orders]
-    if found < np.mean(shuffled) + 3 * np.std(shuffled):
+    if agreement < np.mean(shuffled) + 3 * np.std(shuffled):
         raise ValueError(
-            f"the rows do not correspond: similarities of old and new vectors agree no more ({found:.3f}) than those "
-            f"of shuffled rows ({np.mean(shuffled):.3f}); sort both sides by id, or pass ids=(old_ids, new_ids)"
+            f"the rows do not correspond: similarities of old and new vectors correlate ({agreement:.3f}) no more than "
+            f"shuffled rows ({np.mean(shuffled):.3f}); sort both sides by id, or pass ids=(old_ids, new_ids)"
         )
 
 
 # -- encoders ----------------------------------------------------------------------------------------------------------
 class CostLimitError(RuntimeError):
-    """The next batch of a remote encoder would exceed the cost limit.
+    """Error of a remote encoder if the next batch would exceed the cost limit.
 
     Example:
         >>> issubclass(CostLimitError, RuntimeError)
@@ -432,18 +432,17 @@ class CostLimitError(RuntimeError):
 
 @dataclass
 class RemoteEncoder:
-    """A function that encodes a list of texts, for example of a remote API, with batches, retries and a cost limit.
+    """Encoder from a function of a list of texts, e.g. a remote API, with batches, retries and a cost limit.
 
     Attributes:
         function: Texts -> vectors, in the same order.
-        batch_size: Texts of one call.
-        retries: How often a failed call is repeated.
-        wait: Seconds before the first repetition; doubled for each further one.
+        batch_size: Texts per call.
+        retries: Number of retries after a failed call.
+        wait: Seconds before the first retry; doubled for each further retry.
         cost_per_character: Cost of one character of text, in any currency.
-        cost_limit: Largest total cost, checked before each call. None: no limit.
-        cache: Folder in which each batch is kept as soon as it is there, so that an interrupted run continues. None:
-            no cache.
-        name: Name of the model behind the function; needed with a cache, whose batches belong to it.
+        cost_limit: Maximum total cost, checked before each call. None: no limit.
+        cache: Folder to store each batch immediately, so that an interrupted run continues. None: no cache.
+        name: Name of the model behind the function; required with a cache.
         spent: Cost so far.
 
     Example:
@@ -463,9 +462,9 @@ class RemoteEncoder:
     spent: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """Check that a cache is not shared by encoders without names."""
+        """Check that an encoder with a cache has a name."""
         if self.cache is not None and not self.name:
-            raise ValueError("with a cache, pass name: the model behind the function, whose vectors are kept there")
+            raise ValueError("`cache` requires `name`: pass the name of the model behind the function")
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Encode texts.
@@ -478,34 +477,34 @@ class RemoteEncoder:
 
         Raises:
             CostLimitError: If the next call would exceed the cost limit.
-            RuntimeError: If a call still fails after all retries. Batches in the cache are kept.
-            ValueError: If there are no texts, or the function returns another number of vectors than of texts.
+            RuntimeError: If a call still fails after all retries. Cached batches stay.
+            ValueError: If ``texts`` is empty, or the function returns a wrong number of vectors.
         """
         if not len(texts):
-            raise ValueError("there are no texts to encode")
-        found = [
+            raise ValueError("texts must not be empty")
+        encoded = [
             self._batch(list(texts[start : start + self.batch_size]), start, len(texts))
             for start in range(0, len(texts), self.batch_size)
         ]
-        return np.concatenate(found)
+        return np.concatenate(encoded)
 
     def _batch(self, texts: list[str], start: int, total: int) -> npt.NDArray[np.float32]:
         key = hashlib.sha256(json.dumps([self.name, *texts]).encode()).hexdigest()[:32]
         place = None if self.cache is None else Path(self.cache) / f"{key}.npy"
         if place is not None and place.is_file():
-            kept: npt.NDArray[np.float32] = np.load(place)
-            return kept
+            cached: npt.NDArray[np.float32] = np.load(place)
+            return cached
         cost = self.cost_per_character * sum(map(len, texts))
         if self.cost_limit is not None and self.spent + cost > self.cost_limit:
             raise CostLimitError(
                 f"texts {start} to {start + len(texts) - 1} of {total} would raise the cost from {self.spent:.4g} to "
                 f"{self.spent + cost:.4g}, above the limit of {self.cost_limit:.4g}; raise cost_limit"
-                + ("" if self.cache else ", and give a cache so that finished batches are kept")
+                + ("" if self.cache else ", and pass `cache` to keep finished batches")
             )
         vectors = read_vectors(self._call(texts, start, total), "the encoder's output").astype(np.float32)
         self.spent += cost
         if len(vectors) != len(texts):
-            raise ValueError(f"the encoder returned {len(vectors)} vectors for {len(texts)} texts")
+            raise ValueError(f"the encoder must return one vector per text ({len(texts)}), got {len(vectors)}")
         if place is not None:
             place.parent.mkdir(parents=True, exist_ok=True)
             content = io.BytesIO()
@@ -519,10 +518,10 @@ class RemoteEncoder:
                 return self.function(texts)
             except Exception as error:  # a remote API may raise anything
                 if attempt == self.retries:
-                    kept = f"finished batches are in {self.cache}: run again" if self.cache else "give a cache"
+                    remedy = f"finished batches are in {self.cache}: rerun" if self.cache else "pass `cache`"
                     raise RuntimeError(
                         f"encoding texts {start} to {start + len(texts) - 1} of {total} failed {attempt + 1} times, "
-                        f"last: {error}; nothing was written, {kept} to continue from here"
+                        f"last: {error}; {remedy} to continue from here"
                     ) from error
                 time.sleep(self.wait * 2**attempt)
         raise AssertionError("unreachable")
@@ -530,13 +529,13 @@ class RemoteEncoder:
 
 @dataclass(frozen=True)
 class NetworkEncoder:
-    """A network of hf-stitch as an encoder: the activations of one layer, one vector for each text.
+    """Encoder from a network of hf-stitch: the pooled activations of one layer.
 
     Attributes:
         adapter: The network, from ``hf_stitch.load``.
         layer: The layer.
         pooling: ``"mean"``, ``"cls"`` or ``"last"``.
-        batch_size: Texts of one forward.
+        batch_size: Texts per forward pass.
 
     Example:
         >>> NetworkEncoder(None, "encoder.layer.5").pooling
@@ -559,18 +558,18 @@ class NetworkEncoder:
         """
         from hf_stitch.analysis.extraction import extract_activations
 
-        found = extract_activations(
+        activations = extract_activations(
             self.adapter, list(texts), layers=[self.layer], pooling=self.pooling, batch_size=self.batch_size,
             progress=False,
         )  # fmt: skip
-        return found.values[self.layer].float().numpy()
+        return activations.values[self.layer].float().numpy()
 
 
-def is_encoder(given: Any) -> bool:
-    """Return whether an object encodes texts: it has ``encode``, or is a function of a list of texts."""
-    if hasattr(given, "encode"):
-        return not isinstance(given, str)
-    return callable(given) and not hasattr(given, "shape")
+def is_encoder(encoder: Any) -> bool:
+    """Return whether an object encodes texts: it has an ``encode`` method, or is a function of a list of texts."""
+    if hasattr(encoder, "encode"):
+        return not isinstance(encoder, str)
+    return callable(encoder) and not hasattr(encoder, "shape")
 
 
 def encode(
@@ -579,11 +578,11 @@ def encode(
     """Encode texts with a ``SentenceTransformer``, a :class:`NetworkEncoder`, a :class:`RemoteEncoder` or a function.
 
     Args:
-        encoder: The encoder. A function gets batches of texts, as by a :class:`RemoteEncoder`. If it has
-            ``encode_document`` and ``encode_query``, as a ``SentenceTransformer`` has, these encode, with their prompts
+        encoder: The encoder. A function receives batches of texts, as in :class:`RemoteEncoder`. If the encoder has the
+            methods ``encode_document`` and ``encode_query``, as ``SentenceTransformer``, they encode with their prompts
             and routes; otherwise documents and queries are encoded alike.
         texts: The texts.
-        queries: Whether the texts are queries. By default they are documents.
+        queries: Whether the texts are queries. Default: documents.
         progress: Whether to show a progress bar (``SentenceTransformer`` only).
 
     Returns:
@@ -595,13 +594,13 @@ def encode(
     """
     texts = list(texts)
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError("texts must be a list of one str or more")
+        raise ValueError("texts must be a non-empty list of str")
     if not hasattr(encoder, "encode"):
         encoder = RemoteEncoder(encoder)
-    known = any(kind.__module__.startswith("sentence_transformers") for kind in type(encoder).__mro__)
+    has_progress_bar = any(kind.__module__.startswith("sentence_transformers") for kind in type(encoder).__mro__)
     run = getattr(encoder, "encode_query" if queries else "encode_document", encoder.encode)
-    found = run(texts, show_progress_bar=progress) if known else run(texts)
-    vectors = read_vectors(found, "the encoder's output").astype(np.float32)
+    outputs = run(texts, show_progress_bar=progress) if has_progress_bar else run(texts)
+    vectors = read_vectors(outputs, "the encoder's output").astype(np.float32)
     if len(vectors) != len(texts):
         raise ValueError(f"the encoder returned {len(vectors)} vectors for {len(texts)} texts")
     return vectors

@@ -25,9 +25,9 @@ def store_in(folder: Path) -> ArrayStore:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"direction": "query"}, "does not rewrite an index"),
-        ({"metric": "l2"}, "a map for l2, and .*old.npy ranks by cosine"),
-        ({"stitch": LinearStitch(9, 3)}, "takes vectors of width 9, and .*old.npy has vectors of width 4"),
+        ({"direction": "query"}, "requires a map of direction 'index'"),
+        ({"metric": "l2"}, "must be cosine as in .*old.npy, got l2"),
+        ({"stitch": LinearStitch(9, 3)}, "requires vectors of width 9, got width 4 from .*old.npy"),
     ],
 )
 def test_maps_that_do_not_fit(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -39,21 +39,21 @@ def test_maps_that_do_not_fit(tmp_path: Path, options: dict[str, Any], message: 
 def test_zero_vectors(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     np.save(store.source, np.where(np.arange(50)[:, None] == 25, 0, VECTORS))
-    with pytest.raises(ValueError, match=r"1 vectors of .* are zero or not finite, e.g. those with ids \[25\]"):
+    with pytest.raises(ValueError, match=r"1 vectors of .* are zero or not finite, e.g. ids \[25\]"):
         upgrade(store, MAP, batch_size=10, progress=False)
 
 
 def test_a_second_upgrade_at_the_same_time_is_refused(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.start("key", 3)
-    with pytest.raises(OSError, match="another process upgrades"):
+    with pytest.raises(OSError, match="another process is upgrading"):
         upgrade(ArrayStore(store.source, store.target), MAP, progress=False)
 
 
 def test_a_target_that_exists_stays(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.target.write_bytes(b"precious")
-    with pytest.raises(FileExistsError, match="delete it, or upgrade into another file"):
+    with pytest.raises(FileExistsError, match="exists; delete it"):
         upgrade(store, MAP, progress=False)
     assert store.target.read_bytes() == b"precious"
 
@@ -66,7 +66,7 @@ def test_a_stored_row_that_disagrees_with_the_map(tmp_path: Path) -> None:
         write(ids, np.where(np.arange(len(vectors))[:, None] == 7, -vectors, vectors))
 
     store.write = wrong  # type: ignore[assignment, method-assign]
-    with pytest.raises(ValueError, match=r"1 of 50 rows .* id 7:"):
+    with pytest.raises(ValueError, match=r"1 of 50 verified rows .* id 7:"):
         upgrade(store, MAP, progress=False)
     assert not store.target.exists()
 
@@ -89,7 +89,7 @@ def test_integers_are_read_as_what_they_stand_for(quantization: Any, tmp_path: P
         options["ranges"] = str(tmp_path / "ranges.npy")  # as the command line passes it
     old = read_vectors(codes, quantization=quantization, ranges=ranges)
     made = EmbeddingMap.of(LinearStitch.of(weight=torch.randn(3, old.shape[1])))
-    with pytest.raises(ValueError, match=r"old\.npy are integers .uint8., .* or to the store"):
+    with pytest.raises(ValueError, match=r"old\.npy must be floating point, got uint8 .* or to the store"):
         upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy"), made, progress=False)
     upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy", **options), made, batch_size=7, progress=False)
     np.testing.assert_allclose(np.load(tmp_path / "new.npy"), made(old), atol=1e-6)
@@ -99,7 +99,7 @@ def test_a_store_of_one_row_and_an_empty_one(tmp_path: Path) -> None:
     np.save(tmp_path / "old.npy", VECTORS[:1])
     assert upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy"), MAP, progress=False).rows == 1
     np.save(tmp_path / "old.npy", VECTORS[:0])
-    with pytest.raises(ValueError, match=r"old\.npy are empty: shape \(0, 4\)"):
+    with pytest.raises(ValueError, match=r"old\.npy must not be empty, got shape \(0, 4\)"):
         upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "other.npy"), MAP, progress=False)
 
 
@@ -107,7 +107,7 @@ def test_a_map_of_raw_vectors_and_a_store_of_normalised_ones(tmp_path: Path) -> 
     old = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
     fitted = fit_embedding_map(old, old[:, ::-1], map="ridge", direction="index", progress=False)
     np.save(tmp_path / "old.npy", normalized(old))
-    with pytest.raises(ValueError, match="have length 1, and the map was fitted to vectors of other lengths"):
+    with pytest.raises(ValueError, match="have length 1, but the map was fitted to unnormalised vectors"):
         upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "new.npy"), fitted, progress=False)
     np.save(tmp_path / "old.npy", old)
     upgrade(ArrayStore(tmp_path / "old.npy", tmp_path / "other.npy"), fitted, progress=False)

@@ -106,7 +106,7 @@ def test_columns_of_parquet_files(folder: Path, tmp_path: Path) -> None:
         sides.append(f"{tmp_path / side}.parquet:v")
     found = run("fit", *sides, "--map", "ridge", "--direction", "index", "--out", tmp_path / "map")
     assert found["map"] == "ridge, index"
-    with pytest.raises(ValueError, match="name the column of vectors"):
+    with pytest.raises(ValueError, match="column must be one of"):
         CliRunner().invoke(app, ["fit", sides[0][:-2], sides[1], "--out", str(tmp_path)], catch_exceptions=False)
 
 
@@ -114,11 +114,11 @@ def test_columns_of_parquet_files(folder: Path, tmp_path: Path) -> None:
     "arguments, message",
     [
         (["upgrade", "map"], "Missing argument 'STORE'"),
-        (["upgrade", "map", "arrays:a.npy"], "'arrays' among embedding_stores needs the option 'target'"),
-        (["upgrade", "map", "arrays:a.npy", "tarjet=b"], "has no option 'tarjet'; did you mean 'target'"),
-        (["upgrade", "map", "arrays:a.npy", "b.npy"], "write each option once, as OPTION=VALUE; got 'b.npy'"),
+        (["upgrade", "map", "arrays:a.npy"], "'arrays' among embedding_stores requires the option 'target'"),
+        (["upgrade", "map", "arrays:a.npy", "tarjet=b"], "got an unexpected option 'tarjet'; did you mean 'target'"),
+        (["upgrade", "map", "arrays:a.npy", "b.npy"], "options must be OPTION=VALUE, each once, got 'b.npy'"),
         (["upgrade", "map", "arrays:a.npy", "target=b", "target=c"], "got 'target=c'"),
-        (["export", "map"], "give --encoder and --out"),
+        (["export", "map"], "pass --encoder and --out"),
         (["fit", "a.npy", "b.npy", "--out", "x", "--old-ids", __file__], "ids of both sides"),
     ],
 )

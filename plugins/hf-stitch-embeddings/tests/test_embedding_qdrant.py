@@ -98,7 +98,7 @@ def test_the_report_says_what_did_not_go_over(datatype: str | None, more: bool) 
     options: dict[str, Any] = {"quantization": "int8", "ranges": (-1, 1)} if datatype == "uint8" else {}
     store = QdrantStore(client, "docs", **options)
     said = upgrade(store, EmbeddingMap.of(MAP.stitch, metric="dot"), progress=False).sentence.partition(
-        "lack what these declare, "
+        "lack the settings "
     )[2]
     assert (f"datatype={datatype}" in said) == (datatype not in (None, "float32"))
     for each in ("on_disk=True", "hnsw_config={'m': 24, 'ef_construct': 77}", "'quantile': 0.99"):
@@ -111,7 +111,7 @@ def test_integers_are_read_as_what_they_stand_for(distance: str) -> None:
     client = client_with({"old": params(distance, datatype="uint8")}, codes)
     cosine = distance == "COSINE"  # the local mode keeps them at length 1
     refused = (
-        "have the data type uint8 and no integers any more" if cosine else "docs are integers .uint8., .* to the store"
+        "uint8 vectors .* cannot be decoded" if cosine else "docs must be floating point, got uint8 .* to the store"
     )
     with pytest.raises(ValueError, match=refused):
         upgrade(QdrantStore(client, "docs"), MAP, progress=False)
@@ -144,7 +144,7 @@ def test_a_half_of_another_map_is_named() -> None:
     store = QdrantStore(client, "docs")
     store.describe()
     store.start("0123456789ab", 6)
-    with pytest.warns(UserWarning, match="of another map, in 'old_0123456789ab'"):
+    with pytest.warns(UserWarning, match="of a different map in 'old_0123456789ab'"):
         upgrade(QdrantStore(client, "docs", vector_name="old"), MAP, progress=False)
 
 
@@ -153,7 +153,7 @@ def test_a_collection_that_is_opened_again_serves_the_new_vectors(config: Any) -
     """Also of equal width, where nothing else would tell them from the old ones."""
     client = client_with(config)
     square = EmbeddingMap.of(LinearStitch.of(weight=-torch.eye(4)), metric="dot")
-    with pytest.raises(ValueError, match="has no new vectors: upgrade it first"):
+    with pytest.raises(ValueError, match="under one name, got none: upgrade it first"):
         QdrantStore(client, "docs").replace([0], np.ones((1, 4)))
     upgrade(QdrantStore(client, "docs"), square, progress=False)
     again = QdrantStore(client, "docs")
@@ -176,7 +176,7 @@ def test_old_vectors_that_change_after_they_were_mapped() -> None:
             client.update_vectors("docs", [models.PointVectors(id=ids[0], vector={"old": [1.0, 2.0, 3.0, 4.0]})])
 
     store.write = written  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="1 of 60 rows"):
+    with pytest.raises(ValueError, match="1 of 60 verified rows"):
         upgrade(store, MAP, batch_size=20, verify=5, progress=False)
 
 
@@ -184,23 +184,23 @@ def test_bad_input() -> None:
     several = {"old": params(), "image": params()}
     multi = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
     for client, options, message in (
-        (client_with(several), {}, "has several vectors, 'old', 'image': pass vector_name"),
-        (client_with({"old": params()}), {"vector_name": "new"}, "has no vectors 'new', only 'old'"),
-        (client_with({"old": params()}), {"collection": "pages"}, "no Qdrant collection pages, only: docs"),
-        (client_with(params("MANHATTAN")), {}, "ranks by Manhattan"),
-        (client_with({"old": params()}, VECTORS[:0]), {}, "0 of 0 points"),
-        (client_with(several), {"vector_name": "image"}, "60 of 60 points"),
+        (client_with(several), {}, "has several vectors: pass one of 'old', 'image' as vector_name"),
+        (client_with({"old": params()}), {"vector_name": "new"}, "vector_name must be one of 'old' .*, got 'new'"),
+        (client_with({"old": params()}), {"collection": "pages"}, "pages does not exist; collections: docs"),
+        (client_with(params("MANHATTAN")), {}, "got Manhattan"),
+        (client_with({"old": params()}, VECTORS[:0]), {}, "0 of 0 lack one"),
+        (client_with(several), {"vector_name": "image"}, "60 of 60 lack one"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             upgrade(QdrantStore(client, **{"collection": "docs", **options}), MAP, progress=False)  # type: ignore[arg-type]
     client = qdrant_client.QdrantClient(":memory:")
     client.create_collection("docs", vectors_config={"old": params(multivector_config=multi)})
-    with pytest.raises(ValueError, match="several vectors for each point"):
+    with pytest.raises(ValueError, match="several vectors per point"):
         QdrantStore(client, "docs").describe()
 
 
 def test_a_folder_that_another_process_uses(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no folder of Qdrant"):
+    with pytest.raises(FileNotFoundError, match="must be a Qdrant folder or a URL"):
         QdrantStore(tmp_path / "absent", "docs")
     first = qdrant_client.QdrantClient(path=str(tmp_path))
     with pytest.raises(OSError, match="cannot be opened"):

@@ -72,7 +72,7 @@ def test_further_rows_are_further_rows() -> None:
 
 def test_rows_that_determine_nothing_are_refused() -> None:
     x, y, _ = clustered(400)
-    with pytest.raises(ValueError, match="12 clusters of both halves of the target need at least 48 rows, got 40"):
+    with pytest.raises(ValueError, match="12 clusters require at least 48 rows of the target, got 40"):
         ALONE.fit(x, y[:40])
     with pytest.raises(ValueError, match="all 400 rows of the source are equal"):
         ALONE.fit(torch.ones_like(x), y)
@@ -90,7 +90,7 @@ def test_a_refusal_reaches_the_user() -> None:
     a, b, x = networks()
     noise = torch.randn(400, 6), torch.randn(400, 6)
     matcher = Unsupervised(clusters=(8,), starts=2, iterations=3)
-    with pytest.raises(NoAlignmentError, match=r"the map of positions .* not aligned"):
+    with pytest.raises(NoAlignmentError, match=r"the map of positions .* could not be aligned"):
         hf_stitch.stitch(a, b, x[800:], matcher=matcher, unpaired=noise, **CUT)
 
 

@@ -79,7 +79,7 @@ def test_columns_of_datasets_are_read(tmp_path: Path) -> None:
     for given in (table, table.with_format("numpy"), table.with_format("torch"), table.to_iterable_dataset()):
         np.testing.assert_array_equal(read_vectors(given["vector"]).astype(np.float32), wanted)
     for given in (table, table.to_iterable_dataset()):
-        with pytest.raises(ValueError, match=r"rows are dict, .*take the vectors out of them, one of vector, text"):
+        with pytest.raises(ValueError, match=r"got dict, .*select the vectors, one of vector, text"):
             read_vectors(given)
 
 
@@ -115,22 +115,26 @@ def test_codes_of_ranges_are_read_to_half_a_step(precision: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (np.ones((2, 3), np.int8), {}, "vectors are integers .int8., and nothing tells .* Pass quantization='binary'"),
-        ([[1, 2], [3, 4]], {}, r"integers .int64., .*vectors.astype.np.float32. if they are plain numbers"),
-        (SIGNS > 0, {}, "integers .bool."),
-        (np.ones((2, 3), np.int16), {"quantization": "int8", "ranges": (0, 1)}, "int16, and quantization='int8' reads"),
-        (np.ones((2, 3)), {"quantization": "binary"}, "float64, and quantization='binary' reads int8 and uint8"),
-        (SIGNS > 0, {"quantization": "int8", "ranges": (0, 1)}, "bool, and quantization='int8'"),
-        (np.ones((2, 3), np.int8), {"quantization": "int8"}, "takes ranges, .* got quantization='int8' and no ranges"),
-        (np.ones((2, 3), np.int8), {"ranges": (0, 1)}, "got quantization=None and ranges"),
+        (
+            np.ones((2, 3), np.int8),
+            {},
+            "must be floating point, got int8 without a quantization. Pass quantization='binary'",
+        ),
+        ([[1, 2], [3, 4]], {}, r"got int64 .*vectors.astype.np.float32. for plain numbers"),
+        (SIGNS > 0, {}, "got bool"),
+        (np.ones((2, 3), np.int16), {"quantization": "int8", "ranges": (0, 1)}, "for quantization='int8', got int16"),
+        (np.ones((2, 3)), {"quantization": "binary"}, "must be int8 or uint8 for quantization='binary', got float64"),
+        (SIGNS > 0, {"quantization": "int8", "ranges": (0, 1)}, "for quantization='int8', got bool"),
+        (np.ones((2, 3), np.int8), {"quantization": "int8"}, "ranges .* got quantization='int8' without ranges"),
+        (np.ones((2, 3), np.int8), {"ranges": (0, 1)}, "got quantization=None with ranges"),
         (np.ones((2, 3), np.int8), {"quantization": "bits"}, "quantization must be one of 'binary', 'int8' or None"),
         (
             np.ones((2, 3), np.int8),
             {"quantization": "int8", "ranges": np.ones((2, 4))},
             r"\(2, 3\) numbers, got .*2, 4",
         ),
-        (np.ones((2, 3), np.int8), {"quantization": "int8", "ranges": (1, 0)}, "not finite, or reversed"),
-        (np.ones((2, 3), np.int8), {"quantization": "int8", "ranges": (0, np.nan)}, "not finite, or reversed"),
+        (np.ones((2, 3), np.int8), {"quantization": "int8", "ranges": (1, 0)}, "infinite, NaN or reversed limits"),
+        (np.ones((2, 3), np.int8), {"quantization": "int8", "ranges": (0, np.nan)}, "infinite, NaN or reversed limits"),
     ],
 )
 def test_integers_that_mean_something_else_are_refused(given: Any, options: dict[str, Any], message: str) -> None:
@@ -154,29 +158,29 @@ def test_integers_are_refused_wherever_vectors_are_taken() -> None:
         lambda: encode(lambda texts: packed[: len(texts)], ["a"]),
         lambda: EmbeddingMap.of(LinearStitch(8, 5))(packed),
     ):
-        with pytest.raises(ValueError, match=r"are integers .uint8., and nothing tells what they stand for"):
+        with pytest.raises(ValueError, match=r"must be floating point, got uint8 without a quantization"):
             take()
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["[0.1, 0.2]"], "rows are str, e.g. '.0.1, 0.2.'; parse each by json.loads, or register the type"),
-        ([b"abcd"], "rows are bytes, .*np.frombuffer"),
-        ([{"id": 1, "v": [1.0]}], "rows are dict, .* one of id, v$"),
-        ({"id": [1], "v": [[1.0]]}, "vectors are columns, id, v: pass one of them"),
+        (["[0.1, 0.2]"], "got str, e.g. '.0.1, 0.2.'; parse rows with json.loads, or register"),
+        ([b"abcd"], "got bytes, .*np.frombuffer"),
+        ([{"id": 1, "v": [1.0]}], "got dict, .* one of id, v$"),
+        ({"id": [1], "v": [[1.0]]}, "vectors must be one column, got id, v; pass one"),
         ([[1.0], None], "vectors have 1 empty rows, e.g. row 1; remove them"),
-        ([object()], "rows are object, .*make each a list of numbers"),
-        (iter(["[1]"]), "rows are str"),
+        ([object()], "got object, .*pass lists of numbers"),
+        (iter(["[1]"]), "got str"),
         (Row(np.ones(3)), r"got >f4 of shape \(3,\)"),
         (3.0, "got a float: pass rows"),
-        ([Row(np.ones(3)), Row(np.ones(2))], r"rows have shapes \[\(2,\), \(3,\)\]"),
+        ([Row(np.ones(3)), Row(np.ones(2))], r"must have the same shape, got \[\(2,\), \(3,\)\]"),
         (np.ones(3), "shape"),
         (np.ones((0, 3)), "empty"),
         ([["a", "b"]], "numbers"),
-        ([[1.0], [1.0, 2.0]], "matrix"),
+        ([[1.0], [1.0, 2.0]], "same shape"),
         (iter([]), "empty"),
-        (iter([np.ones((1, 2)), np.ones((1, 3))]), "different widths"),
+        (iter([np.ones((1, 2)), np.ones((1, 3))]), "same width"),
     ],
 )
 def test_what_is_no_matrix_is_refused(given: object, message: str) -> None:
@@ -195,9 +199,9 @@ def test_rows_that_do_not_correspond_are_refused() -> None:
         check_pairs(old, new, ids=(ids, ids[::-1]))
     with pytest.raises(ValueError, match="keep the ids"):
         check_pairs(old, new, ids=(ids, [*ids[:-1], "other"]))
-    with pytest.raises(ValueError, match="more than once"):
+    with pytest.raises(ValueError, match="must be unique"):
         check_pairs(old, new, ids=["same"] * 200)
-    with pytest.raises(ValueError, match="199 ids"):
+    with pytest.raises(ValueError, match="got 199"):
         check_pairs(old, new, ids=ids[1:])
     for wrong in (np.roll(new, 1, axis=0), new[np.random.default_rng(2).permutation(200)]):
         with pytest.raises(ValueError, match="do not correspond"):
@@ -244,7 +248,7 @@ def test_failed_calls_are_repeated() -> None:
 def test_a_run_that_fails_midway_continues_from_its_cache(tmp_path: Path) -> None:
     texts = [str(number) for number in range(10)]
     broken = RemoteEncoder(Flaky(*range(3, 99)), batch_size=2, retries=1, wait=0, cache=tmp_path, name="a")
-    with pytest.raises(RuntimeError, match=r"texts 4 to 5 of 10 failed 2 times.*run again"):
+    with pytest.raises(RuntimeError, match=r"texts 4 to 5 of 10 failed 2 times.*rerun"):
         broken.encode(texts)
     assert len(list(tmp_path.iterdir())) == 2
     working = Flaky()
@@ -262,7 +266,7 @@ def test_the_cost_limit_holds() -> None:
 
 
 def test_an_encoder_that_drops_texts_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 vectors for 2 texts"):
+    with pytest.raises(ValueError, match=r"one vector per text .2., got 1"):
         encode(lambda texts: [[1.0, 2.0]], ["a", "b"])
 
 
@@ -277,14 +281,14 @@ def test_a_network_is_an_encoder() -> None:
 
 
 def test_a_cache_belongs_to_one_encoder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="with a cache, pass name"):
+    with pytest.raises(ValueError, match="`cache` requires `name`"):
         RemoteEncoder(lambda texts: [[1.0]] * len(texts), cache=tmp_path)
     one, other = (
         RemoteEncoder(lambda texts, value=value: [[value]] * len(texts), cache=tmp_path, name=name)
         for name, value in (("a", 1.0), ("b", 2.0))
     )
     assert one.encode(["x"]).tolist() == [[1.0]] and other.encode(["x"]).tolist() == [[2.0]]
-    with pytest.raises(ValueError, match="no texts"):
+    with pytest.raises(ValueError, match="texts must not be empty"):
         one.encode([])
 
 

@@ -1,7 +1,7 @@
-"""Sweep of :func:`hf_stitch_shorten.shorten` over model families: which ones become plain networks with fewer blocks.
+"""Sweep of :func:`hf_stitch_shorten.shorten` over model families: which families can be rebuilt with fewer blocks.
 
-``python -m benchmarks.shorten_zoo`` renews ``docs/shorten_zoo.json``, a row per family of :mod:`benchmarks.zoo`. A
-second run resumes where the first one stopped. Each family runs in a separate process with a limit on its time.
+``python -m benchmarks.shorten_zoo`` updates ``docs/shorten_zoo.json``, with a row per family of :mod:`benchmarks.zoo`.
+A second run resumes where the first run stopped. Each family runs in a separate process with a time limit.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from hf_stitch.tasks.base import logits_of
 FILE = zoo_records.FILE.with_name("shorten_zoo.json")
 SECONDS, SAMPLES, WORDS, NEW = 120, 44, 40, 8
 SIZES = (64, 96, 128)
-"""Sizes of images that are tried instead of the native one of timm."""
+"""Sizes of images to try instead of the native size of timm."""
 
 END = "</s>"
 EXACT = 1e-5
-"""Greatest difference between the plain network and the mapped one, over the largest output."""
+"""Maximum difference between the rebuilt and the mapped network, over the largest output."""
 
 CLOSE = 1e-4
-"""The same for a network that was saved and loaded, whose weights are elsewhere in memory."""
+"""The same for a saved and loaded network, with weights elsewhere in memory."""
 
 MOST = 6
-"""Number of blocks whose removal is tried one by one."""
+"""Maximum number of blocks to remove one by one."""
 
 OUTCOMES = ("folds exactly", "drops exactly", "refused", "fails", "not examined")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What became of one family.
+    """Outcome for one family.
 
     Attributes:
         suite: One of :data:`benchmarks.zoo.SUITES`.
@@ -65,14 +65,15 @@ class Row:
         model: Name of the timm model, or of the transformers class.
         outcome: One of :data:`OUTCOMES`.
         blocks: Number of blocks in stacks.
-        joints: Number of those that have a joint.
-        tried: Number of blocks that were removed one by one, with a random change of the projection before them.
-        exact: Number of those without which the plain network computes what the mapped one does.
-        error: Difference between the plain network of :func:`shorten` and the mapped one, over the largest output.
-        generation: Whether the network, saved and loaded again, generates the same with a cache and without.
+        joints: Number of blocks with a joint.
+        tried: Number of blocks removed one by one, with a random change of the projection before them.
+        exact: Number of tried blocks for which the rebuilt and the mapped network agree.
+        error: Difference between the rebuilt network of :func:`shorten` and the mapped network, over the largest
+            output.
+        generation: Whether the saved and loaded network generates the same with and without a cache.
         reason: Message of a refusal or an error.
-        seconds: How long it took.
-        versions: Libraries with which the family was examined.
+        seconds: Duration of the examination.
+        versions: Versions of the libraries.
     """
 
     suite: str
@@ -92,7 +93,7 @@ class Row:
 
 # -- samples ----------------------------------------------------------------------------------------------------------
 def tokenizer(network: Adapter) -> Any:
-    """Return a tokenizer of words with the special ids of a network."""
+    """Return a word tokenizer with the special ids of a network."""
     config = network.model.config.get_text_config()  # type: ignore[operator, union-attr]
     pad, mask = network.interface.pad_id or 0, getattr(config, "mask_token_id", None)
     most = getattr(config, "vocab_size", 200)
@@ -101,27 +102,27 @@ def tokenizer(network: Adapter) -> Any:
     end = getattr(config, "eos_token_id", None)
     named = {"[PAD]": pad, "[MASK]": mask, "[UNK]": free[0], END: end if isinstance(end, int) else free[1]}
     vocabulary = {**named, **{f"w{place}": i for place, i in enumerate(free[2 : WORDS + 2])}}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    word_level = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", mask_token="[MASK]", unk_token="[UNK]"
+        tokenizer_object=word_level, pad_token="[PAD]", mask_token="[MASK]", unk_token="[UNK]"
     )
 
 
 def of_small_images(network: Adapter) -> Adapter:
-    """Return a network that reads small images, if it takes them; most of the time is spent in forwards."""
+    """Return a network with small example images, if it accepts them, because forward passes take most of the time."""
     for size in SIZES:
         try:
             small = hf_stitch.load(network.model, example_inputs=torch.randn(2, 3, size, size))
             if small.layers:
                 return small
-        except Exception:  # the code of a network raises anything for another size
+        except Exception:  # networks can raise anything for a different size
             continue
     return network
 
 
 def with_data(network: Adapter) -> tuple[Adapter, Any]:
-    """Return a network that reads raw samples, and samples."""
+    """Return a network that accepts raw samples, and the samples."""
     if network.library == "timm":
         network = of_small_images(network)
     draw = torch.Generator().manual_seed(0)
@@ -140,70 +141,78 @@ def with_data(network: Adapter) -> tuple[Adapter, Any]:
 
 # -- checks -----------------------------------------------------------------------------------------------------------
 def one_by_one(network: Adapter, data: Any) -> dict[str, int]:
-    """Remove blocks one by one, with a random change of the projection before them, and compare with the mapped one."""
+    """Remove single blocks, with a random change of the projection before them; compare rebuilt and mapped networks."""
     samples = Samples.of(data)
     with Run.of(shorten, {"progress": False}, takes=WITHOUT_STATE) as run:
         job = _Job(network, samples, samples, (), "refit", None, None, run)
         search = job._search(network)
         start = _State(network, {block: block for stack in search.stacks for block in stack.blocks})
-        found = search.intervals(1)
-        found = found if len(found) <= MOST else [found[i * (len(found) - 1) // (MOST - 1)] for i in range(MOST)]
+        intervals = search.intervals(1)
+        intervals = (
+            intervals
+            if len(intervals) <= MOST
+            else [intervals[i * (len(intervals) - 1) // (MOST - 1)] for i in range(MOST)]
+        )
         exact = 0
-        for interval in found:
+        for interval in intervals:
             weight, bias = matrix_of(network.model.get_submodule(search.joints[interval.before].projection))
-            noise = [0.3 * torch.randn_like(each) * each.std() for each in (weight, bias) if each is not None]
+            noise = [0.3 * torch.randn_like(tensor) * tensor.std() for tensor in (weight, bias) if tensor is not None]
             change = Change(noise[0], noise[1] if bias is not None else None)
-            with suppress(CannotBeRebuiltError):  # a refusal, which counts as tried and not as exact
+            with suppress(CannotBeRebuiltError):  # a refusal counts as tried, not as exact
                 exact += job._without(start, search, interval, change).error <= EXACT
-    return {"blocks": len(start.names), "joints": len(search.joints), "tried": len(found), "exact": exact}
+    return {"blocks": len(start.names), "joints": len(search.joints), "tried": len(intervals), "exact": exact}
 
 
 def loaded_again(suite: str, model: Any, folder: str) -> Any:
-    """Load the network of a folder as users do, or by its class if the Auto class has no head for its config."""
+    """Load the network in a folder as users do, or by its class if the Auto class lacks a head for its config."""
     if suite == "timm":
         return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     auto = getattr(transformers, tiny.SUITES[suite][1])
-    known = type(model.config) in auto._model_mapping
-    return (auto if known else type(model)).from_pretrained(folder).eval()
+    in_auto_class = type(model.config) in auto._model_mapping
+    return (auto if in_auto_class else type(model)).from_pretrained(folder).eval()
 
 
 def saved(suite: str, network: Adapter, save: Callable[[str], Any]) -> Any:
-    """Save a network in a folder, load it, and return the loaded one, or what is wrong with it."""
+    """Save a network in a folder, load it, and return the loaded network or an error message."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             save(folder + "/saved")
             again = loaded_again(suite, network.model, folder + "/saved")
         inputs = {**network.interface.options, **network.example}
-        return again if same(again, network.model, inputs) else "the folder has another network"
+        return again if same(again, network.model, inputs) else "the folder contains a different network"
     except Exception as error:
-        return told(error)
+        return one_line(error)
 
 
 @torch.no_grad()
-def same(model: Any, other: Any, inputs: Mapping[str, Any]) -> bool:
-    """Return whether two networks have the same outputs, but for rounding."""
-    found, wanted = logits_of(model(**inputs)), logits_of(other(**inputs))
-    return float((found - wanted).abs().max()) <= CLOSE * float(wanted.abs().max())
+def same(model: Any, second: Any, inputs: Mapping[str, Any]) -> bool:
+    """Return whether two networks have the same outputs up to rounding."""
+    outputs, expected = logits_of(model(**inputs)), logits_of(second(**inputs))
+    return float((outputs - expected).abs().max()) <= CLOSE * float(expected.abs().max())
 
 
 def generated(model: Any, ids: Tensor) -> tuple[list[int], ...]:
-    """Return the tokens that a model generates with a cache and without."""
+    """Return the tokens that a model generates with and without a cache."""
     options: Any = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
         return tuple(model.generate(ids, use_cache=cache, **options)[0].tolist() for cache in (True, False))
 
 
 def generation(whole: Any, short: Any, again: Any, ids: Tensor) -> str:
-    """Return whether a short network generates the same with a cache and without, as far as the whole one does."""
+    """Return whether a short network generates the same with and without a cache, if the whole network does."""
     try:
-        own = generated(whole, ids)
+        whole_tokens = generated(whole, ids)
     except Exception as error:
         return f"not by the whole network: {type(error).__name__}: {error}"[:100]
-    found = generated(again, ids)
-    if found != generated(short, ids):
+    tokens = generated(again, ids)
+    if tokens != generated(short, ids):
         return "DIFFERENT after loading"
-    if found[0] != found[1]:
-        return "DIFFERENT with a cache" if own[0] == own[1] else "different with a cache, as in the whole network"
+    if tokens[0] != tokens[1]:
+        return (
+            "DIFFERENT with a cache"
+            if whole_tokens[0] == whole_tokens[1]
+            else "different with a cache, as in the whole network"
+        )
     return "equal"
 
 
@@ -214,28 +223,28 @@ def examine(suite: str, family: str, name: str | None) -> Row:
         network, data = with_data(zoo.adapter_of(suite, family, name))
         row = dataclasses.replace(row, model=name or type(network.model).__name__)
     except Exception as error:
-        return dataclasses.replace(row, reason=told(error))
+        return dataclasses.replace(row, reason=one_line(error))
     try:
         row = dataclasses.replace(row, **one_by_one(network, data))
         row = examined(row, network, data)
     except Exception as error:
-        row = dataclasses.replace(row, outcome="refused" if clear(error) else "fails", reason=told(error))
+        row = dataclasses.replace(row, outcome="refused" if clear(error) else "fails", reason=one_line(error))
     return dataclasses.replace(row, seconds=round(time.perf_counter() - start, 1))
 
 
 def examined(row: Row, network: Adapter, data: Any) -> Row:
-    """Shorten a network, by a refit or else without a map, and check the result."""
+    """Shorten a network, with a refit or, if this fails, without a map, and check the result."""
     options: Any = {"remove": 1, "progress": False}
     try:
-        found, outcome = shorten(network, data, **options), "folds exactly"
+        shortened, outcome = shorten(network, data, **options), "folds exactly"
     except ValueError as error:
         if isinstance(error, CannotBeRebuiltError) or not clear(error):
             raise
-        found, outcome = shorten(network, data, matcher="drop", **options), "drops exactly"
-        row = dataclasses.replace(row, reason=told(error))
-    assert found.model is not None
-    row = dataclasses.replace(row, outcome=outcome if found.error <= EXACT else "fails", error=found.error)
-    again = saved(row.suite, found.model, found.save_pretrained)
+        shortened, outcome = shorten(network, data, matcher="drop", **options), "drops exactly"
+        row = dataclasses.replace(row, reason=one_line(error))
+    assert shortened.model is not None
+    row = dataclasses.replace(row, outcome=outcome if shortened.error <= EXACT else "fails", error=shortened.error)
+    again = saved(row.suite, shortened.model, shortened.save_pretrained)
     if isinstance(again, str):
         whole: Any = network.model
         save = partial(timm.models.save_for_hf, whole, safe_serialization=True)
@@ -245,25 +254,27 @@ def examined(row: Row, network: Adapter, data: Any) -> Row:
     inputs = {**network.interface.options, **network.example}
     if row.suite == "causal":
         ids = inputs[network.interface.content[0]][:1]
-        made = generation(network.model, found.model.model, again, ids)
-        row = dataclasses.replace(row, generation=made, outcome="fails" if "DIFFERENT" in made else row.outcome)
+        agreement = generation(network.model, shortened.model.model, again, ids)
+        row = dataclasses.replace(
+            row, generation=agreement, outcome="fails" if "DIFFERENT" in agreement else row.outcome
+        )
     return row
 
 
 def clear(error: Exception) -> bool:
-    """Return whether an error is a refusal of this project, and not one from within."""
+    """Return whether an error is a refusal of this project, not an internal error."""
     return isinstance(error, ValueError) and "hf_stitch" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
-def told(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return an error as one line."""
-    found = zoo.told(error)
-    return found.partition(": ")[2] if clear(error) else found
+    message = zoo.told(error)
+    return message.partition(": ")[2] if clear(error) else message
 
 
 # -- the sweep --------------------------------------------------------------------------------------------------------
 def main() -> None:
-    """Renew the rows, and print how many families have which outcome."""
+    """Update the rows, and print the number of families per outcome."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", choices=zoo.SUITES, action="append", help="suite, repeatable; default: all")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="families that match, e.g. 'resnet*'")
@@ -272,7 +283,7 @@ def main() -> None:
     options = parser.parse_args()
     zoo.quiet()
     done = {(row.suite, row.family): row for row in zoo_records.rows_of(Row, options.rows)}
-    wanted = [
+    families = [
         (suite, family)
         for suite in options.suite or zoo.SUITES
         for family in zoo.families(suite)
@@ -281,12 +292,12 @@ def main() -> None:
     ]
     records = zoo_records.read()
     names = {key: record.model for key, record in records.items() if key[0] == "timm"}
-    wanted.sort(key=lambda key: (records[key].seconds if key in records else None) or 0.0)  # the quick ones first
+    families.sort(key=lambda key: (records[key].seconds if key in records else None) or 0.0)  # quick families first
     zoo.adapter_of("text", "llama")  # import shared modules before forking
-    for suite, family in tqdm(wanted, "families", file=sys.stderr):
-        found = zoo.apart(partial(examine, suite, family, names.get((suite, family))), SECONDS)
-        row = done[suite, family] = Row(**{"suite": suite, "family": family, **found})
-        zoo_records.write_rows((each for _, each in sorted(done.items())), options.rows)
+    for suite, family in tqdm(families, "families", file=sys.stderr):
+        fields = zoo.apart(partial(examine, suite, family, names.get((suite, family))), SECONDS)
+        row = done[suite, family] = Row(**{"suite": suite, "family": family, **fields})
+        zoo_records.write_rows((done_row for _, done_row in sorted(done.items())), options.rows)
         print(*(value for value in dataclasses.astuple(row)[:-1] if value != ""), flush=True)
     for suite in zoo.SUITES:
         print(suite, dict(Counter(row.outcome for row in done.values() if row.suite == suite)))

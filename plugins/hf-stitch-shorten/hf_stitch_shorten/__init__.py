@@ -1,4 +1,4 @@
-"""Shorter networks without training: remove blocks, make up for them, and save an ordinary checkpoint.
+"""Shorten networks without training: remove blocks, compensate for them, and save an ordinary checkpoint.
 
 Importing this package is fast: public names, listed in ``__init__.pyi``, are imported when they are first used.
 """

@@ -1,4 +1,4 @@
-"""``hf-stitch shorten`` and ``best-depth``: remove blocks of a network, and save an ordinary checkpoint."""
+"""Commands ``hf-stitch shorten`` and ``best-depth``: remove blocks of a network, and save an ordinary checkpoint."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ Remove = Annotated[
 
 @command("hf_stitch_shorten.workflow:shorten", without=["plan"])
 def shorten(job: Job, remove: Remove = "2") -> None:
-    """Shorten, show, save the network, and end with 1 if it is below --max-loss."""
-    found = job.run(remove=_count(remove))
+    """Shorten a network and save it; the exit status is 1 if it misses --max-loss."""
+    shortened = job.run(remove=_count(remove))
     saved = {} if job.shared.out is None else {"model": str(job.shared.out / "model")}
     if job.shared.out is not None:
-        found.save_pretrained(job.shared.out / "model")
-    job.finish(found, "shortened.json", {"shortened.png": {}}, **saved)
-    if found.accepted is False:
+        shortened.save_pretrained(job.shared.out / "model")
+    job.finish(shortened, "shortened.json", {"shortened.png": {}}, **saved)
+    if shortened.accepted is False:
         raise typer.Exit(1)
 
 
 @command("hf_stitch_shorten.depth:best_depth", without=["plan"])
 def best_depth(job: Job) -> None:
-    """Find the depth, show, and save the network up to it."""
-    found = job.run()
+    """Find the best depth of a network, and save the network up to it."""
+    depth = job.run()
     saved = {} if job.shared.out is None else {"model": str(job.shared.out / "model")}
     if job.shared.out is not None:
-        found.save_pretrained(job.shared.out / "model")
-    job.finish(found, "depth.json", {"depth.png": {}}, **saved)
+        depth.save_pretrained(job.shared.out / "model")
+    job.finish(depth, "depth.json", {"depth.png": {}}, **saved)
 
 
 def _count(text: str) -> int | float | Literal["auto"]:
-    """Read a number of blocks."""
+    """Parse a number of blocks."""
     if text == "auto":
         return "auto"
     try:

@@ -1,4 +1,4 @@
-"""Which block has the best features, and the network cut off behind it: :func:`best_depth`."""
+"""Find the block with the best features, and cut the network off after it: :func:`best_depth`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hf_stitch.tasks.base import resampled
 from hf_stitch.tasks.vectors import tensor_of
 from hf_stitch_shorten.folder import front_matter, save_network
 from hf_stitch_shorten.forms import check_form
-from hf_stitch_shorten.plain import computes_otherwise, without
+from hf_stitch_shorten.plain import rebuild_error, without
 from hf_stitch_shorten.stacks import Stack, run as tapped, stacks
 from hf_stitch_shorten.workflow import DIFFERENT
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 RESAMPLES, INNER = 1000, 3
-"""Bootstrap resamples of the samples, and folds with which the depth is chosen."""
+"""Number of bootstrap resamples of the samples, and of inner folds that choose the depth."""
 
 Place = tuple[str, str]
 """A block and a pooling."""
@@ -42,20 +42,20 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True)
 class Depth(Result):
-    """Which block has the best features, returned by :func:`best_depth`.
+    """Accuracies of the features after each block, returned by :func:`best_depth`.
 
     Attributes:
         network: The network.
         n: Number of samples.
         data: Fingerprint of the samples.
         score: The probe.
-        accuracies: Block -> pooling -> accuracy of a probe on samples that it was not fitted on.
-        block: The block behind which the network is cut off.
-        pooling: The pooling that was best there.
-        chosen: Accuracy of choosing block and pooling, on folds that chose neither.
-        last: The same of the last block, where only the pooling is chosen.
+        accuracies: Block -> pooling -> accuracy of a probe on held-out samples.
+        block: Last block of the network after cutting.
+        pooling: The best pooling at this block.
+        chosen: Accuracy of choosing block and pooling, on folds not used for the choice.
+        last: The same for the last block, where only the pooling is chosen.
         gain: Paired difference of both.
-        model: The network up to the block; not in the saved result.
+        model: The network up to the block; not saved with the result.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("verdict",)
@@ -79,30 +79,30 @@ class Depth(Result):
 
     @property
     def verdict(self) -> str:
-        """What came out, in a sentence."""
+        """Summary in a sentence."""
         blocks = list(self.accuracies)
         place = f"{self.block} ({blocks.index(self.block) + 1} of {len(blocks)} blocks, pooling {self.pooling})"
-        what = f"accuracy {self.chosen} on folds that chose nothing, {self.last} behind the last block"
+        accuracy = f"accuracy {self.chosen} on held-out folds, {self.last} after the last block"
         if self.pays:
-            return f"The best features are behind {place}: {what}."
-        return f"No block is better than the last one with confidence; the best is {place}: {what}."
+            return f"The best features are after {place}: {accuracy}."
+        return f"No block is better than the last one with confidence; the best is {place}: {accuracy}."
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the network up to the block as an ordinary folder, with its processor and a card.
 
         Args:
-            folder: The folder; files of an earlier save are replaced at once.
+            folder: The folder; files of an earlier save are replaced atomically.
 
         Raises:
-            ValueError: If the result was read from a file and has no network, or the network is a module of your own.
+            ValueError: If the result was loaded from a file, without the network, or the network is a custom module.
         """
-        title = f"{self.network}, cut off behind {self.block}"
+        title = f"{self.network}, cut off after {self.block}"
         save_network(
             self.model, Path(folder), f"{front_matter(self.model, self.network)}\n# {title}\n\n{self.verdict}\n"
         )
 
     def __rich__(self) -> Table:
-        """Return the table of blocks and poolings."""
+        """Return a table of accuracies, blocks by poolings."""
         from rich.table import Table
 
         poolings = list(next(iter(self.accuracies.values())))
@@ -123,7 +123,7 @@ class Depth(Result):
         return pandas.DataFrame(self.accuracies).T
 
     def plot(self) -> Figure:
-        """Plot the accuracy behind each block.
+        """Plot the accuracy after each block.
 
         Returns:
             The matplotlib figure.
@@ -132,7 +132,7 @@ class Depth(Result):
 
         figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
         self.to_pandas().plot(ax=axes, marker="o")
-        axes.set(xlabel="cut off behind", ylabel=f"accuracy of {self.score}")
+        axes.set(xlabel="cut off after", ylabel=f"accuracy of {self.score}")
         axes.axvline(list(self.accuracies).index(self.block), linestyle=":", color="gray")
         return figure
 
@@ -144,28 +144,28 @@ def best_depth(
     folds: Annotated[int, Within(2)] = 5,
     **options: Unpack[RunOptions],
 ) -> Depth:  # fmt: skip
-    """Find the block with the best features for labels, and cut the network off behind it.
+    """Find the block with the best features for labels, and cut the network off after it.
 
-    The network is cut off behind each block of its last stack (of a CNN, its last stage), as an ordinary network with
-    fewer blocks computes: with the norm at its end, if it has one. Its outputs are pooled to one vector per sample, on
-    which closed-form probes are fitted. Block and pooling are chosen inside of each fold, so that the choice is tested
-    on samples that chose nothing.
+    The network is cut off after each block of its last stack (of a CNN, its last stage), like an ordinary network with
+    fewer blocks: including its final norm. Its outputs are pooled to one vector per sample, and closed-form probes are
+    fitted on these vectors. Block and pooling are chosen inside of each fold (nested cross-validation), so the choice
+    is tested on held-out samples.
 
     Args:
         model: A network without a head (``hf_stitch.load(…, task="feature-extraction")``): an adapter, a module, or a
             name for :func:`hf_stitch.load`.
-        data: Labelled samples, one class each; some hundreds.
-        score: ``ridge``, whose penalty is chosen by leaving out each sample, or ``neighbours``, the five nearest ones.
-        folds: Number of parts of the data, each of which is tested once.
+        data: Labelled samples, one class each; a few hundred.
+        score: ``ridge``, with a penalty from leave-one-out cross-validation, or ``neighbours``, with five neighbours.
+        folds: Number of folds of the data.
         **options: Options of the run: ``batch_size``, ``seed``, ``progress`` and ``accelerator``, as in
             :class:`hf_stitch.running.RunOptions`. Processes share the samples.
 
     Returns:
-        The accuracies and the verdict; ``found.save_pretrained(folder)`` saves the network up to the block.
+        The accuracies and the verdict; ``depth.save_pretrained(folder)`` saves the network up to the block.
 
     Raises:
-        ValueError: If the data have no classes, the network has a head or no stack of blocks, or its form has to be
-            made plain first.
+        ValueError: If the data lack classes, the network has a head or lacks a stack of blocks, or its weights are not
+            plain numbers.
 
     Example:
         >>> import torch, transformers, hf_stitch
@@ -173,36 +173,36 @@ def best_depth(
         ...     intermediate_size=32, image_size=8, patch_size=4)
         >>> vit = hf_stitch.load(transformers.ViTModel(config, add_pooling_layer=False).eval())
         >>> images = [(torch.rand(3, 8, 8) + i % 2, i % 2) for i in range(60)]
-        >>> found = best_depth(vit, images, progress=False)
-        >>> place = list(found.accuracies).index(found.block)
-        >>> len(found.accuracies), found.model.model.config.num_hidden_layers == place + 1
+        >>> depth = best_depth(vit, images, progress=False)
+        >>> place = list(depth.accuracies).index(depth.block)
+        >>> len(depth.accuracies), depth.model.model.config.num_hidden_layers == place + 1
         (3, True)
     """
     with Run.of(best_depth, options, takes=WITHOUT_STATE) as run:
         network, samples = load_on(model, run.processes.device), Samples.of(data)
         check_form(network)
         if samples.labels is None:
-            raise ValueError("best_depth needs labelled samples: which features are best depends on what for")
+            raise ValueError("best_depth requires labelled samples, which decide which features are best")
         if network.task is not None:
             raise ValueError(
-                f"{type(network.model).__name__} has a head ({network.task}), whose outputs are no features: load its "
-                "body, hf_stitch.load(…, task='feature-extraction')"
+                f"best_depth requires features, but {type(network.model).__name__} has a head ({network.task}): load "
+                "the backbone with hf_stitch.load(…, task='feature-extraction')"
             )
-        if not (found := stacks(network)):
-            raise ValueError(f"{type(network.model).__name__} has no stack of blocks that could be cut off")
-        stack, labels = found[-1], np.asarray(samples.labels)
+        if not (all_stacks := stacks(network)):
+            raise ValueError(f"{type(network.model).__name__} does not contain a stack of blocks that could be cut off")
+        stack, labels = all_stacks[-1], np.asarray(samples.labels)
         if len(counts := Counter(samples.labels)) < 2 or min(counts.values()) < folds + 1:
             raise ValueError(
-                f"best_depth needs two or more classes, with more than {folds} samples each (folds={folds}), got "
+                f"best_depth requires at least two classes, with more than {folds} samples each (folds={folds}), got "
                 f"{dict(counts)}"
             )
         features = _features(network, stack.blocks, samples, run)
         makes = _probe(score)
         accuracies = {place: _right(makes, x, labels, folds, run.seed).mean() for place, x in features.items()}
         ends = {place: x for place, x in features.items() if place[0] == stack.blocks[-1]}
-        chosen, last = (_nested(makes, each, labels, folds, run.seed) for each in (features, ends))
+        chosen, last = (_nested(makes, vectors, labels, folds, run.seed) for vectors in (features, ends))
         weights = np.concatenate(list(resampled(len(labels), RESAMPLES, run.seed)))
-        own, end, gain = (as_score(weights @ values / len(labels)) for values in (chosen, last, chosen - last))
+        best, end, gain = (as_score(weights @ values / len(labels)) for values in (chosen, last, chosen - last))
         block, pooling = max(accuracies, key=lambda place: accuracies[place])
         table: dict[str, dict[str, float]] = {}
         for (name, kind), value in accuracies.items():
@@ -217,7 +217,7 @@ def best_depth(
             table,
             block,
             pooling,
-            own,
+            best,
             end,
             gain,
             short,
@@ -227,7 +227,7 @@ def best_depth(
 def _features(
     network: Adapter, blocks: Sequence[str], samples: Samples, run: Run
 ) -> dict[Place, NDArray[np.float64]]:  # fmt: skip
-    """Return the pooled outputs of the network cut off behind each block, for each block and pooling."""
+    """Return the pooled outputs of the network cut off after each block, for each block and pooling."""
     parts: dict[Place, list[Tensor]] = {}
     with torch.no_grad():
         for _, batch, _ in PairedSamples(samples, samples).batches(run, "reading features"):
@@ -240,26 +240,26 @@ def _features(
                 for pooling, vectors in _pooled(values, inputs.get(network.interface.mask)).items():
                     parts.setdefault((block, pooling), []).append(vectors.double().cpu())
     gathered = run.processes.gather(parts)
-    return {place: torch.cat([each for part in gathered for each in part[place]]).numpy() for place in parts}
+    return {place: torch.cat([chunk for part in gathered for chunk in part[place]]).numpy() for place in parts}
 
 
 def _cut_off(network: Adapter, stack: Stack, block: str, samples: Samples) -> Adapter:
-    """Return the network up to a block, which outputs what was probed."""
+    """Return the network up to a block, with the probed features as outputs."""
     inputs = network.preprocess(next(iter(samples.batches(2))).samples)
     with torch.no_grad():
         taps = tapped(network, inputs, {}, stack.blocks)
         end = taps.outputs[stack.blocks[-1]].replace(values=taps.outputs[block].values)
-        wanted = tensor_of(network.decode(end, stack.blocks[-1]), 2)
+        expected = tensor_of(network.decode(end, stack.blocks[-1]), 2)
         for short in without(network, stack.name, stack.places(stack.blocks.index(block), len(stack.blocks) - 1)):
-            found = tensor_of(short.forward(inputs), 2)
-            assert wanted is not None and found is not None
-            if float((wanted - found).abs().max()) <= DIFFERENT[False] * float(wanted.abs().max()):
+            outputs = tensor_of(short.forward(inputs), 2)
+            assert expected is not None and outputs is not None
+            if float((expected - outputs).abs().max()) <= DIFFERENT[False] * float(expected.abs().max()):
                 return short
-    raise computes_otherwise(network, f"if it is cut off behind {block}")
+    raise rebuild_error(network, f"up to {block}")
 
 
 def _pooled(values: Tensor, mask: Any) -> dict[str, Tensor]:
-    """Return vectors of each sample, by pooling."""
+    """Return one vector per sample for each pooling."""
     if values.dim() == 4:
         return {"mean": values.flatten(2).mean(2)}
     if values.dim() == 2:
@@ -272,7 +272,7 @@ def _pooled(values: Tensor, mask: Any) -> dict[str, Tensor]:
 
 
 def _probe(score: str) -> Callable[[], Any]:
-    """Return what makes a probe."""
+    """Return a function that creates a probe."""
     from sklearn.linear_model import RidgeClassifierCV
     from sklearn.neighbors import KNeighborsClassifier
     from sklearn.pipeline import make_pipeline
@@ -286,7 +286,7 @@ def _probe(score: str) -> Callable[[], Any]:
 def _right(
     makes: Callable[[], Any], x: NDArray[np.float64], labels: NDArray[np.int64], folds: int, seed: int
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Return which samples a probe predicts that was fitted on the other folds."""
+    """Return which samples are predicted correctly by a probe fitted on the remaining folds."""
     from sklearn.model_selection import StratifiedKFold
 
     right = np.zeros(len(labels))
@@ -299,7 +299,7 @@ def _nested(
     makes: Callable[[], Any], features: Mapping[Place, NDArray[np.float64]], labels: NDArray[np.int64], folds: int,
     seed: int,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Return which samples are predicted where each fold is tested with what the others choose."""
+    """Return which samples are predicted correctly with the block and pooling chosen on the remaining folds."""
     from sklearn.model_selection import StratifiedKFold
 
     right = np.zeros(len(labels))

@@ -1,4 +1,4 @@
-"""A shortened network as an ordinary folder, and what the Hub reads of its card."""
+"""Save a shortened network as an ordinary folder, with a card for the Hub."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hf_stitch_shorten.plain import SENTENCES, sentence_transformer
 def save_network(network: Adapter | None, folder: Path, card: str) -> None:
     """Save a network in the format of its library, with a card; see :meth:`Shortened.save_pretrained`."""
     if network is None:
-        raise ValueError("this result was read from a file, which contains no network: do the job again")
+        raise ValueError("this result was loaded from a file, which does not contain the network: run the job again")
     if network.library == "torch":
         raise ValueError(
-            f"{type(network.model).__name__} is a module of your own, for which there is no ordinary folder: "
+            f"{type(network.model).__name__} is a custom module without save_pretrained: use "
             "torch.save(result.model.model.state_dict(), path)"
         )
     if network.library == SENTENCES:
@@ -40,14 +40,14 @@ def save_network(network: Adapter | None, folder: Path, card: str) -> None:
 
 
 def _weights(folder: Path) -> list[str]:
-    """Return the files of weights in a folder: those of an earlier save may be divided otherwise, and be read first."""
+    """Return the weight files in a folder: files of an earlier save may be sharded differently and be read first."""
     return [path.name for pattern in ("model*.safetensors*", "pytorch_model*") for path in folder.glob(pattern)]
 
 
 def _save_whole(network: Adapter, folder: Path, card: str) -> None:
-    """Save a sentence encoder, which has folders inside, under its name at once."""
+    """Save a sentence encoder with its subfolders, atomically."""
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty, and a sentence encoder has folders inside: save to a new one")
+        raise ValueError(f"sentence encoders, which have subfolders, must be saved to an empty folder, got {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -61,10 +61,13 @@ def _save_whole(network: Adapter, folder: Path, card: str) -> None:
 
 
 def front_matter(network: Adapter | None, source: str) -> str:
-    """Return what the Hub reads of a card."""
+    """Return the metadata of a card for the Hub."""
     libraries = {"timm": "timm", SENTENCES: "sentence-transformers"}
     library = "" if network is None else network.library
-    found: dict[str, Any] = {"library_name": libraries.get(library, "transformers"), "tags": ["hf-stitch", "shortened"]}
+    metadata: dict[str, Any] = {
+        "library_name": libraries.get(library, "transformers"),
+        "tags": ["hf-stitch", "shortened"],
+    }
     if not Path(source).exists() and "/" in source and " " not in source:
-        found["base_model"] = source.partition("@")[0]
-    return "\n".join(("---", *(f"{key}: {json.dumps(value)}" for key, value in found.items()), "---", ""))
+        metadata["base_model"] = source.partition("@")[0]
+    return "\n".join(("---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""))

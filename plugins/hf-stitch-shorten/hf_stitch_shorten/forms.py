@@ -1,4 +1,4 @@
-"""Forms of networks whose weights cannot be changed as they are, and what to do first."""
+"""Check that the weights of a network can be changed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def check_form(network: Adapter) -> None:
         network: The network.
 
     Raises:
-        ValueError: If they are quantised, offloaded, made by hooks or parametrisations, or have adapters beside them.
+        ValueError: If they are quantized, offloaded, computed by hooks or parametrisations, or combined with adapters.
     """
     kind = type(network.model).__name__
     if is_offloaded(network.model):
-        raise ValueError(f"weights of {kind} are offloaded: load it into memory (without device_map) and shorten that")
+        raise ValueError(f"weights of {kind} are offloaded: load it into memory, without device_map")
     for name, module in network.model.named_modules():
         if hasattr(module, "base_layer") and type(module).__module__.startswith("peft."):
-            raise ValueError(f"module {name!r} of {kind} has an adapter: shorten what merge_and_unload() returns")
+            raise ValueError(f"module {name!r} of {kind} has an adapter: pass the result of merge_and_unload()")
         if parametrize.is_parametrized(module):
             raise ValueError(f"module {name!r} of {kind} is parametrised: call remove_parametrizations on it first")
         if any(isinstance(hook, MAKING_WEIGHTS) for hook in module._forward_pre_hooks.values()):
             raise ValueError(
-                f"a hook makes a weight of module {name!r} of {kind}: call prune.remove, remove_weight_norm or "
+                f"a hook computes a weight of module {name!r} of {kind}: call prune.remove, remove_weight_norm or "
                 "remove_spectral_norm on it first"
             )
         packed = [type(p).__name__ for p in module.parameters(False) if is_traceable_wrapper_subclass(p)]
@@ -37,6 +37,6 @@ def check_form(network: Adapter) -> None:
         if packed or integers or hasattr(module, "_packed_params"):
             how = (packed or integers or ["packed weights"])[0]
             raise ValueError(
-                f"module {name!r} of {kind} is quantised ({how}): shorten the network before it is quantised, or "
+                f"module {name!r} of {kind} is quantized ({how}): shorten the network before quantization, or "
                 "dequantize() it"
             )

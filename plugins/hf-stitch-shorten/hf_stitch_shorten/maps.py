@@ -1,4 +1,4 @@
-"""Maps that make up for removed blocks: a change of the weights of the last projection before them."""
+"""Maps that compensate for removed blocks: changes of the weights of the last projection before them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""Penalties of the change, over the mean of the diagonal of the moments."""
+"""Ridge penalties of the change, relative to the mean of the diagonal of the moments."""
 
 SINGULAR = 1e-9
-"""Directions with less than this share of the greatest moment are left out where nothing is penalised."""
+"""Directions below this share of the largest moment are omitted in regressions without a penalty."""
 
 
 # -- projections ------------------------------------------------------------------------------------------------------
 def matrix_of(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return weights of a projection as (width, inputs) in float64, and its bias."""
+    """Return the weights of a projection as (width, inputs) in float64, and its bias."""
     module: Any = projection
     weight = module.weight.detach().double()
     weight = weight.T if isinstance(module, Conv1D) else weight.flatten(1)
@@ -37,8 +37,8 @@ def add_to(projection: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
         module.bias.copy_((module.bias.double() + bias).to(module.bias.dtype))
 
 
-def read_by(projection: nn.Module, values: Tensor) -> Tensor:
-    """Return what a projection reads as rows, one for each position: (rows, inputs)."""
+def input_rows(projection: nn.Module, values: Tensor) -> Tensor:
+    """Return the inputs of a projection as rows, one per position: (rows, inputs)."""
     module: Any = projection
     if not isinstance(module, nn.Conv2d):
         return values.flatten(0, -2)
@@ -51,13 +51,13 @@ def read_by(projection: nn.Module, values: Tensor) -> Tensor:
 # -- moments ----------------------------------------------------------------------------------------------------------
 @dataclass
 class Moments:
-    """Sums over rows of what a projection reads and of what the stream lacks, as far as a regression needs them.
+    """Sums for the regression of the missing part of the stream on the inputs of a projection.
 
     Attributes:
         count: Number of rows.
-        inputs: Sum of ``[a, 1]ᵀ [a, 1]``, (inputs + 1, inputs + 1), where a is what the projection reads.
-        cross: Last removed block -> sum of ``dᵀ [a, 1]``, (width, inputs + 1), where d is the stream behind it minus
-            the stream behind the block of the projection, over the factor of the channel.
+        inputs: Sum of ``[a, 1]ᵀ [a, 1]``, (inputs + 1, inputs + 1), where a is the input of the projection.
+        cross: Last removed block -> sum of ``dᵀ [a, 1]``, (width, inputs + 1), where d is the stream after it minus the
+            stream after the block of the projection, over the factor of the channel.
         squares: Last removed block -> sum of ``d²``, (width,).
     """
 
@@ -97,13 +97,13 @@ class Change:
 
 
 class Fits:
-    """The maps of one projection, for all blocks that may be the last removed one.
+    """Maps of one projection, for all possible last removed blocks.
 
     Args:
         projection: The module.
-        scale: Factor of each channel with which its output enters the stream, in which errors count.
-        fitted: Moments of the rows to fit on.
-        held_out: Moments of other rows, which choose the penalty.
+        scale: Factor of each channel between its output and the stream; errors are errors of the stream.
+        fitted: Moments of the rows for fitting.
+        held_out: Moments of the held-out rows, which choose the penalty.
     """
 
     def __init__(self, projection: nn.Module, scale: Tensor, fitted: Moments, held_out: Moments) -> None:
@@ -118,15 +118,15 @@ class Fits:
         """
         whole = self.fitted + self.held_out
         wide = _wide(self.weight, self.bias)
-        own, cross = wide @ torch.as_tensor(whole.inputs) @ wide.T, torch.as_tensor(whole.cross[last]) @ wide.T
-        change = cross @ torch.linalg.pinv(own, rtol=SINGULAR, hermitian=True) @ wide
+        gram, cross = wide @ torch.as_tensor(whole.inputs) @ wide.T, torch.as_tensor(whole.cross[last]) @ wide.T
+        change = cross @ torch.linalg.pinv(gram, rtol=SINGULAR, hermitian=True) @ wide
         return Change(change[:, :-1], None if self.bias is None else change[:, -1])
 
     def refit(self, last: str) -> Change:
-        """Return the ridge regression of what the stream lacks on what the projection reads.
+        """Return the ridge regression of the missing part of the stream on the inputs of the projection.
 
-        The penalty pulls towards the current weights, and has the least error on rows that are held out; that of no
-        change is among the errors. The change itself is fitted on all rows.
+        The penalty pulls towards the current weights, and is chosen on held-out rows; without an improvement there, the
+        change is zero. The change is fitted on all rows.
         """
         errors = {penalty: self._error(self._solved(last, penalty), last) for penalty in PENALTIES}
         best = min(errors, key=lambda penalty: errors[penalty])
@@ -139,33 +139,33 @@ class Fits:
         return self._with_bias(weight, self.fitted + self.held_out, last, best)
 
     def _centred(self, moments: Moments, last: str) -> tuple[Tensor, Tensor]:
-        """Return moments about the means, or about 0 if the projection has no bias."""
+        """Return centred moments, or moments about 0 if the projection does not have a bias."""
         inputs, cross = torch.as_tensor(moments.inputs), torch.as_tensor(moments.cross[last])
-        own, own_cross = inputs[:-1, :-1], cross[:, :-1]
+        gram, own_cross = inputs[:-1, :-1], cross[:, :-1]
         if self.bias is None:
-            return own, own_cross
+            return gram, own_cross
         mean, lack = inputs[:-1, -1] / moments.count, cross[:, -1] / moments.count
-        return own - moments.count * mean[:, None] * mean, own_cross - moments.count * lack[:, None] * mean
+        return gram - moments.count * mean[:, None] * mean, own_cross - moments.count * lack[:, None] * mean
 
     def _with_bias(self, weight: Tensor, moments: Moments, last: str, penalty: float) -> Change:
-        """Return a change with the bias that belongs to its weights."""
+        """Return a change with the matching bias."""
         if self.bias is None:
             return Change(weight, None, penalty)
         inputs, cross = torch.as_tensor(moments.inputs), torch.as_tensor(moments.cross[last])
         return Change(weight, (cross[:, -1] - weight @ inputs[:-1, -1]) / moments.count, penalty)
 
     def _solved(self, last: str, penalty: float) -> Change:
-        """Return the change with one penalty, on the rows to fit on."""
-        own, cross = self._centred(self.fitted, last)
+        """Return the change with one penalty, fitted on the rows for fitting."""
+        gram, cross = self._centred(self.fitted, last)
         if self._spectrum is None:
-            values, vectors = torch.linalg.eigh(own)
+            values, vectors = torch.linalg.eigh(gram)
             self._spectrum = values.clamp(min=0), vectors
         values, vectors = self._spectrum
-        weight = (cross @ vectors / (values + penalty * own.diagonal().mean())) @ vectors.T
+        weight = (cross @ vectors / (values + penalty * gram.diagonal().mean())) @ vectors.T
         return self._with_bias(weight, self.fitted, last, penalty)
 
     def _error(self, change: Change, last: str) -> float:
-        """Return the sum of squares that is left of the stream on rows that are held out."""
+        """Return the sum of squared errors of the stream on held-out rows."""
         wide = _wide(change.weight, change.bias)
         inputs, cross = torch.as_tensor(self.held_out.inputs), torch.as_tensor(self.held_out.cross[last])
         left = torch.as_tensor(self.held_out.squares[last]) + ((wide @ inputs - 2 * cross) * wide).sum(1)
@@ -173,17 +173,17 @@ class Fits:
 
 
 def _wide(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return weights with the bias as the last column, 0 if there is none."""
+    """Return weights with the bias as the last column, 0 without a bias."""
     return torch.cat((weight, weight.new_zeros(len(weight), 1) if bias is None else bias[:, None]), 1)
 
 
 LATER = "refit_later"
-"""The map that refits the projections of the blocks behind removed ones, too, one after the other."""
+"""Map that also refits the projections of the blocks after removed blocks, in sequence."""
 
 REFITS = ("refit", LATER)
-"""Maps that are left out where they do not help; the others are as published."""
+"""Maps that are omitted if they do not help; the rest are as published."""
 
 MAPS: Mapping[str, Callable[[Fits, str], Change]] = {
     "refit": Fits.refit, LATER: Fits.refit, "replaceme": Fits.replaceme,
 }  # fmt: skip
-"""Name of a map -> the change that it makes of a projection before the removed blocks."""
+"""Name of a map -> function that computes the change of the projection before removed blocks."""

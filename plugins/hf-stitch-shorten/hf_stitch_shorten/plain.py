@@ -1,4 +1,4 @@
-"""The shortened network as an ordinary one: built from its config with fewer blocks, or copied without them."""
+"""Ordinary networks with fewer blocks: rebuilt from a config, or copied without the blocks."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from hf_stitch.adapters.rewriting import network_of, recorded
 from hf_stitch.adapters.untrusted import weightless
 
 Removed = Mapping[str, Sequence[int]]
-"""Name of a list of modules -> places of the blocks that are removed from it."""
+"""Name of a list of modules -> indices of the blocks removed from it."""
 
 SENTENCES = "sentence_transformers"
 
 OUTPUTS = ("out_features", "out_indices", "_out_features", "_out_indices")
-"""Fields that say which blocks a backbone outputs; without them the last one."""
+"""Fields with the blocks that a backbone outputs; without them, it outputs the last block."""
 
 LABELS = ("id2label", "label2id")
-"""Fields whose numbers are classes, never blocks."""
+"""Fields with class ids, which are never blocks."""
 
 DEPTH = ("depth", "layer", "block", "stage")
-"""Parts of the names of most fields and arguments that are the depth."""
+"""Parts of most names of fields and arguments for the depth."""
 
 
 class CannotBeRebuiltError(ValueError):
-    """No config makes the network with fewer blocks."""
+    """Error for networks that cannot be rebuilt with fewer blocks from a config."""
 
 
 def renamed(removed: Removed) -> Callable[[str], str | None]:
-    """Return the function from the name of a module or weight to that without the blocks; ``None`` if it is gone."""
+    """Return a function that maps names of modules and weights to new names; ``None`` for removed ones."""
 
     def rename(name: str) -> str | None:
         for stack, places in removed.items():
@@ -50,69 +50,69 @@ def renamed(removed: Removed) -> Callable[[str], str | None]:
                 if place.isdecimal():
                     if int(place) in places:
                         return None
-                    kept = int(place) - sum(gone < int(place) for gone in places)
-                    name = f"{stack}.{kept}" + (f".{rest}" if rest else "")
+                    index = int(place) - sum(gone < int(place) for gone in places)
+                    name = f"{stack}.{index}" + (f".{rest}" if rest else "")
         return name
 
     return rename
 
 
 def without(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Adapter]:
-    """Yield copies of a network without some blocks, of the same class, and with its processor.
+    """Yield copies of a network without some blocks, of the same class and with its processor.
 
-    Networks of transformers and timm are built anew, so that every block knows its place (which a cache needs), and
-    are saved and loaded as any other. Several configs may fit the weights and differ in what blocks do, as in windows:
-    only the outputs tell which one is right. The likely one is the first. Modules of your own are copied, and blocks
-    are taken out of the copy.
+    Networks of transformers and timm are rebuilt, so that every block has its new index, as caches require, and the
+    result can be saved and loaded as usual. Several configs may fit the weights but change the blocks, for example
+    their windows: only the outputs show which config is right. The most likely config comes first. Custom modules are
+    copied, and blocks are removed from the copy.
 
     Args:
         network: The network.
         stack: Name of the list of blocks.
-        places: Places of the blocks to remove.
+        places: Indices of the blocks to remove.
 
     Yields:
-        Shorter networks, on the same device and in the same dtype; mostly one.
+        Shorter networks, on the same device and in the same dtype; usually one.
 
     Raises:
-        CannotBeRebuiltError: If no config makes a network of transformers or timm with these weights.
+        CannotBeRebuiltError: If none of the configs gives a network of transformers or timm with these weights.
     """
     if network.library == SENTENCES:
         yield from _sentence_encoders(network, stack, places)
     elif network.library == "torch":
         model = copy.deepcopy(network.model)
-        _take_out(model, stack, places)
-        yield read_as(network, model)
+        _remove(model, stack, places)
+        yield adapter_like(network, model)
     else:
         for model in _rebuilt(network, stack, places):
             try:
-                made = read_as(network, model)
-            except Exception:  # the code of the network raises anything for a config that makes no sense
+                adapter = adapter_like(network, model)
+            except Exception:  # networks with an inconsistent config can raise anything
                 continue
-            yield made
+            yield adapter
 
 
-def computes_otherwise(network: Adapter, what: str) -> CannotBeRebuiltError:
-    """Return the error for a network whose shorter ones have other outputs, with what no config and no file gives.
+def rebuild_error(network: Adapter, condition: str) -> CannotBeRebuiltError:
+    """Return the error for a network that, rebuilt with fewer blocks, has different outputs.
 
     Args:
         network: The network.
-        what: What it computes otherwise without, or how much.
+        condition: Condition under which the outputs differ, such as the removed blocks.
     """
-    found = changed_by_hand(network.model, lambda: recorded(network.blueprint(), network.model))
-    names = [] if found is None else sorted({name for side in found for name in (*side.chosen, *side.defaults)})
-    why = "its blocks depend on their place, as windows that alternate, or on the depth"
+    changed = changed_by_hand(network.model, lambda: recorded(network.blueprint(), network.model))
+    names = [] if changed is None else sorted({name for side in changed for name in (*side.chosen, *side.defaults)})
+    reason = "its blocks depend on their position, like alternating windows, or on the depth"
     if names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        why = (
-            f"{', '.join(names[:MOST_NAMED])}{more} {'differs' if len(names) == 1 else 'differ'} from what its config "
-            "gives, and no file of weights holds that (buffers that are not saved, forwards, hooks): shorten the "
-            "network as its library loads it, and change the shorter one"
+        reason = (
+            f"{', '.join(names[:MOST_NAMED])}{more} {'differs' if len(names) == 1 else 'differ'} from the config, "
+            "without being stored in weight files (buffers that are not saved, forwards, hooks): shorten the network "
+            "as its library loads it, and change the shorter network"
         )
-    return CannotBeRebuiltError(f"{type(network.model).__name__} computes something else {what}: {why}")
+    return CannotBeRebuiltError(f"{type(network.model).__name__} cannot be rebuilt {condition}: {reason}")
 
 
-def read_as(network: Adapter, model: nn.Module) -> Adapter:
-    """Return the adapter of a model that reads what a network reads."""
+def adapter_like(network: Adapter, model: nn.Module) -> Adapter:
+    """Return the adapter of a model with the same inputs as a network."""
     if network.library == SENTENCES:
         return hf_stitch.load(sentence_transformer(model))
     return hf_stitch.load(model.eval(), example_inputs=network.example, processor=network.processor)
@@ -120,21 +120,23 @@ def read_as(network: Adapter, model: nn.Module) -> Adapter:
 
 def copied(network: Adapter) -> Adapter:
     """Return a copy of a network."""
-    return read_as(network, copy.deepcopy(network.model))
+    return adapter_like(network, copy.deepcopy(network.model))
 
 
 def dropped(short: Adapter, network: Adapter, removed: Removed) -> Adapter:
-    """Return a copy of a shorter network with the weights of the whole one, as they are."""
-    made = copied(short)
-    made.model.load_state_dict(weights_for(made.model, network.model, removed) or {})
-    return made
+    """Return a copy of a shorter network with the unchanged weights of the whole network."""
+    twin = copied(short)
+    twin.model.load_state_dict(weights_for(twin.model, network.model, removed) or {})
+    return twin
 
 
-def _take_out(model: nn.Module, stack: str, places: Sequence[int]) -> None:
-    """Remove modules of a list."""
+def _remove(model: nn.Module, stack: str, places: Sequence[int]) -> None:
+    """Remove modules from a list."""
     blocks: Any = model.get_submodule(stack)
-    kept = [block for place, block in enumerate(blocks) if place not in places]
-    model.set_submodule(stack, nn.ModuleList(kept) if isinstance(blocks, nn.ModuleList) else nn.Sequential(*kept))
+    remaining = [block for place, block in enumerate(blocks) if place not in places]
+    model.set_submodule(
+        stack, nn.ModuleList(remaining) if isinstance(blocks, nn.ModuleList) else nn.Sequential(*remaining)
+    )
 
 
 def _sentence_encoders(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[Adapter]:
@@ -151,42 +153,42 @@ def sentence_transformer(encoder: Any) -> Any:
     from sentence_transformers import SentenceTransformer
 
     modules: Any = OrderedDict((name, encoder.get_submodule(name)) for name in encoder.steps)
-    made = SentenceTransformer(modules=modules, device=str(next(encoder.parameters()).device), **encoder.chosen)
-    made.module_kwargs = encoder.module_kwargs
-    return made.eval()
+    transformer = SentenceTransformer(modules=modules, device=str(next(encoder.parameters()).device), **encoder.chosen)
+    transformer.module_kwargs = encoder.module_kwargs
+    return transformer.eval()
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
 def weights_for(short: nn.Module, model: nn.Module, removed: Removed) -> dict[str, Tensor] | None:
-    """Return the weights of a model for one without some of its blocks.
+    """Return the weights of a model for a shorter model without some of its blocks.
 
     Args:
-        short: The shorter model, whose weights may be on the meta device.
+        short: The shorter model; its weights may be on the meta device.
         model: The model.
-        removed: The blocks.
+        removed: The removed blocks.
 
     Returns:
-        The weights of the blocks that stay, by their new names, and of tensors over all blocks the parts of these; or
-        ``None`` if these are not the tensors of the shorter model.
+        The weights of the remaining blocks, by their new names, and their parts of tensors over all blocks; or ``None``
+        if these are not the tensors of the shorter model.
     """
-    rename, wanted = renamed(removed), short.state_dict()
-    found = {new: value for name, value in model.state_dict().items() if (new := rename(name)) is not None}
-    if found.keys() != wanted.keys():
+    rename, expected = renamed(removed), short.state_dict()
+    weights = {new: value for name, value in model.state_dict().items() if (new := rename(name)) is not None}
+    if weights.keys() != expected.keys():
         return None
     for stack, places in removed.items():
         length = depth_of(model, stack)
-        found = {name: _parts(value, wanted[name].shape, length, places) for name, value in found.items()}
-    return found if all(value.shape == wanted[name].shape for name, value in found.items()) else None
+        weights = {name: _parts(value, expected[name].shape, length, places) for name, value in weights.items()}
+    return weights if all(value.shape == expected[name].shape for name, value in weights.items()) else None
 
 
-def _parts(value: Tensor, wanted: Sequence[int], length: int, places: Sequence[int]) -> Tensor:
-    """Return a tensor without the parts of some blocks, if it has a part for each of them along one axis."""
-    kept = [place for place in range(length) if place not in places]
-    if value.dim() == len(wanted):
-        for axis, (size, short) in enumerate(zip(value.shape, wanted, strict=True)):
-            if size != short and size * len(kept) == short * length:
+def _parts(value: Tensor, shape: Sequence[int], length: int, places: Sequence[int]) -> Tensor:
+    """Return a tensor without the parts of some blocks, if one of its axes is divided into blocks."""
+    remaining = [place for place in range(length) if place not in places]
+    if value.dim() == len(shape):
+        for axis, (size, short) in enumerate(zip(value.shape, shape, strict=True)):
+            if size != short and size * len(remaining) == short * length:
                 return torch.stack(
-                    [value.unflatten(axis, (length, -1)).select(axis, place) for place in kept], axis
+                    [value.unflatten(axis, (length, -1)).select(axis, place) for place in remaining], axis
                 ).flatten(axis, axis + 1)
     return value
 
@@ -198,32 +200,32 @@ def depth_of(model: nn.Module, stack: str) -> int:
 
 # -- configs ----------------------------------------------------------------------------------------------------------
 def _rebuilt(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[nn.Module]:
-    """Yield networks of configs with fewer blocks, with the weights of the blocks that stay."""
-    model, found = network.model, False
+    """Yield networks from configs with fewer blocks, with the weights of the remaining blocks."""
+    model, any_built = network.model, False
     reference = next(model.parameters())
     for record in _records(network.blueprint(), model, stack, places):
         try:
             with weightless():
                 skeleton = network_of(record)
-        except Exception:  # a number that is no depth
+        except Exception:  # a number that is not a depth
             continue
         weights = weights_for(skeleton, model, {stack: places})
         if weights is not None and depth_of(skeleton, stack) == depth_of(model, stack) - len(places):
-            built, found = network_of(record).to(reference.device), True
+            built, any_built = network_of(record).to(reference.device), True
             _cast(built, model, {stack: places})
             built.load_state_dict(weights)
             _keep_config(built, model)
             yield built
-    if not found:
+    if not any_built:
         raise CannotBeRebuiltError(
-            f"no setting of the config of {type(model).__name__} makes {stack} shorter: its depth is fixed, or its "
-            "blocks differ in more than weights"
+            f"{stack} cannot be shortened by the config of {type(model).__name__}: its depth is fixed, or its blocks "
+            "differ in more than weights"
         )
 
 
 @torch.no_grad()
 def _cast(built: nn.Module, model: nn.Module, removed: Removed) -> None:
-    """Give each tensor of a shorter network the dtype that it has in the model; a network can have several."""
+    """Convert each tensor of a shorter network to its dtype in the model, which may have several dtypes."""
     rename = renamed(removed)
     tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
     dtypes = {new: value.dtype for name, value in tensors.items() if (new := rename(name)) is not None}
@@ -232,7 +234,7 @@ def _cast(built: nn.Module, model: nn.Module, removed: Removed) -> None:
 
 
 def _keep_config(built: Any, model: Any) -> None:
-    """Let a shorter network of transformers keep the class of the config, which names its weights in files."""
+    """Keep the config class of a transformers network, which determines the names of its weights in files."""
     if hasattr(model, "generation_config"):
         built.generation_config = copy.deepcopy(model.generation_config)
     if hasattr(model, "config") and type(built.config) is not type(model.config):
@@ -242,13 +244,13 @@ def _keep_config(built: Any, model: Any) -> None:
 def _records(
     record: dict[str, Any], model: nn.Module, stack: str, places: Sequence[int]
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yield blueprints in which one number, as the depth of the stack, is smaller; likely ones first."""
+    """Yield blueprints with one number, the possible depth of the stack, reduced; likely ones first."""
     length = depth_of(model, stack)
     part = "config" if "config" in record else "arguments"
     settings = record[part] if part == "config" else _arguments(model, record)
     paths = sorted(_depths(settings, length), key=lambda path: _unlike(settings, path, length))
     seen: list[Any] = []
-    for vary in (_placed, _otherwise):
+    for vary in (_placed, _variants):
         for *path, key in paths:
             for holder in vary(_at(settings, path), length, places):
                 holder[key] -= len(places)
@@ -260,33 +262,33 @@ def _records(
 
 
 def _arguments(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that timm gives to the class of a model, as far as they are JSON values."""
-    kind, found = type(model), dict[str, Any]()
-    own = kind.__init__
+    """Return the arguments that timm passes to the class of a model, if they are JSON values."""
+    kind, arguments = type(model), dict[str, Any]()
+    constructor = kind.__init__
 
     def noting(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = inspect.signature(own).bind(self, *args, **kwargs)
+        bound = inspect.signature(constructor).bind(self, *args, **kwargs)
         bound.apply_defaults()
-        found.update(bound.arguments)
-        own(self, *args, **kwargs)
+        arguments.update(bound.arguments)
+        constructor(self, *args, **kwargs)
 
     kind.__init__ = noting  # type: ignore[method-assign]
     try:
         with weightless():
             network_of(record)
     finally:
-        kind.__init__ = own  # type: ignore[method-assign]
-    for value in [*found.values()]:  # arguments beside the named ones, and what a config of timm contains
-        found |= value if isinstance(value, dict) else vars(value) if is_dataclass(value) else {}
+        kind.__init__ = constructor  # type: ignore[method-assign]
+    for value in [*arguments.values()]:  # keyword arguments, and the fields of a timm config
+        arguments |= value if isinstance(value, dict) else vars(value) if is_dataclass(value) else {}
     values = {}
-    for name, value in found.items():
+    for name, value in arguments.items():
         with suppress(TypeError):
             values[name] = json.loads(json.dumps(value))
     return values
 
 
 def _depths(settings: Any, length: int, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the places of numbers that may be the depth."""
+    """Yield the paths of numbers that may be the depth."""
     for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
         where = (*path, key)
         if type(value) is int and (value == length or (value > 1 and _named(where))):
@@ -296,22 +298,22 @@ def _depths(settings: Any, length: int, path: tuple[Any, ...] = ()) -> Iterator[
 
 
 def _named(path: Sequence[Any]) -> bool:
-    """Return whether a setting is named as a depth."""
+    """Return whether the name of a setting indicates a depth."""
     return any(name in str(part) for part in path for name in DEPTH)
 
 
 def _unlike(settings: Any, path: Sequence[Any], length: int) -> int:
-    """Return how little a number is like the depth."""
+    """Return a rank of a number as a candidate for the depth, 0 for the most likely."""
     return (not _named(path)) + 2 * (_at(settings, path) != length)
 
 
 def _at(settings: Any, path: Sequence[Any]) -> Any:
-    """Return what is at a place in settings."""
+    """Return the setting at a path."""
     return reduce(lambda value, key: value[key], path, settings)
 
 
 def _exchanged(settings: Any, path: Sequence[Any], value: Any) -> Any:
-    """Return settings with another value at a place."""
+    """Return settings with a new value at a path."""
     if not path:
         return value
     changed = copy.copy(settings)
@@ -321,7 +323,7 @@ def _exchanged(settings: Any, path: Sequence[Any], value: Any) -> Any:
 
 # -- settings of single blocks ----------------------------------------------------------------------------------------
 def _placed(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
-    """Yield settings beside a depth in which all that are of single blocks are without some of them."""
+    """Yield the settings next to a depth, with blocks removed from all settings per block."""
     if isinstance(holder, list):
         yield [*holder]
         return
@@ -333,8 +335,8 @@ def _placed(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
     yield holder | {name: value for name, value in new.items() if value is not None}
 
 
-def _otherwise(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
-    """Yield settings in which one is not of single blocks after all, or none, or a number is that of the first ones."""
+def _variants(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
+    """Yield variants: one setting, or all, are not per block, or a number counts the first blocks."""
     for placed in _placed(holder, length, places) if isinstance(holder, dict) else ():
         for name in placed:
             if placed[name] != holder[name]:
@@ -346,17 +348,17 @@ def _otherwise(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]
 
 
 def _without_places(value: Any, length: int, places: Sequence[int]) -> Any:
-    """Return a setting without some blocks: a list, a pattern or numbers of blocks; ``None`` for all others."""
+    """Return a setting (list, pattern or block indices) without some blocks; ``None`` for settings of other kinds."""
 
     def moved(place: int) -> int:
         return place - sum(gone < place for gone in places)
 
     if isinstance(value, dict) and value and all(str(key).isdecimal() for key in value):
-        return {str(moved(int(key))): each for key, each in value.items() if int(key) not in places}
+        return {str(moved(int(key))): setting for key, setting in value.items() if int(key) not in places}
     if not isinstance(value, list) or not value:
         return None
-    if len(value) == length or (len(value) < length and all(isinstance(each, str) for each in value)):
+    if len(value) == length or (len(value) < length and all(isinstance(setting, str) for setting in value)):
         return [value[place % len(value)] for place in range(length) if place not in places]
-    if all(type(each) is int for each in value) and sorted({*value}) == value and 0 <= value[0] < length:
+    if all(type(setting) is int for setting in value) and sorted({*value}) == value and 0 <= value[0] < length:
         return [moved(place) for place in value if place not in places]
     return None

@@ -1,4 +1,4 @@
-"""The answer: a shorter network, what was removed, and whether it is good enough."""
+"""Result of :func:`shorten`: a shorter network, its removed blocks, and its scores."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHORTENED, DROPPED, FULL = "shortened", "dropped", "full"
-"""Names of predictors: the shortened network, the one without the same blocks and without a map, and the whole one."""
+"""Names of networks: with a map, with the same blocks only dropped, and the whole network."""
 
 AGREEMENTS = ("agreement", "knn_overlap")
-"""Figures that count equal outputs; then the first one stands for them."""
+"""Metrics that count equal outputs, most preferred first."""
 
 CARD = """{metadata}
 # {title}
@@ -42,12 +42,12 @@ CARD = """{metadata}
 
 @dataclass(frozen=True)
 class Candidate:
-    """An interval of blocks, and the outputs without it.
+    """Interval of blocks, and the metric without it.
 
     Attributes:
         before: Name of the block before it.
         blocks: Names of its blocks.
-        value: Figure of the outputs without it, on samples that chose the interval.
+        value: Metric of the outputs without it, on the samples that chose the interval.
         chosen: Whether it was removed.
     """
 
@@ -59,12 +59,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Size:
-    """What a network costs.
+    """Size and speed of a network.
 
     Attributes:
         parameters: Number of its weights.
-        forward: Seconds of a forward of one batch of test samples; the shortest of three.
-        generation: Tokens that it generates per second, one text at a time; ``None`` if it generates none.
+        forward: Seconds per forward pass of one batch of test samples; the shortest of three.
+        generation: Generated tokens per second, one text at a time; ``None`` if it cannot generate.
     """
 
     parameters: int
@@ -74,29 +74,29 @@ class Size:
 
 @dataclass(frozen=True)
 class Shortened(Result):
-    """A shorter network, returned by :func:`shorten`.
+    """Shorter network, returned by :func:`shorten`.
 
     Attributes:
-        network: What was shortened.
+        network: The original network.
         removed: Names of the removed blocks.
-        matcher: Name of the map that makes up for them.
-        task: What scores it.
+        matcher: Name of the map that compensates for them.
+        task: Task that scores it.
         n: Number of test samples.
         data: Fingerprint of the test samples.
-        rows: Number of rows that the maps were fitted on.
-        figure: The figure that chose the blocks.
-        scores: ``shortened``, ``dropped`` (the same blocks without a map) and, of networks with a head, ``full`` ->
-            figure -> score on test samples; figures with the target compare with the outputs of the whole network.
-        gain: By how much ``shortened`` is better than ``dropped`` in this figure, a paired difference; ``None`` if the
-            matcher is ``drop``.
-        bound: Least agreement that was asked for; ``None`` if none was.
-        candidates: All intervals that were scored.
+        rows: Number of rows used for fitting the maps.
+        figure: Metric that chose the blocks.
+        scores: ``shortened``, ``dropped`` (the same blocks without a map) and, for networks with a head, ``full`` ->
+            metric -> score on test samples; metrics with the target compare with the outputs of the whole network.
+        gain: Improvement of ``shortened`` over ``dropped`` in this metric, as a paired difference; ``None`` for the
+            matcher ``drop``.
+        bound: Minimum agreement, from ``max_loss``; ``None`` without ``max_loss``.
+        candidates: All scored intervals.
         size: ``full`` and ``shortened`` -> size and speed.
-        error: Greatest difference between outputs of the plain network and of the mapped one, over the largest output.
-        forwards: Forwards of a whole network per sample of the data without test samples: search and test, without
-            what measures speed; counted by the layers that ran.
-        notes: What to know.
-        model: The shorter network; not in the saved result.
+        error: Largest difference between the outputs of the rebuilt and the mapped network, over the largest output.
+        forwards: Forward passes of a whole network per sample (test samples not counted) for search and test, without
+            speed measurements; counted by the layers that ran.
+        notes: Remarks on the result.
+        model: The shorter network; not saved with the result.
     """
 
     page: ClassVar[str] = "hf_stitch_shorten.page:section"
@@ -122,40 +122,43 @@ class Shortened(Result):
 
     @property
     def agreement(self) -> tuple[str, Score]:
-        """The figure that counts equal outputs, and its score."""
+        """The metric that counts equal outputs, and its score."""
         row = self.scores[SHORTENED]
         return next(((name, row[name]) for name in AGREEMENTS if name in row), next(iter(row.items())))
 
     @property
     def verdict(self) -> str:
-        """What came out, in a sentence."""
+        """Summary in a few sentences."""
         name, score = self.agreement
         full, short = self.size[FULL], self.size[SHORTENED]
         text = (
             f"Without {listed(self.removed)}, {name.replace('_', ' ')} with the whole network is {score}; "
-            f"{1 - short.parameters / full.parameters:.0%} fewer weights, a forward takes "
-            f"{short.forward / full.forward:.2f} times as long"
+            f"{1 - short.parameters / full.parameters:.0%} fewer weights, a forward pass "
+            f"takes {short.forward / full.forward:.2f} times as long"
         )
         if self.gain is not None:
-            what = worded(self.figure)
+            metric_name = worded(self.figure)
             rows = self.scores[SHORTENED][self.figure].value, self.scores[DROPPED][self.figure].value
-            text += f". {what[0].upper()}{what[1:]} is {rows[0]:.3g}, and {rows[1]:.3g} if the blocks are only dropped"
-        why = (
+            text += f". {metric_name[0].upper()}{metric_name[1:]} is {rows[0]:.3g}, and {rows[1]:.3g} with the blocks "
+            text += "only dropped"
+        reasons = (
             []
             if self.gain is None or self.gain.low > 0
             else [f"{self.matcher} is not better than dropping: {self.gain}"]
         )
         if self.bound is not None and not score.low >= self.bound:
-            why.append(f"{name.replace('_', ' ')} may be below {self.bound:g}")
+            reasons.append(f"{name.replace('_', ' ')} may be below {self.bound:g}")
         return (
-            f"{text}. {'Not accepted' if self.bound is not None else 'But'}: {'; '.join(why)}." if why else f"{text}."
+            f"{text}. {'Not accepted' if self.bound is not None else 'But'}: {'; '.join(reasons)}."
+            if reasons
+            else f"{text}."
         )
 
     @property
     def accepted(self) -> bool | None:
-        """Whether the map is better than none and the agreement at least the bound, with confidence.
+        """Whether, with confidence, the map improves the network and the agreement reaches the bound.
 
-        Both are judged by the ends of their 95% intervals. ``None`` if there is no bound.
+        Both are judged by the ends of their 95% intervals. ``None`` without a bound.
         """
         if self.bound is None:
             return None
@@ -167,10 +170,10 @@ class Shortened(Result):
         transformers, timm and sentence-transformers load it without hf-stitch.
 
         Args:
-            folder: The folder; files of an earlier save are replaced at once.
+            folder: The folder; files of an earlier save are replaced atomically.
 
         Raises:
-            ValueError: If the result was read from a file and has no network, or the network is a module of your own.
+            ValueError: If the result was loaded from a file, without the network, or the network is a custom module.
         """
         save_network(self.model, Path(folder), self._card())
 
@@ -190,7 +193,7 @@ class Shortened(Result):
         )  # fmt: skip
 
     def __rich__(self) -> Table:
-        """Return the table of the networks."""
+        """Return a table of the networks and their scores."""
         from rich.table import Table
         from rich.text import Text
 
@@ -205,21 +208,21 @@ class Shortened(Result):
         return table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a row for each interval: block before it, its blocks, their number, the figure, if it was chosen."""
+        """Return one row per interval: block before it, its blocks, their number, the metric, whether it was chosen."""
         import pandas
 
         return pandas.DataFrame(
             [
                 {
-                    "before": each.before, "blocks": list(each.blocks), "removed": len(each.blocks),
-                    self.figure: each.value, "chosen": each.chosen,
+                    "before": candidate.before, "blocks": list(candidate.blocks), "removed": len(candidate.blocks),
+                    self.figure: candidate.value, "chosen": candidate.chosen,
                 }
-                for each in self.candidates
+                for candidate in self.candidates
             ]
         )  # fmt: skip
 
     def plot(self) -> Figure:
-        """Plot the intervals: the figure against the block before them, a line for each number of removed blocks.
+        """Plot the metric of the intervals against the block before them, with one line per number of removed blocks.
 
         Returns:
             The matplotlib figure.
@@ -227,27 +230,27 @@ class Shortened(Result):
         import matplotlib.pyplot as plt
 
         figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-        order = list(dict.fromkeys(each.before for each in self.candidates))
-        for count in sorted({len(each.blocks) for each in self.candidates}):
-            rows = [each for each in self.candidates if len(each.blocks) == count]
-            places = [order.index(each.before) for each in rows]
-            (line,) = axes.plot(places, [each.value for each in rows], "o-", label=f"{count} removed")
-            for each, place in zip(rows, places, strict=True):
-                if each.chosen:
-                    axes.plot(place, each.value, "*", markersize=16, color=line.get_color())
+        order = list(dict.fromkeys(candidate.before for candidate in self.candidates))
+        for count in sorted({len(candidate.blocks) for candidate in self.candidates}):
+            rows = [candidate for candidate in self.candidates if len(candidate.blocks) == count]
+            places = [order.index(candidate.before) for candidate in rows]
+            (line,) = axes.plot(places, [candidate.value for candidate in rows], "o-", label=f"{count} removed")
+            for candidate, place in zip(rows, places, strict=True):
+                if candidate.chosen:
+                    axes.plot(place, candidate.value, "*", markersize=16, color=line.get_color())
         axes.set_xticks(range(len(order)), order, rotation=45, ha="right")
-        axes.set(xlabel="the block before the removed ones", ylabel=worded(self.figure))
+        axes.set(xlabel="block before the removed blocks", ylabel=worded(self.figure))
         axes.legend()
         return figure
 
 
 def worded(figure: str) -> str:
-    """Return the name of a figure in words."""
+    """Return the name of a metric in words."""
     return figure.replace("_", " ").replace("kl ", "KL ")
 
 
 def runs_of(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Divide names of blocks into those that follow each other."""
+    """Group names of blocks into runs of consecutive blocks."""
     runs: list[list[str]] = []
     for name in names:
         parent, _, place = name.rpartition(".")
@@ -256,10 +259,10 @@ def runs_of(names: tuple[str, ...]) -> list[tuple[str, ...]]:
             runs[-1].append(name)
         else:
             runs.append([name])
-    return [tuple(each) for each in runs]
+    return [tuple(run) for run in runs]
 
 
 def listed(names: tuple[str, ...]) -> str:
-    """Return names of blocks in short: the first and the last of those that follow each other."""
+    """Return names of blocks in short form: the first and the last of consecutive blocks."""
     runs = runs_of(names)
-    return " and ".join(each[0] if len(each) == 1 else f"{each[0]} to {each[-1].rpartition('.')[2]}" for each in runs)
+    return " and ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1].rpartition('.')[2]}" for run in runs)

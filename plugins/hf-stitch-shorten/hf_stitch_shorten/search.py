@@ -1,4 +1,4 @@
-"""Which blocks can go: moments of all intervals in one pass, and the outputs of all mapped networks in another."""
+"""Search for removable blocks: moments of all intervals in one pass, and outputs of all mapped networks in a second."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from hf_stitch.running import Run
 from hf_stitch.tasks.base import Answers, Task
 from hf_stitch.tasks.heads import WITHOUT_HEAD, check_trained
 from hf_stitch.tasks.vectors import tensor_of
-from hf_stitch_shorten.maps import MAPS, REFITS, Change, Fits, Moments, read_by
-from hf_stitch_shorten.stacks import Joint, Stack, Taps, ended, joint_of, reads, rows_of, run, stacks
+from hf_stitch_shorten.maps import MAPS, REFITS, Change, Fits, Moments, input_rows
+from hf_stitch_shorten.stacks import Joint, Stack, Taps, joint_of, output_of, reads, rows_of, run, stacks
 
 FOLDS = 5
-"""Every fifth sample is held out from the regression, and chooses its penalty."""
+"""Every fifth sample is held out from the regression, and chooses the penalty."""
 
 PREFERRED = ("kl_divergence", "agreement")
-"""Figures by which intervals are chosen, where the task has them; then its first one."""
+"""Metrics that choose intervals, most preferred first; otherwise the first metric of the task."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Neighbouring blocks of a stack that are removed.
+    """Consecutive blocks of a stack to remove.
 
     Attributes:
         stack: The stack.
-        first: Place of the block before them in the stack.
-        last: Place of the last removed block.
+        first: Index of the block before them in the stack.
+        last: Index of the last removed block.
     """
 
     stack: Stack
@@ -45,7 +45,7 @@ class Interval:
 
     @property
     def before(self) -> str:
-        """Name of the block before them, whose projection is changed."""
+        """Name of the block before them; its projection is changed."""
         return self.stack.blocks[self.first]
 
     @property
@@ -60,22 +60,22 @@ class Interval:
 
     @property
     def places(self) -> range:
-        """Places of the removed blocks in the list."""
+        """Indices of the removed blocks in the list."""
         return self.stack.places(self.first, self.last)
 
 
 class Search:
-    """The intervals of a network, and what is left of its outputs without them.
+    """Intervals of a network, and the quality of its outputs without them.
 
     Args:
-        network: The network, which may be shorter than the reference already.
-        reference: The network whose outputs are wanted.
+        network: The network, which may already be shorter than the reference.
+        reference: The network that provides the target outputs.
         keep: Names of blocks that stay.
         matcher: Name of a map.
-        run_: How the job runs.
+        run_: Options and processes of the run.
 
     Attributes:
-        cost: Forwards of single samples through a whole network, counted by the layers that ran.
+        cost: Forward passes of single samples through a whole network, counted by the layers that ran.
         rows: Number of rows of each regression.
     """
 
@@ -96,43 +96,44 @@ class Search:
                     self.joints[block] = joint
 
     def intervals(self, longest: int) -> tuple[Interval, ...]:
-        """Return the intervals of at most a length that can be removed, and mapped if the matcher maps."""
-        found = [
+        """Return the removable intervals up to a length, which must have joints if the matcher uses a map."""
+        intervals = [
             Interval(stack, first, last)
             for stack in self.stacks
             for first in range(len(stack.blocks))
             for last in range(first + 1, min(first + longest + 1, len(stack.blocks)))
         ]
-        free = [each for each in found if not set(each.blocks) & set(self.keep)]
-        return tuple(each for each in free if self.matcher == "drop" or self._maps(each))
+        free = [interval for interval in intervals if not set(interval.blocks) & set(self.keep)]
+        return tuple(interval for interval in free if self.matcher == "drop" or self._maps(interval))
 
     def _maps(self, interval: Interval) -> bool:
-        """Return whether both ends of an interval have streams of one kind."""
+        """Return whether both ends of an interval have streams of the same kind."""
         ends = self.joints.get(interval.before), self.joints.get(interval.end)
-        return None not in ends and len({_kind(each, block) for each, block in zip(
+        return None not in ends and len({_kind(joint, block) for joint, block in zip(
             ends, (interval.before, interval.end), strict=True)}) == 1  # fmt: skip
 
     # -- fitting ------------------------------------------------------------------------------------------------------
     def changes(self, samples: Samples, intervals: Sequence[Interval]) -> dict[Interval, Change]:
-        """Return the change that makes up for each interval, fitted on samples in one pass."""
+        """Return the change that compensates for each interval, fitted on samples in one pass."""
         if self.matcher == "drop":
             return {}
         ends: dict[str, list[str]] = {}
-        for each in intervals:
-            ends.setdefault(each.before, []).append(each.end)
-        blocks = [*dict.fromkeys(name for each in intervals for name in (each.before, each.end))]
+        for interval in intervals:
+            ends.setdefault(interval.before, []).append(interval.end)
+        blocks = [*dict.fromkeys(name for interval in intervals for name in (interval.before, interval.end))]
         joints = {block: self.joints[block] for block in blocks}
-        check_fits(
-            "the moments of all blocks", self._memory(ends), self.network.device, "name blocks that stay in keep"
-        )
+        check_fits("the moments of all blocks", self._memory(ends), self.network.device, "exclude blocks with keep")
         sums = {block: (Moments(), Moments()) for block in ends}
         for count, (inputs, batch) in enumerate(self._batches(samples, "reading activations")):
             taps = run(self.network, inputs, joints, blocks, complete=False)
             for block, lasts in ends.items():
-                joint, found = joints[block], taps.outputs[block]
-                read = read_by(self.network.model.get_submodule(joint.projection), taps.inputs[block])
-                lacks = {last: _lacks(taps.streams[last] - taps.streams[block], found.layout, joint) for last in lasts}
-                self._add(sums[block], found, read, lacks, count)
+                joint, representation = joints[block], taps.outputs[block]
+                read = input_rows(self.network.model.get_submodule(joint.projection), taps.inputs[block])
+                lacks = {
+                    last: _lacks(taps.streams[last] - taps.streams[block], representation.layout, joint)
+                    for last in lasts
+                }
+                self._add(sums[block], representation, read, lacks, count)
             self.cost += len(batch.samples)
         sums = self._gathered(sums)
         self.rows = max((fitted.count + held.count for fitted, held in sums.values()), default=0)
@@ -140,10 +141,10 @@ class Search:
             block: Fits(self.network.model.get_submodule(joints[block].projection), joints[block].scale, *moments)
             for block, moments in sums.items()
         }
-        return {each: MAPS[self.matcher](fits[each.before], each.end) for each in intervals}
+        return {interval: MAPS[self.matcher](fits[interval.before], interval.end) for interval in intervals}
 
     def _memory(self, ends: Mapping[str, Sequence[str]]) -> int:
-        """Return how many bytes the moments of both folds and the maps of blocks take."""
+        """Return the number of bytes of the moments of both folds and the maps of blocks."""
         total = 0
         for block, lasts in ends.items():
             projection: Any = self.network.model.get_submodule(self.joints[block].projection)
@@ -153,28 +154,30 @@ class Search:
         return total
 
     def catch_up(self, samples: Samples, block: str, original: str) -> Change:
-        """Return the change of a block behind removed ones that brings its stream to that in the whole network."""
+        """Return the change of a block after removed blocks that restores its stream in the whole network."""
         joint, aim, sums = self.joints[block], None, {block: (Moments(), Moments())}
         for count, (inputs, batch) in enumerate(self._batches(samples, "refitting later blocks")):
             aim = aim or joint_of(self.reference, original, inputs)
             assert aim is not None
             taps = run(self.network, inputs, {block: joint}, [block], complete=False)
             whole = run(self.reference, inputs, {original: aim}, [original], complete=False)
-            found = taps.outputs[block]
-            read = read_by(self.network.model.get_submodule(joint.projection), taps.inputs[block])
-            lack = _lacks(whole.streams[original] - taps.streams[block], found.layout, joint)
-            self._add(sums[block], found, read, {block: lack}, count)
+            representation = taps.outputs[block]
+            read = input_rows(self.network.model.get_submodule(joint.projection), taps.inputs[block])
+            lack = _lacks(whole.streams[original] - taps.streams[block], representation.layout, joint)
+            self._add(sums[block], representation, read, {block: lack}, count)
             self.cost += 2 * len(batch.samples)
         fits = Fits(self.network.model.get_submodule(joint.projection), joint.scale, *self._gathered(sums)[block])
         return fits.refit(block)
 
     def _add(
-        self, sums: tuple[Moments, Moments], found: Representation, read: Tensor, lacks: Mapping[str, Tensor],
+        self, sums: tuple[Moments, Moments], representation: Representation, read: Tensor, lacks: Mapping[str, Tensor],
         count: int,
     ) -> None:  # fmt: skip
-        """Add the rows of a batch to the moments of those to fit on and of those that are held out."""
-        first = count * found.batch + self.run.processes.rank  # so that processes with few samples hold some out, too
-        for fold, chosen in zip(sums, _folds(found.batch, read, found.mask, first), strict=True):
+        """Add the rows of a batch to the moments for fitting and to the held-out moments."""
+        first = (
+            count * representation.batch + self.run.processes.rank
+        )  # so that processes with few samples also hold some out
+        for fold, chosen in zip(sums, _folds(representation.batch, read, representation.mask, first), strict=True):
             fold.add(read[chosen], {last: lack[chosen] for last, lack in lacks.items()})
 
     def _gathered(self, sums: dict[str, tuple[Moments, Moments]]) -> dict[str, tuple[Moments, Moments]]:
@@ -189,34 +192,34 @@ class Search:
     def scored(
         self, samples: Samples, changes: Mapping[Interval, Change | None], metric: str | None
     ) -> tuple[dict[Interval, dict[str, float]], dict[Interval, Change | None], str]:
-        """Score intervals; where the network is better with the blocks only dropped, leave out the refit.
+        """Score intervals; omit the refit where dropping the blocks gives a better score.
 
         Args:
-            samples: Samples that no map was fitted on.
+            samples: Samples not used for fitting.
             changes: Interval -> change, or ``None`` to drop it.
-            metric: Figure by which to choose; ``None`` leaves it to :func:`chosen_figure`.
+            metric: Metric that chooses; ``None``: chosen by :func:`chosen_figure`.
 
         Returns:
-            Interval -> figure -> value, interval -> change, and the figure.
+            Interval -> metric -> value, interval -> change, and the metric.
         """
-        values, kept = self.values(samples, changes), dict(changes)
+        values, used = self.values(samples, changes), dict(changes)
         figure = chosen_figure(self.task, values, metric)
         if self.matcher in REFITS and changes:
             sign = 1 if self.task.figures.get(figure, True) else -1
-            for each, row in self.values(samples, dict.fromkeys(changes)).items():
-                if sign * row[figure] > sign * values[each][figure]:
-                    values[each], kept[each] = row, None
-        return values, kept, figure
+            for interval, row in self.values(samples, dict.fromkeys(changes)).items():
+                if sign * row[figure] > sign * values[interval][figure]:
+                    values[interval], used[interval] = row, None
+        return values, used, figure
 
     def values(self, samples: Samples, changes: Mapping[Interval, Change | None]) -> dict[Interval, dict[str, float]]:
-        """Return the figures of the network without each interval, against the outputs of the reference.
+        """Return the metrics of the network without each interval, against the outputs of the reference.
 
         Args:
-            samples: Samples that no map was fitted on.
+            samples: Samples not used for fitting.
             changes: Interval -> change, or ``None`` to drop it.
 
         Returns:
-            Interval -> figure -> value.
+            Interval -> metric -> value.
         """
         measured: Any = self.measured(samples, changes)
         drawn: Mapping[Any, Any] = self.task.drawn(measured, resamples=0, seed=self.run.seed)
@@ -225,30 +228,32 @@ class Search:
         }  # fmt: skip
 
     def measured(self, samples: Samples, changes: Mapping[Interval, Change | None]) -> dict[Any, Answers]:
-        """Return what the task measures of each sample: of the network without each interval, and of the ``target``."""
-        blocks = [*dict.fromkeys(name for each in changes for name in (each.before, each.end))]
-        mapping = [each for each, change in changes.items() if change is not None]
-        joints = {name: self.joints[name] for each in mapping for name in (each.before, each.end)}
-        found: dict[Any, list[Answers]] = {}
+        """Return the task's measurements per sample, for the network without each interval and for the ``target``."""
+        blocks = [*dict.fromkeys(name for candidate in changes for name in (candidate.before, candidate.end))]
+        mapping = [candidate for candidate, change in changes.items() if change is not None]
+        joints = {name: self.joints[name] for candidate in mapping for name in (candidate.before, candidate.end)}
+        measured: dict[Any, list[Answers]] = {}
         for inputs, batch in self._batches(samples, "scoring intervals"):
             taps, side = run(self.network, inputs, joints, blocks), (batch, inputs)
-            own = taps.output
+            target = taps.output
             if self.network is not self.reference:
-                own = self.reference.forward(self.task.inputs(self.reference, batch.samples))
+                target = self.reference.forward(self.task.inputs(self.reference, batch.samples))
                 self.cost += len(batch.samples)
             for place, (interval, change) in enumerate(changes.items()):
-                rows = self.task.measure({"target": own, "stitched": self._mapped(taps, interval, change)}, side, side)
-                found.setdefault(interval, []).append(rows["stitched"])
+                rows = self.task.measure(
+                    {"target": target, "stitched": self._mapped(taps, interval, change)}, side, side
+                )
+                measured.setdefault(interval, []).append(rows["stitched"])
                 if not place:
-                    found.setdefault("target", []).append(rows["target"])
-            behind = sum(self._share_after(each) for each in changes)
+                    measured.setdefault("target", []).append(rows["target"])
+            behind = sum(self._share_after(candidate) for candidate in changes)
             self.cost += (1 + behind) * len(batch.samples)
-        gathered = self.run.processes.gather(found)
+        gathered = self.run.processes.gather(measured)
         parts = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
         return self.task.joined(parts, samples)
 
     def difference(self, short: Adapter, samples: Samples, interval: Interval, change: Change | None) -> float:
-        """Return how far the outputs of a shorter network are from those of the mapped one, over the largest output."""
+        """Return the difference between the outputs of a rebuilt and the mapped network, over the largest output."""
         batch = next(iter(samples.take(min(len(samples), 4)).batches(4)))
         inputs = self.task.inputs(self.network, batch.samples)
         joints = {} if change is None else {name: self.joints[name] for name in (interval.before, interval.end)}
@@ -256,23 +261,23 @@ class Search:
             taps = run(self.network, inputs, joints, [interval.before, interval.end])
             try:
                 outputs = self._mapped(taps, interval, change), short.forward(inputs)
-            except Exception:  # the code of a network whose config makes no sense raises anything
+            except Exception:  # networks with an inconsistent config can raise anything
                 return float("inf")
-        wanted, found = (tensor_of(each, len(batch.samples)) for each in outputs)
-        if wanted is None or found is None or wanted.shape != found.shape:
+        expected, rebuilt = (tensor_of(output, len(batch.samples)) for output in outputs)
+        if expected is None or rebuilt is None or expected.shape != rebuilt.shape:
             return float("inf")
-        return float((wanted.double() - found.double()).abs().max() / wanted.double().abs().max())
+        return float((expected.double() - rebuilt.double()).abs().max() / expected.double().abs().max())
 
     def _mapped(self, taps: Taps, interval: Interval, change: Change | None) -> Any:
         """Return the output of the network without an interval."""
         values = taps.outputs[interval.before].values
         if change is not None:
             stream = mapped(self.network, self.joints[interval.before], taps, interval, change)
-            values = ended(self.network, self.joints[interval.end], stream)
+            values = output_of(self.network, self.joints[interval.end], stream)
         return self.network.decode(taps.outputs[interval.end].replace(values=values), interval.end)
 
     def _share_after(self, interval: Interval) -> float:
-        """Return which share of all layers runs behind an interval."""
+        """Return the share of all layers that run after an interval."""
         layers = self.network.layers
         return (len(layers) - 1 - layers.index(interval.end)) / len(layers)
 
@@ -284,7 +289,7 @@ class Search:
 
 
 def task_of(network: Adapter) -> Task:
-    """Return what scores a network."""
+    """Return the task that scores a network."""
     check_trained(network)
     name = network.task or WITHOUT_HEAD
     if name != WITHOUT_HEAD:
@@ -297,42 +302,42 @@ def task_of(network: Adapter) -> Task:
 
 def mapped(network: Adapter, joint: Joint, taps: Taps, interval: Interval, change: Change) -> Tensor:
     """Return the stream of the block before an interval with its projection changed."""
-    found = taps.outputs[interval.before]
-    read = read_by(network.model.get_submodule(joint.projection), taps.inputs[interval.before])
+    representation = taps.outputs[interval.before]
+    read = input_rows(network.model.get_submodule(joint.projection), taps.inputs[interval.before])
     added = read.double() @ change.weight.T + (0 if change.bias is None else change.bias)
     added = added * joint.scale
     stream: Tensor = taps.streams[interval.before]
-    if found.layout == "bchw":
+    if representation.layout == "bchw":
         shape = stream.movedim(1, -1).shape
         return (stream.double() + added.reshape(shape).movedim(-1, 1)).to(stream.dtype)
     return (stream.double() + added.reshape(stream.shape)).to(stream.dtype)
 
 
-def chosen_figure(task: Task, values: Mapping[Any, Mapping[str, float]], wanted: str | None) -> str:
-    """Return the figure by which intervals are chosen; it is defined for all of them."""
+def chosen_figure(task: Task, values: Mapping[Any, Mapping[str, float]], requested: str | None) -> str:
+    """Return the metric that chooses intervals; it must be defined for all intervals."""
     rows = [*values.values()]
     names = [name for name in rows[0] if all(np.isfinite(row[name]) for row in rows)]
-    if (wanted is not None and wanted not in names) or not names:
+    if (requested is not None and requested not in names) or not names:
         raise ValueError(
-            f"{wanted or 'every figure'} is undefined for these samples and outputs; defined: "
+            f"{requested or 'every figure'} is undefined for these samples and outputs; defined: "
             f"{', '.join(names) or 'none'}"
         )
-    return wanted or next(name for name in (*PREFERRED, *names) if name in names)
+    return requested or next(name for name in (*PREFERRED, *names) if name in names)
 
 
 def _lacks(difference: Tensor, layout: str, joint: Joint) -> Tensor:
-    """Return as rows what the output of a projection lacks, so that its stream becomes another; 0 in dead channels."""
+    """Return, as rows, the change of a projection's output that adds a difference to its stream; 0 in dead channels."""
     rows = rows_of(difference, layout)
     return torch.where(joint.scale == 0, 0, rows / joint.scale.where(joint.scale != 0, 1))
 
 
 def _kind(joint: Joint | None, block: str) -> str | None:
-    """Return what follows the stream, as a name inside of the block."""
+    """Return the end of a block after the stream, as a name inside of the block."""
     return None if joint is None or joint.tail is None else joint.tail.removeprefix(block)
 
 
 def _folds(batch: int, read: Tensor, mask: Tensor | None, first: int) -> tuple[Tensor, Tensor]:
-    """Return which rows of a batch to fit on, and which are held out; rows of padding are neither."""
+    """Return which rows of a batch are for fitting, and which are held out; padding is neither."""
     per_sample = len(read) // batch
     held = ((torch.arange(batch) + first) % FOLDS == FOLDS - 1).repeat_interleave(per_sample).to(read.device)
     real = torch.ones_like(held) if mask is None else mask.flatten()

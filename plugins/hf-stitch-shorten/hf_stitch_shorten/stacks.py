@@ -1,4 +1,4 @@
-"""Stacks of blocks, and where a block adds its last projection to the stream of activations."""
+"""Stacks of blocks, and joints: where a block adds its last projection to the stream of activations."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from hf_stitch import Adapter
 from hf_stitch.representation import Representation, RepresentationSpec
 
 PROJECTIONS = (nn.Linear, Conv1D, nn.Conv2d)
-"""Modules whose weights can be refitted."""
+"""Modules with weights that can be refitted."""
 
 TOLERANCE = 1e-3
-"""Greatest relative error of what a projection adds to the stream, in float32."""
+"""Maximum relative error of the contribution of a projection to the stream, in float32."""
 
 DEAD = 1e-6
-"""Channels whose factor is below this share of the greatest one are left as they are."""
+"""Channels with a factor below this share of the largest factor are not changed."""
 
 RELU = "relu"
-"""Name of a rectifier that is no module, as the end of a block."""
+"""Name of a functional rectifier at the end of a block."""
 
 RECTIFIERS = (functional.relu, functional.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
-"""Functions without weights with which a block may end."""
+"""Functions that may end a block."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks of a network that follow each other and whose outputs have one shape.
+    """Consecutive blocks of a network with outputs of the same shape.
 
     Attributes:
         name: Name of the list of modules that contains them.
-        blocks: Names of the blocks, in order; the first one always stays.
-        offset: Place of the first block in the list.
+        blocks: Names of the blocks, in order; the first block always stays.
+        offset: Index of the first block in the list.
     """
 
     name: str
@@ -47,19 +47,19 @@ class Stack:
     offset: int
 
     def places(self, first: int, last: int) -> range:
-        """Return the places in the list of the blocks after ``first`` up to ``last``."""
+        """Return the list indices of the blocks after ``first`` up to ``last``."""
         return range(self.offset + first + 1, self.offset + last + 1)
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Where a block adds the output of a projection to its stream, times a factor for each channel.
+    """Point at which a block adds the output of a projection to its stream, times a factor per channel.
 
     Attributes:
-        projection: Name of the module whose weights can be refitted.
-        scale: Factor of each channel, (width,): a residual multiplier, a LayerScale, a batch norm; 0 where it is too
-            small to be seen.
-        tail: What follows the stream in the block: the name of a norm or an activation, ``relu`` for the function, or
+        projection: Name of the module to refit.
+        scale: Factor of each channel, (width,): a residual multiplier, a LayerScale, a batch norm; 0 where it is
+            negligible.
+        tail: End of the block after the stream: the name of a norm or an activation, ``relu`` for the function, or
             ``None`` if the block outputs the stream.
     """
 
@@ -75,7 +75,7 @@ def stacks(network: Adapter) -> tuple[Stack, ...]:
         network: The network.
 
     Returns:
-        The stacks with at least two blocks, in their order.
+        The stacks with at least two blocks, in order.
     """
     groups: dict[tuple[str, RepresentationSpec], list[str]] = {}
     for layer in network.layers:
@@ -86,18 +86,18 @@ def stacks(network: Adapter) -> tuple[Stack, ...]:
             and isinstance(network.model.get_submodule(parent), nn.ModuleList | nn.Sequential)
         ):
             groups.setdefault((parent, network.spec(layer)), []).append(layer)
-    found = []
+    consecutive = []
     for (parent, _), blocks in groups.items():
         places = [int(block.rpartition(".")[2]) for block in blocks]
         if len(blocks) > 1 and places == list(range(places[0], places[0] + len(places))):
-            found.append(Stack(parent, tuple(blocks), places[0]))
-    return tuple(found)
+            consecutive.append(Stack(parent, tuple(blocks), places[0]))
+    return tuple(consecutive)
 
 
-# -- what passes through ----------------------------------------------------------------------------------------------
+# -- recording ----------------------------------------------------------------------------------------------
 @dataclass
 class Taps:
-    """What was seen of blocks in one forward: their outputs, their streams, and what their projections read."""
+    """Records of blocks in one forward pass: their outputs, their streams, and the inputs of their projections."""
 
     outputs: dict[str, Representation] = field(default_factory=dict)
     streams: dict[str, Tensor] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Taps:
 
 
 class _Rectified(TorchFunctionMode):
-    """Keep what the last rectifier read, and what it returned."""
+    """Record the input and the output of the last rectifier."""
 
     def __init__(self, calls: dict[str, tuple[Any, Any]]) -> None:
         super().__init__()
@@ -114,34 +114,34 @@ class _Rectified(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read = args[0].clone() if func in RECTIFIERS else None
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         if read is not None:
-            self.calls.pop(RELU, None)  # its place is that of the last call
-            self.calls[RELU] = (read,), found
-        return found
+            self.calls.pop(RELU, None)  # move the entry to the end
+            self.calls[RELU] = (read,), output
+        return output
 
 
 def run(
     network: Adapter, inputs: Mapping[str, Any], joints: Mapping[str, Joint], blocks: Sequence[str], *,
     complete: bool = True,
 ) -> Taps:  # fmt: skip
-    """Run a network once, and keep outputs and streams of blocks, and what the projections of their joints read.
+    """Run a network once, and record outputs and streams of blocks, and the inputs of the projections of their joints.
 
     Args:
         network: The network.
         inputs: Inputs of the model.
-        joints: Block -> its joint; streams are those of these blocks.
-        blocks: Blocks whose outputs are kept.
+        joints: Block -> its joint; streams are recorded for these blocks.
+        blocks: Blocks with outputs to record.
         complete: Whether to run the network to its end.
 
     Returns:
-        What was seen.
+        The records.
     """
     taps, rectified = Taps(), dict[str, Any]()
 
-    def keep(name: str, found: Representation) -> None:
-        values = found.values
-        taps.outputs[name] = found.replace(values=values.clone())
+    def keep(name: str, representation: Representation) -> None:
+        values = representation.values
+        taps.outputs[name] = representation.replace(values=values.clone())
         joint = joints.get(name)
         if joint is not None and joint.tail is None:
             taps.streams[name] = taps.outputs[name].values
@@ -153,45 +153,45 @@ def run(
             stack.enter_context(_Rectified(rectified))
         for name, joint in joints.items():
             read = network.model.get_submodule(joint.projection)
-            stack.callback(read.register_forward_pre_hook(_reading(taps.inputs, name)).remove)
+            stack.callback(read.register_forward_pre_hook(_recorder(taps.inputs, name)).remove)
             if joint.tail not in (None, RELU):
                 tail = network.model.get_submodule(str(joint.tail))
-                stack.callback(tail.register_forward_pre_hook(_reading(taps.streams, name)).remove)
+                stack.callback(tail.register_forward_pre_hook(_recorder(taps.streams, name)).remove)
         taps.output = network.run_with_callback(inputs, blocks, keep, complete=complete)
     return taps
 
 
-def _reading(found: dict[str, Tensor], name: str) -> Any:
-    """Return a hook that keeps what a module reads."""
+def _recorder(records: dict[str, Tensor], name: str) -> Any:
+    """Return a hook that records the input of a module."""
 
     def hook(module: nn.Module, args: Any) -> None:
-        found[name] = args[0].clone()
+        records[name] = args[0].clone()
 
     return hook
 
 
-def ended(network: Adapter, joint: Joint, stream: Tensor) -> Tensor:
-    """Return what a block outputs for a stream: what the end of the block makes of it."""
+def output_of(network: Adapter, joint: Joint, stream: Tensor) -> Tensor:
+    """Return the output of a block for a stream, from the end of the block."""
     if joint.tail is None:
         return stream
     if joint.tail == RELU:
         return stream.relu()
-    found: Tensor = network.model.get_submodule(joint.tail)(stream.clone())
-    return found
+    output: Tensor = network.model.get_submodule(joint.tail)(stream.clone())
+    return output
 
 
 def rows_of(values: Tensor, layout: str = "") -> Tensor:
-    """Return activations as rows, one for each position of each sample: (rows, channels)."""
+    """Return activations as rows, one per position of each sample: (rows, channels)."""
     return (values.movedim(1, -1) if layout == "bchw" else values).flatten(0, -2)
 
 
 # -- joints -----------------------------------------------------------------------------------------------------------
 @torch.no_grad()
 def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint | None:
-    """Find where a block adds the output of a projection to its stream, by a trial.
+    """Find the joint of a block by adding noise to its projections.
 
-    Noise is added to the output of each projection of the width of the stream. If the stream changes by this noise,
-    times one factor for each channel, the joint is there. The projection that reads most is taken.
+    Noise is added to the output of each projection with the width of the stream. The projection is a joint if the
+    stream changes by this noise, times one factor per channel. The joint with the most inputs is returned.
 
     Args:
         network: The network.
@@ -199,7 +199,7 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
         inputs: Inputs of a few samples.
 
     Returns:
-        The joint, or ``None`` if the block has none: behind a norm, or in experts.
+        The joint, or ``None`` without a joint, as with a norm after the projection, or with experts.
     """
     seen: dict[str, tuple[Any, Any]] = {}
     tails: list[str] = []
@@ -216,10 +216,12 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
 
         return hook
 
-    def keep(name: str, found: Representation) -> None:
+    def keep(name: str, representation: Representation) -> None:
         for inner, (args, output) in seen.items():
-            same = isinstance(output, Tensor) and output.data_ptr() == found.values.data_ptr()
-            alone = args and len(args) == 1 and isinstance(args[0], Tensor) and args[0].shape == found.values.shape
+            same = isinstance(output, Tensor) and output.data_ptr() == representation.values.data_ptr()
+            alone = (
+                args and len(args) == 1 and isinstance(args[0], Tensor) and args[0].shape == representation.values.shape
+            )
             inside = None if inner == RELU else network.model.get_submodule(inner)
             if same and alone and not isinstance(inside, (*PROJECTIONS, nn.Dropout)):
                 tails.append(inner)
@@ -231,7 +233,7 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
         network.run_with_callback(inputs, [block], keep)
     streams: dict[str | None, Tensor | None] = {}
     for name in sorted(reversed(linear), key=lambda n: -reads(network.model, n)):
-        for tail in (None, *tails[-1:]):  # what is called last; others may have worked in place
+        for tail in (None, *tails[-1:]):  # only the last call; earlier modules may work in place
             if tail not in streams:
                 streams[tail] = _stream(network, Joint(name, torch.ones(()), tail), block, inputs)
             scale = _scale(network, block, name, tail, inputs, streams[tail])
@@ -241,7 +243,7 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
 
 
 def _is_projection(module: Any, args: Any, output: Any, width: int) -> bool:
-    """Return whether a module writes the width of the stream, and what its weights say, as subclasses may not."""
+    """Return whether a module is a plain projection to the width of the stream; subclasses may compute more."""
     kind = next((kind for kind in PROJECTIONS if isinstance(module, kind)), None)
     if kind is None or len(args) != 1 or not module.weight.is_floating_point() or getattr(module, "groups", 1) != 1:
         return False
@@ -249,17 +251,17 @@ def _is_projection(module: Any, args: Any, output: Any, width: int) -> bool:
         return False
     if type(module) is kind:
         return True
-    own = kind.forward(module, *args)
-    return isinstance(output, Tensor) and own.shape == output.shape and torch.allclose(own, output, 1e-4, 1e-6)
+    plain = kind.forward(module, *args)
+    return isinstance(output, Tensor) and plain.shape == output.shape and torch.allclose(plain, output, 1e-4, 1e-6)
 
 
 def _stream(network: Adapter, joint: Joint, block: str, inputs: Mapping[str, Any]) -> Tensor | None:
-    """Return the stream of a block with some joint."""
+    """Return the stream of a block for a joint."""
     return run(network, inputs, {block: joint}, [block], complete=False).streams.get(block)
 
 
 def reads(model: nn.Module, name: str) -> int:
-    """Return how many numbers a projection reads for each that it writes."""
+    """Return the number of inputs of a projection for each output."""
     module: Any = model.get_submodule(name)
     return module.weight.numel() // (module.weight.shape[1] if isinstance(module, Conv1D) else module.weight.shape[0])
 
@@ -267,7 +269,7 @@ def reads(model: nn.Module, name: str) -> int:
 def _scale(
     network: Adapter, block: str, name: str, tail: str | None, inputs: Mapping[str, Any], before: Tensor | None
 ) -> Tensor | None:  # fmt: skip
-    """Return the factor of each channel with which the output of a projection enters the stream, if it does."""
+    """Return the factor of each channel between the output of a projection and the stream; ``None`` if not a joint."""
     noise: list[Tensor] = []
 
     def disturb(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -296,7 +298,7 @@ def _scale(
 
 @contextmanager
 def _hooked(module: nn.Module, hook: Any) -> Iterator[None]:
-    """Hook a module."""
+    """Register a forward hook temporarily."""
     handle = module.register_forward_hook(hook)
     try:
         yield

@@ -21,25 +21,25 @@ from hf_stitch.scoring.measured import as_score, scores_of
 from hf_stitch.tasks.base import Answers, Task
 from hf_stitch_shorten.forms import check_form
 from hf_stitch_shorten.maps import LATER, Change, add_to
-from hf_stitch_shorten.plain import CannotBeRebuiltError, computes_otherwise, copied, dropped, renamed, without
+from hf_stitch_shorten.plain import CannotBeRebuiltError, copied, dropped, rebuild_error, renamed, without
 from hf_stitch_shorten.result import AGREEMENTS, DROPPED, FULL, SHORTENED, Candidate, Shortened, Size, runs_of
 from hf_stitch_shorten.search import Interval, Search, task_of
 from hf_stitch_shorten.stacks import RELU
 
 SHARE = 0.25
-"""Share of the data that tests, without ``test_data``; and of the rest, share that chooses the blocks."""
+"""Share of test samples without ``test_data``, and share of the remaining samples that choose the blocks."""
 
 RESAMPLES = 1000
 """Number of bootstrap resamples of the test samples."""
 
 FEWEST = 8
-"""Least number of samples to fit on, to choose by and to test on."""
+"""Minimum number of samples for fitting, choosing and testing, each."""
 
 DIFFERENT = {False: 1e-5, True: 3e-2}
-"""Greatest difference, over the largest output, between the plain network and the mapped one; in half precision."""
+"""Whether in half precision -> maximum difference between rebuilt and mapped network, over the largest output."""
 
 NEW_TOKENS = 32
-"""Number of tokens that are generated to measure the speed."""
+"""Number of generated tokens for measuring the speed."""
 
 
 @checked
@@ -54,76 +54,76 @@ def shorten(
     metric: str | None = None,
     **options: Unpack[RunOptions],
 ) -> Shortened:  # fmt: skip
-    """Remove blocks of a network without training, and make up for them in the weights of the blocks before them.
+    """Remove blocks of a network without training, and compensate for them in the weights of the blocks before them.
 
-    The last projection of the block before removed ones is fitted, by ridge regression towards its current weights, so
-    that the stream of activations behind it becomes that behind the removed blocks. All intervals are fitted in one
-    pass over the data, and scored on other samples with the outputs of the whole network, with the refit and without
-    it; the best is removed. Several intervals that do not touch are tried, too: one block after the other. The result
-    is an ordinary network with fewer blocks, and is tested on samples that chose nothing, beside the same blocks only
-    dropped.
+    The last projection before the removed blocks is refitted by ridge regression towards its current weights, so that
+    the stream of activations after it approximates the stream after the removed blocks. All intervals are fitted in one
+    pass over the data. They are scored on held-out samples against the outputs of the whole network, with and without
+    the refit, and the best interval is removed. Sets of several intervals are also tried, one block at a time. The
+    result is an ordinary network with fewer blocks. It is tested on samples not used for fitting or choosing, next to a
+    baseline with the same blocks only dropped.
 
     Args:
         model: The network: an adapter, a module, or a name for :func:`hf_stitch.load`.
-        data: Raw samples like those that the network will read; labels are not needed. Maps are fitted on more than
-            half of them.
-        remove: Number of blocks, their share of all blocks, or ``auto``: as many neighbouring ones as ``max_loss``
+        data: Raw samples from the data that the network will run on; labels are not required. Maps are fitted on more
+            than half of them.
+        remove: Number of blocks, their share of all blocks, or ``auto``: as many consecutive blocks as ``max_loss``
             allows, at most half of the longest stack.
-        matcher: ``refit``; ``refit_later``, which also refits the projections of the blocks behind removed ones, one
-            after the other, towards their streams in the whole network, in a pass for each; ``replaceme``, a
+        matcher: ``refit``; ``refit_later``, which also refits the projections of the blocks after removed blocks, in
+            sequence, towards their streams in the whole network, with one pass per block; ``replaceme``, a
             least-squares map of the output of the projection, folded into it (ReplaceMe, arXiv 2505.02819); or
-            ``drop``, no map.
+            ``drop``, without a map.
         keep: Names of blocks that stay.
-        scattered: Whether several intervals are tried, which takes a search for each block.
-        max_loss: Greatest share of outputs that may differ from those of the whole network. Without it, nothing is
-            accepted or refused.
+        scattered: Whether to try several intervals, with one search per block.
+        max_loss: Maximum share of outputs that may differ from the outputs of the whole network. Without it,
+            ``accepted`` is ``None``.
         test_data: Samples to test on. Default: a quarter of the data.
-        metric: Figure that chooses the blocks. Default: the Kullback-Leibler divergence from the outputs of the whole
-            network, without classes or tokens the agreement, or what comes first.
+        metric: Metric that chooses the blocks. Default: the Kullback-Leibler divergence from the outputs of the whole
+            network; without classes or tokens, the agreement or the first metric of the task.
         **options: Options of the run: ``batch_size``, ``seed``, ``progress`` and ``accelerator``, as in
             :class:`hf_stitch.running.RunOptions`. Processes share the samples.
 
     Returns:
-        The shorter network with its verdict: ``found.model`` is an adapter, ``found.save_pretrained(folder)`` saves an
-        ordinary folder.
+        The shorter network with its verdict: ``shortened.model`` is an adapter, ``shortened.save_pretrained(folder)``
+        saves an ordinary folder.
 
     Raises:
-        ValueError: If the network has no stack of blocks, its form has to be made plain first, blocks cannot be mapped
-            or left out of its config, more blocks are to be removed than there are, or samples are too few.
+        ValueError: If the network lacks a stack of blocks, its weights are not plain numbers, blocks cannot be mapped
+            or removed from its config, ``remove`` is larger than the number of blocks, or there are too few samples.
 
     Example:
         >>> import torch, transformers, hf_stitch
         >>> config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=4, num_attention_heads=2,
         ...     intermediate_size=32, image_size=8, patch_size=4, num_labels=3)
         >>> vit = hf_stitch.load(transformers.ViTForImageClassification(config).eval())
-        >>> found = shorten(vit, torch.rand(80, 3, 8, 8), remove=1, progress=False)
-        >>> len(found.removed), found.model.model.config.num_hidden_layers
+        >>> shortened = shorten(vit, torch.rand(80, 3, 8, 8), remove=1, progress=False)
+        >>> len(shortened.removed), shortened.model.model.config.num_hidden_layers
         (1, 3)
     """
     if remove == "auto" and max_loss is None:
-        raise ValueError("remove='auto' removes as many blocks as max_loss allows: pass max_loss, e.g. 0.05")
+        raise ValueError("remove='auto' requires max_loss: pass max_loss, e.g. 0.05")
     with Run.of(shorten, options, takes=WITHOUT_STATE) as run:
         network = load_on(model, run.processes.device)
         check_form(network)
         task = task_of(network)
         if metric is not None and metric not in task.figures:
-            raise ValueError(f"metric {metric!r} is not measured; figures of this network: {', '.join(task.figures)}")
-        samples, other = (
-            None if each is None else _numbered(task, Samples.of(each), network) for each in (data, test_data)
+            raise ValueError(f"metric must be one of {', '.join(task.figures)}, got {metric!r}")
+        samples, separate_test = (
+            None if raw is None else _numbered(task, Samples.of(raw), network) for raw in (data, test_data)
         )
         assert samples is not None
-        rest, test = (samples, other) if other is not None else samples.split(SHARE, run.seed)
+        rest, test = (samples, separate_test) if separate_test is not None else samples.split(SHARE, run.seed)
         fit, choose = rest.split(SHARE, run.seed)
-        for part, what in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
+        for part, purpose in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
             if len(part) < FEWEST:
-                raise ValueError(f"{len(part)} samples {what} are too few: pass {FEWEST} or more for each purpose")
+                raise ValueError(f"{len(part)} samples {purpose} are too few: pass at least {FEWEST} for each purpose")
         job = _Job(network, fit, choose, tuple(keep), matcher, metric, None if max_loss is None else 1 - max_loss, run)
-        return job.told(job.shortened(remove, scattered), test)
+        return job.report(job.shortened(remove, scattered), test)
 
 
 @dataclass(frozen=True)
 class _State:
-    """A network on the way: shorter than the original, or it."""
+    """The original network, or an intermediate shorter network."""
 
     network: Adapter
     names: Mapping[str, str]  # block -> its name in the original
@@ -133,7 +133,7 @@ class _State:
 
 @dataclass
 class _Job:
-    """What all steps share, and what they found."""
+    """Options and intermediate results of one call of :func:`shorten`."""
 
     network: Adapter
     fit: Samples
@@ -145,9 +145,9 @@ class _Job:
     run: Run
     candidates: list[Candidate] = field(default_factory=list)
     cost: float = 0.0
-    figure: str = ""  # that chooses
+    figure: str = ""  # the metric that chooses
     rows: int = 0
-    inputs: int = 0  # of the widest projection
+    inputs: int = 0  # number of inputs of the widest projection
 
     # -- searching ----------------------------------------------------------------------------------------------------
     def shortened(self, remove: int | float | Literal["auto"], scattered: bool) -> _State:
@@ -155,56 +155,56 @@ class _Job:
         search = self._search(self.network)
         self.task = search.task
         if self.network.library in ("transformers", "timm"):
-            self.network.blueprint()  # an error before any pass, if there is none
-        own = {block: block for stack in search.stacks for block in stack.blocks}
-        if unknown := [name for name in self.keep if name not in own]:
-            raise ValueError(f"keep names {unknown[0]!r}, which is no block; blocks: {', '.join(own)}")
+            self.network.blueprint()  # raises an error before any pass if it cannot be rebuilt
+        names = {block: block for stack in search.stacks for block in stack.blocks}
+        if unknown := [name for name in self.keep if name not in names]:
+            raise ValueError(f"keep contains {unknown[0]!r}, which is not a block; blocks: {', '.join(names)}")
         count = self._count(remove, search, scattered)
-        free = len(own) - len({*self.keep} | {stack.blocks[0] for stack in search.stacks})
+        free = len(names) - len({*self.keep} | {stack.blocks[0] for stack in search.stacks})
         if remove != "auto" and count > free:
-            raise ValueError(f"{count} blocks are to be removed, and keep leaves {free}")
-        start = _State(self.network, own)
+            raise ValueError(f"{count} blocks are to be removed, but keep leaves only {free}")
+        start = _State(self.network, names)
         values, changes = self._scored(search, search.intervals(count))
         first = self._ranked(values)
         if remove == "auto":
             first = self._allowed(first, values)
-            count = max(len(each.blocks) for each in first)
-        whole = [each for each in first if len(each.blocks) == count]
-        found = [self._built(start, search, whole, changes)] if whole else []
+            count = max(len(interval.blocks) for interval in first)
+        whole = [interval for interval in first if len(interval.blocks) == count]
+        built = [self._built(start, search, whole, changes)] if whole else []
         if scattered and count > 1 and remove != "auto":
-            state = self._built(start, search, [each for each in first if len(each.blocks) == 1], changes)
+            state = self._built(start, search, [interval for interval in first if len(interval.blocks) == 1], changes)
             for _ in range(count - 1):
                 search = self._search(state.network, state.names)
                 values, changes = self._scored(search, search.intervals(1))
                 state = self._built(state, search, self._ranked(values), changes)
-            found.append(state)
-        if not found:
-            raise ValueError(f"no {count} blocks that follow each other can be removed: keep fewer, or scattered=True")
-        best = found[0] if len(found) == 1 else self._best(found)
+            built.append(state)
+        if not built:
+            raise ValueError(f"{count} consecutive blocks cannot be removed: keep fewer blocks, or pass scattered=True")
+        best = built[0] if len(built) == 1 else self._best(built)
         if self.matcher == LATER:
             best = self._caught_up(best)
         chosen = runs_of(best.removed)
         self.candidates = [
-            Candidate(each.before, each.blocks, row[self.figure], each.blocks in chosen)
-            for each, row in self._map.items()
+            Candidate(interval.before, interval.blocks, row[self.figure], interval.blocks in chosen)
+            for interval, row in self._map.items()
         ]
         return best
 
     def _search(self, network: Adapter, names: Mapping[str, str] | None = None) -> Search:
         """Return the search of the intervals of a network."""
-        keep = {each for each, name in (names or {}).items() if name in self.keep} or set(self.keep)
+        keep = {block for block, name in (names or {}).items() if name in self.keep} or set(self.keep)
         search = Search(network, self.network, keep, self.matcher, self.run)
         if not search.stacks:
             raise ValueError(
-                f"{type(network.model).__name__} has no stack of blocks: its cuts are "
-                f"{', '.join(network.layers) or 'none'}, and blocks are elements of a list that follow each other"
+                f"{type(network.model).__name__} does not contain a stack of blocks (consecutive cuts in a list of "
+                f"modules): its cuts are {', '.join(network.layers) or 'none'}"
             )
         if self.matcher != "drop":
             search.find_joints(self.fit)
         return search
 
     def _count(self, remove: int | float | Literal["auto"], search: Search, scattered: bool) -> int:
-        """Return how many blocks to remove, or for ``auto`` how many to try."""
+        """Return the number of blocks to remove or, for ``auto``, to try."""
         total = sum(len(stack.blocks) for stack in search.stacks)
         longest = max(len(stack.blocks) - 1 for stack in search.stacks)
         if remove == "auto":
@@ -212,84 +212,83 @@ class _Job:
         count = remove if isinstance(remove, int) else round(remove * total)
         most = total - len(search.stacks) if scattered else longest
         if not 1 <= count <= most:
-            sizes = ", ".join(f"{len(each.blocks)} in {each.name}" for each in search.stacks)
+            sizes = ", ".join(f"{len(group.blocks)} in {group.name}" for group in search.stacks)
             raise ValueError(
                 f"remove={remove!r} are {count} of {total} blocks ({sizes}): 1 to {most} can be removed, because the "
-                "first block of a stack stays, and without scattered=True only blocks that follow each other go"
+                "first block of a stack stays, and removed blocks are consecutive without scattered=True"
             )
         return count
 
     def _scored(
         self, search: Search, intervals: Sequence[Interval]
     ) -> tuple[dict[Interval, dict[str, float]], dict[Interval, Change | None]]:  # fmt: skip
-        """Fit and score intervals; those of the whole network choose the figure."""
+        """Fit and score intervals; the first call, for the whole network, chooses the metric."""
         if not intervals:
             raise ValueError(self._unmapped(search))
         changes = search.changes(self.fit, intervals)
-        given = {each: changes.get(each) for each in intervals}
-        values, kept, figure = search.scored(self.choose, given, self.figure or self.metric)
+        candidates = {interval: changes.get(interval) for interval in intervals}
+        values, used, figure = search.scored(self.choose, candidates, self.figure or self.metric)
         self.cost += search.cost
         if not self.figure:
             self.rows, self._map, self.figure = search.rows, values, figure
             self.inputs = max((change.weight.shape[1] for change in changes.values()), default=0)
-        return values, kept
+        return values, used
 
     def _unmapped(self, search: Search) -> str:
-        """Tell why no interval can be removed."""
+        """Explain why intervals cannot be removed."""
         name = type(search.network.model).__name__
         if set(self.keep) >= {block for stack in search.stacks for block in stack.blocks[1:]}:
-            return f"keep names all blocks of {name} that could be removed"
+            return f"keep contains all removable blocks of {name}"
         layers = search.stacks[0].blocks
         return (
-            f"no block of {name} adds the output of a projection to its stream as it is: a norm, experts or another "
-            "function follows. "
-            "Use matcher='drop', or keep two networks joined by a map of the whole stream: hf_stitch.stitch(model, "
-            f"model, data, source_layer={layers[0]!r}, target_layer={layers[-1]!r})"
+            f"the blocks of {name} do not add the output of a projection directly to the stream: a norm, experts or "
+            "another function follows. Use matcher='drop', or join two networks by a map of the whole stream: "
+            f"hf_stitch.stitch(model, model, data, source_layer={layers[0]!r}, target_layer={layers[-1]!r})"
         )
 
     def _ranked(self, values: Mapping[Interval, Mapping[str, float]]) -> list[Interval]:
-        """Return intervals, the best one first."""
+        """Return intervals, best first."""
         sign = -1 if self.task.figures.get(self.figure, True) else 1
-        return sorted(values, key=lambda each: sign * values[each][self.figure])
+        return sorted(values, key=lambda interval: sign * values[interval][self.figure])
 
     def _allowed(
         self, ranked: Sequence[Interval], values: Mapping[Interval, Mapping[str, float]]
     ) -> list[Interval]:  # fmt: skip
-        """Return the intervals without which the agreement meets the bound."""
+        """Return the intervals that can be removed with an agreement within the bound."""
         assert self.bound is not None
         row = next(iter(values.values()))
-        name = next((each for each in AGREEMENTS if each in row), next(iter(row)))
-        found = [each for each in ranked if values[each][name] >= self.bound]
-        if not found:
+        name = next((interval for interval in AGREEMENTS if interval in row), next(iter(row)))
+        allowed = [interval for interval in ranked if values[interval][name] >= self.bound]
+        if not allowed:
             best = max(row[name] for row in values.values())
             raise ValueError(
-                f"no block can be removed: {name.replace('_', ' ')} with the whole network is at most {best:.3f}, and "
-                f"max_loss asks for {self.bound:g}"
+                f"{name.replace('_', ' ')} with the whole network is at most {best:.3f} after removing a block, but "
+                f"max_loss requires {self.bound:g}: increase max_loss"
             )
-        return found
+        return allowed
 
     # -- building -----------------------------------------------------------------------------------------------------
     def _built(
         self, state: _State, search: Search, ranked: Sequence[Interval], changes: Mapping[Interval, Change | None]
     ) -> _State:  # fmt: skip
-        """Return the plain network without the best interval whose plain network computes the same."""
-        why = ""
+        """Return the rebuilt network without the best interval that can be rebuilt with the same outputs."""
+        reason = ""
         for interval in ranked:
             try:
                 return self._without(state, search, interval, changes.get(interval))
             except CannotBeRebuiltError as error:
-                why = why or str(error)
-        raise CannotBeRebuiltError(why)
+                reason = reason or str(error)
+        raise CannotBeRebuiltError(reason)
 
     def _without(self, state: _State, search: Search, interval: Interval, change: Change | None) -> _State:
-        """Return the plain network without an interval."""
+        """Return the rebuilt network without an interval."""
         coarse = next(state.network.model.parameters()).dtype in (torch.float16, torch.bfloat16)
         error = float("inf")
         for short in without(state.network, interval.stack.name, interval.places):
             if change is not None:
                 before, end = search.joints[interval.before], search.joints[interval.end]
                 projection: Any = short.model.get_submodule(before.projection)
-                if projection.weight.numel() != change.weight.numel():  # blocks of other kinds are in other places
+                if projection.weight.numel() != change.weight.numel():  # a different kind of block at this index
                     continue
                 add_to(projection, change.weight, change.bias)
                 if before.tail not in (None, RELU):
@@ -299,7 +298,7 @@ class _Job:
             if error <= DIFFERENT[coarse]:
                 break
         else:
-            raise computes_otherwise(state.network, f"without {interval.blocks[0]} (outputs differ by {error:.2g})")
+            raise rebuild_error(state.network, f"without {interval.blocks[0]} (outputs differ by {error:.2g})")
         rename = renamed({interval.stack.name: interval.places})
         names = {new: name for block, name in state.names.items() if (new := rename(block)) is not None}
         gone = (*state.removed, *(state.names[block] for block in interval.blocks))
@@ -307,14 +306,14 @@ class _Job:
         return _State(short, names, tuple(sorted(gone, key=order.index)), max(error, state.error))
 
     def _caught_up(self, state: _State) -> _State:
-        """Refit the projections of the blocks behind the first removed one, in place, if outputs come closer by it."""
+        """Refit the projections of the blocks after the first removed block, if this improves the outputs."""
         short = copied(state.network)
         search = self._search(short, state.names)
         first = {stack: min(places) for stack, places in self._places(state.removed).items()}
         for block, original in state.names.items():
             stack, _, place = original.rpartition(".")
             if block in search.joints and int(place) >= first.get(stack, int(place) + 1) - 1:
-                end = int(place)  # removed blocks that follow are made up for by this one
+                end = int(place)  # this block compensates for the removed blocks after it
                 while f"{stack}.{end + 1}" in state.removed:
                     end += 1
                 change = search.catch_up(self.fit, block, f"{stack}.{end}")
@@ -324,30 +323,30 @@ class _Job:
 
     # -- judging ------------------------------------------------------------------------------------------------------
     def _best(self, states: Sequence[_State]) -> _State:
-        """Return the state whose outputs on the samples to choose by are best."""
-        networks = {str(place): each.network for place, each in enumerate(states)}
+        """Return the state with the best outputs on the samples for choosing."""
+        networks = {str(place): state.network for place, state in enumerate(states)}
         drawn = self._drawn(networks, self.choose, 0)
         sign = 1 if self.task.figures.get(self.figure, True) else -1
-        return max(states, key=lambda each: sign * drawn[str(states.index(each))][self.figure][0])
+        return max(states, key=lambda state: sign * drawn[str(states.index(state))][self.figure][0])
 
     def _drawn(self, networks: Mapping[str, Adapter], samples: Samples, resamples: int) -> dict[str, dict[str, Any]]:
-        """Return the figures of networks against the whole one, on all samples and on resamples."""
+        """Return the metrics of networks against the whole network, on all samples and on resamples."""
         measured: dict[str, list[Answers]] = {}
         with torch.no_grad():
             for _, batch, _ in PairedSamples(samples, samples).batches(self.run, "testing"):
                 inputs = self.task.inputs(self.network, batch.samples)
-                outputs = {name: each.forward(inputs) for name, each in networks.items()}
+                outputs = {name: network.forward(inputs) for name, network in networks.items()}
                 side = batch, inputs
-                found = self.task.measure({"target": self.network.forward(inputs), **outputs}, side, side)
-                for name, row in found.items():
+                rows = self.task.measure({"target": self.network.forward(inputs), **outputs}, side, side)
+                for name, row in rows.items():
                     measured.setdefault(name, []).append(row)
                 self.cost += (1 + len(networks)) * len(batch.samples)
         gathered = self.run.processes.gather(measured)
         parts = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
         return self.task.drawn(self.task.joined(parts, samples), resamples=resamples, seed=self.run.seed)
 
-    def told(self, state: _State, test: Samples) -> Shortened:
-        """Test a shorter network, beside the same blocks dropped, and tell."""
+    def report(self, state: _State, test: Samples) -> Shortened:
+        """Test a shorter network, next to the same blocks only dropped, and return the result."""
         networks = {SHORTENED: state.network}
         if self.matcher != "drop":
             networks[DROPPED] = dropped(state.network, self.network, self._places(state.removed))
@@ -367,51 +366,55 @@ class _Job:
         return replace(result, notes=tuple(self._notes(result, shared or 0.0)))
 
     def _places(self, removed: Sequence[str]) -> dict[str, list[int]]:
-        """Return the places of blocks in their lists."""
-        found: dict[str, list[int]] = {}
+        """Return the indices of blocks in their lists."""
+        places: dict[str, list[int]] = {}
         for name in removed:
             stack, _, place = name.rpartition(".")
-            found.setdefault(stack, []).append(int(place))
-        return found
+            places.setdefault(stack, []).append(int(place))
+        return places
 
     def _notes(self, result: Shortened, shared: float) -> list[str]:
-        """Return what to know."""
+        """Return remarks on the result."""
         notes = []
         if result.gain is not None and self.rows < 2 * self.inputs:
             notes.append(
-                f"{self.rows} rows are fewer than twice the {self.inputs} inputs of a projection: more data help more "
-                "than another interval"
+                f"{self.rows} rows are fewer than twice the {self.inputs} inputs of a projection: pass more data "
+                "before trying a different interval"
             )
         if result.gain is not None and result.gain.value == result.gain.low == result.gain.high == 0:
-            notes.append("no map was better than none on samples that fitted nothing: the blocks are only dropped")
+            notes.append("maps did not help on held-out samples, so the blocks are only dropped")
         elif result.gain is not None and not result.gain.low > 0:
             notes.append(
-                "the map does not help on the test samples: it is not needed, or they come from elsewhere than the "
-                "data it was fitted on"
+                "the map does not help on the test samples: it is not required, or their distribution differs from "
+                "the data used for fitting"
             )
         if shared:
-            notes.append(f"{shared:.0%} of the test samples are among those that fitted or chose: scores are too good")
-        own, whole = result.scores[SHORTENED], result.scores.get(FULL, {})
-        if "accuracy" in whole and own["accuracy"].value > whole["accuracy"].value:
-            notes.append("the accuracy rises although predictions change: it says little about what was lost")
+            notes.append(
+                f"{shared:.0%} of the test samples were also used for fitting or choosing: scores are too optimistic"
+            )
+        short, whole = result.scores[SHORTENED], result.scores.get(FULL, {})
+        if "accuracy" in whole and short["accuracy"].value > whole["accuracy"].value:
+            notes.append("the accuracy rises although predictions change: it is not a measure of the loss")
         if self.task.name == "feature-extraction":
-            notes.append("outputs are other ones now: if they are kept, as in an index, compute all of them again")
+            notes.append("outputs have changed: recompute all stored outputs, such as an index")
         return notes
 
     def _sizes(self, networks: Mapping[str, Adapter], test: Samples) -> dict[str, Size]:
         """Measure size and speed."""
         batch = next(iter(test.batches(min(16, len(test)))))
-        found = {}
-        for name, each in networks.items():
-            inputs = self.task.inputs(each, batch.samples)
+        sizes = {}
+        for name, network in networks.items():
+            inputs = self.task.inputs(network, batch.samples)
             with torch.no_grad():
-                forward = min(_seconds(partial(each.forward, inputs), each) for _ in range(3))
-            found[name] = Size(sum(p.numel() for p in each.model.parameters()), forward, _generation(each, inputs))
-        return found
+                forward = min(_seconds(partial(network.forward, inputs), network) for _ in range(3))
+            sizes[name] = Size(
+                sum(p.numel() for p in network.model.parameters()), forward, _generation(network, inputs)
+            )
+        return sizes
 
 
 def _numbered(task: Task, samples: Samples, network: Adapter) -> Samples:
-    """Return samples whose labels are numbered as the classes of a network, and warn of others."""
+    """Return samples with labels numbered as the classes of a network; warn about unknown labels."""
     config = getattr(network.model, "config", None)
     numbered = task.numbered(samples, config)
     task.warn_of_labels(numbered, config)
@@ -419,7 +422,7 @@ def _numbered(task: Task, samples: Samples, network: Adapter) -> Samples:
 
 
 def _seconds(work: Callable[[], Any], network: Adapter) -> float:
-    """Return how long something takes."""
+    """Return the seconds of a job."""
     begin = time.perf_counter()
     work()
     if network.device.type == "cuda":
@@ -428,7 +431,7 @@ def _seconds(work: Callable[[], Any], network: Adapter) -> float:
 
 
 def _generation(network: Adapter, inputs: Mapping[str, Any]) -> float | None:
-    """Return how many tokens a causal language model generates in a second."""
+    """Return the number of tokens that a causal language model generates per second."""
     model: Any = network.model
     if network.task != "text-generation" or not hasattr(model, "generate"):
         return None
@@ -436,5 +439,5 @@ def _generation(network: Adapter, inputs: Mapping[str, Any]) -> float | None:
     options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
     try:
         return NEW_TOKENS / min(_seconds(partial(model.generate, ids, **options), network) for _ in range(2))
-    except Exception:  # the code of the network can raise anything, and some generate only in its own library
+    except Exception:  # the network can raise anything, and some generate only in their own library
         return None

@@ -36,7 +36,7 @@ class GridClassifier(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3×3 convolutions with BatchNorm and a shortcut (He et al. 2016)."""
+    """Residual block: two 3×3 convolutions with BatchNorm and a shortcut (He et al. 2016)."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def matrices(weights: Mapping[str, ArrayLike], *, label: str = "|weight|") -> Figure:
-    """Draw the magnitudes of the entries of matrices on one colour scale (as Csiszárik et al. 2021, fig. 8, left).
+    """Plot the magnitudes of the entries of matrices on one colour scale (as Csiszárik et al. 2021, fig. 8, left).
 
     Args:
         weights: Name -> (rows, columns) finite numbers.

@@ -48,7 +48,7 @@ def reduced_ranks(
         Rank -> stitching layer.
 
     Raises:
-        ValueError: If a rank is out of range, or there are too few rows.
+        ValueError: If a rank is out of range, or the data have too few rows.
 
     Example:
         >>> import torch, hf_stitch

@@ -136,7 +136,7 @@ def test_given_distances_are_looked_up() -> None:
     assert found.undefined["mine"] == {"the given distance is NaN": 2}
     with pytest.raises(ValueError, match=r"\(networks, layers, networks, layers\) = \(3, 2, 3, 2\), got \(2, 2\)"):
         run(distances={"mine": np.ones((2, 2))})
-    with pytest.raises(ValueError, match="the name of another method, 'depth only'"):
+    with pytest.raises(ValueError, match=r"names in distances must differ .* got 'depth only'"):
         run(distances={"depth only": given})
 
 
@@ -168,7 +168,7 @@ class Around(nn.Module):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"functional": ["lstsq"]}, ValueError, "its task is None: pass task="),
+        ({"functional": ["lstsq"]}, ValueError, "got None; pass task="),
         ({"functional": ["lstsq"], "task": "image"}, ValueError, "no 'image' among tasks"),
         ({"functional": ["lstsq", "lstsq"]}, ValueError, "functional must name each method once"),
         ({"layers": ["1", "9"]}, hf_stitch.NotACutError, "'9'"),

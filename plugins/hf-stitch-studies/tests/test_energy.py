@@ -61,9 +61,9 @@ def test_the_published_energy_network_has_the_published_size() -> None:
 
 def test_needs_that_are_not_met_are_named() -> None:
     known = [Representation(torch.randn(50, 4, generator=torch.Generator().manual_seed(0)), "bd")]
-    with pytest.raises(ValueError, match=r"detector energy\(.*\) needs the class of each sample"):
+    with pytest.raises(ValueError, match=r"detector energy\(.*\) requires the class of each sample"):
         QUICK.fit(known, auxiliary=known)
-    with pytest.raises(ValueError, match=r"needs auxiliary activations \(of the same network on other data\)"):
+    with pytest.raises(ValueError, match=r"requires auxiliary activations \(of the same network on other data\)"):
         QUICK.fit(known, labels=[0, 1] * 25)
     with pytest.raises(ValueError, match="one label per sample, got 50 samples, 3 labels"):
         QUICK.fit(known, labels=[0, 1, 0], auxiliary=known)

@@ -107,7 +107,7 @@ def test_connectivity_rejects_bad_input(place: Any) -> None:
         mode_connectivity(place.stitched, {"a": own}, place.test, weights=[1.5])
     with pytest.raises(ValueError, match=r"fewer than two stitching layers reach a relative accuracy of 0\.8: a 0\.9"):
         mode_connectivity(place.stitched, {"a": own}, place.test, **QUICK)
-    with pytest.raises(ValueError, match="stitch 'b' maps bchw 6 2x2 to bnd 4"):
+    with pytest.raises(ValueError, match=r"stitch 'b' must map .*, got bchw 6 2x2 to bnd 4"):
         mode_connectivity(place.stitched, {"a": own, "b": layer(0)}, place.test, **QUICK)
     unlabelled = torch.randn(4, 3, 8, 8)
     with pytest.raises(ValueError, match="samples with labels"):

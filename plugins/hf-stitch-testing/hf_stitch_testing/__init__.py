@@ -1,9 +1,8 @@
-"""Conformance checks for the entries of registries (adapters, matchers, metrics, …), built-in or of a plugin.
+"""Conformance checks for registry entries (adapters, matchers, metrics, …), built-in or from plugins.
 
-Calling a check runs all of its parts, ``check_metric("linear_cka")``, and raises an ``AssertionError`` that names what
-is violated; :func:`parametrize_with_checks` makes one test of pytest for each part. Networks have no check:
-``check_adapter`` tests networks of any class. Public names, listed in ``__init__.pyi``, are imported when they are
-first used.
+Calling a check, such as ``check_metric("linear_cka")``, runs all of its parts and raises an ``AssertionError`` that
+describes the violation. :func:`parametrize_with_checks` creates one pytest test for each part. ``check_adapter`` tests
+networks of any class. Public names (see ``__init__.pyi``) are imported on first use.
 """
 
 import lazy_loader

@@ -24,21 +24,21 @@ HEAVY = {"torch", "transformers"}
 
 @conformance
 def check_command(command: Callable[..., Any] | typer.Typer, *arguments: str) -> _CommandKit:
-    """Check that a function, or a typer app of several, satisfies the contract of commands of ``hf-stitch``.
+    """Check that a function, or a typer app of several functions, satisfies the contract of ``hf-stitch`` commands.
 
     The parts:
 
-    - ``typed``: it is a function whose parameters have types that typer accepts, or an app of such functions.
-    - ``described``: the first line of the docstring describes it; the help text of an app, and all its functions.
+    - ``typed``: the command is a function with parameter types that typer accepts, or an app of such functions.
+    - ``described``: the first line of each docstring, and of the help text of an app, describes the command.
     - ``parameters``: every parameter has a help text.
     - ``help``: ``--help`` exits with 0 and shows the description.
-    - ``light``: importing its module imports neither torch nor transformers, which is tested in a process of its own.
-    - ``runs``: with the arguments, it exits with 0.
-    - ``unknown_option``: an option that it does not have exits with 2.
+    - ``light``: importing the module imports neither torch nor transformers (tested in a new process).
+    - ``runs``: the command exits with 0 for the arguments.
+    - ``unknown_option``: an unknown option exits with 2.
 
     Args:
         command: The function, or the app.
-        *arguments: Arguments with which it runs, as on a command line.
+        *arguments: Command-line arguments to run the command with.
 
     Example:
         >>> from hf_stitch.cli.listing import listing
@@ -55,49 +55,52 @@ class _CommandKit(Kit):
     def app(self) -> typer.Typer:
         if isinstance(self.command, typer.Typer):
             return self.command
-        made = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        made.command()(self.command)
-        return made
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command()(self.command)
+        return app
 
     @cached_property
     def functions(self) -> list[Function]:
-        """The function, or those of an app."""
+        """The function, or all functions of an app."""
         if not isinstance(self.command, typer.Typer):
             return [self.command]
-        found = [each.callback for each in self.command.registered_commands if each.callback is not None]
-        require(bool(found), "a typer app must have commands")
-        return found
+        callbacks = [command.callback for command in self.command.registered_commands if command.callback is not None]
+        require(bool(callbacks), "a typer app must have commands")
+        return callbacks
 
     def typed(self) -> None:
         for function in self.functions:
             got = type(function).__name__
             require(isinstance(function, FunctionType), f"a command must be a function or a typer app, got {got}")
-            known = typing.get_type_hints(function)
-            untyped = [name for name in inspect.signature(function).parameters if name not in known]
-            require(not untyped, f"parameters must have types, but not {', '.join(untyped)}")
+            hints = typing.get_type_hints(function)
+            untyped = [name for name in inspect.signature(function).parameters if name not in hints]
+            require(not untyped, f"all parameters must have types; missing for {', '.join(untyped)}")
         with must("typer must accept the types of all parameters"):
             typer.main.get_command(self.app)
 
     def described(self) -> None:
-        what = "help text" if isinstance(self.command, typer.Typer) else "docstring"
-        require(_first_line(self.command) != "", f"the first line of the {what} must describe the command")
+        text = "help text" if isinstance(self.command, typer.Typer) else "docstring"
+        require(_first_line(self.command) != "", f"the first line of the {text} must describe the command")
         without = [function.__name__ for function in self.functions if not _first_line(function)]
-        require(not without, f"the first line of every docstring must describe the command, but not of {without}")
+        require(not without, f"the first line of every docstring must describe the command; missing for {without}")
 
     def parameters(self) -> None:
         command: Any = typer.main.get_command(self.app)
-        listed = [each for one in (command, *getattr(command, "commands", {}).values()) for each in one.params]
-        without = [str(each.name) for each in listed if not (getattr(each, "help", None) or "").strip()]
-        require(not without, f"every parameter must have a help text, but not {', '.join(without)}")
+        commands = (command, *getattr(command, "commands", {}).values())
+        parameters = [parameter for subcommand in commands for parameter in subcommand.params]
+        without = [
+            str(parameter.name) for parameter in parameters if not (getattr(parameter, "help", "") or "").strip()
+        ]
+        require(not without, f"every parameter must have a help text; missing for {', '.join(without)}")
 
     def help(self) -> None:
-        shown = " ".join(self._exit(["--help"], 0).replace("│", " ").split())
+        output = " ".join(self._exit(["--help"], 0).replace("│", " ").split())
         words = _first_line(self.command).split()
-        require(" ".join(words[:3]) in shown, f"--help must show {' '.join(words)!r}, got {shown}")
+        require(" ".join(words[:3]) in output, f"--help must show {' '.join(words)!r}, got {output}")
 
     def light(self) -> None:
         module = self.functions[0].__module__
-        skip_unless(module not in (None, "__main__"), "the command is not in a module that can be imported")
+        skip_unless(module not in (None, "__main__"), "the command is not in an importable module")
         code = f"import sys, {module}; print(*sorted({HEAVY} & sys.modules.keys()))"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         call = [sys.executable, "-c", code]
@@ -116,14 +119,14 @@ class _CommandKit(Kit):
         self._exit([*self.arguments, "--no-such-option"], 2)
 
     def _exit(self, arguments: typing.Sequence[str], code: int) -> str:
-        """Run the command, which must exit with a code, and return its output."""
+        """Run the command, check its exit code, and return its output."""
         result = CliRunner().invoke(self.app, list(arguments))
         got = f"{result.exit_code}: {result.output}"
         if unexpected := not isinstance(error := result.exception, SystemExit | None):
             got = f"{type(error).__name__}: {error}"
-        given = " ".join(arguments) or "no arguments"
-        right = result.exit_code == code and not unexpected
-        require(right, f"with {given}, the command must exit with {code}, got {got}")
+        call = " ".join(arguments) or "no arguments"
+        expected = result.exit_code == code and not unexpected
+        require(expected, f"with {call}, the command must exit with {code}, got {got}")
         return result.output
 
 

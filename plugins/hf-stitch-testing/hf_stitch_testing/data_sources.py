@@ -1,4 +1,4 @@
-"""Conformance check for sources of data sets."""
+"""Conformance check for dataset sources."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ if TYPE_CHECKING:
 def check_data_source(
     source: str | type[DataSource] | DataSource, place: str, missing: str | None = None
 ) -> _DataSourceKit:
-    """Check that a source of data sets satisfies the contract of ``DataSource``.
+    """Check that a dataset source satisfies the contract of ``DataSource``.
 
     The parts:
 
-    - ``name``: its name is text without a colon, under which the registry has no other source, and it needs no
-      arguments.
-    - ``splits``: it gives at least one split, by names, and each is a ``datasets.Dataset`` that is not empty.
+    - ``name``: the name is a string without a colon, unique in the registry; the class requires no arguments.
+    - ``splits``: the source returns at least one named split, each a non-empty ``datasets.Dataset``.
     - ``samples``: ``Samples.of`` finds samples in each split.
-    - ``repeatable``: two readings are equal in order and content.
-    - ``missing``: a place that does not exist raises a ``FileNotFoundError`` or ``ValueError`` that names it.
-    - ``read_data``: ``read_data("name:place")`` gives the same samples, if the source is registered.
+    - ``repeatable``: repeated reads are equal in order and content.
+    - ``missing``: a missing place raises a ``FileNotFoundError`` or ``ValueError`` that names it.
+    - ``read_data``: ``read_data("name:place")`` returns the same samples, if the source is registered.
 
     Args:
         source: Name in the registry of data, a class, or a source.
-        place: A small data set that it reads.
-        missing: A place that it cannot read; by default ``no-such-place``.
+        place: Place of a small dataset.
+        missing: A missing place. Default: ``no-such-place``.
 
     Example:
         >>> check_data_source("sklearn", "digits")
@@ -45,8 +44,8 @@ def check_data_source(
 
 
 class _DataSourceKit(Kit):
-    def __init__(self, given: str | type[DataSource] | DataSource, place: str, absent: str) -> None:
-        self._given, self.place, self.absent = given, place, absent
+    def __init__(self, source: str | type[DataSource] | DataSource, place: str, absent: str) -> None:
+        self._given, self.place, self.absent = source, place, absent
 
     @cached_property
     def source(self) -> DataSource:
@@ -62,18 +61,18 @@ class _DataSourceKit(Kit):
     def name(self) -> None:
         name, kind = getattr(self.source, "name", None), type(self.source)
         plain = isinstance(name, str) and name != "" and ":" not in name
-        require(plain, f"name must be text without a colon, got {name!r}")
+        require(plain, f"name must be a string without a colon, got {name!r}")
         if name in registries.data:
             require_registered(registries.data, self.source)
-        with must(f"{kind.__name__} must need no arguments"):
+        with must(f"{kind.__name__} must not require arguments"):
             kind()
 
     def splits(self) -> None:
         import datasets
 
         named = isinstance(self.read, Mapping) and all(isinstance(name, str) and name for name in self.read)
-        require(named, f"splits must be a mapping from names, got {self.read!r:.200}")
-        require(len(self.read) > 0, "there must be at least one split")
+        require(named, f"splits must be a mapping with names as keys, got {self.read!r:.200}")
+        require(len(self.read) > 0, "splits must not be empty")
         for name, split in self.read.items():
             kind = type(split).__name__
             require(isinstance(split, datasets.Dataset), f"split {name!r} must be a datasets.Dataset, got {kind}")
@@ -81,11 +80,11 @@ class _DataSourceKit(Kit):
 
     def samples(self, name: str, split: datasets.Dataset) -> None:
         with must(f"Samples.of must find the samples of split {name!r}"):
-            found = next(iter(Samples.of(split).batches(1))).samples
-        require(len(found) == 1, f"split {name!r} must give one sample in a batch of one, got {len(found)}")
+            batch = next(iter(Samples.of(split).batches(1))).samples
+        require(len(batch) == 1, f"split {name!r} must return one sample in a batch of one, got {len(batch)}")
 
     def repeatable(self) -> None:
-        self._require_equal(type(self.source)().splits(self.place), "two readings")
+        self._require_equal(type(self.source)().splits(self.place), "two reads")
 
     def missing(self) -> None:
         errors = (FileNotFoundError, ValueError)
@@ -94,21 +93,21 @@ class _DataSourceKit(Kit):
     def read_data(self) -> None:
         name = self.source.name
         skip_unless(name in registries.data, f"{name!r} is not registered")
-        others = {split: read_data(f"{name}:{self.place}", split=split) for split in self.read}
-        self._require_equal(others, "splits and read_data")
+        splits = {split: read_data(f"{name}:{self.place}", split=split) for split in self.read}
+        self._require_equal(splits, "splits and read_data")
 
-    def _require_equal(self, others: Splits, what: str) -> None:
-        same = list(self.read) == list(others)
-        require(same, f"{what} must give the same splits, got {list(self.read)} and {list(others)}")
+    def _require_equal(self, splits: Splits, sources: str) -> None:
+        same = list(self.read) == list(splits)
+        require(same, f"{sources} must return the same splits, got {list(self.read)} and {list(splits)}")
         for name, split in self.read.items():
-            other = others[name]
-            require(split.features == other.features, f"{what} of split {name!r} must have equal features")
-            require(len(split) == len(other), f"{what} of split {name!r} have {len(split)} and {len(other)} samples")
-            for row, (one, two) in enumerate(zip(_stored(split), _stored(other), strict=True)):
-                require(one == two, f"{what} of split {name!r} differ in row {row}: {one!r:.100} and {two!r:.100}")
+            second, message = splits[name], f"{sources} of split {name!r}"
+            require(split.features == second.features, f"{message} must have equal features")
+            require(len(split) == len(second), f"{message} must be equally long, got {len(split)} and {len(second)}")
+            for row, (a, b) in enumerate(zip(_stored_rows(split), _stored_rows(second), strict=True)):
+                require(a == b, f"{message} differ in row {row}: {a!r:.100} and {b!r:.100}")
 
 
-def _stored(split: datasets.Dataset) -> Iterator[dict[str, Any]]:
-    """Iterate over rows as they are stored: lists, numbers, texts and bytes, with no image or sound decoded."""
+def _stored_rows(split: datasets.Dataset) -> Iterator[dict[str, Any]]:
+    """Iterate over stored rows: lists, numbers, strings and bytes, without decoding images or audio."""
     for batch in split.with_format("arrow").iter(1000):
         yield from batch.to_pylist()

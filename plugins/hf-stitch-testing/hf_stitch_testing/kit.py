@@ -1,4 +1,4 @@
-"""What checks share: kits, whose public methods are the parts, and assertions, which hold under ``python -O`` too."""
+"""Base classes of checks, and assertions that also work under ``python -O``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ C = TypeVar("C", bound=Configured)
 
 
 class Kit:
-    """A check of one entry: the public methods are its parts, inherited ones first, then in the order of the class.
+    """Base class of a check of one entry: its public methods are the parts, inherited ones first.
 
-    A part without parameters runs once, one with parameters on each of the ``_cases``. Making a kit computes nothing:
-    what parts need is built when one runs, and kept in cached properties.
+    A part without parameters runs once; a part with parameters runs on each of the ``_cases``. A kit computes nothing
+    on construction: parts compute shared objects on first use, in cached properties.
     """
 
     def _cases(self) -> Iterable[tuple[Any, ...]]:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        found = {name: each for kind in reversed(type(self).__mro__) for name, each in vars(kind).items()}
-        for name, each in found.items():
-            if inspect.isfunction(each) and not name.startswith("_"):
+        parts = {name: part for kind in reversed(type(self).__mro__) for name, part in vars(kind).items()}
+        for name, part in parts.items():
+            if inspect.isfunction(part) and not name.startswith("_"):
                 yield name, partial(self._run, name)
 
     def _run(self, name: str) -> None:
@@ -44,10 +44,10 @@ class Kit:
 
 
 class Configuration(Kit, Generic[C]):
-    """A check of a method whose options are its record."""
+    """Check of a method that is a config of its options."""
 
-    def __init__(self, registry: Registry[Any], given: str | C, options: dict[str, Any] | None = None) -> None:
-        self._registry, self._given, self._options = registry, given, options or {}
+    def __init__(self, registry: Registry[Any], entry: str | C, options: dict[str, Any] | None = None) -> None:
+        self._registry, self._given, self._options = registry, entry, options or {}
 
     @cached_property
     def entry(self) -> C:
@@ -55,85 +55,84 @@ class Configuration(Kit, Generic[C]):
         return self._registry.build(self._given, **self._options)
 
     def config(self) -> None:
-        """It is frozen, and can be built again from its own record, after this went through JSON."""
-        described = json.loads(json.dumps(self.entry.to_dict(), allow_nan=False))
-        again = self._registry.build(described)
-        wrong = f"built from its own record, it is {again!r}, not {self.entry!r}: {described} must rebuild it"
-        require(again == self.entry, wrong)
+        """Check that the entry is frozen and can be rebuilt from its JSON record."""
+        record = json.loads(json.dumps(self.entry.to_dict(), allow_nan=False))
+        rebuilt = self._registry.build(record)
+        require(rebuilt == self.entry, f"the record {record} must rebuild {self.entry!r}, got {rebuilt!r}")
         frozen = "setting an attribute of a frozen config"
         require_error(AttributeError, lambda: setattr(self.entry, "name", "other"), frozen)
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise AssertionError with the message unless the condition is true."""
+    """Raise ``AssertionError`` with the message if the condition is false."""
     if not condition:
         raise AssertionError(message)
 
 
 def require_close(got: Tensor, expected: Tensor, message: str, rtol: float = 1e-10, atol: float = 1e-12) -> None:
-    """Numbers must be the same, up to rounding."""
+    """Require equal numbers up to rounding error."""
     require(torch.allclose(got, expected, rtol=rtol, atol=atol), message)
 
 
 def require_error(
-    errors: type[Exception] | tuple[type[Exception], ...], action: Callable[[], object], what: str, *words: str
+    errors: type[Exception] | tuple[type[Exception], ...], action: Callable[[], object], case: str, *words: str
 ) -> None:
-    """Run the action, which must raise one of the errors with all words in its message."""
-    names = " or ".join(each.__name__ for each in (errors if isinstance(errors, tuple) else (errors,)))
+    """Require that the action raises one of the errors with all words in its message."""
+    names = " or ".join(error.__name__ for error in (errors if isinstance(errors, tuple) else (errors,)))
     try:
         action()
     except errors as raised:
         named = all(word in str(raised) for word in words)
-        require(named, f"the error on {what} must name {' and '.join(words)}: {raised}")
+        require(named, f"the error on {case} must name {' and '.join(words)}: {raised}")
     except Exception as raised:
-        raise AssertionError(f"{what} must raise {names}, got {type(raised).__name__}: {raised}") from raised
+        raise AssertionError(f"{case} must raise {names}, got {type(raised).__name__}: {raised}") from raised
     else:
-        raise AssertionError(f"{what} must raise {names}; nothing was raised")
+        raise AssertionError(f"{case} must raise {names}, got no error")
 
 
 def require_registered(registry: Registry[Any], entry: Any) -> None:
-    """The registry must have the class of an entry under its name."""
-    found, kind = registry.get(entry.name), type(entry)
-    require(found is kind, f"{entry.name!r} is registered as {found}, not as {kind}")
+    """Require that the registry has the class of an entry under its name."""
+    registered, kind = registry.get(entry.name), type(entry)
+    require(registered is kind, f"{entry.name!r} is registered as {registered}, not as {kind}")
 
 
 @contextmanager
-def must(what: str) -> Iterator[None]:
-    """Any error in the block is one of the entry: raise AssertionError with what must work, and the error."""
+def must(requirement: str) -> Iterator[None]:
+    """Convert errors in the block to an ``AssertionError`` with the requirement and the error."""
     try:
         yield
     except Exception as raised:
-        raise AssertionError(f"{what}, got {type(raised).__name__}: {raised}") from raised
+        raise AssertionError(f"{requirement}, got {type(raised).__name__}: {raised}") from raised
 
 
 def generators() -> list[Tensor]:
-    """Return the states of the generators that all share, but that of Python, from which an import may draw."""
+    """Return the states of the global generators of torch and numpy; imports may advance Python's generator."""
     keys: Any = np.random.get_state(legacy=False)["state"]["key"]
     return [torch.get_rng_state(), torch.from_numpy(keys.astype(np.int64))]
 
 
 @contextmanager
 def kept(message: str, read: Callable[[], Iterable[Tensor]] = generators) -> Iterator[None]:
-    """Tensors, by default the states of random generators, must be the same after the block as before."""
+    """Require that the block leaves tensors unchanged, by default the states of random generators."""
     before = [tensor.clone() for tensor in read()]
     yield
     require(all(map(torch.equal, before, read())), message)
 
 
 def skip_unless(condition: bool, reason: str) -> None:
-    """Raise SkipTest with the reason why a part does not apply unless the condition is true."""
+    """Raise ``SkipTest`` with a reason if the condition is false, because the part does not apply."""
     if not condition:
         raise SkipTest(reason)
 
 
 def unknown_invariances(declared: Iterable[str]) -> None:
-    """Refuse invariances that have no name among those that can be tested."""
+    """Raise an error for unknown invariances."""
     unknown = set(declared) - set(INVARIANCES)
     require(not unknown, f"invariances must be among {INVARIANCES}, got {sorted(unknown)}")
 
 
 def moved(rows: Tensor, invariance: str, seed: int) -> Tensor:
-    """Apply a random transformation of the class that an invariance names."""
+    """Apply a random transformation of the class of an invariance."""
     generator, width = torch.Generator().manual_seed(seed), rows.shape[1]
     square = torch.randn(width, width, generator=generator, dtype=torch.float64)
     if invariance == "orthogonal":
@@ -146,6 +145,6 @@ def moved(rows: Tensor, invariance: str, seed: int) -> Tensor:
 
 
 def random(*shape: int, seed: int | torch.Generator = 0) -> Tensor:
-    """Standard normal numbers in float64, the same in every run."""
+    """Return reproducible standard normal numbers in float64."""
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     return torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -42,15 +42,15 @@ _EQUAL, _UNEQUAL = ((12, 12),), ((12, 8), (8, 12))
 
 @conformance
 def check_matcher(matcher: str | Matcher, **options: Any) -> _MatcherKit:
-    """Check that a matcher satisfies the laws of :class:`~hf_stitch.matchers.Matcher`, each in a part of its name.
+    """Check that a matcher satisfies the laws of :class:`~hf_stitch.matchers.Matcher`; parts are named after laws.
 
-    ``config`` also tests that it is a frozen config that can be rebuilt from JSON. The other parts apply to matchers
-    that need no networks (all but subclasses of ``TrainedMatcher``), which are fitted to rows of widths 12 to 12, 12 to
-    8 and 8 to 12, or to their moments; those of rows without partners to rows in clusters with an orthogonal map.
+    ``config`` also tests that the matcher is a frozen config that can be rebuilt from JSON. The remaining parts skip
+    subclasses of ``TrainedMatcher``. They fit the matcher to rows of widths 12 to 12, 12 to 8 and 8 to 12, or to their
+    moments, and matchers of unpaired rows to clustered rows with an orthogonal map.
 
     Args:
         matcher: Name in the registry of matchers, or a registered matcher.
-        **options: Options of the matcher, if given by name.
+        **options: Options of the matcher, if passed by name.
 
     Example:
         >>> check_matcher("ridge", ridge=0.5)
@@ -64,10 +64,10 @@ class _MatcherKit(Configuration[Matcher]):
 
     def _sides(self, widths: tuple[tuple[int, int], ...]) -> Iterator[tuple[Tensor, Tensor]]:
         skip_unless(not isinstance(self.entry, TrainedMatcher), f"{self.entry.name} is trained through networks")
-        return (_clustered(*each) if isinstance(self.entry, UnpairedMatcher) else _related(*each) for each in widths)
+        return (_clustered(*pair) if isinstance(self.entry, UnpairedMatcher) else _related(*pair) for pair in widths)
 
     def _fit(self, x: Tensor, y: Tensor, moments: Moments | None = None, dtype: torch.dtype = torch.float64) -> Stitch:
-        """Fit the matcher to rows, or to their moments."""
+        """Fit the matcher to rows or to their moments."""
         if isinstance(self.entry, ClosedFormMatcher):
             return self.entry.fit(moments or _moments_at_once(x, y), dtype=dtype)
         if isinstance(self.entry, UnpairedMatcher):
@@ -81,14 +81,14 @@ class _MatcherKit(Configuration[Matcher]):
 
     def config(self) -> None:
         super().config()
-        known, collects = ("moments", "rows"), self.entry.collects
-        require(collects in known, f"collects must be one of {known}, got {collects!r}")
+        allowed, collects = ("moments", "rows"), self.entry.collects
+        require(collects in allowed, f"collects must be one of {allowed}, got {collects!r}")
 
     def pure(self, x: Tensor, y: Tensor) -> None:
         moments = _moments_at_once(x, y)
         with (
             kept("a fit must not modify the moments or the rows", lambda: (x, y, *moments.state_dict().values())),
-            kept("a fit must draw from a generator of its own"),
+            kept("a fit must use a separate random generator"),
         ):
             self._fit(x, y, moments)
 
@@ -103,29 +103,27 @@ class _MatcherKit(Configuration[Matcher]):
             _require_same(self._fit(x, y), self._fit(x, y, moments), x, route, tolerance=1e-10)
 
     def invariances(self, x: Tensor, y: Tensor) -> None:
-        skip_unless(bool(self.entry.invariances), f"{self.entry.name} declares no invariances")
+        skip_unless(bool(self.entry.invariances), f"{self.entry.name} does not declare invariances")
         unknown_invariances(self.entry.invariances)
         mapped = self._fit(x, y)(x)
         for name, seed in product(self.entry.invariances, (0, 1)):
-            turned, other = moved(x, name, seed), moved(y, name, seed)
-            _require_near(self._fit(turned, y)(turned), mapped, f"with x put through {name}", 1e-7)
-            _require_near(self._fit(x, other)(x), moved(mapped, name, seed), f"with y put through {name}", 1e-7)
+            moved_x, moved_y = moved(x, name, seed), moved(y, name, seed)
+            _require_near(self._fit(moved_x, y)(moved_x), mapped, f"with x transformed by {name}", 1e-7)
+            _require_near(self._fit(x, moved_y)(x), moved(mapped, name, seed), f"with y transformed by {name}", 1e-7)
 
     def repeated(self, x: Tensor, y: Tensor) -> None:
-        skip_unless(not self.entry.counts_rows, f"{self.entry.name} declares that the number of rows counts")
+        skip_unless(not self.entry.counts_rows, f"{self.entry.name} declares that it depends on the number of rows")
         twice = self._fit(torch.cat([x, x]), torch.cat([y, y]))
-        _require_near(twice(x), self._fit(x, y)(x), "to each row twice (else set counts_rows = True)", 1e-7)
+        _require_near(twice(x), self._fit(x, y)(x), "to each row twice (otherwise set counts_rows = True)", 1e-7)
 
     def fitted(self, x: Tensor, y: Tensor) -> None:
         stitch, unpaired = self._fit(x, y), isinstance(self.entry, UnpairedMatcher)
-        found = stitch.fitted
-        right = {"n", "r2"} <= found.keys() and (unpaired or found["n"] == len(x))
-        require(right, f"fitted must contain 'r2' and the 'n' of {len(x)}, got {found}")
+        fitted = stitch.fitted
+        complete = {"n", "r2"} <= fitted.keys() and (unpaired or fitted["n"] == len(x))
+        require(complete, f"fitted must contain 'r2' and n={len(x)}, got {fitted}")
         if isinstance(self.entry, ClosedFormMatcher):
             r2 = 1 - ((stitch(x) - y).square().sum() / (y - y.mean(0)).square().sum()).item()
-            require(
-                math.isclose(float(found["r2"]), r2, abs_tol=1e-9), f"the r2 of the rows is {r2}, got {found['r2']}"
-            )
+            require(math.isclose(float(fitted["r2"]), r2, abs_tol=1e-9), f"r2 must be {r2}, got {fitted['r2']}")
 
     def empty(self, x: Tensor, y: Tensor) -> None:
         self._require_refused(x[:0], y[:0])
@@ -133,11 +131,11 @@ class _MatcherKit(Configuration[Matcher]):
 
     def dead(self, x: Tensor, y: Tensor) -> None:
         for side, pair in (("x", (torch.full_like(x, 0.5), y)), ("y", (x, torch.full_like(y, 0.5)))):
-            require_error(ValueError, partial(self._fit, *pair), f"fitting rows of {side} that are all equal")
+            require_error(ValueError, partial(self._fit, *pair), f"fitting equal rows of {side}")
 
     def unpaired(self, x: Tensor, y: Tensor) -> None:
         matcher: Any = self.entry
-        skip_unless(isinstance(matcher, UnpairedMatcher), f"{matcher.name} is fitted to pairs alone")
+        skip_unless(isinstance(matcher, UnpairedMatcher), f"{matcher.name} is fitted to pairs only")
         cosine = torch.cosine_similarity(self._fit(x, y)(x) + 3, y + 3).mean().item()
         require(cosine > 0.9, f"mapped rows must be near to their partners, got a mean cosine of {cosine:.2f}")
         if few := max(0, matcher.least_pairs - 1):
@@ -146,7 +144,7 @@ class _MatcherKit(Configuration[Matcher]):
 
     def unequal_widths(self) -> None:
         sides = self._sides(_UNEQUAL)
-        skip_unless(not self.entry.unequal_widths, f"{self.entry.name} takes unequal widths")
+        skip_unless(not self.entry.unequal_widths, f"{self.entry.name} supports unequal widths")
         for x, y in sides:
             self._require_refused(x, y)
 
@@ -154,19 +152,19 @@ class _MatcherKit(Configuration[Matcher]):
         check_stitch(self._fit(x, y, dtype=torch.float32))
 
     def _require_refused(self, x: Tensor, y: Tensor) -> None:
-        what = f"fitting {len(x)} rows of widths {x.shape[1]} and {y.shape[1]}"
-        require_error(ValueError, lambda: self._fit(x, y), what)
+        case = f"fitting {len(x)} rows of widths {x.shape[1]} and {y.shape[1]}"
+        require_error(ValueError, lambda: self._fit(x, y), case)
 
 
 def _related(dx: int, dy: int) -> tuple[Tensor, Tensor]:
-    """Related float64 rows of x and y, with means several standard deviations from 0."""
+    """Return related float64 rows of x and y, with means several standard deviations from 0."""
     draw = random(_ROWS + dx, dx + dy)
     x = draw[:_ROWS, :dx] + 5
     return x, x @ draw[_ROWS:, dx:] + 0.3 * draw[:_ROWS, dx:] - 3
 
 
 def _clustered(dx: int, dy: int) -> tuple[Tensor, Tensor]:
-    """Float64 rows in twelve clusters, and the same after an orthogonal map, with other means."""
+    """Return float64 rows in twelve clusters, and their image under an orthogonal map with different means."""
     generator, narrow = torch.Generator().manual_seed(0), min(dx, dy)
     centres = random(12, narrow, seed=generator)
     rows = centres[torch.randint(12, (4 * _ROWS,), generator=generator)]
@@ -176,7 +174,7 @@ def _clustered(dx: int, dy: int) -> tuple[Tensor, Tensor]:
 
 
 def _moments_at_once(x: Tensor, y: Tensor) -> Moments:
-    """Moments by definition, from all rows at once."""
+    """Compute moments by definition from all rows at once."""
     if not len(x):
         return Moments(x.shape[1], y.shape[1])
     mean_x, mean_y = x.mean(0), y.mean(0)
@@ -185,7 +183,7 @@ def _moments_at_once(x: Tensor, y: Tensor) -> Moments:
 
 
 def _moments_streamed(x: Tensor, y: Tensor) -> dict[str, Moments]:
-    """The same moments computed in three other ways."""
+    """Compute the moments in three ways: streamed, merged and shuffled."""
     sizes = [1, 80, 2, 117]
     batches = list(zip(torch.split(x, sizes), torch.split(y, sizes), strict=True))
     streamed, merged, shuffled = (Moments(x.shape[1], y.shape[1]) for _ in range(3))
@@ -195,11 +193,11 @@ def _moments_streamed(x: Tensor, y: Tensor) -> dict[str, Moments]:
         merged.merge(Moments(merged.dx, merged.dy).update(*batch))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
     shuffled.update(x[order], y[order])
-    return {"in batches": streamed, "merged backwards": merged, "in another order": shuffled}
+    return {"in batches": streamed, "merged backwards": merged, "shuffled": shuffled}
 
 
-def _require_same(stitch: Stitch, other: Stitch, x: Tensor, route: str, tolerance: float) -> None:
-    _require_near(other(x), stitch(x), f"to the same rows {route}", tolerance)
+def _require_same(stitch: Stitch, refitted: Stitch, x: Tensor, route: str, tolerance: float) -> None:
+    _require_near(refitted(x), stitch(x), f"to the same rows {route}", tolerance)
 
 
 def _require_near(got: Tensor, expected: Tensor, route: str, tolerance: float) -> None:
@@ -209,13 +207,12 @@ def _require_near(got: Tensor, expected: Tensor, route: str, tolerance: float) -
 
 @conformance
 def check_stitch(stitch: Stitch) -> _StitchKit:
-    """Check that a stitch satisfies the laws of :class:`~hf_stitch.stitches.Stitch`, each in a part of its name.
+    """Check that a stitch satisfies the laws of :class:`~hf_stitch.stitches.Stitch`; parts are named after laws.
 
-    ``registered`` also tests that its name is that of its class in the registry of stitches. The stitch is not
-    modified.
+    ``registered`` also tests that the registry of stitches has its class under its name. The stitch is not modified.
 
     Args:
-        stitch: The stitch, with its weights fitted or loaded.
+        stitch: The stitch with fitted or loaded weights.
 
     Example:
         >>> from hf_stitch.stitches import LinearStitch
@@ -225,8 +222,8 @@ def check_stitch(stitch: Stitch) -> _StitchKit:
 
 
 class _StitchKit(Kit):
-    def __init__(self, given: Stitch) -> None:
-        self.given = given
+    def __init__(self, stitch: Stitch) -> None:
+        self.given = stitch
 
     def _cases(self) -> Iterator[tuple[Tensor]]:
         """Yield vectors of shape ``(2, 3, in_features)`` in the dtype and on the device of the stitch."""
@@ -252,72 +249,75 @@ class _StitchKit(Kit):
             twin.load_state_dict(self.given.state_dict(), strict=True, assign=device.type == "meta")
             for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
                 require(not tensor.is_meta, f"{name} is not in the state dict: make it a persistent buffer")
-            require(twin.to_dict() == description, f"a twin describes itself as {twin.to_dict()}, not as {description}")
-            require(torch.equal(twin(x), expected), f"a twin built on {device} and loaded maps to other values")
+            require(
+                twin.to_dict() == description,
+                f"the record of a rebuilt stitch must be {description}, got {twin.to_dict()}",
+            )
+            require(torch.equal(twin(x), expected), f"a stitch rebuilt on {device} must have equal outputs")
 
     def saved(self, x: Tensor) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.given.save(Path(folder, "new", "map.safetensors"))
             again = Stitch.load(Path(folder, "new", "map.safetensors"))
         same = type(again) is type(self.given) and again.to_dict() == self.given.to_dict() and not again.training
-        require(same and torch.equal(again(x), self.given(x)), "saved and loaded, it maps to other values")
+        require(same and torch.equal(again(x), self.given(x)), "a saved and loaded stitch must have equal outputs")
 
     def shapes(self, x: Tensor) -> None:
         for shaped in (x, x[0], x[0, 0], x[:0]):
-            shape, right = self.given(shaped).shape, (*shaped.shape[:-1], self.given.out_features)
-            require(shape == right, f"an input of shape {tuple(shaped.shape)} must give {right}, gave {tuple(shape)}")
+            shape, expected = self.given(shaped).shape, (*shaped.shape[:-1], self.given.out_features)
+            require(shape == expected, f"output for shape {tuple(shaped.shape)} must be {expected}, got {tuple(shape)}")
 
     def dtypes(self, x: Tensor) -> None:
-        found = self.given(x).dtype
-        require(found == x.dtype, f"an input of {x.dtype} must give {x.dtype}, gave {found}")
+        dtype = self.given(x).dtype
+        require(dtype == x.dtype, f"output for {x.dtype} must be {x.dtype}, got {dtype}")
         require(self.exact(x.double()).dtype == torch.float64, "cast to float64, it must compute in float64")
 
     def independent(self, x: Tensor) -> None:
-        each, given = ("sample", x) if isinstance(self.given, SequenceStitch) else ("vector", x.flatten(0, 1))
-        given = given.double()
-        alone = torch.stack([self.exact(one) for one in given])
-        require_close(self.exact(given), alone, f"the output for a {each} must not depend on the other {each}s")
+        unit, inputs = ("sample", x) if isinstance(self.given, SequenceStitch) else ("vector", x.flatten(0, 1))
+        inputs = inputs.double()
+        alone = torch.stack([self.exact(one) for one in inputs])
+        require_close(self.exact(inputs), alone, f"the output for a {unit} must not depend on the remaining {unit}s")
 
     def padding(self, x: Tensor) -> None:
-        skip_unless(isinstance(self.given, SequenceStitch), f"{self.given.name} looks at single positions")
+        skip_unless(isinstance(self.given, SequenceStitch), f"{self.given.name} maps single positions")
         x = x.double()
         for mask in (torch.tensor([[True, True, False]]), torch.tensor([[False, True, True]])):
             mask = mask.expand(len(x), -1).to(x.device)
-            real, other = self.exact.map_sequence(x, mask)[mask], torch.where(mask[..., None], x, 7.0)
-            message = "the output at real positions must not depend on values at masked ones"
-            require_close(real, self.exact.map_sequence(other, mask)[mask], message)
+            real, changed = self.exact.map_sequence(x, mask)[mask], torch.where(mask[..., None], x, 7.0)
+            message = "the output at real positions must not depend on values at masked positions"
+            require_close(real, self.exact.map_sequence(changed, mask)[mask], message)
             short = self.exact.map_sequence(x[:, mask[0]]).flatten(0, 1)
-            require_close(real, short, "the output at real positions must be that without the masked ones")
+            require_close(real, short, "the output at real positions must not change without masked positions")
 
     def causal(self, x: Tensor) -> None:
         declared = isinstance(self.given, SequenceStitch) and self.given.causal
         skip_unless(declared, f"{self.given.name} does not declare that it is causal")
-        message = "the output at a position must not depend on later ones: set causal = False"
+        message = "the output at a position must not depend on later positions: set causal = False"
         require_close(self.exact(x.double())[:, :2], self.exact(x.double()[:, :2]), message)
 
     def affine(self, x: Tensor) -> None:
         skip_unless(self.given.affine, f"{self.given.name} does not declare that it is affine")
-        one, other = x.double().split(1)
-        mixed = torch.lerp(self.exact(one), self.exact(other), 0.3)
-        require_close(self.exact(torch.lerp(one, other, 0.3)), mixed, "the map is not affine: set affine = False")
+        first, second = x.double().split(1)
+        mixed = torch.lerp(self.exact(first), self.exact(second), 0.3)
+        require_close(self.exact(torch.lerp(first, second, 0.3)), mixed, "the map is not affine: set affine = False")
         if hasattr(self.exact, "matrix"):
             linear = as_linear(self.exact)
-            own = {tensor.data_ptr() for tensor in self.exact.state_dict().values()}
-            require(own.isdisjoint(each.data_ptr() for each in linear.parameters()), "as_linear must copy the weights")
-            require_close(linear.double()(one), self.exact(one), "matrix() and bias must be those of the map")
+            pointers = {tensor.data_ptr() for tensor in self.exact.state_dict().values()}
+            copied = pointers.isdisjoint(weight.data_ptr() for weight in linear.parameters())
+            require(copied, "as_linear must copy the weights")
+            require_close(linear.double()(first), self.exact(first), "matrix() and bias must agree with the map")
 
     def gradients(self, x: Tensor) -> None:
         twin = copy.deepcopy(self.given)
         with torch.enable_grad():
             out = twin(x.requires_grad_())
-            require(out.requires_grad, "no gradient reaches the input")
+            require(out.requires_grad, "the input must receive a gradient")
             out.square().sum().backward()
         for name, tensor in [("the input", x), *twin.named_parameters()]:
             reached = not tensor.requires_grad or (tensor.grad is not None and bool(tensor.grad.isfinite().all()))
-            require(reached, f"no finite gradient reaches {name}")
+            require(reached, f"{name} must receive a finite gradient")
 
     def width(self, x: Tensor) -> None:
         width = self.given.in_features
         for shape in ((2, width + 1), (5, 2, width + 2), ()):
-            what = f"an input of shape {shape}"
-            require_error(ValueError, partial(self.given, x.new_zeros(shape)), what, str(width))
+            require_error(ValueError, partial(self.given, x.new_zeros(shape)), f"an input of shape {shape}", str(width))

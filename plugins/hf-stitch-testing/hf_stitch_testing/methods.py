@@ -37,18 +37,18 @@ def check_similarity(similarity: str | Similarity, **options: Any) -> _Similarit
 
     The parts:
 
-    - ``config``: it is a frozen config that can be rebuilt from JSON.
-    - ``pure``: it does not modify vectors or anchors.
-    - ``shapes``: it accepts any leading dimensions, and no vectors at all.
-    - ``independent``: it maps each vector independently.
-    - ``dtypes``: float32 and bfloat16 give finite values of the same dtype.
+    - ``config``: the similarity is a frozen config that can be rebuilt from JSON.
+    - ``pure``: vectors and anchors are not modified.
+    - ``shapes``: any leading dimensions are accepted, including zero vectors.
+    - ``independent``: each vector is mapped independently.
+    - ``dtypes``: float32 and bfloat16 return finite values of the same dtype.
     - ``mismatches``: vectors and anchors of different widths or dtypes raise a ``ValueError``.
-    - ``invariances``: those that it declares hold to 1e-9, and others do not hold.
+    - ``invariances``: declared invariances hold to 1e-9, and all remaining ones do not hold.
     - ``gradient``: gradients with respect to the vectors agree with finite differences.
 
     Args:
         similarity: Name in the registry of similarities, or a registered similarity.
-        **options: Options of the similarity, if given by name.
+        **options: Options of the similarity, if passed by name.
 
     Example:
         >>> check_similarity("lp", p=3)
@@ -67,30 +67,30 @@ class _SimilarityKit(Configuration[Similarity]):
 
     def shapes(self, x: Tensor, anchors: Tensor) -> None:
         for shaped in (x, x[0], x[:0], x.reshape(3, 3, -1)):
-            shape, right = self.entry(shaped, anchors).shape, (*shaped.shape[:-1], len(anchors))
-            require(shape == right, f"vectors of shape {tuple(shaped.shape)} must give {right}, gave {tuple(shape)}")
+            shape, expected = self.entry(shaped, anchors).shape, (*shaped.shape[:-1], len(anchors))
+            require(shape == expected, f"output for shape {tuple(shaped.shape)} must be {expected}, got {tuple(shape)}")
 
     def independent(self, x: Tensor, anchors: Tensor) -> None:
         apart = torch.stack([self.entry(row, anchors) for row in x])
-        message = "the similarities of a vector must not depend on the other vectors"
+        message = "the similarities of a vector must not depend on the remaining vectors"
         require(_close(self.entry(x, anchors), apart), message)
 
     def dtypes(self, x: Tensor, anchors: Tensor) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             narrow = self.entry(x.to(dtype), anchors.to(dtype))
-            require(narrow.dtype == dtype, f"vectors of {dtype} must give {dtype}, gave {narrow.dtype}")
-            require(bool(narrow.isfinite().all()), f"vectors of {dtype} must give finite values")
+            require(narrow.dtype == dtype, f"output for {dtype} must be {dtype}, got {narrow.dtype}")
+            require(bool(narrow.isfinite().all()), f"output for {dtype} must be finite")
 
     def mismatches(self, x: Tensor, anchors: Tensor) -> None:
         require_error(ValueError, lambda: self.entry(x[:, 1:], anchors), "vectors narrower than the anchors")
-        require_error(ValueError, lambda: self.entry(x.float(), anchors), "vectors of another dtype than the anchors")
+        require_error(ValueError, lambda: self.entry(x.float(), anchors), "vectors and anchors of different dtypes")
 
     def invariances(self, x: Tensor, anchors: Tensor) -> None:
         values, declared, name = self.entry(x, anchors), self.entry.invariances, self.entry.name
         unknown_invariances(declared)
         for invariance in INVARIANCES:
             for seed in range(2):
-                # Vectors and anchors are transformed by the same map.
+                # The same map transforms vectors and anchors.
                 both = moved(torch.cat([x, anchors]), invariance, seed)
                 holds = _close(self.entry(both[: len(x)], both[len(x) :]), values)
                 if invariance in declared:
@@ -104,8 +104,8 @@ class _SimilarityKit(Configuration[Similarity]):
         require(agrees, "the gradient at the vectors must agree with finite differences")
 
 
-def _close(values: Tensor, others: Tensor) -> bool:
-    return bool((values - others).abs().max() <= 1e-9 * others.abs().max())
+def _close(values: Tensor, expected: Tensor) -> bool:
+    return bool((values - expected).abs().max() <= 1e-9 * expected.abs().max())
 
 
 @conformance
@@ -114,15 +114,15 @@ def check_selection(selection: str | Selection, **options: Any) -> _SelectionKit
 
     The parts:
 
-    - ``config``: it is a frozen config that can be rebuilt from JSON.
-    - ``distinct``: it returns as many different samples as it should.
-    - ``repeatable``: it returns the same ones each time.
-    - ``pure``: it modifies neither the features nor torch's random state.
-    - ``needs``: it names what it needs and does not get, and declares nothing else.
+    - ``config``: the selection is a frozen config that can be rebuilt from JSON.
+    - ``distinct``: the selection returns the requested number of different samples.
+    - ``repeatable``: repeated selections are equal.
+    - ``pure``: features and torch's random state are not modified.
+    - ``needs``: ``needs`` is valid, and missing inputs raise an error that names them.
 
     Args:
         selection: Name in the registry of anchors, or a registered selection.
-        **options: Options of the selection, if given by name.
+        **options: Options of the selection, if passed by name.
 
     Example:
         >>> check_selection("stratified", seed=1)
@@ -132,28 +132,34 @@ def check_selection(selection: str | Selection, **options: Any) -> _SelectionKit
 
 class _SelectionKit(Configuration[Selection]):
     def _cases(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Yield numbers of anchors, and features, if the selection declares that it needs them."""
+        """Yield numbers of anchors, with features if the selection declares that it requires them."""
         for count in (1, COUNT, SAMPLES):
             yield count, {"features": random(SAMPLES, 5)} if self.entry.needs == "features" else {}
 
-    def _select(self, count: int, given: dict[str, Tensor]) -> tuple[Any, ...]:
+    def _select(self, count: int, features: dict[str, Tensor]) -> tuple[Any, ...]:
         labels = [place % 4 for place in range(SAMPLES)] if self.entry.needs == "labels" else None
         samples = Samples.of(random(SAMPLES, 3, seed=1).float(), label=labels)
-        return select_anchors(samples, count, self.entry, **given).ids
+        return select_anchors(samples, count, self.entry, **features).ids
 
-    def distinct(self, count: int, given: dict[str, Tensor]) -> None:
-        chosen = self._select(count, given)
-        require(len(chosen) == len(set(chosen)) == count, f"{count} different samples were asked for, got {chosen}")
+    def distinct(self, count: int, features: dict[str, Tensor]) -> None:
+        chosen = self._select(count, features)
+        require(
+            len(chosen) == len(set(chosen)) == count,
+            f"the selection must return {count} different samples, got {chosen}",
+        )
 
-    def repeatable(self, count: int, given: dict[str, Tensor]) -> None:
-        require(self._select(count, given) == self._select(count, given), f"two selections of {count} samples differ")
+    def repeatable(self, count: int, features: dict[str, Tensor]) -> None:
+        require(
+            self._select(count, features) == self._select(count, features),
+            f"two selections of {count} samples must be equal",
+        )
 
-    def pure(self, count: int, given: dict[str, Tensor]) -> None:
+    def pure(self, count: int, features: dict[str, Tensor]) -> None:
         with (
-            kept("the features must not be modified", given.values),
-            kept("selecting must not change torch's random state"),
+            kept("the features must not be modified", features.values),
+            kept("the selection must not change torch's random state"),
         ):
-            self._select(count, given)
+            self._select(count, features)
 
     def needs(self) -> None:
         needs = self.entry.needs
@@ -166,10 +172,10 @@ class _SelectionKit(Configuration[Selection]):
 
 @conformance
 def check_detector(detector: Detector) -> _DetectorKit:
-    """Check that a detector satisfies the laws of :class:`~hf_stitch.detectors.Detector`, each in a part of its name.
+    """Check that a detector satisfies the laws of :class:`~hf_stitch.detectors.Detector`; parts are named after laws.
 
-    It is fitted to vectors, grids and texts with padding. ``config`` also tests that it is a frozen config that can be
-    rebuilt from JSON.
+    The parts fit the detector to vectors, grids and padded texts. ``config`` also tests that the detector is a frozen
+    config that can be rebuilt from JSON.
 
     Args:
         detector: The detector.
@@ -185,7 +191,7 @@ class _DetectorKit(Configuration[Detector]):
     def known(self) -> list[Representation]:
         g = torch.Generator().manual_seed(0)
         mask = torch.arange(6) < torch.randint(2, 7, (KNOWN, 1), generator=g)
-        mean = torch.tensor([3.0, -3, 3, -3, 3])  # away from 0: far samples have another direction, too
+        mean = torch.tensor([3.0, -3, 3, -3, 3])  # away from 0: far samples also differ in direction
         return [
             Representation(torch.randn(KNOWN, 5, generator=g) + mean, "bd"),
             Representation(torch.randn(KNOWN, 5, 3, 2, generator=g) + mean[:, None, None], "bchw"),
@@ -194,65 +200,65 @@ class _DetectorKit(Configuration[Detector]):
 
     @cached_property
     def scorers(self) -> list[Scorer]:
-        return [self.entry.fit([known], **self._needed(known)) for known in self.known]
+        return [self.entry.fit([activations], **self._required(activations)) for activations in self.known]
 
     def _cases(self) -> Iterator[tuple[Representation, Scorer, Tensor]]:
-        """Yield activations, a scorer that was fitted to them, and their scores."""
-        for known, scorer in zip(self.known, self.scorers, strict=True):
-            yield known, scorer, scorer.score(known)
+        """Yield activations, a scorer fitted to them, and their scores."""
+        for activations, scorer in zip(self.known, self.scorers, strict=True):
+            yield activations, scorer, scorer.score(activations)
 
-    def _needed(self, known: Representation) -> dict[str, Any]:
-        """Return labels and auxiliary activations, as far as the detector declares that it needs them."""
+    def _required(self, activations: Representation) -> dict[str, Any]:
+        """Return the labels and auxiliary activations that the detector requires."""
         needs: dict[str, Any] = {}
         if self.entry.needs_labels:
             needs["labels"] = [place % 3 for place in range(KNOWN)]
         if self.entry.auxiliary != "none":
-            needs["auxiliary"] = [_far(known, known.values.roll(1, 0))]
+            needs["auxiliary"] = [_far(activations, activations.values.roll(1, 0))]
         return needs
 
     def needs(self) -> None:
-        for known in self.known:
-            needed = self._needed(known)
-            for name in needed:
-                rest = {other: value for other, value in needed.items() if other != name}
+        for activations in self.known:
+            extras = self._required(activations)
+            for name in extras:
+                rest = {key: value for key, value in extras.items() if key != name}
                 word = "class" if name == "labels" else name
-                require_error(ValueError, partial(self.entry.fit, [known], **rest), f"missing {name}", word)
+                require_error(ValueError, partial(self.entry.fit, [activations], **rest), f"missing {name}", word)
 
-    def scores(self, known: Representation, scorer: Scorer, scores: Tensor) -> None:
-        require(scores.shape == (KNOWN,), f"{KNOWN} samples must have {KNOWN} scores, got {tuple(scores.shape)}")
+    def scores(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
+        require(scores.shape == (KNOWN,), f"scores must have shape ({KNOWN},), got {tuple(scores.shape)}")
         require(scores.dtype == torch.float64, f"scores must be float64, got {scores.dtype}")
         require(bool(scores.isfinite().all()), "scores of finite activations must be finite")
 
-    def independent(self, known: Representation, scorer: Scorer, scores: Tensor) -> None:
-        apart = torch.cat([scorer.score(part) for part in _split(known)])  # detectors may be networks, in float32
-        require_close(scores, apart, "the score of a sample must not depend on the other samples", 1e-5, 1e-5)
+    def independent(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
+        apart = torch.cat([scorer.score(part) for part in _split(activations)])  # detectors may be networks, in float32
+        require_close(scores, apart, "the score of a sample must not depend on the remaining samples", 1e-5, 1e-5)
 
-    def batches(self, known: Representation, scorer: Scorer, scores: Tensor) -> None:
-        needed = self._needed(known)
-        if "auxiliary" in needed:
-            needed["auxiliary"] = _split(needed["auxiliary"][0])
-        other = self.entry.fit(_split(known), **needed).score(known)
-        message = f"fitted to the same activations in other batches, it scores {known.layout} differently"
-        require_close(other, scores, message, 1e-8, 1e-10)
+    def batches(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
+        extras = self._required(activations)
+        if "auxiliary" in extras:
+            extras["auxiliary"] = _split(extras["auxiliary"][0])
+        rescored = self.entry.fit(_split(activations), **extras).score(activations)
+        message = f"scores of {activations.layout} must not depend on the batches of the fit"
+        require_close(rescored, scores, message, 1e-8, 1e-10)
 
     def random_state(self) -> None:
-        for known in self.known:
+        for activations in self.known:
             with kept("fitting and scoring must not change torch's random state"):
-                self.entry.fit([known], **self._needed(known)).score(known)
+                self.entry.fit([activations], **self._required(activations)).score(activations)
 
-    def far(self, known: Representation, scorer: Scorer, scores: Tensor) -> None:
-        far, near = scorer.score(_far(known, known.values)).median(), scores.median()
-        require(bool(far > near), f"far samples must score higher than known ones ({near:.3g}), got {far:.3g}")
+    def far(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
+        far, near = scorer.score(_far(activations, activations.values)).median(), scores.median()
+        require(bool(far > near), f"far samples must score higher than known samples ({near:.3g}), got {far:.3g}")
 
-    def width(self, known: Representation, scorer: Scorer, scores: Tensor) -> None:
+    def width(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
         wrong = Representation(random(2, 7, seed=1).float(), "bd")
-        require_error(ValueError, lambda: scorer.score(wrong), "another width", "5", "7")
+        require_error(ValueError, lambda: scorer.score(wrong), "a wrong width", "5", "7")
 
 
-def _far(known: Representation, values: Tensor) -> Representation:
-    return known.replace(values=9 + 3 * values)
+def _far(activations: Representation, values: Tensor) -> Representation:
+    return activations.replace(values=9 + 3 * values)
 
 
-def _split(known: Representation) -> list[Representation]:
-    masks = [None] * 3 if known.mask is None else known.mask.split(32)
-    return [known.replace(values=v, mask=m) for v, m in zip(known.values.split(32), masks, strict=True)]
+def _split(activations: Representation) -> list[Representation]:
+    masks = [None] * 3 if activations.mask is None else activations.mask.split(32)
+    return [activations.replace(values=v, mask=m) for v, m in zip(activations.values.split(32), masks, strict=True)]

@@ -1,4 +1,4 @@
-"""Conformance checks for metrics of activations and of weights."""
+"""Conformance checks for activation metrics and weight metrics."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _STATISTICS = ("moments", "debiased", "grams", "features", "outputs")
 
 @conformance
 def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> _MetricKit:
-    """Check that a metric satisfies the laws of :class:`~hf_stitch.metrics.ActivationMetric`, a part for each.
+    """Check that a metric satisfies the laws of :class:`~hf_stitch.metrics.ActivationMetric`, one part per law.
 
-    Its rows have equal widths and, if the metric takes them, unequal ones. Further parts:
+    The rows have equal widths and, if the metric supports them, unequal widths. Further parts:
 
-    - ``declarations``: its name is that of its function; statistic, range and invariances are valid; an unknown option
-      raises a ``TypeError``.
-    - ``types``: arrays give a float, tensors a 0-d float64 tensor of the same value; bfloat16 is converted first.
+    - ``declarations``: metric and function have the same name; statistic, range and invariances are valid; an unknown
+      option raises a ``TypeError``.
+    - ``types``: arrays return a float, tensors a 0-d float64 tensor of the same value; bfloat16 is converted first.
     - ``degenerate``: NaN, a single row, sides of different lengths, integers, complex numbers and vectors raise an
-      error that names it; so do fewer rows than it declares (``too_few_rows``) and widths that it does not take
-      (``unequal_widths``).
+      error that names the metric.
+    - ``too_few_rows``, ``unequal_widths``: fewer rows than declared, and unsupported widths, raise an error.
 
     Args:
         metric: Name in the registry of metrics, a class, or a metric with options, which is not modified.
-        **options: Options of the metric, if given by name or class.
+        **options: Options of the metric, if passed by name or class.
 
     Example:
         >>> from hf_stitch.metrics._shapes import Procrustes
@@ -56,28 +56,28 @@ def check_metric(metric: str | type[Metric] | Metric, **options: Any) -> _Metric
 
 
 class _Values(Kit):
-    """Parts for values of pairs ``x`` and ``y``, of activations or of weights; NaN where they are not comparable."""
+    """Parts on values of pairs ``x`` and ``y`` of activations or weights; NaN for pairs that are not comparable."""
 
     metric: Any
-    table: Any  # values of all pairs of some sides
+    table: Any  # values of all pairs of a few sides
     _value: Callable[..., float]
     _tolerance: float  # for exchanged sides
 
     def declarations(self) -> None:
         low, high = self.metric.range
-        require(low < high, f"range must be (smallest, largest), got {self.metric.range}")
+        require(low < high, f"range must be (minimum, maximum), got {self.metric.range}")
         distance = not self.metric.higher_is_better or not self.metric.triangle_inequality
-        require(distance, "triangle_inequality needs higher_is_better=False")
+        require(distance, "triangle_inequality requires higher_is_better=False")
         require_error(TypeError, lambda: type(self.metric)(no_such_option=1), "an unknown option")
 
     def range(self, x: Any, y: Any, value: float) -> None:
         low, high = self.metric.range
         inside = low - 1e-12 <= value <= high + 1e-12
-        require(inside, f"the value {value} of {_named(x, y)} lies outside the range {self.metric.range}")
+        require(inside, f"the value of {_label(x, y)} must lie in the range {self.metric.range}, got {value}")
 
     def symmetric(self, x: Any, y: Any, value: float) -> None:
         skip_unless(self.metric.symmetric, f"{self.metric.name} does not declare symmetry")
-        _require_close(self._value(y, x), value, self._tolerance, f"of {_named(x, y)} with the sides exchanged")
+        _require_close(self._value(y, x), value, self._tolerance, f"of {_label(x, y)} with swapped sides")
 
     def triangle(self) -> None:
         skip_unless(self.metric.triangle_inequality, f"{self.metric.name} does not declare the triangle inequality")
@@ -87,15 +87,15 @@ class _Values(Kit):
                 require(not broken, f"the triangle inequality must hold, got {direct} > {first} + {self.table[k][j]}")
 
 
-def _named(x: Any, y: Any) -> str:
+def _label(x: Any, y: Any) -> str:
     return f"{x.layer!r} and {y.layer!r}" if isinstance(x, Weights) else f"{x.dtype} rows"
 
 
 class _MetricKit(_Values):
     _tolerance = 1e-7
 
-    def __init__(self, given: Any, options: dict[str, Any]) -> None:
-        self._given, self._options = given, options
+    def __init__(self, entry: Any, options: dict[str, Any]) -> None:
+        self._given, self._options = entry, options
 
     @cached_property
     def metric(self) -> ActivationMetric:
@@ -109,9 +109,9 @@ class _MetricKit(_Values):
             yield x, y, self._value(x, y)
 
     def _rows(self, width: int, seed: int) -> Tensor:
-        """Float64 rows with a common part for all seeds, and means several standard deviations from 0.
+        """Return float64 rows with a common part for all seeds, and means several standard deviations from 0.
 
-        A metric of outputs gets probabilities, which are also valid logits.
+        Metrics of outputs receive probabilities, which are also valid logits.
         """
         mixing, noise, mean = random(3 + _ROWS + 1, width, seed=seed).split([3, _ROWS, 1])
         rows = random(_ROWS, 3) @ mixing + 0.7 * noise + 3 * mean
@@ -136,20 +136,21 @@ class _MetricKit(_Values):
 
     def declarations(self) -> None:
         metric = self.metric
-        require(metric.function.__name__ == metric.name, f"function must be named {metric.name!r} like the metric")
+        require(metric.function.__name__ == metric.name, f"function must have the name of the metric, {metric.name!r}")
         require(metric.statistic in _STATISTICS, f"statistic must be one of {_STATISTICS}, got {metric.statistic!r}")
         unknown_invariances(metric.invariances)
         super().declarations()
 
     def pure(self, x: Tensor, y: Tensor, value: float) -> None:
-        with kept("a metric must draw no random numbers"), kept("a metric must not modify the rows", lambda: (x, y)):
+        unmodified = kept("a metric must not modify the rows", lambda: (x, y))
+        with kept("a metric must not draw random numbers"), unmodified:
             self._call(x, y)
 
     def types(self, x: Tensor, y: Tensor, value: float) -> None:
         of_tensors, of_arrays = self._call(x.clone(), y.clone()), self._call(x.numpy(), y.numpy())
-        right = of_tensors.shape == () and of_tensors.dtype == torch.float64
-        require(right, f"tensors must give a 0-d float64 tensor, gave {of_tensors!r}")
-        require(type(of_arrays) is float, f"arrays must give a float, gave {type(of_arrays).__name__}")
+        scalar = of_tensors.shape == () and of_tensors.dtype == torch.float64
+        require(scalar, f"tensors must return a 0-d float64 tensor, got {of_tensors!r}")
+        require(type(of_arrays) is float, f"arrays must return a float, got {type(of_arrays).__name__}")
         _require_close(of_arrays, value, 1e-12, "of arrays")
         narrow = x.bfloat16(), y.bfloat16()
         wide = self._value(narrow[0].double(), narrow[1].double())
@@ -166,45 +167,45 @@ class _MetricKit(_Values):
             for rows in torch.arange(len(x)).split(sizes):
                 streamed.update(x[rows], y[rows])
             _require_close(streamed.compute(), value, 1e-8, f"streamed in batches of {sizes}")
-        require_error(ValueError, self._empty().compute, "computing without rows", self.metric.name)
+        require_error(ValueError, self._empty().compute, "compute() without rows", self.metric.name)
 
     def moments(self, x: Tensor, y: Tensor, value: float) -> None:
         metric: Any = self.metric
         supported = isinstance(metric, MomentsMetric) and metric.statistic == "moments"
         skip_unless(supported, f"{metric.name} is not computed from Moments")
-        found = metric.from_moments(Moments(x.shape[1], y.shape[1]).update(x, y))
-        _require_close(found, value, 1e-8, "from Moments")
+        from_moments = metric.from_moments(Moments(x.shape[1], y.shape[1]).update(x, y))
+        _require_close(from_moments, value, 1e-8, "from Moments")
 
     def invariances(self, x: Tensor, y: Tensor, value: float) -> None:
-        skip_unless(bool(self.metric.invariances), f"{self.metric.name} declares no invariances")
+        skip_unless(bool(self.metric.invariances), f"{self.metric.name} does not declare invariances")
         for invariance, seed in product(self.metric.invariances, (0, 1)):
             for side, sides in (("x", (moved(x, invariance, seed), y)), ("y", (x, moved(y, invariance, seed)))):
-                _require_close(self._value(*sides), value, 1e-7, f"{side} put through {invariance}")
+                _require_close(self._value(*sides), value, 1e-7, f"with {side} transformed by {invariance}")
 
     def order(self) -> None:
-        skip_unless(not self.metric.minibatched, f"{self.metric.name} is estimated from minibatches in their order")
+        skip_unless(not self.metric.minibatched, f"{self.metric.name} depends on the order of minibatches")
         (x, y), numbers = self._sides(), torch.arange(_ROWS)
         shuffled = torch.randperm(_ROWS, generator=torch.Generator().manual_seed(2))
-        some_x, some_y = x[numbers % 7], y[numbers * 3 % 11]  # a few rows many times
+        some_x, some_y = x[numbers % 7], y[numbers * 3 % 11]  # few rows, repeated many times
         for sides in ((x, y), (some_x, y), (x, some_y), (some_x, some_y), (some_x, 2 * some_x)):
-            found = [self._defined(*(side[order] for side in sides)) for order in (numbers, shuffled)]
+            original, reordered = (self._defined(*(side[order] for side in sides)) for order in (numbers, shuffled))
             zero = 1e-9 if self.metric.higher_is_better else 1e-7  # a distance is often the root of a difference
-            _require_close(found[1], found[0], 1e-9, "of the samples in another order", zero)
+            _require_close(reordered, original, 1e-9, "of shuffled samples", zero)
 
     def repeated(self, x: Tensor, y: Tensor, value: float) -> None:
-        skip_unless(not self.metric.counts_rows, f"{self.metric.name} declares that the number of rows counts")
-        found = self._value(torch.cat([x, x]), torch.cat([y, y]))
-        _require_close(found, value, 1e-8, "of each row twice (else set counts_rows = True)")
+        skip_unless(not self.metric.counts_rows, f"{self.metric.name} declares that it depends on the number of rows")
+        of_repeated = self._value(torch.cat([x, x]), torch.cat([y, y]))
+        _require_close(of_repeated, value, 1e-8, "of each row twice (otherwise set counts_rows = True)")
 
     def dead(self) -> None:
         free = {"scaling", "translation"} <= {*self.metric.invariances}
-        skip_unless(free, f"{self.metric.name} depends on the mean or the size of rows, so equal rows may have a value")
+        skip_unless(free, f"{self.metric.name} depends on the mean or scale of rows, so that equal rows may be valid")
         x, y = self._sides()
-        self._refused("rows of x that are all equal", x[:1].expand_as(x), y)
-        self._refused("rows of y that are all equal", x, y[:1].expand_as(y))
+        self._require_error("equal rows of x", x[:1].expand_as(x), y)
+        self._require_error("equal rows of y", x, y[:1].expand_as(y))
 
     def _defined(self, x: Tensor, y: Tensor) -> float:
-        """Return the value, NaN where the metric refuses the rows."""
+        """Return the value, or NaN if the metric raises a ``ValueError``."""
         try:
             return self._value(x, y)
         except ValueError:
@@ -214,34 +215,36 @@ class _MetricKit(_Values):
         x, y = self._sides()
         with_nan = x.clone()
         with_nan[3, 1] = math.nan
-        self._refused("fewer rows of y than of x", x, y[:-1])
-        self._refused("one row", x[:1], y[:1])
-        self._refused("NaN in x", with_nan, y)
-        self._refused("NaN in y", y, with_nan)
-        self._refused("integers", x.long(), y)
-        self._refused("complex numbers", x, y + 0j)
-        self._refused("a vector", x[:, 0], y)
+        self._require_error("fewer rows of y than of x", x, y[:-1])
+        self._require_error("one row", x[:1], y[:1])
+        self._require_error("NaN in x", with_nan, y)
+        self._require_error("NaN in y", y, with_nan)
+        self._require_error("integers", x.long(), y)
+        self._require_error("complex numbers", x, y + 0j)
+        self._require_error("a vector", x[:, 0], y)
 
-    def _refused(self, what: str, x: Tensor, y: Tensor) -> None:
-        require_error(ValueError, lambda: self._call(x, y), what, self.metric.name)
+    def _require_error(self, case: str, x: Tensor, y: Tensor) -> None:
+        require_error(ValueError, lambda: self._call(x, y), case, self.metric.name)
 
     def too_few_rows(self) -> None:
         x, y = self._sides()
         least = max(self.metric.min_rows("x", x.shape[1]), self.metric.min_rows("y", y.shape[1]))
-        self._refused(f"fewer rows than the {least} declared", x[: least - 1], y[: least - 1])
+        self._require_error(f"fewer rows than the {least} declared", x[: least - 1], y[: least - 1])
 
     def unequal_widths(self) -> None:
         x, y = self._sides()
-        skip_unless(self.metric.equal_widths, f"{self.metric.name} takes unequal widths")
+        skip_unless(self.metric.equal_widths, f"{self.metric.name} supports unequal widths")
         require_error(ValueError, lambda: self._call(x, y[:, :-1]), "unequal widths")
 
     def identity(self) -> None:
         x, y = self._sides()
         xx, xy = self._value(x, x), self._value(x, y)
         if self.metric.higher_is_better:
-            require(xx >= xy, f"a similarity must be largest for equal sides, got {xx}, and {xy} for others")
+            require(xx >= xy, f"a similarity must be largest for equal sides, got {xx}, and {xy} for different sides")
         else:
-            require(abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx}, and {xy} for others")
+            require(
+                abs(xx) <= 1e-6 * xy, f"a distance must be 0 for equal sides, got {xx}, and {xy} for different sides"
+            )
 
     def gradient(self) -> None:
         skip_unless(self.metric.differentiable, f"{self.metric.name} is not declared differentiable")
@@ -252,10 +255,10 @@ class _MetricKit(_Values):
             require(agrees, f"the gradient on {'xy'[side]} must agree with finite differences")
 
 
-def _require_close(got: float, expected: float, tolerance: float, what: str, zero: float | None = None) -> None:
+def _require_close(got: float, expected: float, tolerance: float, case: str, zero: float | None = None) -> None:
     undefined = math.isnan(got) and math.isnan(expected)
     close = undefined or math.isclose(got, expected, rel_tol=tolerance, abs_tol=zero or tolerance)
-    require(close, f"the value {what} is {got!r}, which should be {expected!r} to {tolerance:g}")
+    require(close, f"the value {case} must be {expected!r} to {tolerance:g}, got {got!r}")
 
 
 @conformance
@@ -267,24 +270,23 @@ def check_weight_metric(
     The parts:
 
     - ``declarations``: range and direction are valid, and an unknown option raises a ``TypeError``.
-    - ``reading``: it reads layers by their names without changing the network and without drawing random numbers; what
-      it reads is floating point, on the CPU, without gradients, and no view of the weights.
-    - ``saved``: readings that were saved and loaded keep their order and give the same values.
-    - ``comparable``: a layer of ``a`` is comparable with the layer of the same name of ``b``, the values are combined
-      to a finite number, and ``NotComparable`` names a layer and a reason.
+    - ``reading``: ``read`` returns layers by name, without changing the network and without drawing random numbers. Its
+      tensors are floating point, on the CPU, without gradients, and copies of the weights.
+    - ``saved``: saved and loaded readings keep their order and give the same values.
+    - ``comparable``: a layer of ``a`` is comparable with the layer of the same name in ``b``, ``combine`` returns a
+      finite number, and ``NotComparable`` names a layer and a reason.
     - ``range``: values lie within the range.
-    - ``symmetric``: exchanged layers give the same value to 1e-9, if declared.
-    - ``identity``: a layer has the best value with itself: 0 for a distance, no less than with any other layer for a
-      similarity.
+    - ``symmetric``: swapped layers give the same value to 1e-9, if declared.
+    - ``identity``: equal layers have the best value: 0 for a distance, the maximum over all layers for a similarity.
     - ``triangle``: the triangle inequality holds, if declared.
     - ``without_weights``: a network without weights raises a ``ValueError``.
-    - ``not_finite``: weights that are not finite raise ``NotComparable``.
+    - ``not_finite``: NaN and infinite weights raise ``NotComparable``.
 
     Args:
         metric: Name in the registry of metrics, a class, or a metric.
-        a: A network that the metric reads.
-        b: Another one, at least one layer of which is comparable with the layer of the same name of ``a``.
-        **options: Options of the metric, if given by name or class.
+        a: A network that the metric supports.
+        b: A second network with at least one layer that is comparable with the layer of the same name in ``a``.
+        **options: Options of the metric, if passed by name or class.
 
     Example:
         >>> from hf_stitch.metrics import WeightMetric
@@ -305,15 +307,15 @@ def check_weight_metric(
 class _WeightMetricKit(_Values):
     _tolerance = 1e-9
 
-    def __init__(self, given: Any, options: dict[str, Any], *networks: nn.Module) -> None:
-        self._given, self._options, self.networks = given, options, networks
+    def __init__(self, entry: Any, options: dict[str, Any], *networks: nn.Module) -> None:
+        self._given, self._options, self.networks = entry, options, networks
 
     @cached_property
     def metric(self) -> WeightMetric:
-        given, options = self._given, self._options
-        found: Any = given(**options) if isinstance(given, type) else registries.metrics.build(given, **options)
-        require(isinstance(found, WeightMetric), f"{found!r} must be a WeightMetric")
-        return found
+        entry, options = self._given, self._options
+        metric: Any = entry(**options) if isinstance(entry, type) else registries.metrics.build(entry, **options)
+        require(isinstance(metric, WeightMetric), f"{metric!r} must be a WeightMetric")
+        return metric
 
     @cached_property
     def readings(self) -> list[dict[str, Weights]]:
@@ -322,7 +324,7 @@ class _WeightMetricKit(_Values):
     @cached_property
     def layers(self) -> list[Weights]:
         """The layers of both networks."""
-        return [each for side in self.readings for each in side.values()]
+        return [weights for side in self.readings for weights in side.values()]
 
     @cached_property
     def table(self) -> list[list[float]]:
@@ -334,29 +336,29 @@ class _WeightMetricKit(_Values):
                 yield x, y, value
 
     def _value(self, x: Weights, y: Weights) -> float:
-        """Return the value of a pair of layers, NaN if they are not comparable."""
+        """Return the value of a pair of layers, or NaN if they are not comparable."""
         try:
             return self.metric.value(x, y)
         except NotComparable as error:
-            require(bool(error.layer) and bool(error.why), "NotComparable needs a layer and a reason")
+            require(bool(error.layer) and bool(error.why), "NotComparable must have a layer and a reason")
             return math.nan
 
     def reading(self) -> None:
-        for network in (*self.networks, copy.deepcopy(self.networks[0]).double()):  # float64 needs no conversion
+        for network in (*self.networks, copy.deepcopy(self.networks[0]).double()):  # float64 is not converted
             self._require_copies(copy.deepcopy(network))
 
     def _require_copies(self, model: nn.Module) -> None:
-        with kept("what is read must be copies: changing it changed the network", lambda: model.state_dict().values()):
+        with kept("read must return copies: changing them changed the network", lambda: model.state_dict().values()):
             with kept("read must not draw random numbers"):
                 read = self.metric.read(model)
             require(bool(read), "read must return at least one layer, or raise a ValueError")
-            for layer, each in read.items():
-                require(each.layer == layer, f"what is read of layer {layer!r} has the name {each.layer!r}")
-                for name, tensor in each.tensors.items():
-                    what = f"tensor {name!r} of layer {layer!r}"
-                    require(tensor.is_floating_point(), f"{what} must be floating point, got {tensor.dtype}")
+            for layer, weights in read.items():
+                require(weights.layer == layer, f"Weights must have the layer {layer!r}, got {weights.layer!r}")
+                for name, tensor in weights.tensors.items():
+                    label = f"tensor {name!r} of layer {layer!r}"
+                    require(tensor.is_floating_point(), f"{label} must be floating point, got {tensor.dtype}")
                     plain = tensor.device.type == "cpu" and not tensor.requires_grad
-                    require(plain, f"{what} must be detached, on the CPU")
+                    require(plain, f"{label} must be detached, on the CPU")
                     tensor.add_(1)  # a view would change the network
 
     def saved(self) -> None:
@@ -364,23 +366,23 @@ class _WeightMetricKit(_Values):
         with TemporaryDirectory() as folder:
             save_weights(a, Path(folder) / "a.safetensors", self.metric.name)
             loaded = load_weights(Path(folder) / "a.safetensors", self.metric.name)
-        require(list(loaded) == list(a), "layers must keep their order when readings are saved")
+        require(list(loaded) == list(a), "saved readings must keep the order of layers")
         for x, y, value in self._cases():
-            require(value == self._value(loaded[x.layer], y), "saved readings change the value")
+            require(value == self._value(loaded[x.layer], y), "saved readings must have equal values")
 
     def comparable(self) -> None:
         compared = {x.layer: value for x, y, value in self._cases() if x.layer == y.layer}
-        require(bool(compared), "no layer of a is comparable with the layer of the same name of b")
+        require(bool(compared), "a layer of a must be comparable with the layer of the same name in b")
         require(math.isfinite(self.metric.combine(compared)), "combine must return a finite number")
 
     def identity(self) -> None:
         for i, row in enumerate(self.table):
-            name, known = repr(self.layers[i].layer), [value for value in row if not math.isnan(value)]
-            require(not math.isnan(row[i]), f"layer {name} must be comparable with itself")
-            best = max(known) if self.metric.higher_is_better else min(known)
-            require(abs(row[i] - best) <= 1e-6, f"layer {name} has a better value with another: {best}")
+            name, defined = repr(self.layers[i].layer), [value for value in row if not math.isnan(value)]
+            require(not math.isnan(row[i]), f"equal layers {name} must be comparable")
+            best = max(defined) if self.metric.higher_is_better else min(defined)
+            require(abs(row[i] - best) <= 1e-6, f"equal layers {name} must have the best value, {best}, got {row[i]}")
             if not self.metric.higher_is_better:
-                require(abs(row[i]) <= 1e-6 * max(1, *known), f"the distance of a layer from itself is {row[i]}")
+                require(abs(row[i]) <= 1e-6 * max(1, *defined), f"the distance of equal layers must be 0, got {row[i]}")
 
     def without_weights(self) -> None:
         empty = nn.Sequential(nn.Identity())
@@ -391,4 +393,4 @@ class _WeightMetricKit(_Values):
         broken = copy.deepcopy(first)
         for tensor in broken.tensors.values():
             tensor.fill_(math.nan)
-        require_error(NotComparable, lambda: self.metric.value(first, broken), "weights that are not finite")
+        require_error(NotComparable, lambda: self.metric.value(first, broken), "NaN weights")

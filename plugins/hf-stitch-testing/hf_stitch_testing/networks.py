@@ -36,17 +36,17 @@ def check_adapter(adapter: Adapter, *batches: Mapping[str, Any]) -> _AdapterKit:
     The parts, each for every listed cut:
 
     - ``layers``: layers have distinct names, and ``encode`` returns them in the requested order.
-    - ``verified``: ``verify_cut`` verifies each of them.
+    - ``verified``: ``verify_cut`` verifies each layer.
     - ``spec``: representations have the layout, width and prefix tokens of ``spec``.
-    - ``alone``: encoding several layers at once gives the same as encoding them separately.
+    - ``alone``: joint and separate encoding of layers are equal.
     - ``exact``: ``decode(encode(x))`` equals the output of the model bit for bit.
-    - ``context``: the context contains no content of the input.
+    - ``context``: the context does not contain content of the input.
     - ``halves``: both halves as separate modules give the same outputs.
-    - ``size``: they are not larger than the model.
-    - ``hooks``: they have no hooks.
+    - ``size``: halves are not larger than the model.
+    - ``hooks``: halves do not have hooks.
     - ``not_a_cut``: layers that are not cuts raise a ``NotACutError``.
-    - ``unmodified``: none of this modifies the model: mode, gradients, hooks, parameters, buffers and random state
-      (unless the network itself draws random numbers in eval mode).
+    - ``unmodified``: the parts do not modify the model: mode, gradients, hooks, parameters, buffers and random state.
+      Networks that draw random numbers in eval mode may change the random state.
 
     Args:
         adapter: The adapter.
@@ -61,7 +61,7 @@ def check_adapter(adapter: Adapter, *batches: Mapping[str, Any]) -> _AdapterKit:
 
 
 class _AdapterKit(Kit):
-    """What a part modifies in the model is kept for the last one, which runs those that have not run yet."""
+    """Parts for adapters; each part records modifications of the model for the last part, ``unmodified``."""
 
     def __init__(self, adapter: Adapter, batches: Sequence[Inputs]) -> None:
         self.adapter, self.batches = adapter, batches
@@ -74,7 +74,7 @@ class _AdapterKit(Kit):
                 super()._run(name)
         finally:
             after = _state(self.adapter.model)
-            self.modified |= {what for what in before if before[what] != after[what]}
+            self.modified |= {aspect for aspect in before if before[aspect] != after[aspect]}
             self.ran.add(name)
 
     @cached_property
@@ -99,27 +99,27 @@ class _AdapterKit(Kit):
 
     def verified(self) -> None:
         for layer in self.adapter.layers:
-            found = self.adapter.verify_cut(layer)
-            require(found.status == "verified", f"{layer} is listed and must be a cut: {found}")
+            verdict = self.adapter.verify_cut(layer)
+            require(verdict.status == "verified", f"listed layer {layer} must be a cut, got {verdict}")
 
-    def spec(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> None:
-        spec, got = self.adapter.spec(layer), known.spec
+    def spec(self, layer: str, encoded: Representation, inputs: Inputs, output: Any) -> None:
+        spec, got = self.adapter.spec(layer), encoded.spec
         equal = (got.layout, got.width, got.prefix_tokens) == (spec.layout, spec.width, spec.prefix_tokens)
         require(equal, f"{layer}: spec must be {spec}, got {got}")
 
-    def alone(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> None:
-        equal = torch.equal(self.adapter.encode(inputs, layer)[layer].values, known.values)
-        require(equal, f"{layer}: encoding it alone and with other layers must agree")
+    def alone(self, layer: str, encoded: Representation, inputs: Inputs, output: Any) -> None:
+        equal = torch.equal(self.adapter.encode(inputs, layer)[layer].values, encoded.values)
+        require(equal, f"{layer}: joint and separate encoding must agree")
 
-    def exact(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> None:
-        equal = same(self.adapter.decode(known, layer), output)
+    def exact(self, layer: str, encoded: Representation, inputs: Inputs, output: Any) -> None:
+        equal = same(self.adapter.decode(encoded, layer), output)
         require(equal, f"{layer}: decode(encode(x)) must equal the output of the model")
 
-    def context(self, layer: str, known: Representation, inputs: Inputs, output: Any) -> None:
+    def context(self, layer: str, encoded: Representation, inputs: Inputs, output: Any) -> None:
         interface = self.adapter.interface
         allowed = {interface.filler_id, *interface.special_ids}
         for name in interface.content:
-            erased, value = known.context[name], inputs[name]
+            erased, value = encoded.context[name], inputs[name]
             require(erased.shape == value.shape, f"{layer}: the context must keep the shape of {name}")
             values = erased.unique().tolist() if not value.is_floating_point() else []
             blank = set(values) <= allowed if values else not bool(erased.any())
@@ -131,8 +131,8 @@ class _AdapterKit(Kit):
             for inputs, together, output in self.encoded:
                 passed = front(**inputs)
                 equal = torch.equal(passed.values, together[layer].values)
-                require(equal, f"{layer}: the front half must give the representation")
-                require(same(back(passed), output), f"{layer}: the back half must give the output of the model")
+                require(equal, f"{layer}: the front half must return the representation")
+                require(same(back(passed), output), f"{layer}: the back half must return the output of the model")
 
     def size(self) -> None:
         for layer in self.adapter.layers:
@@ -141,7 +141,7 @@ class _AdapterKit(Kit):
             require(max(halves) <= whole, f"{layer}: halves must not be larger than the model, got {halves} of {whole}")
 
     def hooks(self) -> None:
-        allowed = "halves must have no hooks except those that transformers uses to collect hidden states"
+        allowed = "halves must not have hooks, except transformers' hooks for hidden states"
         for layer in self.adapter.layers:
             hooks = [hook for half in self._halves(layer) for module in half.modules() for hook in _hooks(module)]
             require(all(map(is_bookkeeping, hooks)), f"{layer}: {allowed}")
@@ -155,11 +155,11 @@ class _AdapterKit(Kit):
             if name not in {*self.ran, "unmodified"}:
                 with suppress(AssertionError):
                     part()
-        for what in sorted(self.modified):
-            require(what == "random numbers" and self._draws(), f"{what} of the model must not be modified")
+        for aspect in sorted(self.modified):
+            require(aspect == "random numbers" and self._draws(), f"{aspect} of the model must not be modified")
 
     def _draws(self) -> bool:
-        """Whether the network itself draws random numbers in eval mode, as older speech models do, in vain."""
+        """Return whether the network draws random numbers in eval mode, as older speech models do without effect."""
         state = torch.get_rng_state()
         with evaluating(self.adapter.model):
             self.adapter.model(**{**self.adapter.interface.options, **self.adapter.inputs(self.batches[0])})
@@ -188,20 +188,20 @@ def check_override(override: Override, model: nn.Module, *batches: Mapping[str, 
 
     The parts:
 
-    - ``config``: its class is a subclass of ``Override`` that needs no arguments.
-    - ``stateless``: it stores nothing about a network.
-    - ``pure``: it does not modify the network: modes, parameters and buffers.
-    - ``options``: the options of every forward are a mapping of JSON values by their names.
-    - ``example``: the example is a mapping with the same names, shapes and dtypes in every call, if it gives one.
+    - ``config``: the class is a subclass of ``Override`` without required arguments.
+    - ``stateless``: the override does not store anything about a network.
+    - ``pure``: the override does not modify the network: modes, parameters and buffers.
+    - ``options``: the options of the forward pass are a mapping from names to JSON values.
+    - ``example``: the example, if provided, is a mapping with the same names, shapes and dtypes in every call.
     - ``runs``: the network runs on the example with the options.
-    - ``special_ids``: token ids are a tuple of integers that are not negative.
-    - ``blocks``: blocks are a tuple of different names of modules of the network, if it names any.
+    - ``special_ids``: token ids are a tuple of non-negative integers.
+    - ``blocks``: blocks, if provided, are a tuple of different module names of the network.
     - ``cuts``: with the override, the network has at least one cut.
-    - ``exact``: its adapter passes ``check_adapter`` on the batches, or on the example if there are none.
+    - ``exact``: the adapter passes ``check_adapter`` on the batches, or on the example without batches.
 
     Args:
-        override: The override. It need not be registered.
-        model: A network of the class that it is for.
+        override: The override. It does not have to be registered.
+        model: A network of the override's class.
         *batches: Inputs, preferably of several sizes.
 
     Example:
@@ -225,28 +225,28 @@ class _OverrideKit(Kit):
 
     @cached_property
     def adapter(self) -> Adapter:
-        """The network with the override, which is registered for its class meanwhile, unless it is registered."""
+        """The network with the override, which is registered temporarily if needed."""
         name, kind = full_name(type(self.model)), type(self.override)
         added = {} if type(override_of(self.model)) is kind else {name: Entry.of(name, kind)}
         with patch.dict(registries.overrides._entries, added):
             return load(self.model)
 
     def _call(self) -> None:
-        """Call all methods."""
+        """Call all methods of the override."""
         for method in (self.override.example, self.override.special_ids, self.override.blocks):
             method(self.model)
 
     def config(self) -> None:
         kind = type(self.override)
         require(issubclass(kind, Override), f"an override must be a subclass of Override, got {kind.__name__}")
-        with must(f"{kind.__name__} must need no arguments"):
+        with must(f"{kind.__name__} must not require arguments"):
             kind()
 
     def stateless(self) -> None:
-        own, of_class = set(vars(self.override)), set(vars(type(self.override)))
+        of_object, of_class = set(vars(self.override)), set(vars(type(self.override)))
         self._call()
-        stored = (set(vars(self.override)) - own) | (set(vars(type(self.override))) - of_class)
-        require(not stored, f"one override serves all networks of a class, but it stores {', '.join(sorted(stored))}")
+        stored = (set(vars(self.override)) - of_object) | (set(vars(type(self.override))) - of_class)
+        require(not stored, f"an override must not store anything, but it stores {', '.join(sorted(stored))}")
 
     def pure(self) -> None:
         before = _state(self.model)
@@ -257,21 +257,21 @@ class _OverrideKit(Kit):
     def options(self) -> None:
         options = self.override.options
         named = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
-        require(named, f"options must be a mapping from names of arguments, got {options!r}")
+        require(named, f"options must be a mapping with argument names as keys, got {options!r}")
         with must(f"options must be JSON values: {dict(options)}"):
             json.dumps(dict(options), allow_nan=False)
 
     def example(self) -> None:
         first, second = (self.override.example(self.model) for _ in range(2))
-        skip_unless(first is not None or second is not None, "the override gives no example")
+        skip_unless(first is not None or second is not None, "the override does not provide an example")
         mapping = isinstance(first, Mapping) and len(first) > 0
         require(mapping, f"an example must be a mapping of inputs, got {first!r:.200}")
-        one, two = map(_shapes, (first, second))
-        require(one == two, f"examples must be alike, got {one} and {two}")
+        shapes, second_shapes = map(_shapes, (first, second))
+        require(shapes == second_shapes, f"examples must have equal shapes, got {shapes} and {second_shapes}")
 
     def runs(self) -> None:
         example = self.override.example(self.model)
-        skip_unless(example is not None, "the override gives no example")
+        skip_unless(example is not None, "the override does not provide an example")
         inputs = {**self.override.options, **(example or {})}
         with (
             must(f"the network must run on the example and the options ({', '.join(inputs)})"),
@@ -282,19 +282,19 @@ class _OverrideKit(Kit):
 
     def special_ids(self) -> None:
         ids = self.override.special_ids(self.model)
-        right = isinstance(ids, tuple) and all(type(each) is int and each >= 0 for each in ids)
-        require(right, f"special ids must be a tuple of integers >= 0, got {ids!r}")
+        valid = isinstance(ids, tuple) and all(type(token) is int and token >= 0 for token in ids)
+        require(valid, f"special ids must be a tuple of integers >= 0, got {ids!r}")
 
     def blocks(self) -> None:
         blocks: Any = self.override.blocks(self.model)
-        skip_unless(blocks is not None, "the override names no blocks")
+        skip_unless(blocks is not None, "the override does not name blocks")
         named = isinstance(blocks, tuple) and all(isinstance(name, str) for name in blocks)
         require(named, f"blocks must be a tuple of names, got {blocks!r}")
         require(len(set(blocks)) == len(blocks), f"blocks must be different names, got {blocks}")
         names = [name for name, _ in self.model.named_modules() if name]
         for name in blocks:
-            hint = f"; did you mean {found!r}?" if (found := did_you_mean(name, names)) else ""
-            require(name in names, f"the network has no module {name!r}{hint}")
+            hint = f"; did you mean {similar!r}?" if (similar := did_you_mean(name, names)) else ""
+            require(name in names, f"blocks must be modules of the network, got {name!r}{hint}")
 
     def cuts(self) -> None:
         require(len(self.adapter.layers) > 0, "with the override, the network must have a cut")
@@ -312,21 +312,21 @@ def _shapes(example: Inputs | None) -> dict[str, Any]:
 
 @conformance
 def check_rewrite(change: Rewrite, model: nn.Module) -> _RewriteKit:
-    """Check that a rewrite does what its class promises.
+    """Check that a rewrite satisfies the contract of ``Rewrite``.
 
     The parts:
 
-    - ``config``: it is a frozen config that can be rebuilt from JSON.
-    - ``recorded``: it is recorded on the network.
-    - ``changes``: it changes modules or tensors of the network in place.
-    - ``copied``: a copy of the rewritten network equals it.
-    - ``values``: with other values of the weights, modules and tensors have the same names, classes, shapes and dtypes.
-    - ``dtype``: new tensors are in the dtype of the network.
-    - ``weightless``: so are they in a network without values, on its device.
+    - ``config``: the rewrite is a frozen config that can be rebuilt from JSON.
+    - ``recorded``: the network records the rewrite.
+    - ``changes``: the rewrite changes modules or tensors of the network in place.
+    - ``copied``: a copy of the rewritten network is equal to it.
+    - ``values``: names, classes, shapes and dtypes of modules and tensors do not depend on the values of weights.
+    - ``dtype``: new tensors have the dtype of the network.
+    - ``weightless``: the rewrite works on a network on the meta device, and new tensors are on that device.
 
     Args:
         change: The rewrite.
-        model: A network that it fits, with weights of one dtype. It is not changed.
+        model: A supported network with weights of one dtype. It is not changed.
 
     Example:
         >>> check_rewrite(registries.rewrites.build("my_rewrite"), timm.create_model("resnet10t"))  # doctest: +SKIP
@@ -347,24 +347,24 @@ class _RewriteKit(Configuration[Rewrite]):
 
     def recorded(self) -> None:
         record = [*rewrites_of(self.model), json.loads(json.dumps(self.entry.to_dict()))]
-        found = rewrites_of(self.made)
-        require(found == record, f"the network must record {record}, got {found}")
+        recorded = rewrites_of(self.made)
+        require(recorded == record, f"the network must record {record}, got {recorded}")
 
     def changes(self) -> None:
         changed = _outline(self.made) != _outline(self.model)
-        require(changed, "it must change modules or tensors of the network, got the same ones")
+        require(changed, "the rewrite must change modules or tensors of the network")
 
     def copied(self) -> None:
         self._require_alike(copy.deepcopy(self.made), "a copy of the rewritten network must equal it")
 
     def values(self) -> None:
-        other = copy.deepcopy(self.model)
+        negated = copy.deepcopy(self.model)
         with torch.no_grad():
-            for tensor in _tensors(other).values():
+            for tensor in _tensors(negated).values():
                 if tensor.is_floating_point():
                     tensor.neg_()
-        self.entry.apply(other)
-        self._require_alike(other, "with other values of the weights, it must make the same modules")
+        self.entry.apply(negated)
+        self._require_alike(negated, "with different values of the weights, it must create the same modules")
 
     def dtype(self) -> None:
         double = copy.deepcopy(self.model).double()
@@ -374,14 +374,14 @@ class _RewriteKit(Configuration[Rewrite]):
 
     def weightless(self) -> None:
         empty = copy.deepcopy(self.model).to("meta")
-        with must("it must change a network without values too"), weightless():
+        with must("the rewrite must support a network on the meta device"), weightless():
             self.entry.apply(empty)
-        self._require_alike(empty, "without values of the weights, it must make the same modules")
+        self._require_alike(empty, "on the meta device, it must create the same modules")
         elsewhere = [name for name, tensor in _tensors(empty).items() if not tensor.is_meta]
-        require(not elsewhere, f"tensors must be on the device of the network, but not {', '.join(elsewhere)}")
+        require(not elsewhere, f"tensors must be on the device of the network; elsewhere: {', '.join(elsewhere)}")
 
-    def _require_alike(self, other: nn.Module, message: str) -> None:
-        require(_outline(other) == _outline(self.made), message)
+    def _require_alike(self, network: nn.Module, message: str) -> None:
+        require(_outline(network) == _outline(self.made), message)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -389,6 +389,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _outline(model: nn.Module) -> tuple[dict[str, type], dict[str, tuple[torch.Size, torch.dtype]]]:
-    """Return the classes of all modules, and shape and dtype of all tensors, by their names."""
+    """Return the classes of all modules, and the shapes and dtypes of all tensors, by name."""
     modules = {name: type(module) for name, module in model.named_modules()}
     return modules, {name: (tensor.shape, tensor.dtype) for name, tensor in _tensors(model).items()}

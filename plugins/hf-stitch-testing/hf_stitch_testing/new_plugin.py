@@ -1,4 +1,4 @@
-"""``hf-stitch new-plugin``: a distribution with one method, tested and ready to install."""
+"""``hf-stitch new-plugin``: create a distribution with one tested method, ready to install."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class _About:
-    """What the files of a kind contain."""
+    """Template values for a kind of method."""
 
     registry: str  # registry of the entry
     words: str  # the kind, in words
@@ -63,12 +63,12 @@ ABOUT = {
 
 def new_plugin(
     name: Annotated[str, typer.Argument(help="Name of the method, e.g. sliced-distance.")],
-    kind: Annotated[Kind, typer.Option(help="What the plugin adds.")],
+    kind: Annotated[Kind, typer.Option(help="Kind of method.")],
     folder: Annotated[
         Path | None, typer.Option(help="Folder to write; it must be empty or new.", show_default="hf-stitch-NAME")
     ] = None,
 ) -> None:
-    """Write a distribution with one example method, whose tests pass at once: replace the example by your own."""
+    """Create a distribution with one example method and passing tests; replace the example with your method."""
     entry = _entry(name, kind)
     place = folder or Path(f"hf-stitch-{entry.replace('_', '-')}")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -121,13 +121,13 @@ def _entry(name: str, kind: Kind) -> str:
     entry = name.removeprefix("hf-stitch-").replace("-", "_").lower()
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", entry) or keyword.iskeyword(entry):
         raise typer.BadParameter(
-            f"a name has letters, digits and hyphens, and begins with a letter, as sliced-distance; got {name!r}",
+            f"name must be letters, digits and hyphens, starting with a letter, e.g. sliced-distance; got {name!r}",
             param_hint="NAME",
         )
     registry, taken = registries[ABOUT[kind].registry], entry.replace("_", "-") if kind is Kind.command else entry
     if taken in registry:
         raise typer.BadParameter(
-            f"{taken!r} is among the {registry.kind} already ({registry.entry(taken).origin}); choose another name",
+            f"{taken!r} already exists in {registry.kind} ({registry.entry(taken).origin}); choose a different name",
             param_hint="NAME",
         )
     return entry

@@ -1,4 +1,4 @@
-"""Checks in named parts: :class:`conformance` runs all of them, :func:`parametrize_with_checks` one per test."""
+"""Checks with named parts: :class:`conformance` runs all parts, :func:`parametrize_with_checks` one part per test."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Part:
     """One part of a conformance check of one entry.
 
     Attributes:
-        name: What it checks, for example ``symmetric``.
-        entry: What is checked, for example ``linear_cka(debiased=True)``.
-        run: Raises an ``AssertionError`` if the entry violates the contract.
+        name: Name of the tested property, for example ``symmetric``.
+        entry: The checked entry, for example ``linear_cka(debiased=True)``.
+        run: Function that raises an ``AssertionError`` if the entry violates the contract.
 
     Example:
         >>> from hf_stitch_testing import check_similarity
@@ -41,19 +41,19 @@ class Part:
         self.run()
 
     def __str__(self) -> str:
-        """Return entry and name, the id of the test of this part."""
+        """Return the test id of this part: entry and name."""
         return f"{self.entry}-{self.name}"
 
 
 class conformance(Generic[P]):
-    """Decorator that makes a check of a function that lists its named parts, for example a generator.
+    """Decorator that turns a function that lists named parts into a check.
 
-    The function gives pairs of a name and a function without parameters, which raises an ``AssertionError`` that
-    names the violation, or ``unittest.SkipTest`` with a reason if the part does not apply. It only lists the parts:
-    nothing is built or computed before one runs. Calling the check runs all parts in order.
+    The function returns or yields pairs of a name and a function without parameters. The latter raises an
+    ``AssertionError`` that describes the violation, or ``unittest.SkipTest`` with a reason if the part does not apply.
+    Listing parts must not compute anything. Calling the check runs all parts in order.
 
     Args:
-        function: The function; its parameters are those of the check.
+        function: The function; the check has the same parameters.
 
     Example:
         >>> @conformance
@@ -74,11 +74,11 @@ class conformance(Generic[P]):
     def __init__(self, function: Callable[P, Iterable[tuple[str, Callable[[], object]]]]) -> None:
         self._function = function
         functools.update_wrapper(self, function)
-        # What is called returns nothing, although the function lists parts.
+        # The check returns None, although the function lists parts.
         self.__signature__ = inspect.signature(function).replace(return_annotation=None)
 
     def __call__(self, *args: P.args, **options: P.kwargs) -> None:
-        """Run all parts that apply, in order; the first one that fails raises its error."""
+        """Run all applicable parts in order; the first failing part raises its error."""
         for part in self.parts(*args, **options):
             try:
                 part()
@@ -90,7 +90,7 @@ class conformance(Generic[P]):
         return f"<conformance {self.__name__}>"
 
     def parts(self, *args: P.args, **options: P.kwargs) -> tuple[Part, ...]:
-        """Return the parts of the check of an entry, in order, without running any.
+        """Return the parts of the check of an entry in order, without running them.
 
         Args:
             *args: Arguments of the check.
@@ -106,17 +106,17 @@ class conformance(Generic[P]):
 def parametrize_with_checks(
     check: conformance[...], *args: Any, expected_failures: Mapping[str, str] | None = None, **options: Any
 ) -> Callable[[Test], Test]:
-    """Make one test of pytest for each part of a conformance check.
+    """Create one pytest test for each part of a conformance check.
 
-    The test has a parameter ``check``, which it calls. The id of each test is that of the entry and the name of the
-    part, for example ``linear_cka-symmetric``. Parts that do not apply to the entry are skipped with the reason. For
-    many entries, pass the parts of all of them to ``pytest.mark.parametrize(…, ids=str)``.
+    The decorated test calls its parameter ``check``. The test id joins entry and part, for example
+    ``linear_cka-symmetric``. Parts that do not apply to the entry are skipped with a reason. For many entries, pass all
+    their parts to ``pytest.mark.parametrize(…, ids=str)``.
 
     Args:
         check: The check, for example ``check_metric``.
         *args: Arguments of the check.
-        expected_failures: From name of a part to the reason why it must fail with an ``AssertionError``. Such a test is
-            marked ``xfail``, and fails as soon as the part passes.
+        expected_failures: Part name -> reason for an expected ``AssertionError``. The test is marked as strict
+            ``xfail``, so that it fails as soon as the part passes.
         **options: Options of the check.
 
     Returns:
@@ -124,7 +124,7 @@ def parametrize_with_checks(
 
     Raises:
         ImportError: If pytest is not installed.
-        ValueError: If an expected failure names no part of the check, or has no reason.
+        ValueError: If an expected failure does not name a part of the check, or lacks a reason.
 
     Example:
         >>> from hf_stitch_testing import check_metric
@@ -133,22 +133,22 @@ def parametrize_with_checks(
         ...     check()
         >>> parametrize_with_checks(check_metric, "pwcca", expected_failures={"symetric": "it weights one side"})
         Traceback (most recent call last):
-        ValueError: check_metric has no part 'symetric'; did you mean 'symmetric'? Its parts: declarations, range,
+        ValueError: unknown part 'symetric' of check_metric; did you mean 'symmetric'? Its parts: declarations, range,
         symmetric, triangle, pure, types, streamed, moments, invariances, order, repeated, dead, degenerate,
         too_few_rows, unequal_widths, identity, gradient
     """
     try:
         import pytest
     except ImportError as error:
-        raise ImportError("parametrize_with_checks makes tests of pytest: pip install pytest") from error
+        raise ImportError("parametrize_with_checks requires pytest: pip install pytest") from error
     parts, expected = check.parts(*args, **options), dict(expected_failures or {})
     names = [part.name for part in parts]
     for name, reason in expected.items():
         if name not in names:
-            hint = f"; did you mean {found!r}?" if (found := did_you_mean(name, names)) else "."
-            raise ValueError(f"{check.__name__} has no part {name!r}{hint} Its parts: {', '.join(names)}")
+            hint = f"; did you mean {similar!r}?" if (similar := did_you_mean(name, names)) else "."
+            raise ValueError(f"unknown part {name!r} of {check.__name__}{hint} Its parts: {', '.join(names)}")
         if not reason.strip():
-            raise ValueError(f"the expected failure of {name!r} needs a reason")
+            raise ValueError(f"expected_failures must have a reason for {name!r}, got {reason!r}")
     marks = {
         name: [pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True)]
         for name, reason in expected.items()
@@ -158,19 +158,19 @@ def parametrize_with_checks(
 
 
 def _label(args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
-    """Return the entry, which is the first argument, with its options, in one line."""
-    written = ", ".join(f"{name}={_shown(value)}" for name, value in options.items())
-    return (_shown(args[0]) if args else "") + (f"({written})" if written else "")
+    """Return the label of an entry (the first argument) with its options."""
+    written = ", ".join(f"{name}={_value_label(value)}" for name, value in options.items())
+    return (_value_label(args[0]) if args else "") + (f"({written})" if written else "")
 
 
-def _shown(value: Any) -> str:
-    """Return a short text for a value, the same in every run: itself, its name with its options, or its class."""
+def _value_label(value: Any) -> str:
+    """Return a short reproducible label of a value: its text, its name with options, or its class name."""
     if isinstance(value, str | bool | int | float | list | tuple | None):
         return str(value)
     if isinstance(value, Configured):
         return value.label
     for attribute in ("name", "__name__"):
-        found = getattr(value, attribute, None)
-        if isinstance(found, str) and found:
-            return found
+        name = getattr(value, attribute, None)
+        if isinstance(name, str) and name:
+            return name
     return type(value).__name__

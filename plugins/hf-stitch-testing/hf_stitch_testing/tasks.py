@@ -28,17 +28,17 @@ SAMPLES = 12
 
 @conformance
 def check_task(task: Task, network: Any, data: Any) -> _TaskKit:
-    """Check that a task satisfies the laws of :class:`~hf_stitch.tasks.base.Task`, each in a part of its name.
+    """Check that a task satisfies the laws of :class:`~hf_stitch.tasks.base.Task`; parts are named after laws.
 
-    They run on a network with a head of this task. Further parts:
+    The parts run on a network with a head of this task. Further parts:
 
-    - ``declared``: it is registered, and its figures, measures and classes of stitched models are complete.
-    - ``head``: it takes the output of the network, and its stitched model has the class that it names.
+    - ``declared``: the task is registered, and its figures, measures and classes of stitched models are complete.
+    - ``head``: the task accepts the output of the network, and its stitched model has the declared class.
 
     Args:
         task: The task.
         network: The network, in a form that :func:`hf_stitch.load` accepts.
-        data: Raw samples that it takes, with labels if the task reads some; at least 12.
+        data: At least 12 raw samples for the network, with labels if the task uses them.
 
     Example:
         >>> from torch.nn import Flatten, Linear, ReLU, Sequential
@@ -52,10 +52,10 @@ def check_task(task: Task, network: Any, data: Any) -> _TaskKit:
 
 
 class _TaskKit(Kit):
-    """A network stitched to itself, and what the task measures of it and of a network with other outputs."""
+    """Measures of a task on a network stitched to itself, and on a network with different outputs."""
 
-    def __init__(self, given: Task, network: Any, data: Any) -> None:
-        self.given, self._network, self._data = given, network, data
+    def __init__(self, task: Task, network: Any, data: Any) -> None:
+        self.given, self._network, self._data = task, network, data
 
     @cached_property
     def network(self) -> Adapter:
@@ -81,22 +81,22 @@ class _TaskKit(Kit):
 
     @torch.no_grad()
     def _measure(self, batch_size: int) -> dict[str, Answers]:
-        """Measure the target and a stitched network whose outputs are those of other samples."""
+        """Measure the target and a stitched network with changed outputs."""
         parts: dict[str, list[Answers]] = {}
         for _, batch, _ in PairedSamples.of(self.samples).batches(Run(batch_size, progress=False), "checking"):
             inputs, sizes = self.task.sized_inputs(self.network, batch)
             output = self.network.forward(inputs)
-            found = self.task.measure({"target": output, "stitched": _other(output)}, (batch, inputs), (batch, inputs))
-            for who, row in found.items():
+            outputs = {"target": output, "stitched": _changed(output)}
+            for who, row in self.task.measure(outputs, (batch, inputs), (batch, inputs)).items():
                 parts.setdefault(who, []).append({**row, **sizes})
         return self.task.joined(parts, self.samples)
 
     def _logits(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the outputs of all samples and the labels that training asks for, if the task has some."""
-        skip_unless(self.model.task is not None, "a model without a head is not trained on its task")
+        """Return the outputs of all samples and the labels for training."""
+        skip_unless(self.model.task is not None, "a model without a head is not trained on a task")
         (batch,) = self.samples.batches(len(self.samples))
         labels = self.task.labels(batch)
-        skip_unless(labels is not None or bool(self.task.unused), "the samples have no labels")
+        skip_unless(labels is not None or bool(self.task.unused), "the samples do not have labels")
         with torch.no_grad():
             logits = logits_of(self.network.forward(self.task.inputs(self.network, batch.samples))).float()
         return logits, self.task.asked(self.model, batch.samples, labels)
@@ -105,56 +105,57 @@ class _TaskKit(Kit):
         return self.task.drawn(measured, resamples=3, seed=0)
 
     def _sides(self) -> list[Answers]:
-        """Return what is measured of both, if figures are functions of it."""
-        skip_unless("agreement" in self.task.figures, "the figures are no functions of weighted measures")
+        """Return the measures of the stitched network and the target, if they determine the figures."""
+        skip_unless("agreement" in self.task.figures, "the figures are not functions of weighted measures")
         return [self.measured[who] for who in ("stitched", "target")]
 
     def declared(self) -> None:
         task = self.given
         require_registered(registries.tasks, task)
         missing = [name for name in task.compared if name not in task.figures]
-        require(not missing, f"compared figures must be among figures, but {', '.join(missing)} are not")
-        require("" in task.models, "models must name a class for all modalities ('')")
+        require(not missing, f"compared must be a subset of figures, got {', '.join(missing)} in addition")
+        require("" in task.models, "models must have a class for all modalities ('')")
         for modality in task.models:
             kind = task.model_for(modality)
             require(issubclass(kind, StitchedModel), f"the model of {modality!r} must be a StitchedModel, got {kind}")
 
     def head(self) -> None:
         name = self.task.name if self.model.task else None
-        found, kind = task_of(self.network, name), type(self.model)
-        require(found == name, f"the network must have the task {name}, got {found}")
+        detected, kind = task_of(self.network, name), type(self.model)
+        require(detected == name, f"the network must have the task {name}, got {detected}")
         expected = self.task.model_for(self.network.interface.modality)
         require(kind is expected, f"the stitched model must be a {expected.__name__}, got {kind}")
 
     def itself(self) -> None:
         task, target = self.task, self.measured["target"]
         chance_row = task.chance({"target": target, "stitched": target}, 0)
-        found = self._drawn(target=target, stitched=target, chance=chance_row)
-        names = ", ".join(found["stitched"])
-        require({*found["stitched"]} <= {*task.figures}, f"figures must be declared, got {names}")
-        for figure, values in found.get("target", {}).items():
-            equal = np.array_equal(values, found["stitched"][figure], equal_nan=True)
-            require(equal, f"{figure} of the target differs")
-        headline = next(iter(found["stitched"]))
-        own, chance = (found[who][headline][0] for who in ("stitched", "chance"))
-        better = own >= chance if task.figures[headline] else own <= chance
-        require(bool(better or np.isnan(own - chance)), f"{headline} of the target is {own}, and of chance {chance}")
+        figures = self._drawn(target=target, stitched=target, chance=chance_row)
+        names = ", ".join(figures["stitched"])
+        require({*figures["stitched"]} <= {*task.figures}, f"figures must be declared, got {names}")
+        for figure, values in figures.get("target", {}).items():
+            equal = np.array_equal(values, figures["stitched"][figure], equal_nan=True)
+            require(equal, f"{figure} of equal networks must be equal")
+        headline = next(iter(figures["stitched"]))
+        score, chance = (figures[who][headline][0] for who in ("stitched", "chance"))
+        better = score >= chance if task.figures[headline] else score <= chance
+        message = f"{headline} of the target must not be worse than chance ({chance}), got {score}"
+        require(bool(better or np.isnan(score - chance)), message)
 
     def batches(self) -> None:
         for who, row in self._measure(1).items():
             for name, values in row.items():
-                what = f"{name} of {who}, alone and with the other samples of a batch,"
-                _require_close(np.asarray(values), np.asarray(self.measured[who][name]), what, 1e-4, 1e-4)
+                label = f"{name} of {who} for a single sample and in a batch"
+                _require_close(np.asarray(values), np.asarray(self.measured[who][name]), label, 1e-4, 1e-4)
 
     def resamples(self) -> None:
         rows, count = self._sides(), len(self.samples)
         weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count)).astype(float)
         again = np.repeat(np.arange(count), weights.astype(int))
-        own, target = ({name: np.asarray(values)[:, None] for name, values in row.items()} for row in rows)
-        found = self.task.figures_of(own, target, weights[None])
-        own, target = ({name: values[again] for name, values in row.items()} for row in (own, target))
-        for figure, values in self.task.figures_of(own, target, np.ones((1, count))).items():
-            _require_close(found[figure], values, f"{figure} with weights and of the repeated samples")
+        stitched, target = ({name: np.asarray(values)[:, None] for name, values in row.items()} for row in rows)
+        weighted = self.task.figures_of(stitched, target, weights[None])
+        stitched, target = ({name: values[again] for name, values in row.items()} for row in (stitched, target))
+        for figure, values in self.task.figures_of(stitched, target, np.ones((1, count))).items():
+            _require_close(weighted[figure], values, f"{figure} of weighted and of repeated samples")
 
     def several(self) -> None:
         rows = self._sides()
@@ -162,31 +163,32 @@ class _TaskKit(Kit):
         together = self._drawn(target=rows[1], both=both)["both"]
         for place, row in enumerate(rows):
             for figure, values in self._drawn(target=rows[1], one=row)["one"].items():
-                _require_close(together[figure][:, place], values, f"{figure} of several predictors and of one")
+                _require_close(
+                    together[figure][:, place], values, f"{figure} of a predictor, alone and with a second one,"
+                )
 
     def loss(self) -> None:
         logits, labels = self._logits()
         logits.requires_grad_()
         loss = self.task.loss(logits, labels)
-        require(loss.dim() == 0 and bool(loss.isfinite()), f"the loss must be one finite number, got {loss}")
+        require(loss.dim() == 0 and bool(loss.isfinite()), f"the loss must be a finite scalar, got {loss}")
         loss.backward()
-        require(logits.grad is not None and bool(logits.grad.any()), "the loss has no gradient")
+        require(logits.grad is not None and bool(logits.grad.any()), "the loss must have a gradient")
         twice = self.task.loss(torch.cat([logits, logits]), torch.cat([labels, labels]))
-        require(torch.allclose(twice, loss, rtol=1e-4), f"the loss of twice the same samples is {twice}, not {loss}")
+        require(torch.allclose(twice, loss, rtol=1e-4), f"the loss of repeated samples must be {loss}, got {twice}")
         count = (labels != IGNORED).sum() if self.task.per_token else len(labels)
         mean = self.task.summed_loss(logits, labels) / count
-        require(
-            torch.allclose(mean, loss, rtol=1e-4), f"summed_loss, divided by {count}, is {mean}, but loss is {loss}"
-        )
+        require(torch.allclose(mean, loss, rtol=1e-4), f"summed_loss divided by {count} must be {loss}, got {mean}")
 
     def imitation(self) -> None:
-        wanted, _ = self._logits()
-        logits = wanted.clone().requires_grad_()
-        loss = self.task.imitation_loss(logits, wanted, 1.0)
+        target, _ = self._logits()
+        logits = target.clone().requires_grad_()
+        loss = self.task.imitation_loss(logits, target, 1.0)
         axes: Sequence[int] = logits.shape[: 2 if self.task.per_token else 1]
         require(loss.shape == torch.Size(axes), f"the loss must have the shape {tuple(axes)}, got {tuple(loss.shape)}")
         loss.sum().backward()
-        require(logits.grad is not None and float(logits.grad.abs().max()) < 1e-5, "its own outputs have a gradient")
+        stationary = logits.grad is not None and float(logits.grad.abs().max()) < 1e-5
+        require(stationary, "imitation_loss of equal outputs must have a zero gradient")
 
     def saved(self) -> None:
         (batch,) = self.samples.batches(len(self.samples))
@@ -197,18 +199,19 @@ class _TaskKit(Kit):
             except ValueError as error:  # user code: its stitcher is saved
                 raise SkipTest(str(error)) from error
             again = StitchedModel.from_pretrained(folder)
-            require(again.task == self.model.task, f"the loaded model has the task {again.task}")
+            require(again.task == self.model.task, f"the loaded model must have the task {self.model.task}")
             before, after = (tensor_of(model(**inputs), len(self.samples)) for model in (self.model, again))
-            require(before is not None and after is not None and torch.equal(before, after), "it has other outputs")
+            equal = before is not None and after is not None and torch.equal(before, after)
+            require(equal, "the loaded model must have equal outputs")
 
 
-def _require_close(found: Array, wanted: Array, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
-    close = bool(np.allclose(found, wanted, rtol=rtol, atol=atol, equal_nan=True))
-    require(close, f"{what} must be the same, got {found} and {wanted}")
+def _require_close(values: Array, expected: Array, label: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
+    close = bool(np.allclose(values, expected, rtol=rtol, atol=atol, equal_nan=True))
+    require(close, f"{label} must be equal, got {values} and {expected}")
 
 
-def _other(output: Any) -> Any:
-    """Return an output with other numbers, of each sample by itself."""
+def _changed(output: Any) -> Any:
+    """Return an output with different numbers, computed for each sample separately."""
     if isinstance(output, torch.Tensor):
         return (9 * output).sin() if output.is_floating_point() else output
-    return {name: _other(value) for name, value in output.items()}
+    return {name: _changed(value) for name, value in output.items()}

@@ -51,9 +51,9 @@ class Products(WithDefect, Similarity):
 SIMILARITIES = {
     "config": "must rebuild",
     "pure": "must not be modified",
-    "shapes": r"vectors of shape \(3, 3, 6\) must give",
-    "independent": "must not depend on the other vectors",
-    "dtypes": "vectors of torch.bfloat16 must give torch.bfloat16, gave torch.float32",
+    "shapes": r"output for shape \(3, 3, 6\) must be",
+    "independent": "must not depend on the remaining vectors",
+    "dtypes": "output for torch.bfloat16 must be torch.bfloat16, got torch.float32",
     "mismatches": "vectors narrower than the anchors must raise ValueError",
     "invariances": "is invariant to orthogonal but does not declare it",
     "gradient": "the gradient at the vectors",
@@ -82,8 +82,8 @@ class First(WithDefect, Selection):
 
 SELECTIONS = {
     "config": "must rebuild",
-    "distinct": "12 different samples were asked for",
-    "repeatable": "two selections of 1 samples differ",
+    "distinct": "must return 12 different samples",
+    "repeatable": "two selections of 1 samples must be equal",
     "pure": "must not change torch's random state",
     "needs": "needs must be labels, features or None, got 'samples'",
 }
@@ -130,12 +130,12 @@ class Other(Shifted):
 STITCHES = {
     "registered": "'shifted' is registered as",
     "rebuilt": "shift is not in the state dict",
-    "saved": "saved and loaded, it maps to other values",
-    "shapes": r"an input of shape \(0, 3, 3\) must give",
+    "saved": "a saved and loaded stitch must have equal outputs",
+    "shapes": r"output for shape \(0, 3, 3\) must be",
     "dtypes": "must compute in float64",
-    "independent": "must not depend on the other vectors",
+    "independent": "must not depend on the remaining vectors",
     "affine": "the map is not affine",
-    "gradients": "no gradient reaches the input",
+    "gradients": "the input must receive a gradient",
     "width": r"an input of shape .2, 4. must raise ValueError",
 }
 
@@ -158,7 +158,7 @@ class Summed(SequenceStitch):
     config = Shifted.config
 
 
-SEQUENCES = {"padding": "must not depend on values at masked ones", "causal": "must not depend on later ones"}
+SEQUENCES = {"padding": "must not depend on values at masked positions", "causal": "must not depend on later positions"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,10 +205,10 @@ MATCHERS = {
     "pure": "must not modify the moments",
     "repeatable": "twice, the stitch differs",
     "streamed": "fitted to the same rows .*, the stitch differs by .* > 1e-10",
-    "invariances": "fitted with x put through orthogonal, the stitch differs",
-    "repeated": "fitted to each row twice .else set counts_rows = True.",
-    "fitted": "fitted must contain 'r2' and the 'n' of 200",
-    "dead": "fitting rows of x that are all equal must raise ValueError",
+    "invariances": "fitted with x transformed by orthogonal, the stitch differs",
+    "repeated": "fitted to each row twice .otherwise set counts_rows = True.",
+    "fitted": "fitted must contain 'r2' and n=200",
+    "dead": "fitting equal rows of x must raise ValueError",
     "empty": r"fitting 0 rows of widths 12 and 12 must raise ValueError",
     "unequal_widths": r"fitting 200 rows of widths 12 and 8 must raise ValueError",
     "stitch": "'linear' is registered as",

@@ -111,21 +111,21 @@ METRICS: dict[str, tuple[type[MomentsMetric | FeaturesMetric], dict[str, Any], s
     "declarations": (MeanGap, {"statistic": "debiased_moments"}, "statistic must be one of"),
     "pure": (MeanGap, changed(in_place), "must not modify the rows"),
     "types": (MeanGap, changed(of_shape_1), "0-d float64"),
-    "range": (MeanGap, {"range": (0.0, 1e-3)}, "outside the range"),
+    "range": (MeanGap, {"range": (0.0, 1e-3)}, "must lie in the range"),
     "symmetric": (
         MeanGap,
         {"triangle_inequality": False, **of_means(lambda x, y: (x - y).norm() * (1 + x.norm()))},
-        "with the sides exchanged",
+        "with swapped sides",
     ),
     "streamed": (Streamed, {}, "streamed in batches"),
     "moments": (MeanGap, WRONG_MOMENTS, "from Moments"),
-    "invariances": (MeanGap, {"invariances": ("scaling",)}, "x put through scaling"),
-    "order": (OfRows, of_gaps(lambda gaps: gaps[0]), "of the samples in another order"),
+    "invariances": (MeanGap, {"invariances": ("scaling",)}, "x transformed by scaling"),
+    "order": (OfRows, of_gaps(lambda gaps: gaps[0]), "of shuffled samples"),
     "repeated": (OfRows, of_gaps(lambda gaps: gaps.sum(0)), "of each row twice"),
     "dead": (
         OfRows,
         {"invariances": ("scaling", "translation"), **of_gaps(lambda gaps: gaps[0] * 0)},
-        "rows of x that are all equal must raise",
+        "equal rows of x must raise",
     ),
     "degenerate": (MeanGap, changed(of_integers), "integers must raise ValueError"),
     "too_few_rows": (MeanGap, {"min_rows": lambda self, side, width: 9}, "fewer rows than the 9 declared must raise"),
@@ -203,23 +203,23 @@ WEIGHTS: dict[str, tuple[type[Angle], dict[str, Any], str]] = {
         {"__init__": lambda self, **options: WeightMetric.__init__(self)},
         "an unknown option must raise TypeError",
     ),
-    "reading": (Angle, {"read": views}, "must be copies"),
-    "saved": (Tagged, {}, "saved readings change the value"),
+    "reading": (Angle, {"read": views}, "must return copies"),
+    "saved": (Tagged, {}, "saved readings must have equal values"),
     "comparable": (Angle, {"combine": lambda self, values: float("nan")}, "combine must return a finite number"),
-    "range": (Angle, {"range": (0.0, 0.1)}, "lies outside the range"),
+    "range": (Angle, {"range": (0.0, 0.1)}, "must lie in the range"),
     "symmetric": (
         Angle,
         valued(lambda value, x, y: value * (0.5 if x.sum() > y.sum() else 1), triangle_inequality=False),
-        "with the sides exchanged",
+        "with swapped sides",
     ),
     "identity": (
         Angle,
         valued(lambda value, x, y: value + 1, range=(0.0, 9.0)),
-        "the distance of a layer from itself is 1",
+        "the distance of equal layers must be 0, got 1",
     ),
     "triangle": (Angle, valued(lambda value, x, y: value**9, range=(0.0, 1e9)), "triangle inequality must hold"),
     "without_weights": (Angle, {"read": empty}, "a network without weights must raise ValueError"),
-    "not_finite": (Angle, valued(tolerant), "weights that are not finite must raise NotComparable"),
+    "not_finite": (Angle, valued(tolerant), "NaN weights must raise NotComparable"),
 }
 
 
@@ -268,13 +268,13 @@ class Distances(Scorer):
 
 
 DETECTORS = {
-    "config": "built from its own record, it is",
+    "config": "must rebuild",
     "needs": "missing labels must raise ValueError",
     "scores": "scores must be float64, got torch.float32",
-    "independent": "must not depend on the other samples",
-    "batches": "in other batches, it scores bd differently",
+    "independent": "must not depend on the remaining samples",
+    "batches": "scores of bd must not depend on the batches",
     "random_state": "must not change torch's random state",
-    "far": "far samples must score higher than known ones",
+    "far": "far samples must score higher than known samples",
     "width": "must name 5 and 7: wrong width",
 }
 

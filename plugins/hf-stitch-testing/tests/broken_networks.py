@@ -97,14 +97,14 @@ class Late(nn.Module):
 
 ADAPTERS = {
     "layers": "layers must be distinct names",
-    "verified": "first is listed and must be a cut",
+    "verified": "listed layer first must be a cut",
     "spec": "first: spec must be",
-    "alone": "encoding it alone and with other layers must agree",
+    "alone": "joint and separate encoding must agree",
     "exact": "must equal the output of the model",
     "context": "the context must not contain pairs",
-    "halves": "the back half must give the output of the model",
+    "halves": "the back half must return the output of the model",
     "size": "halves must not be larger than the model",
-    "hooks": "halves must have no hooks",
+    "hooks": "halves must not have hooks",
     "not_a_cut": "an unknown layer must raise NotACutError",
     "unmodified": "values of the model must not be modified",
 }
@@ -126,11 +126,14 @@ def override(changes: dict[str, Any]) -> Override:
 
 
 OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
-    "config": ({"__init__": lambda self, width: None}, "Changed must need no arguments"),
+    "config": ({"__init__": lambda self, width: None}, "Changed must not require arguments"),
     "stateless": ({"blocks": lambda self, model: setattr(self, "model", model)}, "it stores model"),
     "pure": ({"blocks": lambda self, model: model.train(not model.training) and None}, "must not modify the network"),
     "options": ({"options": {"pairs": {1, 2}}}, "options must be JSON values"),
-    "example": ({"example": lambda self, model: {"pairs": torch.randn(next(NUMBERS), 4)}}, "examples must be alike"),
+    "example": (
+        {"example": lambda self, model: {"pairs": torch.randn(next(NUMBERS), 4)}},
+        "examples must have equal shapes",
+    ),
     "runs": (
         {"example": lambda self, model: {"pairs": torch.randn(2, 7)}},
         r"the network must run on the example and the options \(pairs\), got RuntimeError",
@@ -138,7 +141,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     "special_ids": ({"special_ids": lambda self, model: (-1,)}, "must be a tuple of integers >= 0"),
     "blocks": (
         {"blocks": lambda self, model: ("frist",)},
-        r"^the network has no module 'frist'; did you mean 'first'\?$",
+        r"^blocks must be modules of the network, got 'frist'; did you mean 'first'\?$",
     ),
 }
 
@@ -178,13 +181,13 @@ class Doubled(nn.Module):
 
 
 REWRITES = {
-    "config": "built from its own record, it is",
+    "config": "must rebuild",
     "recorded": "the network must record",
-    "changes": "it must change modules or tensors",
+    "changes": "the rewrite must change modules or tensors",
     "copied": "a copy of the rewritten network must equal it",
-    "values": "with other values of the weights",
+    "values": "with different values of the weights",
     "dtype": "must be float64, got torch.float32",
-    "weightless": "tensors must be on the device of the network, but not 0.scale",
+    "weightless": "tensors must be on the device of the network; elsewhere: 0.scale",
 }
 
 

@@ -40,16 +40,16 @@ def lines(defect: str) -> type[Lines]:
 
 
 SOURCES = {
-    "name": "name must be text without a colon, got 'a:b'",
+    "name": "name must be a string without a colon, got 'a:b'",
     "splits": "split 'none' must not be empty",
     "samples": "Samples.of must find the samples of split 'all'",
-    "repeatable": "two readings of split 'all' differ in row 0",
+    "repeatable": "two reads of split 'all' differ in row 0",
     "missing": "no-such-place must raise FileNotFoundError or ValueError",
 }
 COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
     "typed": (ready_command.of_no_type, "typer must accept the types of all parameters, got AssertionError"),
     "described": (ready_command.undescribed, "the first line of the docstring must describe"),
-    "parameters": (ready_command.without_help, "must have a help text, but not name"),
+    "parameters": (ready_command.without_help, "must have a help text; missing for name"),
     "help": (ready_command.helpless, "with --help, the command must exit with 0"),
     "light": (heavy_command.seeded, "importing heavy_command must not import torch"),
     "runs": (ready_command.failing, "must exit with 0, got ValueError: you is not at home"),

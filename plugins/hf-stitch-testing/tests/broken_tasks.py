@@ -64,13 +64,13 @@ def arguments(defect: str) -> tuple[Any, ...]:
 
 
 TASKS = {
-    "declared": "compared figures must be among figures, but hit_rate are not",
+    "declared": "compared must be a subset of figures, got hit_rate",
     "head": "the stitched model must be a",
     "itself": "figures must be declared",
-    "batches": "alone and with the other samples of a batch, must be the same",
-    "resamples": "agreement with weights and of the repeated samples must be the same",
-    "several": "agreement of several predictors and of one must be the same",
-    "loss": "the loss of twice the same samples is",
-    "imitation": "its own outputs have a gradient",
+    "batches": "for a single sample and in a batch must be equal",
+    "resamples": "agreement of weighted and of repeated samples must be equal",
+    "several": "agreement of a predictor, alone and with a second one, must be equal",
+    "loss": "the loss of repeated samples must be",
+    "imitation": "must have a zero gradient",
 }
 TABLES = [Broken(check_task, arguments, TASKS, registries.tasks)]

@@ -111,9 +111,9 @@ def test_expected_failures_are_marked_with_their_reason() -> None:
 @pytest.mark.parametrize(
     ("expected", "message"),
     [
-        ({"gradeint": "none"}, "check_similarity has no part 'gradeint'; did you mean 'gradient'.* Its parts: config"),
-        ({"zzz": "none"}, r"no part 'zzz'\. Its parts: config"),
-        ({"gradient": " "}, "the expected failure of 'gradient' needs a reason"),
+        ({"gradeint": "none"}, "'gradeint' of check_similarity; did you mean 'gradient'.* Its parts: config"),
+        ({"zzz": "none"}, r"unknown part 'zzz' of check_similarity\. Its parts: config"),
+        ({"gradient": " "}, "must have a reason for 'gradient'"),
     ],
 )
 def test_wrong_expected_failures_are_refused(expected: dict[str, str], message: str) -> None:

@@ -87,10 +87,10 @@ def test_every_kind_says_how_to_use_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["linear-cka", "--kind", "metric"], "'linear_cka' is among the metrics already"),
-        (["2d", "--kind", "metric"], "begins with a letter"),
+        (["linear-cka", "--kind", "metric"], "'linear_cka' already exists in metrics"),
+        (["2d", "--kind", "metric"], "starting with a letter"),
         (["lambda", "--kind", "metric"], "got 'lambda'"),
-        (["new-plugin", "--kind", "command"], "'new-plugin' is among the commands already"),
+        (["new-plugin", "--kind", "command"], "'new-plugin' already exists in commands"),
         (["own", "--kind", "metrics"], "is not one of"),
     ],
 )

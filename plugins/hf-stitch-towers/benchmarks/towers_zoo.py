@@ -1,8 +1,8 @@
-"""Sweep over every type of transformers that reads images, video or sound with texts: where it can be cut.
+"""Sweep over all multimodal types of transformers (images, video or sound with text): which cuts are exact.
 
-``python -m benchmarks.towers_zoo`` renews ``docs/towers_zoo.json``, a row per type of network, and
-``docs/towers_zoo.md``. A second run resumes where the first one stopped. Each type runs in a separate process with a
-limit on its time. All networks are tiny and random.
+``python -m benchmarks.towers_zoo`` updates ``docs/towers_zoo.json``, with a row per type of network, and
+``docs/towers_zoo.md``. A second run resumes where the first run stopped. Each type runs in a separate process with a
+time limit. All networks are tiny and random.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gemma4": {"text_config": {"hidden_size_per_layer_input": 0}, "vision_config": {}},
     "aria": {"projector_patch_to_query_dict": {"4": 4, "16": 4}},
 }
-"""Type -> values of its config that the rules of :mod:`benchmarks.tiny` do not give."""
+"""Type -> values of its config that do not follow from the rules of :mod:`benchmarks.tiny`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What became of one type.
+    """Outcome for one type.
 
     Attributes:
         family: Model type of transformers.
         model: Class of the network.
-        content: Argument that carries images, video or sound.
+        content: Argument for images, video or sound.
         tower: Number of exact cuts in the tower.
         projector: Number of exact cuts between the tower and the decoder.
-        decoder: Number of exact cuts whose positions are those of the text.
-        refused: Number of candidates that were refused.
-        reason: Why there are no cuts, or why candidates were refused.
-        inexact: What an independent check found at a cut; empty if all are exact.
-        exchange: What became of an exchange of the tower: ``folded``, ``stitched``, or why not.
-        built: Whether a tiny network of the type could be built and run at all.
-        seconds: How long it took.
-        versions: Libraries with which the type was examined.
+        decoder: Number of exact cuts at the positions of the text.
+        refused: Number of refused candidates.
+        reason: Reason for missing cuts or refused candidates.
+        inexact: First difference found by an independent check; empty if all cuts are exact.
+        exchange: Outcome of an exchange of the tower: ``folded``, ``stitched``, or the reason for a failure.
+        built: Whether a tiny network of the type could be built and run.
+        seconds: Duration of the examination.
+        versions: Versions of the libraries.
     """
 
     family: str
@@ -100,27 +100,27 @@ class Row:
 
 # -- types and networks -----------------------------------------------------------------------------------------------
 def types() -> dict[str, str]:
-    """Return every model type with a class that takes images, video or sound and a text, and the name of that class."""
+    """Return all model types with a class that accepts images, video or sound and a text -> name of that class."""
     listed: dict[str, set[str]] = {}
     for table in (name for name in dir(modeling_auto) if name.startswith("MODEL") and name.endswith("MAPPING_NAMES")):
         for kind, names in getattr(modeling_auto, table).items():
             listed.setdefault(kind, set()).update([names] if isinstance(names, str) else names)
-    found = {}
+    classes = {}
     for kind, names in sorted(listed.items()):
         for name in sorted(
             names, key=lambda name: ("ForConditionalGeneration" not in name, name.endswith("Model"), name)
         ):
             try:
                 takes = inspect.signature(getattr(transformers, name).forward).parameters
-            except (AttributeError, ImportError):  # a class that is not there, or needs another library
+            except (AttributeError, ImportError):  # a class that is missing, or requires a missing library
                 continue
-            if any(each in takes for each in MEDIA) and any(each in takes for each in TEXTS):
-                found.setdefault(kind, name)
-    return found
+            if any(argument in takes for argument in MEDIA) and any(argument in takes for argument in TEXTS):
+                classes.setdefault(kind, name)
+    return classes
 
 
 def config_of(kind: str, keep: tuple[str, ...] = (), sections: bool = False) -> Any:
-    """Return a tiny config of a type whose parts fit together and whose placeholders are in the vocabulary."""
+    """Return a tiny config of a type, with parts that fit together and placeholder tokens in the vocabulary."""
     if kind in COMPOSED:
         return COMPOSED[kind]()
     tiny.EXCEPTIONS[kind] = {**tiny.EXCEPTIONS.get(kind, {}), **EXCEPTIONS.get(kind, {})}
@@ -141,15 +141,15 @@ def _parts(config: Any) -> Iterator[Any]:
 
 
 def _value(config: Any, name: str) -> Any:
-    """Return a value of a config; ``None`` if there is none, or it differs between layers."""
+    """Return a value of a config; ``None`` if it is missing or differs between layers."""
     try:
         return getattr(config, name, None)
-    except Exception:  # a class of its own, which transformers does not export
+    except Exception:  # transformers does not export the class of this error
         return None
 
 
 def _repair(config: Any, sections: bool) -> None:
-    """Make sizes of a config that depend on each other fit."""
+    """Make dependent sizes of a config consistent."""
     heads, keys = _value(config, "num_attention_heads"), _value(config, "num_key_value_heads")
     if isinstance(heads, int) and isinstance(keys, int) and (keys > heads or heads % keys):
         config.num_key_value_heads = heads
@@ -168,19 +168,19 @@ def _repair(config: Any, sections: bool) -> None:
 
 
 LARGE = {"embed_dim": 64, "layers": 4, "attention_heads": 4, "depth": 4, "latent_query_num": 8}
-"""Further sizes, by the names that some types give them, and the largest that is examined."""
+"""Further names of sizes in some types, and their maximum."""
 
 
 def _placeholders(config: Any) -> None:
-    """Give every special token of a config an id in the small vocabulary, another one each."""
+    """Give each special token of a config a distinct id in the small vocabulary."""
     size = min(getattr(config.get_text_config(), "vocab_size", 200) or 200, 200)
     free = iter(range(size - 1, 2, -1))
     for part in _parts(config):
-        wanted = {name for names in PLACEHOLDERS.values() for name in names if hasattr(part, name)}
+        placeholder_names = {name for names in PLACEHOLDERS.values() for name in names if hasattr(part, name)}
         ids = {name for name, value in vars(part).items() if name.endswith(("token_id", "token_index"))}
-        for name in sorted(wanted | ids):
+        for name in sorted(placeholder_names | ids):
             value = getattr(part, name)
-            if (name in wanted and value is None) or (isinstance(value, int) and not 0 <= value < size):
+            if (name in placeholder_names and value is None) or (isinstance(value, int) and not 0 <= value < size):
                 first = getattr(config, name, None)
                 shared = part is not config and isinstance(first, int) and 0 <= first < size
                 setattr(part, name, first if shared else next(free))
@@ -201,9 +201,9 @@ def _worded(kind: Any, tower: Any) -> Any:
         vocab_size=200, n_embd=64, n_layer=4, n_head=4, n_positions=128, add_cross_attention=True, bos_token_id=1,
         eos_token_id=2,
     )  # fmt: skip
-    made = kind.from_encoder_decoder_configs(tower, words)
-    made.decoder_start_token_id, made.pad_token_id = 1, 0
-    return made
+    config = kind.from_encoder_decoder_configs(tower, words)
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    return config
 
 
 def _two_towers() -> Any:
@@ -226,19 +226,19 @@ COMPOSED = {
     "vision-text-dual-encoder": _two_towers,
     "speech-encoder-decoder": _listener,
 }
-"""Type -> its config, for types that join two networks of other types."""
+"""Type -> function that returns its config, for types that join two networks of other types."""
 
 
 def network(kind: str, name: str, keep: tuple[str, ...] = (), sections: bool | None = None) -> nn.Module:
     """Return a tiny network of a type, with random weights."""
-    made = getattr(transformers, name)
+    network_class = getattr(transformers, name)
     if sections is None:
-        sections = "mrope_section" in inspect.getsource(sys.modules[made.__module__])
+        sections = "mrope_section" in inspect.getsource(sys.modules[network_class.__module__])
     config = config_of(kind, keep, sections)
-    if not isinstance(config, made.config_class):
-        config = next((part for part in _parts(config) if isinstance(part, made.config_class)), config)
+    if not isinstance(config, network_class.config_class):
+        config = next((part for part in _parts(config) if isinstance(part, network_class.config_class)), config)
     torch.manual_seed(0)
-    return tiny.shaken(made._from_config(config))
+    return tiny.shaken(network_class._from_config(config))
 
 
 # -- one type -----------------------------------------------------------------------------------------------------
@@ -268,11 +268,13 @@ def _message(error: Exception) -> str:
 def _examined(row: Row, adapter: hf_stitch.Adapter) -> Row:
     row = dataclasses.replace(row, content=adapter.interface.content[0])
     layers = adapter.layers
-    infos = [adapter.verify_cut(each) for each in adapter.candidates]
-    refused = [each.reason for each in infos if each.status != "verified"]
+    infos = [adapter.verify_cut(candidate) for candidate in adapter.candidates]
+    refused = [candidate.reason for candidate in infos if candidate.status != "verified"]
     inexact = check(adapter, layers)
     counts = Counter(part_of(adapter, layer) for layer in layers)
-    reason = refused[0][:400] if refused else "" if layers else "no module lies on every path from the content"
+    reason = (
+        refused[0][:400] if refused else "" if layers else "none of the modules lies on every path from the content"
+    )
     return dataclasses.replace(row, **counts, refused=len(refused), reason=reason, inexact=inexact)
 
 
@@ -280,16 +282,16 @@ def _examined(row: Row, adapter: hf_stitch.Adapter) -> Row:
 PART = {"image": "vision", "audio": "audio", "video": "vision"}
 COUNT = 52
 SAME = 1e-5
-"""Images of an exchange, and largest divergence with a copy of the same tower."""
+"""Number of images of an exchange, and maximum divergence with a copy of the same tower."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """A processor that makes of each image noise of its own.
+    """Processor that replaces each image by noise seeded by its pixels.
 
     Attributes:
-        shape: Shape of what it makes.
-        begins: What rows begin with, (…, columns), for patches that begin with their places.
+        shape: Shape of the noise.
+        begins: Fixed first columns of rows, (…, columns), for patches that begin with their coordinates.
     """
 
     shape: tuple[int, ...]
@@ -300,14 +302,14 @@ class Noise:
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Return the noise."""
         seed = int(np.asarray(image).astype(int).sum())
-        found = torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))
+        noise = torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))
         if self.begins is not None:
-            found[..., : self.begins.shape[-1]] = self.begins
-        return found
+            noise[..., : self.begins.shape[-1]] = self.begins
+        return noise
 
 
 def prompted(model: nn.Module) -> hf_stitch.Adapter:
-    """Load a network with a processor that makes noise, and with what it reads beside an image."""
+    """Load a network with a processor of noise, and with a context for images."""
     bare = hf_stitch.load(model)
     name = bare.interface.content[0]
     begins = bare.example[name][0, ..., :2] if name == "flattened_patches" else None
@@ -321,21 +323,21 @@ def prompted(model: nn.Module) -> hf_stitch.Adapter:
 
 
 def encoder_of(model: nn.Module, part: str) -> tuple[hf_stitch.Adapter, bool]:
-    """Return a copy of the tower as a network of its own, and ``True``; a ViT if it does not stand alone."""
-    with contextlib.suppress(Exception):  # towers that need what their network makes, as grids of patches
+    """Return a copy of the tower as a separate network and ``True``; a ViT and ``False`` if it does not run alone."""
+    with contextlib.suppress(Exception):  # towers that require inputs from their network, such as grids of patches
         alone = tower_alone(hf_stitch.load(copy.deepcopy(model)), tower_of(model, part))
         name = alone.interface.content[0]
-        made = Noise(alone.interface.shapes[name])
-        own = hf_stitch.load(alone.model, example_inputs=alone.example, content=name, processor=made)
-        if own.layers:
-            return own, True
+        noise = Noise(alone.interface.shapes[name])
+        tower = hf_stitch.load(alone.model, example_inputs=alone.example, content=name, processor=noise)
+        if tower.layers:
+            return tower, True
     torch.manual_seed(1)
     vit = transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)).eval()
     return hf_stitch.load(vit, processor=Noise((3, 32, 32))), False
 
 
 def exchanged(model: nn.Module) -> str:
-    """Exchange the tower for a copy of it, which must change nothing, or for a ViT, and return what became of it."""
+    """Exchange the tower for a copy, which must not change outputs, or for a ViT, and return the outcome."""
     try:
         network = prompted(model)
         part = PART[MEDIA[network.interface.content[0]]]
@@ -344,23 +346,23 @@ def exchanged(model: nn.Module) -> str:
         images = [Image.fromarray(draw.integers(0, 255, (8, 8, 3), dtype=np.uint8)) for _ in range(COUNT)]
         job = partial(hf_stitch.swap, network, encoder, images, part=part, progress=False)
         try:
-            found = job(matcher="lstsq")
+            outcome = job(matcher="lstsq")
         except ValueError as error:
             if "needs at least" not in str(error):
                 raise
-            found = job(matcher="ridge")
+            outcome = job(matcher="ridge")
     except Exception as error:  # the code of the library can raise anything
         return _message(error)
-    how = "folded" if found.folded else "stitched"
-    if same and found.matcher == "lstsq":
-        row = found.scores["exchanged"]
+    how = "folded" if outcome.folded else "stitched"
+    if same and outcome.matcher == "lstsq":
+        row = outcome.scores["exchanged"]
         apart = row["kl_divergence"].value if "kl_divergence" in row else 1 - row["cosine"].value
         return how if apart < SAME else f"{how}, but a copy of the tower changes outputs ({apart:.2g})"
     return f"{how} (ViT)" if not same else how
 
 
 def part_of(adapter: hf_stitch.Adapter, layer: str) -> str:
-    """Return the part of a network that ends in a cut."""
+    """Return the part of a network that contains a cut."""
     cut, _ = adapter.cut(layer)
     if adapter.interface.modality == "text" or cut.padding in ("masked", "behind"):
         return "decoder"
@@ -369,25 +371,25 @@ def part_of(adapter: hf_stitch.Adapter, layer: str) -> str:
 
 
 def check(adapter: hf_stitch.Adapter, layers: Iterable[str]) -> str:
-    """Compare both parts of every cut with the model itself on other inputs; return what differs, or nothing."""
+    """Compare both halves of every cut with the whole model on new inputs; return the first difference, or ``""``."""
     for seed, samples in ((11, 3), (12, 5)):
         inputs = drawn(adapter, samples, seed)
         with torch.no_grad(), evaluating(adapter.model):
             expected = adapter.interface.kept(adapter.model(**{**adapter.interface.options, **inputs}))
             for layer in layers:
-                found = adapter.decode(adapter.encode(inputs, layer)[layer], layer)
-                if not exactness.agree(exactness.bits(expected), exactness.bits(found)):
+                output = adapter.decode(adapter.encode(inputs, layer)[layer], layer)
+                if not exactness.agree(exactness.bits(expected), exactness.bits(output)):
                     return f"{layer}, {samples} samples"
     return ""
 
 
 def drawn(adapter: hf_stitch.Adapter, samples: int, seed: int) -> dict[str, Any]:
-    """Return the example with another number of samples and other values of the content."""
+    """Return the example with a new number of samples and new values of the content."""
     inputs = adapter._survey()._probes.vary(samples)
     name, generator = adapter.interface.content[0], torch.Generator().manual_seed(seed)
     if inputs[name].is_floating_point():
         new = torch.randn(inputs[name].shape, generator=generator).to(inputs[name])
-        if name == "flattened_patches":  # which begin with their rows and columns
+        if name == "flattened_patches":  # they begin with their rows and columns
             new[..., :2] = inputs[name][..., :2]
         inputs[name] = new
     return inputs
@@ -395,7 +397,7 @@ def drawn(adapter: hf_stitch.Adapter, samples: int, seed: int) -> dict[str, Any]
 
 # -- all types --------------------------------------------------------------------------------------------------------
 def read(file: Path = FILE) -> dict[str, Row]:
-    """Return the rows that are there, by type."""
+    """Return the existing rows, by type."""
     return {row.family: row for row in zoo_records.rows_of(Row, file)}
 
 
@@ -424,17 +426,18 @@ config, which says nothing about the type.
 
 
 def report(rows: Mapping[str, Row]) -> str:
-    """Return the page."""
-    found = [rows[kind] for kind in sorted(rows)]
-    cut, refused = [row for row in found if row.cuts], [row for row in found if row.built and not row.cuts]
-    unbuilt = [row for row in found if not row.built]
-    versions = "; ".join(sorted({row.versions for row in found}))
+    """Return the text of the page."""
+    all_rows = [rows[kind] for kind in sorted(rows)]
+    cut, refused = [row for row in all_rows if row.cuts], [row for row in all_rows if row.built and not row.cuts]
+    unbuilt = [row for row in all_rows if not row.built]
+    versions = "; ".join(sorted({row.versions for row in all_rows}))
     lines = [
         INTRODUCTION,
         textwrap.fill(
-            f"Of {len(found)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in the "
-            f"decoder, {sum(row.cuts for row in found)} cuts in all, {sum(bool(row.inexact) for row in found)} "
-            f"inexact), {len(refused)} are refused by name, and {len(unbuilt)} could not be built from a tiny config. "
+            f"Of {len(all_rows)} types, {len(cut)} have exact cuts ({sum(row.decoder > 0 for row in cut)} of them in "
+            f"the decoder, {sum(row.cuts for row in all_rows)} cuts in all, "
+            f"{sum(bool(row.inexact) for row in all_rows)} inexact), {len(refused)} are refused by name, and "
+            f"{len(unbuilt)} could not be built from a tiny config. "
             f"{_count(cut, 'folded')} towers are exchanged within the class, {_count(cut, 'stitched')} by a stitch. "
             f"Measured with {versions}.",
             120,
@@ -464,16 +467,16 @@ def _cell(text: str, most: int = 400) -> str:
 
 
 def main() -> None:
-    """Renew the rows and the page."""
+    """Update the rows and the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="*", metavar="PATTERN", help="examine types that match, e.g. 'llava*'")
     parser.add_argument("--again", action="store_true", help="examine types again that have a row of these versions")
-    parser.add_argument("--failed", action="store_true", help="examine types again that have no cuts")
+    parser.add_argument("--failed", action="store_true", help="examine types without cuts again")
     parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
     zoo.quiet()
     rows, kinds = read(), types()
-    wanted = [
+    selected = [
         kind
         for kind in kinds
         if fnmatch.fnmatch(kind, options.only)
@@ -482,12 +485,12 @@ def main() -> None:
             or (options.failed and not rows[kind].cuts)
         )
     ]  # fmt: skip
-    for kind in tqdm([] if options.page else wanted, "types", file=sys.stderr):
+    for kind in tqdm([] if options.page else selected, "types", file=sys.stderr):
         started = time.perf_counter()
-        found = zoo.apart(partial(examine, kind, kinds[kind]), SECONDS)
+        fields = zoo.apart(partial(examine, kind, kinds[kind]), SECONDS)
         seconds = round(time.perf_counter() - started, 1)
-        row = rows[kind] = Row(**{"family": kind, "model": kinds[kind], "seconds": seconds, **found})
-        zoo_records.write_rows((rows[each] for each in sorted(rows)), FILE)
+        row = rows[kind] = Row(**{"family": kind, "model": kinds[kind], "seconds": seconds, **fields})
+        zoo_records.write_rows((rows[family] for family in sorted(rows)), FILE)
         print(f"{kind}: {row.tower}+{row.projector}+{row.decoder} {row.inexact} {row.reason[:300]}", flush=True)
     PAGE.write_text(report(rows), encoding="utf-8")
 

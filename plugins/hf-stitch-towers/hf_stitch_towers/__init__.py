@@ -1,4 +1,4 @@
-"""Networks that read two things at once: images with texts, sound with texts. Their towers are cut and exchanged.
+"""Cut and exchange the towers of multimodal networks: images with text, sound with text.
 
 Importing this package is fast: public names, listed in ``__init__.pyi``, are imported when they are first used.
 """

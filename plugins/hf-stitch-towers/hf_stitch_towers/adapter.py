@@ -1,4 +1,4 @@
-"""Adapter of networks that read images or sound together with texts."""
+"""Adapter of networks for images or sound with text."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["ImageTextAdapter"]
 
 
 class ImageTextAdapter(Adapter):
-    """Run a network that reads images (sound, video) with a text up to a cut and from a cut on.
+    """Adapter that runs a network for images (sound, video) with text up to a cut and from a cut on.
 
-    Layers are the blocks of the tower and of the decoder, and the modules between them that everything passes.
+    Layers are the blocks of the tower and of the decoder, and the modules on every path between them.
     :func:`hf_stitch.load` creates this adapter.
 
     Attributes:
-        prompt: Text that is read beside an image that comes without one; ``None`` if there is none.
+        prompt: Text for images without a text; ``None`` without a prompt.
 
     Example:
         >>> import hf_stitch
@@ -49,67 +49,67 @@ class ImageTextAdapter(Adapter):
     prompt: str | None = None
 
     def beside(self, context: str | Mapping[str, Any] | None) -> ImageTextAdapter:
-        """Return the adapter with what is read beside an image that comes without a text.
+        """Return the adapter with a context for images without a text.
 
         Args:
-            context: A text, which the processor of the network makes into arguments; or these arguments for one
-                sample, as tensors or lists (``{"input_ids": …}``).
+            context: A text, converted to arguments by the processor of the network; or these arguments for one sample,
+                as tensors or lists (``{"input_ids": …}``).
 
         Returns:
-            Another adapter of the same network; this one if the context is ``None``.
+            A new adapter of the same network; the same adapter if the context is ``None``.
 
         Raises:
-            ValueError: If the network reads no text beside its content, a text comes without a processor, or an
-                argument is missing.
+            ValueError: If the network does not accept a text with its content, a text is passed without a processor, or
+                an argument is missing.
         """
         if context is None:
             return self
         if not self.interface.given or self.interface.modality == "text":
             return super().beside(context)  # type: ignore[return-value]
-        made = copy.copy(self)
+        adapter = copy.copy(self)
         if isinstance(context, str):
-            made.prompt, found = context, self._read(context)
+            adapter.prompt, arguments = context, self._read(context)
         else:
-            found = {name: torch.as_tensor(value) for name, value in context.items()}
+            arguments = {name: torch.as_tensor(value) for name, value in context.items()}
             if "decoder_input_ids" in self.interface.given and (first := start_of(self.model)) is not None:
-                found = {"decoder_input_ids": torch.tensor([first]), **found}
-        if missing := [name for name in self.interface.given if name not in found]:
-            raise ValueError(f"context lacks {', '.join(missing)}, got {', '.join(found) or 'nothing'}")
-        prompt = {name: value.tolist() for name, value in found.items()}
-        made.interface = dataclasses.replace(self.interface, prompt=prompt)
-        return made
+                arguments = {"decoder_input_ids": torch.tensor([first]), **arguments}
+        if missing := [name for name in self.interface.given if name not in arguments]:
+            raise ValueError(f"context lacks {', '.join(missing)}, got {', '.join(arguments) or 'nothing'}")
+        prompt = {name: value.tolist() for name, value in arguments.items()}
+        adapter.interface = dataclasses.replace(self.interface, prompt=prompt)
+        return adapter
 
     def _read(self, text: str) -> dict[str, Tensor]:
-        """Return the arguments of a text beside an image, for one sample."""
+        """Return the arguments of a text for an image, for one sample."""
         if not hasattr(self.processor, "save_pretrained"):
             raise ValueError(
-                f"{type(self.model).__name__} has no processor that reads the context {text!r}: pass processor=, or "
-                'the arguments themselves, context={"input_ids": …}'
+                f"{type(self.model).__name__} requires a processor for the context {text!r}: pass processor=, or "
+                'arguments as context={"input_ids": …}'
             )
         shape = self.interface.shapes[self.interface.content[0]]
         height, width = shape[-2:] if len(shape) >= 3 else (64, 64)
         blank: Any = {"image": Image.new("RGB", (width, height), "grey"), "audio": np.zeros(16_000, dtype=np.float32)}
-        found = self._inputs([{self._media: blank.get(self._media), "text": text}])
+        arguments = self._inputs([{self._media: blank.get(self._media), "text": text}])
         return {
             name: value[0]
-            for name, value in found.items()
+            for name, value in arguments.items()
             if name not in self.interface.content and not (name in WHOLE and bool(value.all()))
         }
 
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
-        """Turn images with texts into inputs of the network, with its own processor and chat template.
+        """Convert images with texts to inputs of the network, with its processor and chat template.
 
         Args:
             samples: Images, lists of images, dictionaries ``{"image": …, "text": …}``, or tensors. Samples without a
-                text take the context with which the network was loaded.
+                text get the context passed to :func:`hf_stitch.load`.
             offsets: Must be ``False``.
 
         Returns:
             The keyword arguments of the network, on its device and in its dtype.
 
         Raises:
-            ValueError: If there are no samples, a sample has no image or no text, a text lacks the marks of its images
-                or is too long, or pixels are NaN or infinite. The message names the sample.
+            ValueError: If ``samples`` is empty, a sample lacks an image or a text, a text is too long or lacks the
+                placeholder tokens of its images, or pixels are NaN or infinite. The message names the sample.
 
         Example:
             >>> import torch, hf_stitch
@@ -125,30 +125,30 @@ class ImageTextAdapter(Adapter):
         if self.interface.modality == "text" or not self.interface.given:
             return super().preprocess(samples, offsets=offsets)
         if offsets:
-            raise ValueError("texts beside images have no character offsets: set offsets=False")
+            raise ValueError("character offsets are not supported for texts with images: set offsets=False")
         return self._inputs(samples)
 
     def _inputs(self, samples: Sequence[Any]) -> dict[str, Any]:
         model, name = self.model, self.interface.content[0]
         mark = placeholder(model, MEDIA[name]) if name in self._example and self._has_marks else None
-        made = inputs_of(
+        inputs = inputs_of(
             samples, self.processor, self.interface, model, self.prompt, placeholder=mark,
             accepts=tuple(arguments_of(model, name)),
         )  # fmt: skip
-        return {key: value for key, value in made.items() if not (key in WHOLE and bool(value.all()))}
+        return {key: value for key, value in inputs.items() if not (key in WHOLE and bool(value.all()))}
 
     def positions_of_content(self, representation: Representation) -> Tensor:
-        """Return which positions at a layer of the decoder are those of the image, and not of the text.
+        """Return the positions of the image, not of the text, at a layer of the decoder.
 
         Args:
-            representation: From :meth:`encode`, at a layer behind which text and image are one sequence.
+            representation: From :meth:`encode`, at a layer with text and image in one sequence.
 
         Returns:
             (samples, positions) bool.
 
         Raises:
-            ValueError: If the text of this network has no tokens that stand for its image, or the layer has other
-                positions than the text.
+            ValueError: If the text of this network lacks image placeholder tokens, or the positions of the layer are
+                not the positions of the text.
 
         Example:
             >>> import torch, hf_stitch
@@ -164,17 +164,19 @@ class ImageTextAdapter(Adapter):
         """
         ids, mark = (representation.context or {}).get("input_ids"), placeholder(self.model, self._media)
         if ids is None or mark is None or not bool((ids == mark).any()):
-            raise ValueError(f"texts of {type(self.model).__name__} have no tokens that stand for its {self._media}")
+            raise ValueError(
+                f"texts of {type(self.model).__name__} do not contain placeholder tokens of its {self._media}"
+            )
         if representation.layout != "bnd" or representation.values.shape[1] != ids.shape[1]:
             raise ValueError(
-                f"this layer has {representation.values.shape[1]} positions, and the text {ids.shape[1]}: take a layer "
-                "of the decoder"
+                f"the layer must have the {ids.shape[1]} positions of the text, got {representation.values.shape[1]}: "
+                "pass a layer of the decoder"
             )
         return ids == mark
 
     @property
     def _media(self) -> str:
-        """What the content is: an image, a sound or a video."""
+        """Kind of the content: image, audio or video."""
         return MEDIA[self.interface.content[0]]
 
     def exchange(self, part: str, encoder: Any, data: Any, run: Any, **options: Any) -> Any:
@@ -185,35 +187,35 @@ class ImageTextAdapter(Adapter):
 
     @property
     def _has_marks(self) -> bool:
-        """Whether texts of this network have a token for each vector of an image, as its example has."""
+        """Whether texts of this network contain a placeholder token for each vector of an image, as its example."""
         ids = self._example.get("input_ids")
         mark = placeholder(self.model, self._media)
         return ids is not None and mark is not None and bool((ids == mark).any())
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
-        """Return the survey for inputs with as many rows of images for each sample as the example has."""
+        """Return the survey; inputs must have as many image rows per sample as the example."""
         name = self.interface.content[0]
         if inputs is not None and isinstance(inputs.get(name), Tensor) and self.interface.text in inputs:
             samples, _ = size_of_inputs(inputs, self.interface)
             rows = self.interface.shapes[name][0] if name in self.interface.packed else 1
             if len(inputs[name]) != samples * rows:
                 raise ValueError(
-                    f"{name} has {len(inputs[name])} rows for {samples} samples, and {type(self.model).__name__} is "
-                    f"cut for {rows} each: give all samples the same number of images of one size, and load the "
-                    "network with example_inputs, a batch of two of them (adapter.preprocess makes it)"
+                    f"{type(self.model).__name__} is cut for {rows} rows of {name} per sample, got "
+                    f"{len(inputs[name])} rows for {samples} samples: use the same number of images of one size in all "
+                    "samples, and pass a batch of two as example_inputs to load (from adapter.preprocess)"
                 )
         return super()._survey(inputs)
 
     @property
     @_locked
     def candidates(self) -> tuple[str, ...]:
-        """Names of the blocks, and of the modules between tower and decoder through which everything flows."""
+        """Names of the blocks, and of the modules on every path between tower and decoder."""
         survey = self._survey()
         blocks, calls = survey.blocks, survey.trace.calls
         if not blocks or self.interface.modality == "text":
             return super().candidates
         first = next((block for block in blocks if not _in_text(survey, block)), None)
-        start = -1 if first is None else calls[first].exited  # a tower without blocks has no such one
+        start = -1 if first is None else calls[first].exited  # a tower without blocks
         around = [
             name
             for name, call in calls.items()
@@ -223,12 +225,12 @@ class ImageTextAdapter(Adapter):
             and not any(seen.is_output for seen in call.seen().values())
             and call.exited > start
         ]
-        outermost = [name for name in around if not any(name.startswith(f"{other}.") for other in around)]
+        outermost = [name for name in around if not any(name.startswith(f"{outer}.") for outer in around)]
         return tuple(map(self.layer_name, sorted((*blocks, *outermost), key=lambda name: calls[name].exited)))
 
 
 def _in_text(survey: Survey, block: str) -> bool:
-    """Return whether the positions of a block are those of the text."""
+    """Return whether the positions of a block are the positions of the text."""
     with suppress(NotACutError):
         return survey.cut(block).padding in OF_TEXT
     return False

@@ -1,4 +1,4 @@
-"""What should be written about images: reference answers, or the names of their classes, as tokens."""
+"""Reference texts for images, as tokens: answers, or the names of their classes."""
 
 from __future__ import annotations
 
@@ -13,90 +13,90 @@ from hf_stitch import Samples
 from hf_stitch.data.samples import ids_of
 
 MOST = 32
-"""Largest number of classes whose names are compared; each of several tokens costs a forward for every row."""
+"""Maximum number of classes with compared names; names of several tokens cost a forward pass each for every row."""
 
 BEFORE = 4
-"""Number of tokens of the text that an answer continues, with which it is tokenised."""
+"""Number of preceding tokens that are tokenized together with an answer."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What could be written about an image, and which of it is right.
+    """Possible texts about an image.
 
     Attributes:
         choices: The texts.
-        right: Place of the right one.
+        right: Index of the right text.
     """
 
     choices: tuple[str, ...]
     right: int
 
 
-def asked_of(samples: Samples, tokenizer: Any) -> tuple[dict[Any, Asked], str]:
-    """Return what is right for each sample: its ``answer``, or else the name of its class among those of all classes.
+def references_of(samples: Samples, tokenizer: Any) -> tuple[dict[Any, Asked], str]:
+    """Return the reference text of each sample: its ``answer``, or the name of its class among all class names.
 
     Args:
         samples: The samples.
-        tokenizer: The tokenizer of the network; ``None`` if it has none.
+        tokenizer: The tokenizer of the network; ``None`` without a tokenizer.
 
     Returns:
-        Id -> what could be written, empty if samples have neither; and why names of classes are not asked for.
+        Id -> possible texts, empty if samples lack both; and the reason if class names cannot be scored.
     """
     kind = samples._source.table.kinds.get("answer", "text")
     if kind != "text" and samples.modality != "text":
-        raise ValueError(f"the column 'answer' must have a text for each sample, got {kind}: leave the others out")
+        raise ValueError(
+            f"the column 'answer' must contain a text for each sample, got {kind}: omit samples without one"
+        )
     raw = samples.take(1).batches(1)
-    answers = any(isinstance(each, Mapping) and "answer" in each for batch in raw for each in batch.samples)
+    answers = any(isinstance(sample, Mapping) and "answer" in sample for batch in raw for sample in batch.samples)
     if answers and tokenizer is None:
-        raise ValueError("samples have answers, and the processor of the network has no tokenizer to read them with")
+        raise ValueError("scoring answers requires a tokenizer, which the processor of the network lacks")
     if answers:
         rows = (
-            (name, each)
+            (name, sample)
             for batch in samples.batches(256)
-            for name, each in zip(ids_of(batch.samples), batch.samples, strict=True)
+            for name, sample in zip(ids_of(batch.samples), batch.samples, strict=True)
         )
-        found = {name: str(each["answer"]) for name, each in rows}
-        if blank := [name for name, text in found.items() if not text.strip()]:
-            raise ValueError(f"the answer of sample {blank[0]!r} is empty: leave it out")
-        return {name: Asked((text,), 0) for name, text in found.items()}, ""
+        texts = {name: str(sample["answer"]) for name, sample in rows}
+        if blank := [name for name, text in texts.items() if not text.strip()]:
+            raise ValueError(f"the answer of sample {blank[0]!r} is empty: omit this sample")
+        return {name: Asked((text,), 0) for name, text in texts.items()}, ""
     names = None if samples.undecided or tokenizer is None else samples.label_names
     if names is None or len(names) < 2:
         return {}, ""
     if len(names) > MOST:
-        return {}, f"no accuracy: names of {len(names)} classes are more than the {MOST} that are compared"
+        return {}, f"accuracy omitted: it is limited to {MOST} classes, got {len(names)}"
     try:
-        different(names, [tokens_of(tokenizer, [], name) for name in names])
-    except Exception as problem:  # tokenizers raise anything for a word that they do not know
-        return {}, f"no accuracy: the tokenizer cannot tell the names of classes apart ({problem})"
+        check_distinct(names, [tokens_of(tokenizer, [], name) for name in names])
+    except Exception as problem:  # tokenizers raise anything for unknown words
+        return {}, f"accuracy omitted: the tokenizer does not distinguish the class names ({problem})"
     try:
         labels = samples.labels or ()
-    except ValueError as problem:  # labels are not what the images are for
-        return {}, f"no accuracy: {problem}"
+    except ValueError as problem:  # labels of another kind
+        return {}, f"accuracy omitted: {problem}"
     return {name: Asked(names, label) for name, label in zip(samples.ids, labels, strict=True)}, ""
 
 
-def different(choices: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
-    """Raise a ValueError if two choices have the same tokens, or one begins another, which it would always beat."""
-    for one, own in zip(choices, rows, strict=True):
-        for other, its in zip(choices, rows, strict=True):
-            if one != other and list(its[: len(own)]) == list(own):
-                raise ValueError(
-                    f"the tokenizer has the same tokens for {one!r} as for {other!r}, or for its beginning"
-                )
+def check_distinct(choices: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+    """Raise a ValueError if choices have equal tokens, or one is a prefix of another, which it would always beat."""
+    for first, first_tokens in zip(choices, rows, strict=True):
+        for second, second_tokens in zip(choices, rows, strict=True):
+            if first != second and list(second_tokens[: len(first_tokens)]) == list(first_tokens):
+                raise ValueError(f"the tokens of {first!r} equal the tokens of {second!r} or their beginning")
     if len(set(map(tuple, rows))) < len(rows):
-        raise ValueError(f"the tokenizer has the same tokens for some of {', '.join(choices)}")
+        raise ValueError(f"some of these texts have equal tokens: {', '.join(choices)}")
 
 
 def tokens_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
-    """Return the tokens of a text behind others, as the tokenizer divides both together.
+    """Return the tokens of a text that continues other tokens, tokenized together with them.
 
     Args:
         tokenizer: A tokenizer of transformers.
-        ids: Tokens that it continues.
+        ids: Tokens before the text.
         text: The text.
 
     Raises:
-        ValueError: If it has no tokens.
+        ValueError: If the text does not have tokens.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -107,38 +107,38 @@ def tokens_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
         [2]
     """
     special, tail = set(tokenizer.all_special_ids), list[int]()
-    for each in reversed(ids):
-        if each in special or len(tail) == BEFORE:
+    for token in reversed(ids):
+        if token in special or len(tail) == BEFORE:
             break
-        tail.insert(0, each)
+        tail.insert(0, token)
 
     def encoded(part: str) -> list[int]:
-        found: list[int] = tokenizer(part, add_special_tokens=False)["input_ids"]
-        return found
+        encoding: list[int] = tokenizer(part, add_special_tokens=False)["input_ids"]
+        return encoding
 
     before = tokenizer.decode(tail)
     joined = text if not before or before[-1].isspace() or text[:1].isspace() else f" {text}"
     start, whole = encoded(before) if before else [], encoded(before + joined)
-    found = whole[len(start) :] if whole[: len(start)] == start else encoded(joined)
-    if not found:
-        raise ValueError(f"the answer {text!r} has no tokens in this tokenizer: leave its sample out")
-    return found
+    continuation = whole[len(start) :] if whole[: len(start)] == start else encoded(joined)
+    if not continuation:
+        raise ValueError(f"the answer {text!r} does not have tokens in this tokenizer: omit its sample")
+    return continuation
 
 
 def rounds(
     tokenizer: Any, texts: Tensor, asked: Sequence[Asked], padding: int
 ) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
-    """Yield the tokens of the first, second, … choice of all samples behind their texts, and which of them count.
+    """Yield the tokens of the first, second, … choice of all samples after their texts, and which of them count.
 
     Raises:
         ValueError: If two choices of a sample have the same tokens.
     """
-    rows = [[tokens_of(tokenizer, row, choice) for choice in each.choices]
-            for row, each in zip(texts.tolist(), asked, strict=True)]  # fmt: skip
-    for each, own in zip(asked, rows, strict=True):
-        different(each.choices, own)
+    rows = [[tokens_of(tokenizer, row, choice) for choice in question.choices]
+            for row, question in zip(texts.tolist(), asked, strict=True)]  # fmt: skip
+    for question, tokens in zip(asked, rows, strict=True):
+        check_distinct(question.choices, tokens)
     for several in zip(*rows, strict=True):
         longest = max(map(len, several))
-        ids = torch.tensor([[*own, *[padding] * (longest - len(own))] for own in several])
-        counted = torch.tensor([[True] * len(own) + [False] * (longest - len(own)) for own in several])
+        ids = torch.tensor([[*tokens, *[padding] * (longest - len(tokens))] for tokens in several])
+        counted = torch.tensor([[True] * len(tokens) + [False] * (longest - len(tokens)) for tokens in several])
         yield ids.to(texts.device), counted.to(texts.device)

@@ -1,4 +1,4 @@
-"""Another tower under the same decoder, without labels: :func:`exchange`, which ``hf_stitch.swap(part=…)`` runs."""
+"""Replace a tower under a decoder without labels: :func:`exchange`, called by ``hf_stitch.swap(part=…)``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hf_stitch.matchers import ClosedFormMatcher
 from hf_stitch.registry import registries
 from hf_stitch.running import Run
 from hf_stitch.scoring.measured import as_score
-from hf_stitch_towers.answers import asked_of
+from hf_stitch_towers.answers import references_of
 from hf_stitch_towers.examples import start_of
 from hf_stitch_towers.folding import tower_of
 from hf_stitch_towers.outputs import Captions, Outputs, written
@@ -30,24 +30,24 @@ from hf_stitch_towers.places import (
     Job,
     Place,
     full_inputs,
-    hearing,
     place_of,
     rate_of,
     raw_of,
     several_tiles,
     tower_alone,
+    with_waveforms,
 )
 from hf_stitch_towers.result import ANOTHER, EXCHANGED, MEAN, ORIGINAL, Caption, Exchanged, Figures
 
 AUTO = "auto"
 CANDIDATES = ("procrustes", "procrustes:scale=True", "ridge")
-"""Matchers among which ``auto`` chooses."""
+"""Candidates of ``auto``."""
 
 SHARE = 0.25
-"""Share of the images that tests, without test data; and of the rest, share that chooses the matcher."""
+"""Share of test images without ``test_data``, and share of the remaining images that choose the matcher."""
 
 LEAST = {True: 43, False: 32}
-"""Least number of images, with those to test on and without."""
+"""Whether test images are included -> minimum number of images."""
 
 PARTS = ("vision", "audio")
 """Towers that can be exchanged."""
@@ -55,10 +55,10 @@ PARTS = ("vision", "audio")
 RESAMPLES = 1000
 
 SHOWN = 8
-"""Number of test images whose captions are kept."""
+"""Number of test images with stored captions."""
 
 PROMPT = "Describe the image."
-"""Text beside images that come without one, for a network that was loaded without a context."""
+"""Text for images without a text, for a network loaded without a context."""
 
 
 def exchange(
@@ -66,148 +66,152 @@ def exchange(
     encoder_layer: str | None = None, target_layer: str | None = None, matcher: Any = AUTO,
     test_data: Data | None = None,
 ) -> Exchanged:  # fmt: skip
-    """Replace a tower of a network by another encoder and a closed-form map, fitted to images without labels.
+    """Replace a tower of a network by a new encoder and a closed-form map, fitted to images without labels.
 
-    The map goes from what the class of the model would read of the new tower to what it reads of the old one. Where the
-    class takes the new tower, and what reads it is linear, the map is folded into the weights of these modules: the
-    result is a network of the same class. Otherwise both networks are joined to a stitched model.
+    The map goes from the features of the new tower to the features of the old tower, as read by the modules after it.
+    If the class of the model accepts the new tower and these modules are linear, the map is folded into their weights:
+    the result is a network of the same class. Otherwise both networks are joined to a stitched model.
 
-    Outputs are compared with those of the original: next tokens along the captions that it writes for test images, or
-    the embeddings of a network of two towers.
+    Outputs are compared with the original: next tokens of the captions that it writes for test images, or the
+    embeddings of a network of two towers.
 
     Args:
-        model: The network, in any form that :func:`hf_stitch.load` takes.
+        model: The network, in any form accepted by :func:`hf_stitch.load`.
         encoder: The new encoder, with its own processor.
-        images: Images, or samples of an image and a text that the model reads with it; labels are not needed.
-        part: Which tower: ``vision`` or ``audio``.
-        run: How the job runs.
-        encoder_layer: Layer at which the encoder is cut, if the map cannot be folded. Default: its last one.
-        target_layer: Layer of the model that the map leads to, if it cannot be folded. Default: what the modules
-            behind the old tower read, or else its last layer.
-        matcher: The method that fits the map; ``auto`` takes the one of ``procrustes``, with a scale or without, and
-            ``ridge`` with which the captions of images that fitted nothing stay more likely, in the tokens that the
-            image decides: those that would be others if every image were the mean. Where there are none, the divergence
-            of next tokens decides; of two towers, the cosine of embeddings.
+        images: Images, or samples of an image and a text; labels are not required.
+        part: The tower to replace: ``vision`` or ``audio``.
+        run: Options and processes of the run.
+        encoder_layer: Layer of the encoder before the map, if the map cannot be folded. Default: its last layer.
+        target_layer: Layer of the model after the map, if the map cannot be folded. Default: the layer read by the
+            modules after the old tower, or its last layer.
+        matcher: The method that fits the map. ``auto`` chooses among ``procrustes``, with and without a scale, and
+            ``ridge``, by the likelihood of captions of held-out images, in tokens decided by the image: tokens that
+            would change if every image were the mean. Without such tokens, the divergence of next tokens decides; for
+            two towers, the cosine of embeddings.
         test_data: Samples to test on. Default: a quarter of the images.
 
     Returns:
         The network with the new tower, and its scores.
 
     Raises:
-        ValueError: If the model has no such tower, the encoder does not fit, or images are too few.
+        ValueError: If the model lacks such a tower, the encoder does not fit, or there are too few images.
     """
     if part not in PARTS:
         raise ValueError(f"part must be {' or '.join(map(repr, PARTS))}, got {part!r}")
     if run.planning:
-        raise ValueError("an exchange of a tower has no plan: try it with fewer images, of which it needs some hundred")
-    old, read = ready(load_on(model, run.processes.device))
+        raise ValueError(
+            "plans are not available for tower exchanges: try a small number of images, a few hundred suffice"
+        )
+    old, read = with_context(load_on(model, run.processes.device))
     notes: list[str] = []
     new = load_on(encoder, run.processes.device)
     if new.interface.given:
         new = tower_alone(new, tower_of(new.model, part))
     if new.processor is not None and not hasattr(new.processor, "save_pretrained"):
-        notes.append("the processor of the encoder is a function, which no folder holds: keep it yourself")
-    new = hearing(new)
-    rates = {rate for each in (old.processor, new.processor) if (rate := rate_of(each)) is not None}
+        notes.append("the processor of the encoder is a function and cannot be saved: store it separately")
+    new = with_waveforms(new)
+    rates = {rate for raw in (old.processor, new.processor) if (rate := rate_of(raw)) is not None}
     if len(rates) > 1:
-        raise ValueError(f"both networks need sound of one sampling rate, got {' and '.join(map(str, sorted(rates)))}")
+        raise ValueError(f"both networks must use the same sampling rate, got {' and '.join(map(str, sorted(rates)))}")
     matchers = registries.matchers.build_all(CANDIDATES if matcher == AUTO else [matcher])
-    if wrong := [name for name, each in matchers.items() if not isinstance(each, ClosedFormMatcher)]:
-        raise ValueError(f"matcher must be one in closed form, as procrustes or ridge, got {wrong[0]}")
+    if wrong := [name for name, raw in matchers.items() if not isinstance(raw, ClosedFormMatcher)]:
+        raise ValueError(f"matcher must have a closed form, such as procrustes or ridge, got {wrong[0]}")
     samples, least = Samples.of(images), LEAST[test_data is None]
     if len(samples) < least:
-        raise ValueError(f"{len(samples)} images are too few: pass {least} or more, better some hundred")
-    rest, test = (samples, Samples.of(test_data)) if test_data is not None else divided(samples, run.seed)
-    if read and not all(
-        isinstance(each := raw_of(part.take(1))[0], Mapping) and "text" in each for part in (rest, test)
-    ):
-        notes.append(f"images without a text were read with the text {read!r}")
-    elif any(isinstance(each, Mapping) and "text" in each for each in raw_of(rest.take(1))):
-        notes.append("each sample was read with its own text")
-    fit, choose = divided(rest, run.seed)
+        raise ValueError(f"{len(samples)} images are too few: pass at least {least}, or better a few hundred")
+    rest, test = (samples, Samples.of(test_data)) if test_data is not None else split_unlabelled(samples, run.seed)
+    if read and not all(isinstance(raw := raw_of(part.take(1))[0], Mapping) and "text" in raw for part in (rest, test)):
+        notes.append(f"images without a text got the text {read!r}")
+    elif any(isinstance(raw, Mapping) and "text" in raw for raw in raw_of(rest.take(1))):
+        notes.append("each sample was used with its own text")
+    fit, choose = split_unlabelled(rest, run.seed)
     if len(test) < FEWEST:
-        raise ValueError(f"{len(test)} images to test on are too few: pass {FEWEST} or more as data")
+        raise ValueError(f"{len(test)} test images are too few: pass at least {FEWEST}")
     if shared := ContentSketch.of(rest).share(test):
-        notes.append(f"{shared:.0%} of the test images are among those that fitted or chose: scores are too good")
+        notes.append(
+            f"{shared:.0%} of the test images were also used for fitting or choosing: scores are too optimistic"
+        )
     with evaluating(old.model):
-        found = _exchanged(old, new, part, run, (fit, choose, rest, test), encoder_layer, target_layer, matchers)
-    return replace(found, notes=(*notes, *found.notes))
+        exchanged = _exchanged(old, new, part, run, (fit, choose, rest, test), encoder_layer, target_layer, matchers)
+    return replace(exchanged, notes=(*notes, *exchanged.notes))
 
 
 def _exchanged(
     old: Adapter, new: Adapter, part: str, run: Run, parts: tuple[Samples, Samples, Samples, Samples],
     encoder_layer: str | None, target_layer: str | None, matchers: Mapping[str, Any],
 ) -> Exchanged:  # fmt: skip
-    """Exchange the tower: fit on the first samples, choose by the second, fit again on both, test on the last."""
+    """Exchange the tower: fit on the first samples, choose on the second, refit on both, test on the last."""
     fit, choose, rest, test = parts
     tokenizer = getattr(old.processor, "tokenizer", None)
     job = Job(old, new, tower_of(old.model, part), Outputs.of(old.model, part, tokenizer), run)
-    asked, untold = asked_of(test, tokenizer) if isinstance(job.outputs, Captions) else ({}, "")
+    asked, no_accuracy = references_of(test, tokenizer) if isinstance(job.outputs, Captions) else ({}, "")
     job.check(fit)
-    place, why = place_of(job, fit, encoder_layer, target_layer)
+    place, reason = place_of(job, fit, encoder_layer, target_layer)
     held: dict[str, float] = {}
     if len(matchers) > 1:
         maps, baselines = place.fitted(matchers, fit)
-        given = {name: each.features for name, each in maps.items()}
-        values = job.outputs.chosen_by(scored(place, choose, {**given, MEAN: baselines[MEAN]}))
+        features = {name: fitted_map.features for name, fitted_map in maps.items()}
+        values = job.outputs.chosen_by(scored(place, choose, {**features, MEAN: baselines[MEAN]}))
         held = {name: values[name] for name in maps}
     best = max(matchers, key=lambda name: held.get(name, 0.0))
     maps, baselines = place.fitted({best: matchers[best]}, rest)
     final = maps[best]
     rows: dict[str, Features] = {
-        EXCHANGED: final.features, ANOTHER: lambda part: final.features(following(part, test)), **baselines,
+        EXCHANGED: final.features, ANOTHER: lambda part: final.features(half_away(part, test)), **baselines,
     }  # fmt: skip
-    if several_tiles(old):  # another image may have another number of them
+    if several_tiles(old):  # the number of tiles may differ between images
         del rows[ANOTHER]
     job.outputs.asked = asked
     measured = scored(place, test, rows)
     done = final.finished(test)
-    notes = [note for note in (f"the map is not folded: {why}" if why else "", untold) if note]
-    shown = test.take(min(len(test), SHOWN))
+    notes = [note for note in (f"the map is not folded: {reason}" if reason else "", no_accuracy) if note]
+    shown_samples = test.take(min(len(test), SHOWN))
     captions: tuple[Caption, ...] = ()
     if tokenizer is not None and isinstance(job.outputs, Captions):
-        both = written(old.model, full_inputs(old, shown))[1], final.written(done.model, shown)
+        both = written(old.model, full_inputs(old, shown_samples))[1], final.written(done.model, shown_samples)
         texts = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in both)
-        captions = tuple(map(Caption, shown.ids, *texts))
+        captions = tuple(map(Caption, shown_samples.ids, *texts))
     return Exchanged(
-        _name(old), _name(new), part, best, held, len(rest) - (FEWEST if why else 0), len(test), test.fingerprint,
-        _scores(measured, run.seed), not why, done.error, (*notes, *done.notes), captions, done.model,
+        _name(old), _name(new), part, best, held, len(rest) - (FEWEST if reason else 0), len(test), test.fingerprint,
+        _scores(measured, run.seed), not reason, done.error, (*notes, *done.notes), captions, done.model,
         done.processor or tokenizer, done.reader,
     )  # fmt: skip
 
 
 def scored(place: Place, samples: Samples, rows: Mapping[str, Features]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the figures of each sample if the old network reads other features, also those of the mean."""
-    job, found = place.job, dict[str, dict[str, list[Tensor]]]()
+    """Return the metrics of each sample for the old network with replaced features."""
+    job, collected = place.job, dict[str, dict[str, list[Tensor]]]()
     for part in job.batches(samples, "comparing outputs"):
         contexts = job.outputs.contexts(full_inputs(job.old, part), part.ids)
-        made = {ORIGINAL: [job.outputs.kept(place, job.old.model(**each)) for place, each in enumerate(contexts)]}
+        outputs = {
+            ORIGINAL: [job.outputs.kept(place, job.old.model(**arguments)) for place, arguments in enumerate(contexts)]
+        }
         read = {name: features(part) for name, features in rows.items()}
         for at, context in enumerate(contexts):
             run = place.reader(context)
             for name, features in read.items():
-                made.setdefault(name, []).append(job.outputs.kept(at, run(features)))
-        for name, measured in job.outputs.measures(made).items():
+                outputs.setdefault(name, []).append(job.outputs.kept(at, run(features)))
+        for name, measured in job.outputs.measures(outputs).items():
             for measure, values in measured.items():
-                found.setdefault(name, {}).setdefault(measure, []).append(values)
-    gathered = job.run.processes.gather(found)
+                collected.setdefault(name, {}).setdefault(measure, []).append(values)
+    gathered = job.run.processes.gather(collected)
     measures = {
         name: {measure: torch.cat([x for part in gathered for x in part[name][measure]]) for measure in row}
-        for name, row in found.items()
+        for name, row in collected.items()
     }
     return job.outputs.figures_of(measures)
 
 
-def divided(samples: Samples, seed: int) -> tuple[Samples, Samples]:
-    """Divide samples into those to fit by and the rest, as if they had no labels."""
+def split_unlabelled(samples: Samples, seed: int) -> tuple[Samples, Samples]:
+    """Split samples into a fitting part and the rest, without stratification by labels."""
     places = {name: place for place, name in enumerate(samples.ids)}
     parts = samples.unlabelled().split(SHARE, seed)
-    one, other = (samples.select([places[name] for name in part.ids]) for part in parts)
-    return one, other
+    first, second = (samples.select([places[name] for name in part.ids]) for part in parts)
+    return first, second
 
 
-def following(part: Samples, whole: Samples) -> Samples:
-    """Return for each sample of a part one that is half of all further: neighbours may share an image, or a class."""
+def half_away(part: Samples, whole: Samples) -> Samples:
+    """Return, for each sample of a part, the sample half the dataset away: neighbours may share an image or a class."""
     places = {name: place for place, name in enumerate(whole.ids)}
     return whole.select([(places[name] + len(whole) // 2) % len(whole) for name in part.ids])
 
@@ -218,11 +222,11 @@ def _name(network: Adapter) -> str:
 
 
 def _scores(measured: Mapping[str, Mapping[str, np.ndarray]], seed: int) -> dict[str, Figures]:
-    """Return means over images with intervals; all rows share the resamples."""
+    """Return means over images with confidence intervals; all rows share the resamples."""
     count = len(next(iter(next(iter(measured.values())).values())))
     draws = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where the image decides no token of any image of a resample
+        warnings.simplefilter("ignore")  # resamples without a token decided by the image
         return {
             who: {name: as_score(np.concatenate([[np.nanmean(values)], np.nanmean(values[draws], 1)]))
                   for name, values in row.items()}
@@ -230,17 +234,17 @@ def _scores(measured: Mapping[str, Mapping[str, np.ndarray]], seed: int) -> dict
         }  # fmt: skip
 
 
-def ready(network: Adapter) -> tuple[Adapter, str]:
-    """Return a network that knows what it reads beside an image, and a text that was chosen for that, if one was."""
-    given, model = network.interface.given, cast("Any", network.model)
-    if network.interface.prompt or not given:
+def with_context(network: Adapter) -> tuple[Adapter, str]:
+    """Return a network with a context for images, and the text chosen for it; empty if no text was required."""
+    names, model = network.interface.given, cast("Any", network.model)
+    if network.interface.prompt or not names:
         return network, ""
-    if not model.can_generate():  # two towers, of which one does not read what the other does
-        return network.beside({name: value[0] for name, value in network.example.items() if name in given}), ""
-    if given != ("decoder_input_ids",):
+    if not model.can_generate():  # two independent towers
+        return network.beside({name: value[0] for name, value in network.example.items() if name in names}), ""
+    if names != ("decoder_input_ids",):
         try:
             return network.beside(PROMPT), PROMPT
-        except ValueError:  # samples have texts, or the message names what is missing
+        except ValueError:  # samples have texts, or a later error names the missing argument
             return network, ""
     first = start_of(model)
     if first is None:

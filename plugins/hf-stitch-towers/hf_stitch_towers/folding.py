@@ -1,4 +1,4 @@
-"""Put another tower and an affine map into a network of two modalities, so that it stays one of its class."""
+"""Put a new tower and an affine map into a multimodal network, which keeps its class."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 READERS = (nn.Linear, Conv1D)
-"""Classes of modules into which a map in front of them folds."""
+"""Classes of modules that can absorb a map in front of them."""
 
 EQUAL = {False: 1e-5, True: 3e-2}
-"""Greatest difference between the folded network and the mapped one, over the largest output; in half precision."""
+"""Whether in half precision -> maximum difference between folded and mapped network, over the largest output."""
 
 
 LONGEST = 160
-"""Number of letters of an error of a network that are told."""
+"""Maximum number of reported characters of an error."""
 
 
 class CannotFoldError(ValueError):
-    """No network of the class has the other tower and the map."""
+    """Error for towers or maps that cannot be folded into a network of the class."""
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A part of a network that reads one modality.
+    """Part of a network for one modality.
 
     Attributes:
         name: Name of the module.
-        setting: Name of its config in the config of the network; empty if it has none of its own.
+        setting: Name of its config in the config of the network; empty if they share a config.
         content: Argument that it reads.
     """
 
@@ -48,22 +48,21 @@ CONTENT = {
     "vision": ("pixel_values", "flattened_patches"), "audio": ("input_features", "input_values"),
     "text": ("input_ids",),
 }  # fmt: skip
-"""Part of a network -> arguments that its tower may read."""
+"""Part of a network -> possible arguments of its tower."""
 
 
 def tower_of(model: Any, part: str) -> Tower:
-    """Find the tower of a network that reads a modality, by its config.
+    """Find the tower of a network for a modality, by its config.
 
     Args:
         model: A network of transformers.
         part: ``vision``, ``audio`` or ``text``.
 
     Returns:
-        The outermost module that has a config of its own and reads this modality; of an encoder and a decoder with
-        one config, the encoder.
+        The outermost module with a nested config for this modality; the encoder of an encoder-decoder with one config.
 
     Raises:
-        CannotFoldError: If there is none.
+        CannotFoldError: If the network lacks such a tower.
 
     Example:
         >>> from transformers import CLIPConfig, CLIPModel
@@ -74,33 +73,41 @@ def tower_of(model: Any, part: str) -> Tower:
     """
     if part not in CONTENT:
         raise ValueError(f"part must be {', '.join(CONTENT)}, got {part!r}")
-    own = {
+    configs = {
         id(value): name for name, value in vars(model.config).items() if isinstance(value, PretrainedConfig)
     }  # fmt: skip
-    towers = [(name, module, own[id(module.config)]) for name, module in model.named_modules()
-              if name and isinstance(module, PreTrainedModel) and id(module.config) in own]  # fmt: skip
-    named = [each for each in towers if each[2].startswith(part)]  # before high_res_vision_config and others
-    for name, _, setting in named or [each for each in towers if each[1].main_input_name in CONTENT[part]]:
+    towers = [(name, module, configs[id(module.config)]) for name, module in model.named_modules()
+              if name and isinstance(module, PreTrainedModel) and id(module.config) in configs]  # fmt: skip
+    named = [
+        candidate for candidate in towers if candidate[2].startswith(part)
+    ]  # before high_res_vision_config and others
+    for name, _, setting in named or [
+        candidate for candidate in towers if candidate[1].main_input_name in CONTENT[part]
+    ]:
         takes = inspect.signature(model.forward).parameters
-        return Tower(name, setting, next((each for each in CONTENT[part] if each in takes), CONTENT[part][0]))
+        return Tower(
+            name, setting, next((candidate for candidate in CONTENT[part] if candidate in takes), CONTENT[part][0])
+        )
     if model.config.is_encoder_decoder and model.main_input_name in CONTENT[part]:  # Whisper and its relatives
         inner = model.get_encoder()
-        return Tower(next(name for name, each in model.named_modules() if each is inner), "", model.main_input_name)
+        return Tower(
+            next(name for name, candidate in model.named_modules() if candidate is inner), "", model.main_input_name
+        )
     raise CannotFoldError(
-        f"{type(model).__name__} has no {part} tower with a config of its own; configs in its config: "
-        f"{', '.join(own.values()) or 'none'}"
+        f"part={part!r} requires a tower with a nested config, but the nested configs of {type(model).__name__} are "
+        f"{', '.join(configs.values()) or 'none'}"
     )
 
 
 @dataclass
 class Reading:
-    """What the modules behind a tower read of it in one forward.
+    """Features that the modules after a tower read in one forward pass.
 
     Attributes:
-        features: What they read, (samples, positions, width) or (samples, width).
-        readers: Names of the modules.
+        features: The features, (samples, positions, width) or (samples, width).
+        readers: Names of the modules that read them.
         output: Output of the network.
-        groups: Number of positions of the tower that lie side by side in each of theirs.
+        groups: Number of concatenated tower positions in each position of the features.
     """
 
     features: Tensor
@@ -110,37 +117,37 @@ class Reading:
 
 
 class _EnoughError(Exception):
-    """What was wanted has been read."""
+    """Stops a forward pass after the features were read."""
 
 
 @torch.no_grad()
 def features_of(model: nn.Module, readers: Sequence[str], inputs: Mapping[str, Any]) -> Tensor:
-    """Run a network up to the first module that reads its tower, and return what it reads.
+    """Run a network up to the first module that reads its tower, and return the features.
 
     Args:
         model: The network.
-        readers: Names of the modules.
+        readers: Names of the modules that read the tower.
         inputs: Arguments of the forward.
 
     Returns:
         The features, (samples, positions, width) or (samples, width).
     """
-    found: list[Tensor] = []
+    features: list[Tensor] = []
 
     def stop(module: nn.Module, args: Any) -> None:
-        found.append(args[0])
+        features.append(args[0])
         raise _EnoughError
 
     with ExitStack() as stack, suppress(_EnoughError):
         for name in readers:
             stack.callback(model.get_submodule(name).register_forward_pre_hook(stop).remove)
         model(**inputs)
-    return found[0]
+    return features[0]
 
 
 @torch.no_grad()
 def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
-    """Run a network and note which modules read the output of its tower.
+    """Run a network and find the modules that read the output of its tower.
 
     Args:
         model: The network.
@@ -148,27 +155,29 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
         inputs: Arguments of the forward.
 
     Returns:
-        What they read. All of them read the same values.
+        The features, which are equal for all these modules.
 
     Raises:
-        CannotFoldError: If the output is not read by linear modules alone, or by several in different ways.
+        CannotFoldError: If modules other than linear ones read the output, or several modules read different parts.
     """
-    given: list[Tensor] = []
-    found: dict[str, Tensor] = {}
+    tower_outputs: list[Tensor] = []
+    features: dict[str, Tensor] = {}
     grouped: dict[str, tuple[Tensor, int] | None] = {}
 
     def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        given.extend(_tensors(output))
+        tower_outputs.extend(_tensors(output))
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any = None) -> None:
             values = args[0] if args else None
             if isinstance(values, Tensor) and any(
-                _shares(values, x) and values.shape[-1] == x.shape[-1] for x in given
+                _shares(values, x) and values.shape[-1] == x.shape[-1] for x in tower_outputs
             ):
-                found[name] = values
+                features[name] = values
             elif isinstance(values, Tensor):
-                grouped[name] = next(((values, each.shape[-1]) for each in given if _regroups(values, each)), None)
+                grouped[name] = next(
+                    ((values, tensor.shape[-1]) for tensor in tower_outputs if _regroups(values, tensor)), None
+                )
 
         return hook
 
@@ -180,25 +189,25 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
                 stack.callback(module.register_forward_pre_hook(watch(name)).remove)
         try:
             output = model(**inputs)
-        except Exception as error:  # the code of the network checks numbers of positions in its own way
-            raise CannotFoldError(f"{type(model).__name__} does not run with this tower: {_short(error)}") from error
-    if not found and (seen := [(name, *each) for name, each in grouped.items() if each]):
+        except Exception as error:  # the network may check the number of positions
+            raise CannotFoldError(f"{type(model).__name__} cannot run with this tower: {_short(error)}") from error
+    if not features and (seen := [(name, *candidate) for name, candidate in grouped.items() if candidate]):
         [(name, values, width), *others] = seen
         if not others:
             return Reading(values, (name,), output, values.shape[-1] // width)
-    if not found:
+    if not features:
         raise CannotFoldError(
-            f"no linear module of {type(model).__name__} reads the output of {tower}: a norm, a pooling or attention "
-            "comes first"
+            f"the output of {tower} in {type(model).__name__} is not read by a linear module: a norm, pooling or "
+            "attention comes first"
         )
-    first = next(iter(found.values()))
-    if any(each.shape != first.shape or not torch.equal(each, first) for each in found.values()):
-        raise CannotFoldError(f"{', '.join(found)} read different parts of the output of {tower}")
-    return Reading(first, tuple(found), output)
+    first = next(iter(features.values()))
+    if any(candidate.shape != first.shape or not torch.equal(candidate, first) for candidate in features.values()):
+        raise CannotFoldError(f"{', '.join(features)} read different parts of the output of {tower}")
+    return Reading(first, tuple(features), output)
 
 
 def _short(error: Exception) -> str:
-    """Return the beginning of an error, of which configs are a part."""
+    """Return the beginning of an error message, which may contain whole configs."""
     text = " ".join(str(error).split())
     return text if len(text) < LONGEST else f"{text[:LONGEST]}…"
 
@@ -208,60 +217,60 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping | list | tuple):
-        for each in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors(each)
+        for element in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(element)
 
 
-def _regroups(values: Tensor, other: Tensor) -> bool:
-    """Return whether a tensor has the positions of another one, several side by side, in any order (pixel shuffles)."""
-    width = other.shape[-1] if other.dim() > 1 else 0
-    if not width or values.numel() != other.numel() or values.shape[-1] % width:
+def _regroups(values: Tensor, second: Tensor) -> bool:
+    """Return whether a tensor concatenates several positions of a second one, in any order (pixel shuffles)."""
+    width = second.shape[-1] if second.dim() > 1 else 0
+    if not width or values.numel() != second.numel() or values.shape[-1] % width:
         return False
-    rows = (each.reshape(-1, width).unique(dim=0) for each in (values, other))
+    rows = (tensor.reshape(-1, width).unique(dim=0) for tensor in (values, second))
     return torch.equal(*rows)
 
 
-def _shares(values: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are parts of the same memory."""
-    return values.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _shares(values: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors share memory."""
+    return values.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
 EXTRA = ("projection_dim",)
-"""Fields that a network reads in the config of its tower, which a tower of its own lacks."""
+"""Fields that a network reads from the config of its tower, missing in configs of separate towers."""
 
 OF_ENCODER = ("encoder_", "num_mel_bins", "max_source_positions")
-"""Beginnings of fields for the encoder alone, in a config of encoder and decoder."""
+"""Prefixes of encoder fields in a config of encoder and decoder."""
 
 SETTINGS = {"vision_feature_select_strategy": ("full", "default")}
-"""Fields that say what is read of a tower, of which some towers need another value: those without a first token."""
+"""Fields that select the features of a tower; towers without a first token require a different value."""
 
 
 def variants(config: Any) -> Iterator[dict[str, Any]]:
-    """Yield changes of a config with which another tower may fit; none first."""
+    """Yield changes of a config for a new tower, first without any change."""
     yield {}
     for name, values in SETTINGS.items():
         yield from ({name: value} for value in values if getattr(config, name, value) != value)
 
 
-# -- another tower ----------------------------------------------------------------------------------------------------
+# -- a new tower ----------------------------------------------------------------------------------------------------
 def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, Any] | None = None) -> Any:
-    """Return a network of the class of a model with another encoder as its tower, and all other weights that fit.
+    """Return a network of the class of a model with a new encoder as its tower, and the rest of the weights.
 
     Args:
         model: The network.
         tower: Its tower.
-        encoder: A network of transformers, with a head or without.
-        settings: Fields of the config with other values, as :func:`variants` yields them.
+        encoder: A transformers network, with or without a head.
+        settings: Changed fields of the config, from :func:`variants`.
 
     Returns:
-        The network, in eval mode. The weights of modules that read the tower are random where they do not fit.
+        The network, in eval mode. Weights after the tower that do not fit are random.
 
     Raises:
-        CannotFoldError: If the class of the model makes another tower of the config of the encoder.
+        CannotFoldError: If the class of the model builds a different tower from the config of the encoder.
     """
     body = getattr(encoder, "base_model", encoder)
     if not isinstance(body, PreTrainedModel):
-        raise CannotFoldError(f"{type(encoder).__name__} is no class of transformers, which a config could name")
+        raise CannotFoldError(f"{type(encoder).__name__} is not a transformers class, so a config cannot describe it")
     config, inner = copy.deepcopy(model.config), copy.deepcopy(body.config)
     for name in EXTRA if tower.setting else ():
         if not hasattr(inner, name) and hasattr(old := getattr(model.config, tower.setting), name):
@@ -275,88 +284,101 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
         for name, value in (settings or {}).items():
             setattr(config, name, value)
         with torch.random.fork_rng():
-            made = type(model)(config).to(place.device, place.dtype).eval()
-    except Exception as error:  # the code of the network raises anything for a config that it does not expect
+            network = type(model)(config).to(place.device, place.dtype).eval()
+    except Exception as error:  # networks can raise anything for an unexpected config
         raise CannotFoldError(
-            f"{type(model).__name__} takes no {type(body.config).__name__}: {_short(error)}"
+            f"{type(model).__name__} does not accept a {type(body.config).__name__}: {_short(error)}"
         ) from error
-    own = made.get_submodule(tower.name)
-    given, wanted = body.state_dict(), own.state_dict()
-    prefix = max(("", "vision_model.", "encoder."), key=lambda each: _count(given, wanted, each))
-    if not _count(given, wanted, prefix):
+    new_tower = network.get_submodule(tower.name)
+    weights, expected = body.state_dict(), new_tower.state_dict()
+    prefix = max(("", "vision_model.", "encoder."), key=lambda candidate: _count(weights, expected, candidate))
+    if not _count(weights, expected, prefix):
         raise CannotFoldError(
-            f"{type(model).__name__} makes {type(own).__name__} of {type(body.config).__name__}, whose weights are not "
-            f"those of {type(body).__name__}"
-            + ("" if tower.setting else ": encoder and decoder share a config, so that their widths must be equal")
+            f"{type(model).__name__} builds {type(new_tower).__name__} from {type(body.config).__name__}, with weights "
+            f"that do not match {type(body).__name__}"
+            + ("" if tower.setting else ": encoder and decoder share a config, so their widths must be equal")
         )
-    own.load_state_dict({name: given.get(prefix + name, torch.zeros_like(value)) for name, value in wanted.items()})
-    if any(prefix + name not in given for name in wanted):  # a pooling that nothing reads, perhaps
-        _check_same(own, body, tower)
-    now, before = made.state_dict(), model.state_dict()
+    new_tower.load_state_dict(
+        {name: weights.get(prefix + name, torch.zeros_like(value)) for name, value in expected.items()}
+    )
+    if any(prefix + name not in weights for name in expected):  # possibly an unused pooling
+        _check_same(new_tower, body, tower)
+    now, before = network.state_dict(), model.state_dict()
     rest = {name: value for name, value in before.items() if not name.startswith(tower.name + ".")}
     if unknown := rest.keys() - now.keys():
         raise CannotFoldError(
-            f"{type(model).__name__} has weights that its config does not tell of ({min(unknown)}, …): merge adapters "
-            "first (merge_and_unload of peft), or exchange the tower before weights are quantised"
+            f"{type(model).__name__} has weights that do not follow from its config ({min(unknown)}, …): merge PEFT "
+            "adapters first (merge_and_unload), or exchange the tower before quantization"
         )
     rest = {name: value for name, value in rest.items() if now[name].shape == value.shape}
-    made.load_state_dict(rest, strict=False)
-    made.tie_weights()
-    _as_in(
-        made,
+    network.load_state_dict(rest, strict=False)
+    network.tie_weights()
+    _copy_state(
+        network,
         model,
-        {name: name for name, _ in made.named_modules() if not f"{name}.".startswith(f"{tower.name}.")},
+        {name: name for name, _ in network.named_modules() if not f"{name}.".startswith(f"{tower.name}.")},
         True,
     )
-    _as_in(own, body, {name: (prefix + name).rstrip(".") for name, _ in own.named_modules()}, False)
+    _copy_state(new_tower, body, {name: (prefix + name).rstrip(".") for name, _ in new_tower.named_modules()}, False)
     if getattr(model, "generation_config", None) is not None:
-        made.generation_config = copy.deepcopy(model.generation_config)
-    return made
+        network.generation_config = copy.deepcopy(model.generation_config)
+    return network
 
 
-def _as_in(made: nn.Module, model: nn.Module, names: Mapping[str, str], dtypes: bool) -> None:
-    """Give modules the buffers of others, which no state contains, and the dtypes of their parameters.
+def _copy_state(target: nn.Module, model: nn.Module, names: Mapping[str, str], dtypes: bool) -> None:
+    """Copy buffers, which a state may lack, and optionally the dtypes of parameters from a second network.
 
     Args:
-        made: The network.
-        model: The network that has them.
-        names: Name of a module -> its name in the other network.
-        dtypes: Whether parameters get the dtypes, too: some stay in float32 in a network in half precision.
+        target: The network to change.
+        model: The network with the buffers and dtypes.
+        names: Name of a module -> its name in the second network.
+        dtypes: Whether to copy dtypes: in half precision, some parameters stay in float32.
     """
     others = dict(model.named_modules())
-    for name, module in made.named_modules():
-        other = others.get(names.get(name, name)) if name in names else None
-        if other is None:
+    for name, module in target.named_modules():
+        reference = others.get(names.get(name, name)) if name in names else None
+        if reference is None:
             continue
-        for key, value in other._buffers.items():
-            mine = module._buffers.get(key)
-            if value is not None and mine is not None and mine.shape == value.shape:
-                module._buffers[key] = value.detach().clone().to(mine.device)
-        for key, parameter in other._parameters.items():
-            own = module._parameters.get(key)
-            if dtypes and parameter is not None and own is not None and own.dtype != parameter.dtype:
-                own.data = own.data.to(parameter.dtype)
+        for key, value in reference._buffers.items():
+            own_buffer = module._buffers.get(key)
+            if value is not None and own_buffer is not None and own_buffer.shape == value.shape:
+                module._buffers[key] = value.detach().clone().to(own_buffer.device)
+        for key, reference_parameter in reference._parameters.items():
+            own_parameter = module._parameters.get(key)
+            if (
+                dtypes
+                and reference_parameter is not None
+                and own_parameter is not None
+                and own_parameter.dtype != reference_parameter.dtype
+            ):
+                own_parameter.data = own_parameter.data.to(reference_parameter.dtype)
 
 
-def _count(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], prefix: str) -> int:
-    """Return how many weights of a tower are among given ones under a prefix; 0 if one has another shape."""
-    found = [prefix + name in given and given[prefix + name].shape == value.shape for name, value in wanted.items()]
-    other = any(prefix + name in given and not same for name, same in zip(wanted, found, strict=True))
-    return 0 if other else sum(found)
+def _count(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], prefix: str) -> int:
+    """Return the number of weights of a tower that a state contains under a prefix; 0 if a shape differs."""
+    matches = [
+        prefix + name in weights and weights[prefix + name].shape == value.shape for name, value in expected.items()
+    ]
+    mismatch = any(prefix + name in weights and not same for name, same in zip(expected, matches, strict=True))
+    return 0 if mismatch else sum(matches)
 
 
-def _check_same(own: Any, body: Any, tower: Tower) -> None:
-    """Check that a tower that lacks some weights computes the same states as its encoder."""
+def _check_same(new_tower: Any, body: Any, tower: Tower) -> None:
+    """Check that a tower with missing weights computes the same hidden states as its encoder."""
     config, size = body.config, getattr(body.config, "image_size", None)
     height, width = size if isinstance(size, list | tuple) else (size, size)
     value = next(body.parameters())
     draw = torch.Generator().manual_seed(0)
     pixels = torch.randn(2, config.num_channels, height, width, generator=draw).to(value) if size else None
-    states = None if pixels is None else [each(**{tower.content: pixels}).last_hidden_state for each in (own, body)]
+    states = (
+        None
+        if pixels is None
+        else [module(**{tower.content: pixels}).last_hidden_state for module in (new_tower, body)]
+    )
     if states is None or not torch.equal(*states):
         raise CannotFoldError(
-            f"{type(body).__name__} lacks weights of {type(own).__name__} that its states depend on, or has them under "
-            "other names: merge adapters first (merge_and_unload of peft)"
+            f"{type(body).__name__} lacks weights of {type(new_tower).__name__} that affect its hidden states, or they "
+            "have different names: merge PEFT adapters first (merge_and_unload)"
         )
 
 
@@ -369,39 +391,39 @@ def matrix_of(module: Any) -> tuple[Tensor, Tensor | None]:
 
 @torch.no_grad()
 def fold(
-    model: Any, made: Any, readers: Mapping[str, str], matrix: Tensor, bias: Tensor, groups: int = 1
+    model: Any, folded: Any, readers: Mapping[str, str], matrix: Tensor, bias: Tensor, groups: int = 1
 ) -> None:  # fmt: skip
     """Put an affine map in front of the readers of a tower, in place.
 
     Args:
         model: The network with the old tower.
-        made: The network with the new one (:func:`with_tower`).
-        readers: Reader of the new network -> reader of the old one, ``""`` if the new one has one more.
-        matrix: (width of the new tower, width of the old one) float64.
-        bias: (width of the old one,) float64.
-        groups: Number of positions that readers read side by side; each is mapped.
+        folded: The network with the new tower, from :func:`with_tower`.
+        readers: Reader of the new network -> reader of the old network, ``""`` for an additional reader.
+        matrix: (width of the new tower, width of the old tower) float64.
+        bias: (width of the old tower,) float64.
+        groups: Number of concatenated positions per input of the readers; each is mapped.
 
     Raises:
-        CannotFoldError: If a reader without a bias would need one.
+        CannotFoldError: If a reader without a bias would require one.
     """
-    place = next(made.parameters()).device
+    place = next(folded.parameters()).device
     matrix, bias = torch.block_diag(*[matrix.to(place)] * groups), bias.to(place).repeat(groups)
-    for name, own in readers.items():
-        module = made.get_submodule(name)
+    for name, old_name in readers.items():
+        module = folded.get_submodule(name)
         weight, shift = matrix, bias
-        if own:
-            old, old_bias = matrix_of(model.get_submodule(own))
+        if old_name:
+            old, old_bias = matrix_of(model.get_submodule(old_name))
             weight, shift = matrix @ old, bias @ old + (0 if old_bias is None else old_bias)
         if module.bias is None:
             if float(shift.abs().max()) > 0:
-                raise CannotFoldError(f"{name} has no bias for that of the map: use a matcher without one")
+                raise CannotFoldError(f"{name} does not have a bias: use a matcher without a bias")
         else:
             module.bias.copy_(shift.to(module.bias.dtype))
         module.weight.copy_((weight if isinstance(module, Conv1D) else weight.T).to(module.weight.dtype))
 
 
 def paired_readers(old: Reading, new: Reading, model: nn.Module) -> dict[str, str]:
-    """Return which reader of the old tower each reader of the new one takes the place of.
+    """Return the reader of the old tower that each reader of the new tower replaces.
 
     Raises:
         CannotFoldError: If readers cannot be paired by name.
@@ -409,16 +431,16 @@ def paired_readers(old: Reading, new: Reading, model: nn.Module) -> dict[str, st
     if set(new.readers) == set(old.readers):
         return {name: name for name in new.readers}
     if len(new.readers) == 1 and new.readers[0] not in dict(model.named_modules()):
-        return {new.readers[0]: ""}  # the class puts a projection between unequal widths
+        return {new.readers[0]: ""}  # the class adds a projection between unequal widths
     raise CannotFoldError(
-        f"the old tower is read by {', '.join(old.readers)}, the new one by {', '.join(new.readers)}: the class "
-        "connects towers of this width in another way"
+        f"the class connects towers of this width differently: {', '.join(old.readers)} read the old tower, "
+        f"{', '.join(new.readers)} the new tower"
     )
 
 
 @contextmanager
 def replacing_features(model: nn.Module, readers: tuple[str, ...], features: Tensor) -> Iterator[None]:
-    """Let readers of a tower read other features."""
+    """Replace the features that the readers of a tower read."""
 
     def put(module: nn.Module, args: Any) -> Any:
         return (features.contiguous(), *args[1:])
@@ -430,35 +452,35 @@ def replacing_features(model: nn.Module, readers: tuple[str, ...], features: Ten
 
 
 @torch.no_grad()
-def difference(model: Any, made: Any, inputs: Mapping[str, Any], new: Mapping[str, Any], tower: Tower,
+def difference(model: Any, folded: Any, inputs: Mapping[str, Any], new: Mapping[str, Any], tower: Tower,
                matrix: Tensor, bias: Tensor, plain: Callable[[Any], Tensor]) -> float:  # fmt: skip
-    """Return how far the outputs of a folded network are from those of the old one that reads mapped features.
+    """Return the difference between the outputs of a folded network and of the old network with mapped features.
 
     Args:
         model: The network with the old tower.
-        made: The folded one.
-        inputs: Inputs of the old one.
-        new: Inputs of the folded one.
+        folded: The folded network.
+        inputs: Inputs of the old network.
+        new: Inputs of the folded network.
         tower: The tower.
-        matrix: The map, (width of the new tower, width of the old one).
+        matrix: The map, (width of the new tower, width of the old tower).
         bias: Its bias.
-        plain: Returns the tensor of an output that is compared.
+        plain: Function that returns the compared tensor of an output.
 
     Returns:
-        The greatest difference of outputs, over the largest one.
+        The largest difference of outputs, over the largest output.
     """
-    old, found = read(model, tower.name, inputs), read(made, tower.name, new)
-    rows = found.features.double().unflatten(-1, (found.groups, -1))
+    old, reading = read(model, tower.name, inputs), read(folded, tower.name, new)
+    rows = reading.features.double().unflatten(-1, (reading.groups, -1))
     mapped = (rows @ matrix.to(rows.device) + bias.to(rows.device)).flatten(-2).to(old.features.dtype)
-    if mapped.dtype in (torch.float16, torch.bfloat16):  # deep networks make much of rounding: at the readers then
+    if mapped.dtype in (torch.float16, torch.bfloat16):  # deep networks amplify rounding: compare at the readers
         pairs = [
             (
-                made.get_submodule(name)(found.features),
+                folded.get_submodule(name)(reading.features),
                 model.get_submodule(name)(mapped) if name in old.readers else mapped,
             )
-            for name in found.readers
+            for name in reading.readers
         ]
-        return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
+        return max(float((one - second).abs().max() / second.abs().max()) for one, second in pairs)
     with replacing_features(model, old.readers, mapped):
-        wanted = plain(model(**inputs))
-    return float((wanted - plain(found.output)).abs().max() / wanted.abs().max())
+        expected = plain(model(**inputs))
+    return float((expected - plain(reading.output)).abs().max() / expected.abs().max())

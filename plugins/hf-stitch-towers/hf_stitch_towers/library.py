@@ -1,4 +1,4 @@
-"""The library of networks of transformers that read images or sound together with texts."""
+"""Library of transformers networks for images or sound with text."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ __all__ = ["ImageText"]
 
 TASK = "image-text-to-text"
 OF_TEXTS = ("text-generation", "text-classification", "fill-mask", "text-encoding")
-"""Tasks that load a network for texts alone."""
+"""Tasks that load a network for text only."""
 
 MASKS = (MASK, "token_type_ids", "mm_token_type_ids", "decoder_attention_mask")
 
 
 class ImageText(Transformers):
-    """Networks of transformers whose forward takes images (sound, video) and a text.
+    """Library of transformers networks that accept images (sound, video) and a text.
 
-    ``content`` names what enters at the cuts: ``"image"`` (the default; ``"audio"``, ``"video"``), or ``"text"`` for
-    the network of texts alone. The other input is the context, which each sample carries with it.
+    ``content`` is the input that enters at the cuts: ``"image"`` (the default), ``"audio"``, ``"video"``, or ``"text"``
+    for a network of text only. The second input is the context and belongs to each sample.
 
     Example:
         >>> from transformers import CLIPModel, ViTConfig
@@ -61,33 +61,33 @@ class ImageText(Transformers):
     adapter_class: ClassVar[type[Adapter]] = ImageTextAdapter
 
     def serves(self, model: Any) -> bool:
-        """Return whether the forward of a ``PreTrainedModel`` takes images, sound or video and tokens."""
+        """Return whether the forward of a ``PreTrainedModel`` accepts images, sound or video, and tokens."""
         if not super().serves(model) or getattr(model.config, "model_type", None) == "hf_stitch":
             return False
         return bool(media_of(model) and texts_of(model))
 
     def reads(self, config: Mapping[str, Any]) -> bool:
-        """Return whether the first class that a config names takes both."""
+        """Return whether the first architecture of a config accepts both."""
         import transformers
 
         (name,) = (config.get("architectures") or [""])[:1]
         kind = getattr(transformers, name, None) if name and config.get("model_type") != "hf_stitch" else None
-        with suppress(ImportError):  # a class that needs a library which is not there
+        with suppress(ImportError):  # a class that requires a missing library
             return isinstance(kind, type) and bool(media_of(kind) and texts_of(kind))
         return False
 
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
-        """Load a network with the processor of both inputs; for a task of texts alone, as one of texts."""
+        """Load a network with the processor of both inputs; for a text task, as a text network."""
         if reference.task in OF_TEXTS:
-            found = super().load(reference, processor, **options)
-            return found._replace(reference=dataclasses.replace(found.reference, library=Transformers.name))
+            loaded = super().load(reference, processor, **options)
+            return loaded._replace(reference=dataclasses.replace(loaded.reference, library=Transformers.name))
         keys = ("trust_remote_code", "token", "cache_dir", "local_files_only", "subfolder")
         hub = {name: options[name] for name in keys if name in options}
-        kept = processor or _processor_of(str(reference.id), {**hub, "revision": reference.revision})
-        found = super().load(reference, kept, **options)
-        if not self.serves(found.model):
-            return found._replace(reference=dataclasses.replace(found.reference, library=Transformers.name))
-        return found
+        loaded_processor = processor or _processor_of(str(reference.id), {**hub, "revision": reference.revision})
+        loaded = super().load(reference, loaded_processor, **options)
+        if not self.serves(loaded.model):
+            return loaded._replace(reference=dataclasses.replace(loaded.reference, library=Transformers.name))
+        return loaded
 
     def adapter(
         self,
@@ -97,22 +97,23 @@ class ImageText(Transformers):
         processor: Any = None,
         content: str | None = None,
     ) -> Adapter:
-        """Create the adapter: of both inputs, or of texts alone as for any network of texts."""
+        """Create the adapter for both inputs or, as for any text network, for text only."""
         if content is None and _of_texts(example_inputs, processor):
             content = "text"
-        found = self.describe(model, example_inputs, processor, content)
-        kind = self.adapter_class if found.interface.content[0] not in TEXTS else Adapter
-        return kind(found.model, self, found.interface, found.example, reference, found.processor)
+        described = self.describe(model, example_inputs, processor, content)
+        kind = self.adapter_class if described.interface.content[0] not in TEXTS else Adapter
+        return kind(described.model, self, described.interface, described.example, reference, described.processor)
 
     def describe(
         self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
     ) -> Described:
-        """Describe a network by its config and its forward, with images as the content unless ``content`` is a text.
+        """Describe a network by its config and its forward; the content is the image by default.
 
-        An example is found from the sizes in nested configs and the number of vectors of an image.
+        Example inputs are built from the sizes in nested configs and the number of vectors of an image.
 
         Raises:
-            ExampleError: If ``content`` is no input of the network, or no valid example follows from its config.
+            ExampleError: If ``content`` is not an input of the network, or example inputs cannot be built from its
+                config.
         """
         name = content_of(model, content)
         if name in TEXTS:
@@ -125,72 +126,72 @@ class ImageText(Transformers):
         if not isinstance(example.get(name), Tensor):
             raise ExampleError(f"example_inputs of {type(model).__name__} must contain a tensor {name!r}", model)
         example = _placed(example, model)
-        given = tuple(each for each in TEXTS if isinstance(example.get(each), Tensor))
+        texts = tuple(argument for argument in TEXTS if isinstance(example.get(argument), Tensor))
         marks = [placeholder(model, kind) for kind in PLACEHOLDERS]
         interface = dataclasses.replace(
             _interface(model, name, example, processor),
             special_ids=tuple(sorted({mark for mark in marks if mark is not None})),
             modality="image" if MEDIA[name] == "image" else "tensor",
-            given=given,
-            beside=next(iter(given), None),
+            given=texts,
+            beside=next(iter(texts), None),
             pad_id=pad_id(model.config),
-            arguments=tuple(each for each in MASKS if each in example),
-            max_tokens=_max_tokens(model, model.config, None) if given else None,
+            arguments=tuple(argument for argument in MASKS if argument in example),
+            max_tokens=_max_tokens(model, model.config, None) if texts else None,
             grids=grids_of(model, example),
-            **_packed(example, name, given),
+            **_packed(example, name, texts),
         )
         outputs = _outputs(model, {**interface.options, **override.options, **example}, MEDIA[name])
         return Described(model, dataclasses.replace(interface, outputs=outputs), example, processor)
 
     def _of_text(self, model: Any, example_inputs: Any, processor: Any, name: str) -> Described:
-        """Describe a network for texts: alone, or with the images that its forward needs in the context."""
+        """Describe a network for text: without images, or with required images in the context."""
         tokenizer = getattr(processor, "tokenizer", processor)
         mark = placeholder(model, MEDIA[media_of(model)[0]])
-        if example_inputs is None and mark is None:  # it may need an image: two towers, or one of the encoder
-            found = super().describe(model, None, tokenizer, name)
-            if not _runs(model, {**found.interface.options, **found.example}):
+        if example_inputs is None and mark is None:  # two towers, or an encoder, may require an image
+            described = super().describe(model, None, tokenizer, name)
+            if not _runs(model, {**described.interface.options, **described.example}):
                 example_inputs = example_of(model, media_of(model)[0])
-        found = super().describe(model, example_inputs, tokenizer, name)
-        outputs = _outputs(model, {**found.interface.options, **found.example}, "text")
-        special = {*found.interface.special_ids, *([] if (end := end_of(model)) is None else [end])}
-        interface = dataclasses.replace(found.interface, outputs=outputs, special_ids=tuple(sorted(special)))
-        return found._replace(interface=interface)
+        described = super().describe(model, example_inputs, tokenizer, name)
+        outputs = _outputs(model, {**described.interface.options, **described.example}, "text")
+        special = {*described.interface.special_ids, *([] if (end := end_of(model)) is None else [end])}
+        interface = dataclasses.replace(described.interface, outputs=outputs, special_ids=tuple(sorted(special)))
+        return described._replace(interface=interface)
 
     def task(self, adapter: Adapter) -> str | None:
-        """The task of a decoder that reads images: ``image-text-to-text``; of other networks, as for transformers."""
+        """The task: ``image-text-to-text`` for decoders with images, else the task as for transformers."""
         if adapter.interface.content[0] in TEXTS or adapter.interface.outputs != ("logits",):
             return super().task(adapter) if adapter.interface.content[0] in TEXTS else None
         writes = hasattr(adapter.model, "generate") and adapter.model.can_generate()  # type: ignore[operator]
         return TASK if writes and not type(adapter.model).__name__.endswith(TRANSDUCERS) else None
 
     def unscored(self, adapter: Adapter) -> str:
-        """What the head predicts; nothing where a task scores it."""
+        """Description of the head's predictions; empty if a task scores them."""
         return "" if self.task(adapter) else super().unscored(adapter)
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """Load the processor that is saved in a folder."""
+        """Load the processor saved in a folder."""
         with sealed():
             return _processor_of(folder, {"trust_remote_code": False, "local_files_only": True})
 
 
 def content_of(model: Any, content: str | None) -> str:
-    """Return the argument that carries the content, by its name or by what it is."""
-    known = (*media_of(model), *texts_of(model))
+    """Return the argument of the content, from its name or its kind."""
+    arguments = (*media_of(model), *texts_of(model))
     if content is None:
-        return known[0]
-    for name in known:
+        return arguments[0]
+    for name in arguments:
         if content in (name, MEDIA.get(name, "text")):
             return name
-    kinds = sorted({MEDIA.get(name, "text") for name in known})
+    kinds = sorted({MEDIA.get(name, "text") for name in arguments})
     raise ExampleError(
         f"content must be {' or '.join(map(repr, kinds))}, or an argument of {type(model).__name__} "
-        f"({', '.join(known)}), got {content!r}",
+        f"({', '.join(arguments)}), got {content!r}",
         model,
     )
 
 
 def _of_texts(example_inputs: Any, processor: Any) -> bool:
-    """Return whether inputs or a processor are those of texts alone."""
+    """Return whether inputs or a processor are for text only."""
     if isinstance(example_inputs, Mapping):
         return not any(name in MEDIA for name in example_inputs)
     if isinstance(example_inputs, Tensor):
@@ -206,19 +207,19 @@ def _placed(example: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _packed(example: Mapping[str, Any], name: str, given: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of an interface for a content that has several rows for each sample on its first axis."""
+def _packed(example: Mapping[str, Any], name: str, texts: tuple[str, ...]) -> dict[str, Any]:
+    """Return the interface fields for a content with several rows per sample on its first axis."""
     value = example[name]
-    batch = len(example[given[0]]) if given else len(value)
+    batch = len(example[texts[0]]) if texts else len(value)
     if len(value) == batch or not batch or len(value) % batch:
         return {}
     return {"packed": (name,), "shapes": {name: (len(value) // batch, *value.shape[1:])}}
 
 
 def _outputs(model: nn.Module, inputs: Mapping[str, Any], kind: str) -> tuple[str, ...]:
-    """Return the outputs of a network that count: logits, the embedding of the content, or the last hidden state."""
+    """Return the main outputs of a network: logits, the embedding of the content, or the last hidden state."""
     output: Any = None
-    with suppress(Exception), torch.no_grad(), evaluating(model):  # the survey says why it does not run
+    with suppress(Exception), torch.no_grad(), evaluating(model):  # the survey reports errors
         output = model(**inputs)
     if not isinstance(output, Mapping):
         return ()
@@ -236,13 +237,13 @@ def _runs(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
 
 
 def _processor_of(place: str, hub: Mapping[str, Any]) -> Any:
-    """Load the processor of a network, or its image processor with its tokenizer; ``None`` if there is none."""
+    """Load the processor of a network, or its image processor with its tokenizer; ``None`` without a processor."""
     import transformers
 
-    with suppress(Exception):  # a repository without one, or a library that it needs is missing
-        found = transformers.AutoProcessor.from_pretrained(place, **hub)
-        if hasattr(found, "tokenizer"):
-            return found
+    with suppress(Exception):  # a repository without a processor, or a missing library
+        processor = transformers.AutoProcessor.from_pretrained(place, **hub)
+        if hasattr(processor, "tokenizer"):
+            return processor
     with suppress(Exception):
         image = transformers.AutoImageProcessor.from_pretrained(place, **hub)
         return ImageAndTextProcessor(image, transformers.AutoTokenizer.from_pretrained(place, **hub))

@@ -1,4 +1,4 @@
-"""How far the outputs of a network are from its own if modules read other features of a tower."""
+"""Distances between the outputs of a network and its outputs with replaced features of a tower."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from hf_stitch_towers.result import (
 )  # fmt: skip
 
 TOKENS = 16
-"""Most tokens of a caption that the original writes for an image, on which outputs are compared."""
+"""Maximum number of compared tokens of a caption."""
 
 GREEDY = 0.9
-"""Least share of tokens of a caption that are the most likely ones in a forward over it; others are ties."""
+"""Minimum share of caption tokens that are the most likely in a forward pass over the caption; the rest are ties."""
 
 TRANSDUCERS = ("ForRNNT", "ForTDT")
-"""Ends of the names of classes that write, but have no logits for each token."""
+"""Suffixes of classes that generate without logits for each token."""
 
 EMBEDDINGS = {"vision": "image_embeds", "audio": "audio_embeds", "text": "text_embeds"}
-"""Part of a network of two towers -> output that is the embedding of what its tower reads."""
+"""Part of a network of two towers -> output with the embedding from its tower."""
 
 Measures = Mapping[str, Mapping[str, Tensor]]
 """Row -> measure -> (samples, …)."""
 
 
 class Outputs(ABC):
-    """What is compared of outputs.
+    """Base class for the comparison of outputs.
 
     Args:
-        model: The original.
-        part: Which tower is exchanged.
-        tokenizer: Of a network that writes, for answers.
+        model: The original network.
+        part: The exchanged tower.
+        tokenizer: Tokenizer for answers of a network that generates.
 
     Attributes:
-        asked: Id of a sample -> what should be written about it; set before samples with answers are scored.
+        asked: Id of a sample -> its possible texts; set before scoring samples with answers.
     """
 
     figures: tuple[str, ...]
@@ -67,123 +67,123 @@ class Outputs(ABC):
 
     @classmethod
     def of(cls, model: Any, part: str, tokenizer: Any = None) -> Outputs:
-        """Return what is compared: captions of a network that writes, embeddings of one that has two towers."""
+        """Return the comparison: of captions for a network that generates, else of embeddings."""
         writes = getattr(model, "can_generate", lambda: False)() and not type(model).__name__.endswith(TRANSDUCERS)
         return (Captions if writes else Embeddings)(model, part, tokenizer)
 
     def plain(self, output: Any) -> Tensor:
-        """Return the tensor of an output that is compared.
+        """Return the compared tensor of an output.
 
         Raises:
-            ValueError: If the output has none.
+            ValueError: If the output lacks it.
         """
         name = "logits" if isinstance(self, Captions) else EMBEDDINGS[self.part]
-        found = output.get(name) if isinstance(output, Mapping) else None
-        if not isinstance(found, Tensor) or (name != "logits" and found.dim() != 2):
+        tensor = output.get(name) if isinstance(output, Mapping) else None
+        if not isinstance(tensor, Tensor) or (name != "logits" and tensor.dim() != 2):
             raise ValueError(
-                f"{type(self.model).__name__} neither writes texts nor has {name} among its outputs, so that nothing "
-                f"tells whether it is as good as before; outputs: {', '.join(output) if output else 'none'}"
+                f"{type(self.model).__name__} neither generates texts nor returns {name}, so the exchange cannot be "
+                f"scored; outputs: {', '.join(output) if output else 'none'}"
             )
-        return found
+        return tensor
 
     @abstractmethod
     def contexts(self, inputs: Mapping[str, Any], ids: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the arguments of the forwards that are compared, and remember what they should output."""
+        """Return the arguments of the compared forward passes, and store the expected tokens."""
 
     def kept(self, place: int, output: Any) -> Tensor:
-        """Return what is kept of the output of a forward, by its place among the contexts."""
+        """Return the stored part of the output of a forward pass, by its index among the contexts."""
         return self.plain(output)
 
     @abstractmethod
     def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
-        """Compare the outputs of rows, which include the mean, with those of the original, for each forward."""
+        """Compare the outputs of rows, including the mean, with the original, for each forward pass."""
 
     @abstractmethod
     def figures_of(self, measured: Measures) -> dict[str, dict[str, np.ndarray]]:
-        """Return the figures of all samples: row -> figure -> (samples,)."""
+        """Return the metrics of all samples: row -> metric -> (samples,)."""
 
     @abstractmethod
-    def chosen_by(self, found: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
-        """Return for each row by what a map is chosen; more is better."""
+    def chosen_by(self, figures: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
+        """Return the score of each row for choosing a map; higher is better."""
 
 
 class Captions(Outputs):
-    """Next tokens along the captions that the original writes.
+    """Comparison of next tokens on the captions that the original writes.
 
-    A token counts as decided by the image if the original would write another one with the mean of all images.
+    A token is decided by the image if the original would write a different token with the mean of all images.
     """
 
     figures = FIGURES[:-2]
 
     def contexts(self, inputs: Mapping[str, Any], ids: Sequence[Any]) -> list[dict[str, Any]]:
-        """Let the original write captions; then come the answers of samples that have them, all with each choice."""
+        """Return the captions of the original and, for samples with answers, one context per choice."""
         written = with_captions(self.model, inputs, self.types)
         self.types = written.types
         self.wanted, self.counted = written.tokens, written.counted
         self.choices, self.right = list[tuple[Tensor, Tensor]](), torch.zeros(0, dtype=torch.long)
-        if not all(each in self.asked for each in ids):
+        if not all(sample in self.asked for sample in ids):
             return [written.full]
-        asked = [self.asked[each] for each in ids]
-        self.right = torch.tensor([each.right for each in asked])
+        asked = [self.asked[sample] for sample in ids]
+        self.right = torch.tensor([sample.right for sample in asked])
         begun = written.begun_by(self.tokenizer.all_special_ids, greedy(self.model).eos_token_id)
         self.choices = list(rounds(self.tokenizer, begun.begun, asked, padding_of(self.model)))
         return [written.full, *(begun.followed_by(tokens) for tokens, _ in self.choices)]
 
     def kept(self, place: int, output: Any) -> Tensor:
-        """Return the logits of the tokens that count, of which texts have many more."""
+        """Return the logits of the compared tokens only."""
         tokens = self.wanted if place == 0 else self.choices[place - 1][0]
         return self.plain(output)[:, -tokens.shape[1] :].clone()
 
     def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
-        """Return divergence, agreement and likelihood of each sample, the latter also of decided tokens and answers."""
+        """Return divergence, agreement and likelihood per sample, also for decided tokens and answers."""
         logs = {name: _logs(logits, self.wanted) for name, (logits, *_) in rows.items()}
-        own = logs[ORIGINAL]
+        original = logs[ORIGINAL]
         for name, values in logs.items():
             if bool(values[self.counted].isnan().any()):
-                raise ValueError(f"outputs of the row {name!r} are NaN: try another dtype, or leave samples out")
-        decided = self.counted & (logs[MEAN].argmax(-1) != own.argmax(-1))
-        found: dict[str, dict[str, Tensor]] = {}
+                raise ValueError(f"outputs of the row {name!r} are NaN: try a different dtype, or omit samples")
+        decided = self.counted & (logs[MEAN].argmax(-1) != original.argmax(-1))
+        measures: dict[str, dict[str, Tensor]] = {}
         for name, values in logs.items():
-            same = (values.argmax(-1) == own.argmax(-1)).double()
-            written = (values - own).gather(-1, self.wanted[..., None])[..., 0]
-            measured = divergence(values, own), same, written, written, same
-            found[name] = {
-                figure: ((each * tokens).sum(1) / tokens.sum(1)).cpu()
-                for figure, each in zip(self.figures, measured, strict=False)
+            same = (values.argmax(-1) == original.argmax(-1)).double()
+            written = (values - original).gather(-1, self.wanted[..., None])[..., 0]
+            measured = divergence(values, original), same, written, written, same
+            measures[name] = {
+                figure: ((measure * tokens).sum(1) / tokens.sum(1)).cpu()
+                for figure, measure in zip(self.figures, measured, strict=False)
                 for tokens in [decided if figure in (DECIDED, DECIDED_AGREEMENT) else self.counted]
             }
-            found[name] |= self._answers(rows[name][1:])
-        return found
+            measures[name] |= self._answers(rows[name][1:])
+        return measures
 
     def _answers(self, logits: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the likelihood of the right answer per token, and whether it is the likeliest of several."""
+        """Return the likelihood of the right answer per token, and whether it is the most likely of several."""
         if not logits:
             return {}
         likely = torch.stack([
-            _logs(each, tokens).gather(-1, tokens[..., None])[..., 0].where(counted, 0).sum(1)
-            for each, (tokens, counted) in zip(logits, self.choices, strict=True)
+            _logs(choice_logits, tokens).gather(-1, tokens[..., None])[..., 0].where(counted, 0).sum(1)
+            for choice_logits, (tokens, counted) in zip(logits, self.choices, strict=True)
         ], 1).cpu()  # fmt: skip
         right, lengths = self.right[:, None], torch.stack([counted.sum(1) for _, counted in self.choices], 1).cpu()
-        found = {ANSWER: (likely / lengths).gather(1, right)[:, 0]}
-        return found if len(logits) == 1 else {**found, ACCURACY: (likely.argmax(1) == self.right).double()}
+        scores = {ANSWER: (likely / lengths).gather(1, right)[:, 0]}
+        return scores if len(logits) == 1 else {**scores, ACCURACY: (likely.argmax(1) == self.right).double()}
 
     def figures_of(self, measured: Measures) -> dict[str, dict[str, np.ndarray]]:
-        """Return the measures, which are figures, and how answers change from the original's, image by image."""
-        found = {name: {figure: each.numpy() for figure, each in row.items()} for name, row in measured.items()}
-        for row in found.values():
+        """Return the measures, and the changes of answers from the original, per image."""
+        figures = {name: {figure: measure.numpy() for figure, measure in row.items()} for name, row in measured.items()}
+        for row in figures.values():
             for figure, change in CHANGES.items():
                 if figure in row:
-                    row[change] = row[figure] - found[ORIGINAL][figure]
-        return {name: {figure: row[figure] for figure in FIGURES if figure in row} for name, row in found.items()}
+                    row[change] = row[figure] - figures[ORIGINAL][figure]
+        return {name: {figure: row[figure] for figure in FIGURES if figure in row} for name, row in figures.items()}
 
-    def chosen_by(self, found: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
-        """Return the likelihood of decided tokens, or else the negative divergence."""
-        figure, sign = (DECIDED, 1) if np.isfinite(found[MEAN][DECIDED]).any() else (KL, -1)
-        return {name: sign * float(np.nanmean(row[figure])) for name, row in found.items()}
+    def chosen_by(self, figures: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
+        """Return the likelihood of decided tokens; without such tokens, the negative divergence."""
+        figure, sign = (DECIDED, 1) if np.isfinite(figures[MEAN][DECIDED]).any() else (KL, -1)
+        return {name: sign * float(np.nanmean(row[figure])) for name, row in figures.items()}
 
 
 class Embeddings(Outputs):
-    """Embeddings of a network of two towers: how near they are to the original's, and whether none is nearer."""
+    """Comparison of the embeddings of a network of two towers: cosines, and nearest embeddings."""
 
     figures = FIGURES[-2:]
 
@@ -192,42 +192,44 @@ class Embeddings(Outputs):
         return [dict(inputs)]
 
     def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
-        """Return the embeddings, of length 1."""
-        return {name: {"": functional.normalize(each.double(), dim=-1).cpu()} for name, (each,) in rows.items()}
+        """Return the embeddings, normalised to length 1."""
+        return {
+            name: {"": functional.normalize(embeddings.double(), dim=-1).cpu()} for name, (embeddings,) in rows.items()
+        }
 
     def figures_of(self, measured: Measures) -> dict[str, dict[str, np.ndarray]]:
-        """Return the cosine with the original's embedding, and whether it is the nearest of the original's."""
-        own = measured[ORIGINAL][""]
-        found = {}
+        """Return the cosine with the original's embedding, and whether it is the nearest of all samples."""
+        original = measured[ORIGINAL][""]
+        figures = {}
         for name, row in measured.items():
-            cosines = row[""] @ own.T
-            nearest = (cosines.argmax(1) == torch.arange(len(own))).double()
-            found[name] = dict(zip(self.figures, (cosines.diagonal().numpy(), nearest.numpy()), strict=True))
-        return found
+            cosines = row[""] @ original.T
+            nearest = (cosines.argmax(1) == torch.arange(len(original))).double()
+            figures[name] = dict(zip(self.figures, (cosines.diagonal().numpy(), nearest.numpy()), strict=True))
+        return figures
 
-    def chosen_by(self, found: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
+    def chosen_by(self, figures: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
         """Return the mean cosine."""
-        return {name: float(row[CLOSENESS].mean()) for name, row in found.items()}
+        return {name: float(row[CLOSENESS].mean()) for name, row in figures.items()}
 
 
-def _logs(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Return the log-probabilities of the tokens behind a text."""
-    return logits[:, -wanted.shape[1] :].double().log_softmax(-1)
+def _logs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the log-probabilities of the tokens after a text."""
+    return logits[:, -tokens.shape[1] :].double().log_softmax(-1)
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a network writes about images, as arguments of a forward.
+    """Captions that a network writes, as arguments of a forward pass.
 
     Attributes:
-        inputs: All arguments of a forward without captions.
-        name: That of the text.
-        mask: That of its mask.
-        types: What tokens are that it writes, in an argument for their types.
+        inputs: All arguments of a forward pass without captions.
+        name: Argument of the text.
+        mask: Argument of its mask.
+        types: Token type of written tokens.
         begun: The text that captions continue.
-        tokens: Those of captions, (samples, tokens).
-        counted: Which of them count, up to the end of each caption.
-        moved: Number of tokens that were moved from captions to the text.
+        tokens: Tokens of captions, (samples, tokens).
+        counted: Mask of the tokens that count, up to the end of each caption.
+        moved: Number of tokens moved from captions to the text.
     """
 
     inputs: Mapping[str, Any]
@@ -245,7 +247,7 @@ class Written:
         return self.followed_by(self.tokens)
 
     def begun_by(self, special: Sequence[int], ends: Any) -> Written:
-        """Return it with what all captions begin with moved to the text: special tokens, as languages and tasks."""
+        """Return a copy with common special tokens at the start of captions (languages, tasks) moved to the text."""
         ended = {ends} if isinstance(ends, int) else set(ends or ())
         count = 0
         for column in self.tokens.T[:-1]:
@@ -257,7 +259,7 @@ class Written:
         return replace(self, begun=begun, tokens=self.tokens[:, count:], counted=self.counted[:, count:], moved=count)
 
     def followed_by(self, tokens: Tensor) -> dict[str, Any]:
-        """Return the arguments with other tokens behind the text, without the last one, which nothing follows."""
+        """Return the arguments with other tokens after the text; the last token is not an input."""
         length = self.begun.shape[1] + tokens.shape[1] - 1
         full = {**self.inputs, self.name: torch.cat([self.begun, tokens], 1)[:, :length]}
         shape = self.inputs[self.name].shape
@@ -266,111 +268,116 @@ class Written:
                 fill = 1 if key == self.mask else self.types
                 ahead = value.new_full((len(value), max(self.begun.shape[1] - self.moved - value.shape[1], 0)), fill)
                 behind = value.new_full((len(value), self.moved), fill)
-                own = torch.cat([ahead, value, behind], 1)[:, : self.begun.shape[1]]
-                full[key] = torch.cat([own, own.new_full((len(own), length - own.shape[1]), fill)], 1)
+                extended = torch.cat([ahead, value, behind], 1)[:, : self.begun.shape[1]]
+                full[key] = torch.cat(
+                    [extended, extended.new_full((len(extended), length - extended.shape[1]), fill)], 1
+                )
         return full
 
 
 def with_captions(model: Any, inputs: Mapping[str, Any], types: int | None = None) -> Written:
-    """Let a network write captions, and check that it predicts them.
+    """Generate captions with a network, and check that it predicts them.
 
     Args:
         model: A network that generates.
-        inputs: All arguments of a forward.
-        types: What tokens are that it writes, if that is known.
+        inputs: All arguments of a forward pass.
+        types: Token type of written tokens; ``None`` to find it.
 
     Raises:
-        ValueError: If what it writes is not what it predicts from its own words.
+        ValueError: If the generated captions differ from its predictions on them.
     """
     if text_of(model)[1] == "attention_mask" and "attention_mask" in inspect.signature(model.forward).parameters:
-        inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}  # else one is guessed, or missing
+        inputs = {
+            "attention_mask": torch.ones_like(inputs["input_ids"]),
+            **inputs,
+        }  # otherwise it is guessed or missing
     begun, new, counted = written(model, inputs)
     name, mask = text_of(model)
     marks = greedy(model).suppress_tokens or []
     typed = any(key not in (name, mask) and isinstance(value, Tensor) and value.shape == inputs[name].shape
                 for key, value in inputs.items())  # fmt: skip
-    found: dict[float, Written] = {}
-    for each in (types,) if types is not None else (0, 1) if typed else (0,):  # what PaliGemma writes counts as 1
-        made = Written(inputs, name, mask, each, begun, new, counted)
+    candidates: dict[float, Written] = {}
+    for token_type in (types,) if types is not None else (0, 1) if typed else (0,):  # 1 in PaliGemma
+        candidate = Written(inputs, name, mask, token_type, begun, new, counted)
         try:
-            logits = model(**made.full).logits[:, -new.shape[1] :].clone()
-        except Exception:  # of a network where this type stands for an image
-            if each == 0 or types is not None:
+            logits = model(**candidate.full).logits[:, -new.shape[1] :].clone()
+        except Exception:  # this type marks an image
+            if token_type == 0 or types is not None:
                 raise
             continue
         logits[..., marks] = -torch.inf
-        found.setdefault(float((logits.argmax(-1) == new)[counted].double().mean()), made)
-    if (best := max(found)) > GREEDY:
-        return found[best]
+        candidates.setdefault(float((logits.argmax(-1) == new)[counted].double().mean()), candidate)
+    if (best := max(candidates)) > GREEDY:
+        return candidates[best]
     raise ValueError(
-        f"what {type(model).__name__} writes is not what it predicts from its own words, so that captions cannot tell "
-        "whether it is as good as before"
+        f"the captions of {type(model).__name__} differ from its own predictions on them, so the exchange cannot be "
+        "scored by captions"
     )
 
 
 def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a network writes behind its inputs, each token the likeliest.
+    """Generate greedily with a network.
 
     Args:
         model: A network that generates.
-        inputs: All arguments of a forward.
+        inputs: All arguments of a forward pass.
 
     Returns:
-        The text that it continues, which is not always what it was given; the new tokens, (samples, tokens); and which
-        of these belong to a caption.
+        The text that it continues, which may differ from the input; the new tokens, (samples, tokens); and the mask of
+        tokens that belong to a caption.
 
     Raises:
-        ValueError: If texts are padded behind, or the network does not generate, or writes nothing.
+        ValueError: If texts are padded on the right, generation fails, or the generated text is empty.
     """
     name, mask = text_of(model)
     if mask in inputs and not bool(inputs[mask][:, -1].all()):
-        raise ValueError("texts are padded behind: set processor.tokenizer.padding_side = 'left', as generating needs")
-    own = model.generation_config
+        raise ValueError("generation requires left padding: set processor.tokenizer.padding_side = 'left'")
+    original_config = model.generation_config
     plain = greedy(model)
-    model.generation_config = plain  # else what it leaves open comes from the network's own
+    model.generation_config = plain  # otherwise its defaults apply
     try:
         ids = model.generate(**inputs)
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # the code of the network can raise anything
-        raise ValueError(f"{type(model).__name__} does not generate from these inputs: {error}") from error
+        raise ValueError(f"{type(model).__name__} cannot generate from these inputs: {error}") from error
     finally:
-        model.generation_config = own
-    begun, new = divided(ids, inputs[name])
+        model.generation_config = original_config
+    begun, new = split_generated(ids, inputs[name])
     if not new.shape[1]:
-        raise ValueError(f"{type(model).__name__} writes nothing about these images")
+        raise ValueError(f"{type(model).__name__} generates empty texts for these images")
     ends = plain.eos_token_id
     ended = torch.isin(new, torch.tensor([ends] if isinstance(ends, int) else ends or [], device=new.device))
     return begun, new, (ended.cumsum(1) - ended.long()) == 0
 
 
-def divided(ids: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the text that a network continued, and what it wrote behind it."""
-    count = given.shape[1]
-    if torch.equal(ids[:, :count], given):
-        return given, ids[:, count:]
-    if torch.equal(ids[:, 1 : count + 1], given):  # a first token of the decoder was put before it
+def split_generated(ids: Tensor, prompt: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the text that a network continued, and the tokens that it wrote after it."""
+    count = prompt.shape[1]
+    if torch.equal(ids[:, :count], prompt):
+        return prompt, ids[:, count:]
+    if torch.equal(ids[:, 1 : count + 1], prompt):  # with a first token of the decoder
         return ids[:, : count + 1], ids[:, count + 1 :]
-    if count > 1 and torch.equal(ids[:, : count - 1], given[:, :-1]):  # BLIP continues the text without its end
+    if count > 1 and torch.equal(ids[:, : count - 1], prompt[:, :-1]):  # BLIP continues the text without its end
         return ids[:, : count - 1], ids[:, count - 1 :]
-    return given, ids  # the new tokens alone
+    return prompt, ids  # the new tokens alone
 
 
 def greedy(model: Any) -> GenerationConfig:
-    """Return settings with which a network writes the likeliest tokens."""
-    own, marks = model.generation_config, [placeholder(model, kind) for kind in PLACEHOLDERS]
-    given = {key: getattr(own, key, None) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
+    """Return the config for greedy generation."""
+    config, marks = model.generation_config, [placeholder(model, kind) for kind in PLACEHOLDERS]
+    special = {key: getattr(config, key, None) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
     return GenerationConfig(
-        **given, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=padding_of(model),
-        suppress_tokens=[mark for mark in marks if mark is not None] or None,  # which would need an image, too
+        **special, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=padding_of(model),
+        suppress_tokens=[mark for mark in marks if mark is not None] or None,  # they would require an image
     )  # fmt: skip
 
 
 def padding_of(model: Any) -> int:
-    """Return the token behind the end of a text."""
-    found, ends = (getattr(model.generation_config, name, None) for name in ("pad_token_id", "eos_token_id"))
+    """Return the padding token."""
+    pad, ends = (getattr(model.generation_config, name, None) for name in ("pad_token_id", "eos_token_id"))
     ends = ends[0] if isinstance(ends, list) and ends else ends
-    return int(next((each for each in (found, ends) if isinstance(each, int)), 0))
+    return int(next((token for token in (pad, ends) if isinstance(token, int)), 0))
 
 
 def text_of(model: Any) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The page of a network with another tower."""
+"""Report page for a network with an exchanged tower."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from hf_stitch_towers.result import ACCURACY, Exchanged, worded
 
 
 def section(result: Exchanged) -> Section:
-    """Describe an exchanged tower: scores beside baselines, and how the map was chosen."""
+    """Describe an exchanged tower: scores, baselines, and the choice of the map."""
     tables = {
         "Outputs against the original, on test images": Table(
             ("row", *map(worded, result.figures)),
             [(who, *(str(row[name]) for name in result.figures)) for who, row in result.scores.items()],
         ),
         "Choice of the map": Table(
-            ("matcher", "what chose it, the greater the better, on images that fitted nothing"),
+            ("matcher", "score on held-out images, higher is better"),
             [(name, f"{value:.4g}") for name, value in result.held_out.items()],
         ),
     }
     if not result.held_out:
         del tables["Choice of the map"]
     if result.captions:
-        rows = [(str(each.image), each.before, each.after) for each in result.captions]
-        tables["What is written about test images"] = Table(("image", "before", "after"), rows)
+        rows = [(str(caption.image), caption.before, caption.after) for caption in result.captions]
+        tables["Captions of test images"] = Table(("image", "before", "after"), rows)
     legend = (
-        "Each row is what is read of an image: the new tower through its map, that of another image, the mean "
-        "of the old tower for every image, and the new tower as it is and with the mean and variance of the old one. "
-        "Divergence is better the lower, all else the higher; likelihoods are changes in nats per token.",
+        "Rows are features of an image: from the new tower with its map, the same for another image, the mean of the "
+        "old tower, and the new tower without a map or with the mean and variance of the old one. Lower is better for "
+        "the divergence, higher for the rest; likelihoods are changes in nats per token.",
         *(
             ()
             if ACCURACY in result.figures
-            else ("Likeness to the original is not accuracy: to know which network is better, score both on a task.",)
+            else ("Agreement with the original is not accuracy: to find the better network, score both on a task.",)
         ),
     )
-    asked = f"Is {result.network} as good as before with {result.encoder} as its {result.part} tower?"
+    question = f"Is {result.network} as good as before with {result.encoder} as its {result.part} tower?"
     return Section(
-        "Another tower", asked, result.verdict, [], tables=tables, notes=[*result.notes, *legend], data=result.data
+        "Exchanged tower", question, result.verdict, [], tables=tables, notes=[*result.notes, *legend], data=result.data
     )  # fmt: skip

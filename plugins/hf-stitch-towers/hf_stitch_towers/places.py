@@ -1,4 +1,4 @@
-"""Where a map from a new tower goes: into the modules that read the old one, or between two networks."""
+"""Places of a map from a new tower: folded into the modules after the old tower, or between two networks."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from hf_stitch_towers.folding import (
     variants,
     with_tower,
 )  # fmt: skip
-from hf_stitch_towers.inputs import OF_TEXT, WHOLE, Hearing, ImageAndTextProcessor, inputs_of
-from hf_stitch_towers.outputs import Outputs, divided, greedy, text_of, written
+from hf_stitch_towers.inputs import OF_TEXT, WHOLE, ImageAndTextProcessor, WaveformProcessor, inputs_of
+from hf_stitch_towers.outputs import Outputs, greedy, split_generated, text_of, written
 from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 
 FEWEST = 8
-"""Least number of images to choose by and to test on."""
+"""Minimum number of images for choosing and for testing, each."""
 
 NORMAL = ("image_mean", "image_std", "do_rescale", "rescale_factor", "do_normalize", "resample")
-"""What an image processor says about colours."""
+"""Fields of an image processor for colours."""
 
 BLOCK = re.compile(r"\.\d+$")
-"""Ends of the names of blocks."""
+"""Suffix of the names of blocks."""
 
 Features = Callable[[Samples], Tensor]
-"""Returns what is read of the images of samples."""
+"""Function from samples to features of their images."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Both networks, the tower, and what is compared."""
+    """Both networks, the tower, and the comparison of outputs."""
 
     old: Adapter
     new: Adapter
@@ -70,35 +70,35 @@ class Job:
         """Check that the old network runs on samples, and that its output can be compared.
 
         Raises:
-            ValueError: If it does not.
+            ValueError: If the check fails.
         """
         inputs = full_inputs(self.old, samples.take(2))
         try:
             output = self.old.model(**inputs)
         except Exception as problem:  # the code of the network can raise anything
             name = type(self.old.model).__name__
-            raise ValueError(f"{name} does not run on these images: {problem}") from problem
+            raise ValueError(f"{name} cannot run on these images: {problem}") from problem
         self.outputs.plain(output)
 
     def batches(self, samples: Samples, label: str) -> Iterator[Samples]:
-        """Yield the samples of this process in batches, under their ids."""
+        """Yield the samples of this process in batches, with their ids."""
         with torch.no_grad():
             for _, batch, _ in PairedSamples(samples, samples).batches(self.run, label):
                 yield Samples.of(list(batch.samples), id=ids_of(batch.samples))
 
     def means(self, samples: Samples, of: Callable[[Samples], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Return means over the first axis (images, or tiles of them), of the samples of all processes."""
+        """Return means over the first axis (images or tiles), over the samples of all processes."""
         sums, count = dict[str, Tensor](), 0
         for part in self.batches(samples, "reading towers"):
-            made = of(part)
-            count += len(next(iter(made.values())))
-            for name, each in made.items():
-                total = each.double().sum(0)
+            tensors = of(part)
+            count += len(next(iter(tensors.values())))
+            for name, tensor in tensors.items():
+                total = tensor.double().sum(0)
                 sums[name] = sums[name] + total if name in sums else total
-        gathered = [each for each in self.run.processes.gather((sums, count)) if each[1]]
+        gathered = [tensor for tensor in self.run.processes.gather((sums, count)) if tensor[1]]
         counts = sum(count for _, count in gathered)
         return {
-            name: torch.stack([each[name].to(self.old.device) for each, _ in gathered]).sum(0) / counts
+            name: torch.stack([tensor[name].to(self.old.device) for tensor, _ in gathered]).sum(0) / counts
             for name in gathered[0][0]
         }
 
@@ -109,14 +109,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Finished:
-    """A network with another tower.
+    """Network with a new tower.
 
     Attributes:
         model: A network of the class, or a stitched model.
-        reader: What makes inputs of raw samples for it.
-        processor: The processor of images and texts to save beside it; ``None`` if there is none.
-        error: How far its outputs are from those of the mapped one, over the largest.
-        notes: What to know.
+        reader: Converts raw samples to its inputs.
+        processor: The processor of images and texts to save with it; ``None`` without a processor.
+        error: Difference between its outputs and the outputs with mapped features, over the largest output.
+        notes: Remarks on the result.
     """
 
     model: Any
@@ -127,11 +127,11 @@ class Finished:
 
 
 class Map(ABC):
-    """A fitted map from a new tower to what reads the old one."""
+    """Fitted map from a new tower to the modules after the old tower."""
 
     @abstractmethod
     def features(self, samples: Samples) -> Tensor:
-        """Return what is to be read of the new tower."""
+        """Return the mapped features of the new tower."""
 
     @abstractmethod
     def written(self, model: Any, samples: Samples) -> Tensor:
@@ -139,7 +139,7 @@ class Map(ABC):
 
     @abstractmethod
     def preprocess(self, samples: Any) -> dict[str, Any]:
-        """Return the inputs of the finished network for raw samples, as those that were scored."""
+        """Return the inputs of the finished network for raw samples, as for scoring."""
 
     @abstractmethod
     def finished(self, samples: Samples) -> Finished:
@@ -148,7 +148,7 @@ class Map(ABC):
 
 @dataclass(frozen=True)
 class Place(ABC):
-    """Where a map from the new tower goes.
+    """Place of a map from the new tower.
 
     Attributes:
         job: Both networks.
@@ -158,72 +158,72 @@ class Place(ABC):
 
     @abstractmethod
     def fitted(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
-        """Fit a map by each matcher; return the maps, and what their scores have to beat."""
+        """Fit a map with each matcher; return the maps and the baselines."""
 
     @abstractmethod
     def old(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Return what is read of the old tower."""
+        """Return the features of the old tower."""
 
     @abstractmethod
     def reader(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
-        """Return a function from features to the output of the old network that reads them instead of its tower."""
+        """Return a function from features to the output of the old network with these features."""
 
     def mean(self, mean: Tensor) -> Features:
-        """Return a mean as what is read of each image."""
+        """Return features that equal a mean for each image."""
         return lambda part: self.job.like_old(mean).expand_as(self.old(full_inputs(self.job.old, part)))
 
 
 @torch.no_grad()
-def check_tower(own: Any, encoder: Adapter, images: Sequence[Any]) -> None:
-    """Check that the tower of a class computes what its encoder does, of which it has the weights and the config.
+def check_tower(tower: Any, encoder: Adapter, images: Sequence[Any]) -> None:
+    """Check that a tower built from the config and the weights of its encoder has the same hidden states.
 
     Raises:
-        CannotFoldError: If its states are others: the encoder has code or settings that its config does not tell.
+        CannotFoldError: If the hidden states differ, because the encoder has code or settings outside of its config.
     """
     body: Any = getattr(encoder.model, "base_model", encoder.model)
-    dtype = next(own.parameters()).dtype
+    dtype = next(tower.parameters()).dtype
     try:
         inputs = encoder.preprocess(images)
-        one, other = (each(**inputs)[0].double() for each in (own.to(body.dtype), body))
-    except Exception:  # of a tower that does not run alone: outputs of the network are compared later
+        one, second = (module(**inputs)[0].double() for module in (tower.to(body.dtype), body))
+    except Exception:  # the tower does not run alone: outputs of the network are compared later
         return
     finally:
-        own.to(dtype)
-    apart = float((one - other).abs().max() / other.abs().max()) if one.shape == other.shape else float("inf")
-    if not apart <= EQUAL[min(torch.finfo(each).bits for each in (dtype, body.dtype)) < 32]:
+        tower.to(dtype)
+    apart = float((one - second).abs().max() / second.abs().max()) if one.shape == second.shape else float("inf")
+    if not apart <= EQUAL[min(torch.finfo(module).bits for module in (dtype, body.dtype)) < 32]:
         raise CannotFoldError(
-            f"{type(body).__name__} computes something else than its config tells (states: {apart:.2g})"
+            f"{type(body).__name__} cannot be rebuilt from its config (hidden states differ by {apart:.2g})"
         )
 
 
 def place_of(
     job: Job, samples: Samples, encoder_layer: str | None, target_layer: str | None
 ) -> tuple[Place, str]:  # fmt: skip
-    """Return where the map goes, and why it is not folded if it is not."""
+    """Return the place of the map, and the reason if it is not folded."""
     if encoder_layer is not None or target_layer is not None:
-        return Stitched.of(job, samples, None, encoder_layer, target_layer), "a layer was named"
-    why, reading = "", None
+        return Stitched.of(job, samples, None, encoder_layer, target_layer), "a layer was passed"
+    reason, reading = "", None
     try:
         reading = read(job.old.model, job.tower.name, full_inputs(job.old, samples.take(2)))
     except CannotFoldError as problem:
-        why = str(problem)
+        reason = str(problem)
     for settings in [] if reading is None else variants(job.old.model.config):
         try:
             return Folded.of(job, samples, cast("Reading", reading), settings), ""
         except CannotFoldError as problem:
-            why = why or str(problem)
-    return Stitched.of(job, samples, reading, None, None), why
+            reason = reason or str(problem)
+    return Stitched.of(job, samples, reading, None, None), reason
 
 
 # -- folded -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Folded(Place):
-    """A map that is folded into the modules that read the tower.
+    """Map folded into the modules that read the tower.
 
     Attributes:
         made: A network of the class with the new tower.
-        reading: What reads the old tower.
-        readers: Reader of the new tower -> that of the old one.
+        reading: Features and readers of the old tower.
+        readers: Reader of the new tower -> reader of the old tower.
     """
 
     made: Any
@@ -232,64 +232,68 @@ class Folded(Place):
 
     @classmethod
     def of(cls, job: Job, samples: Samples, reading: Reading, settings: Mapping[str, Any]) -> Folded:
-        """Return the place, if the class takes the new tower."""
-        made = with_tower(job.old.model, job.tower, job.new.model, settings)
+        """Return the place, if the class accepts the new tower."""
+        network = with_tower(job.old.model, job.tower, job.new.model, settings)
         part = samples.take(2)
-        check_tower(made.get_submodule(job.tower.name), job.new, images_of(raw_of(part)))
-        new = read(made, job.tower.name, cls(job, made, reading, {}).inputs(part))
+        check_tower(network.get_submodule(job.tower.name), job.new, images_of(raw_of(part)))
+        new = read(network, job.tower.name, cls(job, network, reading, {}).inputs(part))
         if new.features.shape[:-1] != reading.features.shape[:-1] or new.groups != reading.groups:
             raise CannotFoldError(
-                f"the new tower has {new.groups * new.features.shape[-2]} positions, and the old one "
-                f"{reading.groups * reading.features.shape[-2]}"
+                f"the towers must have the same number of positions, got {new.groups * new.features.shape[-2]} for the "
+                f"new and {reading.groups * reading.features.shape[-2]} for the old tower"
             )
-        found = cls(job, made, reading, paired_readers(reading, new, job.old.model))
-        found.check(part, new.features)
+        place = cls(job, network, reading, paired_readers(reading, new, job.old.model))
+        place.check(part, new.features)
         width, out = new.features.shape[-1] // new.groups, reading.features.shape[-1] // reading.groups
         trial = torch.eye(width, out, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
-        if not (error := found.folded(*trial, part)[1]) <= found.bound:
-            raise CannotFoldError(f"other modules of {type(made).__name__} read the tower, too (outputs: {error:.2g})")
-        return found
+        if not (error := place.folded(*trial, part)[1]) <= place.bound:
+            raise CannotFoldError(
+                f"further modules of {type(network).__name__} read the tower (outputs differ by {error:.2g})"
+            )
+        return place
 
     @torch.no_grad()
     def check(self, samples: Samples, features: Tensor) -> None:
-        """Check that modules are those of the old network but for readers, and that nothing else reads the tower."""
+        """Check that all modules but the readers have the old weights, and that only readers read the tower."""
         before, tower = self.job.old.model.state_dict(), self.job.tower
         for name, value in self.made.state_dict().items():
-            known = name in before and before[name].shape == value.shape
-            if not (known or name.startswith(f"{tower.name}.") or name.rpartition(".")[0] in self.readers):
-                raise CannotFoldError(f"{type(self.made).__name__} has no weights for {name} with this tower")
+            unchanged = name in before and before[name].shape == value.shape
+            if not (unchanged or name.startswith(f"{tower.name}.") or name.rpartition(".")[0] in self.readers):
+                raise CannotFoldError(f"{type(self.made).__name__} lacks weights for {name} with this tower")
         inputs = self.inputs(samples)
         others = {**inputs, tower.content: inputs[tower.content].flip(0)}
         with replacing_features(self.made, tuple(self.readers), features):
-            both = [self.job.outputs.plain(self.made(**each)) for each in (inputs, others)]
+            both = [self.job.outputs.plain(self.made(**arguments)) for arguments in (inputs, others)]
         if not torch.equal(*both):
-            raise CannotFoldError(f"other modules of {type(self.made).__name__} read the tower, too")
+            raise CannotFoldError(f"further modules of {type(self.made).__name__} read the tower")
 
     @property
     def bound(self) -> float:
-        """Greatest difference that is rounding."""
+        """Maximum difference due to rounding."""
         return EQUAL[torch.finfo(next(self.made.parameters()).dtype).bits < 32]
 
     def inputs(self, samples: Samples) -> dict[str, Any]:
         """Return the inputs of the network with the new tower."""
-        own, name = full_inputs(self.job.old, samples), self.job.tower.content
-        encoder, shape = self.job.new, own[name].shape
+        inputs, name = full_inputs(self.job.old, samples), self.job.tower.content
+        encoder, shape = self.job.new, inputs[name].shape
         if several_tiles(self.job.old):
-            return {**own, name: tiles_for(encoder, own[name], self.job.old)}
+            return {**inputs, name: tiles_for(encoder, inputs[name], self.job.old)}
         new = encoder.preprocess(images_of(raw_of(samples)))[encoder.interface.content[0]]
-        own = {key: value for key, value in own.items() if key not in WHOLE}  # of the pixels of the other processor
-        return {**own, name: new[:, None] if len(shape) == 5 and new.dim() == 4 else new}
+        inputs = {
+            key: value for key, value in inputs.items() if key not in WHOLE
+        }  # they describe pixels of the old processor
+        return {**inputs, name: new[:, None] if len(shape) == 5 and new.dim() == 4 else new}
 
     def old(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Return what the readers of the old tower read."""
+        """Return the features of the old tower at its readers."""
         return features_of(self.job.old.model, self.reading.readers, inputs)
 
     def new(self, samples: Samples) -> Tensor:
-        """Return what would be read of the new tower."""
+        """Return the features of the new tower, without a map."""
         return features_of(self.made, tuple(self.readers), self.inputs(samples))
 
     def reader(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
-        """Return a function that runs the old network with other features in front of the readers."""
+        """Return a function that runs the old network with replaced features."""
 
         def run(features: Tensor) -> Any:
             with replacing_features(self.job.old.model, self.reading.readers, features):
@@ -298,25 +302,25 @@ class Folded(Place):
         return run
 
     def folded(self, matrix: Tensor, bias: Tensor, samples: Samples) -> tuple[Any, float]:
-        """Return the network with a map, and how far its outputs are from those of the mapped one."""
-        made, model, part = copy.deepcopy(self.made), self.job.old.model, samples.take(min(len(samples), 4))
-        fold(model, made, self.readers, matrix, bias, self.reading.groups)
+        """Return the network with a folded map, and the difference of its outputs to the mapped network."""
+        network, model, part = copy.deepcopy(self.made), self.job.old.model, samples.take(min(len(samples), 4))
+        fold(model, network, self.readers, matrix, bias, self.reading.groups)
         inputs = full_inputs(self.job.old, part), self.inputs(part)
-        return made, difference(model, made, *inputs, self.job.tower, matrix, bias, self.job.outputs.plain)
+        return network, difference(model, network, *inputs, self.job.tower, matrix, bias, self.job.outputs.plain)
 
     def fitted(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
-        """Fit maps to all positions, in one pass; without a bias if modules that read them have none."""
+        """Fit maps to all positions, in one pass; without a bias if the readers lack biases."""
         moments: Moments | None = None
         biased = all(getattr(self.made.get_submodule(name), "bias", None) is not None for name in self.readers)
 
         def powers(part: Samples) -> dict[str, Tensor]:
             nonlocal moments
             old, new = self.old(full_inputs(self.job.old, part)), self.new(part)
-            rows = [each.unflatten(-1, (self.reading.groups, -1)).flatten(0, -2) for each in (new, old)]
+            rows = [features.unflatten(-1, (self.reading.groups, -1)).flatten(0, -2) for features in (new, old)]
             moments = moments or Moments(rows[0].shape[-1], rows[1].shape[-1])
             moments.update(*rows)
-            if not biased:  # each row and its opposite: the mean is 0, and the map needs no bias
-                moments.update(*(-each for each in rows))
+            if not biased:  # each row and its negative: the mean is 0, so the bias is 0
+                moments.update(*(-features for features in rows))
             old, new = old.double(), new.double()
             return {"old": old, "old²": old.square(), "new": new, "new²": new.square()}
 
@@ -324,7 +328,7 @@ class Folded(Place):
         assert moments is not None
         if (accelerator := self.job.run.processes.accelerator) is not None:
             moments.all_reduce(accelerator)
-        if not biased:  # of as many rows as there are
+        if not biased:  # restore the number of rows
             moments.count.div_(2, rounding_mode="floor")
             moments.scatter.div_(2)
         maps: dict[str, Map] = {}
@@ -335,19 +339,19 @@ class Folded(Place):
                 bias = stitch(torch.zeros(1, stitch.in_features, **exact))[0]
                 matrix = stitch(torch.eye(stitch.in_features, **exact)) - bias
             maps[name] = FoldedMap(self, matrix, bias if biased else torch.zeros_like(bias))
-        mean, own = means["old"], means["new"]
+        mean, new_mean = means["old"], means["new"]
         baselines: dict[str, Features] = {MEAN: self.mean(mean)}
-        if mean.shape == own.shape:
-            old_size, new_size = means["old²"] - mean.square(), means["new²"] - own.square()
+        if mean.shape == new_mean.shape:
+            old_size, new_size = means["old²"] - mean.square(), means["new²"] - new_mean.square()
             size = (old_size / new_size.clamp(min=1e-12)).clamp(min=0).sqrt()
             baselines[NO_MAP] = self.new
-            baselines[MOMENTS] = lambda part: self.job.like_old((self.new(part).double() - own) * size + mean)
+            baselines[MOMENTS] = lambda part: self.job.like_old((self.new(part).double() - new_mean) * size + mean)
         return maps, baselines
 
 
 @dataclass(frozen=True)
 class FoldedMap(Map):
-    """A map to fold."""
+    """Affine map to fold."""
 
     place: Folded
     matrix: Tensor
@@ -359,38 +363,38 @@ class FoldedMap(Map):
         return self.place.job.like_old((rows @ self.matrix + self.bias).flatten(-2))
 
     def written(self, model: Any, samples: Samples) -> Tensor:
-        """Let the network write."""
+        """Generate texts with the network."""
         return written(model, self.place.inputs(samples))[1]
 
     def finished(self, samples: Samples) -> Finished:
         """Return the network of the same class."""
-        made, error = self.place.folded(self.matrix, self.bias, samples)
+        network, error = self.place.folded(self.matrix, self.bias, samples)
         if not error <= self.place.bound:
-            raise ValueError(f"the folded network computes something else (outputs differ by {error:.2g})")
+            raise ValueError(f"the outputs of the folded network differ from the mapped network by {error:.2g}")
         job = self.place.job
         new = job.new.processor
-        own, part = self.place.inputs(samples.take(2)), samples.take(2)
-        config, problem = made.get_submodule(job.tower.name).config, ""
+        expected, part = self.place.inputs(samples.take(2)), samples.take(2)
+        config, problem = network.get_submodule(job.tower.name).config, ""
         first = with_images(job.old.processor, new, config)
         several = hasattr(first, "image_processor") and hasattr(new, "save_pretrained")
-        others = composed(job.old.processor, new, {job.tower.content: own[job.tower.content]}) if several else ()
+        others = composed(job.old.processor, new, {job.tower.content: expected[job.tower.content]}) if several else ()
         context = getattr(job.old, "prompt", None) or job.old.interface.prompt or None
         for processor in (first, *others):
             try:
-                found = full_inputs(hf_stitch.load(made, processor=processor, context=context), part)
-                job.outputs.plain(made(**found))
-            except Exception as error_of:  # of a processor, or of the network that checks its marks
+                inputs = full_inputs(hf_stitch.load(network, processor=processor, context=context), part)
+                job.outputs.plain(network(**inputs))
+            except Exception as error_of:  # from a processor, or from the network's check of placeholder tokens
                 problem = problem or str(error_of)
                 continue
-            texts = all(torch.equal(found[name], own[name]) for name in job.old.interface.given)
-            if texts and _same(found[job.tower.content], own[job.tower.content]):
-                return Finished(made, self, processor if hasattr(processor, "save_pretrained") else None, error)
-            problem = problem or "it prepares images or texts in another way than was scored"
+            texts = all(torch.equal(inputs[name], expected[name]) for name in job.old.interface.given)
+            if texts and _same(inputs[job.tower.content], expected[job.tower.content]):
+                return Finished(network, self, processor if hasattr(processor, "save_pretrained") else None, error)
+            problem = problem or "it prepares images or texts differently than in scoring"
         note = (
-            f"no processor fits the network, so use preprocess of the result, or load the encoder with a "
-            f"{type(_images_part(job.old.processor)).__name__} of its size: {problem}"
+            f"the network does not have a matching processor: use preprocess of the result, or load the encoder with a "
+            f"{type(_images_part(job.old.processor)).__name__} of its size ({problem})"
         )
-        return Finished(made, self, None, error, (note,))
+        return Finished(network, self, None, error, (note,))
 
     def preprocess(self, samples: Any) -> dict[str, Any]:
         """Return the inputs of the network of the class."""
@@ -400,7 +404,7 @@ class FoldedMap(Map):
 # -- stitched ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Stitched(Place):
-    """A map between two halves that stay two networks.
+    """Map between two halves of a stitched model.
 
     Attributes:
         source: Layer of the new tower.
@@ -414,25 +418,25 @@ class Stitched(Place):
     def of(
         cls, job: Job, samples: Samples, reading: Reading | None, encoder_layer: str | None, target_layer: str | None
     ) -> Stitched:  # fmt: skip
-        """Return the place: by default from the last layer of the encoder to what is read of the old tower."""
-        known = [encoder_layer] if encoder_layer else list(job.new.layers)
+        """Return the place: by default from the last layer of the encoder to the features of the old tower."""
+        encoder_layers = [encoder_layer] if encoder_layer else list(job.new.layers)
         if several_tiles(job.old):
             raise ValueError(
-                f"{type(job.old.model).__name__} divides images into tiles, which an encoder reads if the class can "
-                f"hold it, and {type(job.new.model).__name__} cannot take that place: take one of the same image size"
+                f"{type(job.old.model).__name__} divides images into tiles, so the encoder must fit into its class, "
+                f"unlike {type(job.new.model).__name__}: use an encoder with the same image size"
             )
-        target = target_layer or _last_of_tower(job, samples, reading, known)
+        target = target_layer or _last_of_tower(job, samples, reading, encoder_layers)
         cut, _ = job.old.cut(target)
         if cut.padding in OF_TEXT:
             raise ValueError(
-                f"layer {target!r} of {type(job.old.model).__name__} is in its decoder, where positions are those of "
-                f"the text: name a layer before it as target_layer; layers: {', '.join(job.old.layers)}"
+                f"target_layer must be before the decoder of {type(job.old.model).__name__}, got {target!r}; layers: "
+                f"{', '.join(job.old.layers)}"
             )
-        alike = [name for name in known if _kind(job.new, name) == _kind(job.old, target)]
-        return cls(job, (alike or known)[-1], target)
+        alike = [name for name in encoder_layers if _kind(job.new, name) == _kind(job.old, target)]
+        return cls(job, (alike or encoder_layers)[-1], target)
 
     def entering(self, inputs: Mapping[str, Any]) -> Representation:
-        """Return what enters the layer of the old network."""
+        """Return the representation at the layer of the old network."""
         return self.job.old.encode(inputs, self.target)[self.target]
 
     def old(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -456,23 +460,23 @@ class Stitched(Place):
     def _stitched(self, matcher: Any, samples: Samples) -> StitchedMap:
         """Stitch both networks."""
         images = Samples.of(
-            images_of([each for batch in samples.batches(64) for each in batch.samples]), id=samples.ids
+            images_of([sample for batch in samples.batches(64) for sample in batch.samples]), id=samples.ids
         )
         run = self.job.run
-        with warnings.catch_warnings():  # about the few samples by which a stitch is scored, of which nothing is kept
+        with warnings.catch_warnings():  # about few samples for scores, which are discarded
             warnings.simplefilter("ignore")
-            made = hf_stitch.stitch(
+            model = hf_stitch.stitch(
                 self.job.new, self.job.old, images, source_layer=self.source, target_layer=self.target,
                 matcher=matcher, paired_data=samples, test_size=FEWEST,
                 task=None if self.job.old.task is None else "auto", batch_size=run.batch_size, seed=run.seed,
                 progress=run.progress,
             )  # fmt: skip
-        return StitchedMap(self, made)
+        return StitchedMap(self, model)
 
 
 @dataclass(frozen=True)
 class StitchedMap(Map):
-    """A stitched model."""
+    """Map of a stitched model."""
 
     place: Stitched
     model: Any
@@ -481,28 +485,28 @@ class StitchedMap(Map):
     def features(self, samples: Samples) -> Tensor:
         """Return mapped features."""
         new, layer = self.place.job.new, self.place.source
-        made = self.model.stitch(new.encode(new.preprocess(images_of(raw_of(samples))), layer)[layer])
-        return self.place.job.like_old(made.values)
+        representation = self.model.stitch(new.encode(new.preprocess(images_of(raw_of(samples))), layer)[layer])
+        return self.place.job.like_old(representation.values)
 
     def written(self, model: Any, samples: Samples) -> Tensor:
-        """Let the stitched model write, in the context of the original."""
-        own = full_inputs(self.place.job.old, samples)
+        """Generate texts with the stitched model, in the context of the original."""
+        inputs = full_inputs(self.place.job.old, samples)
         before, model.generation_config = model.generation_config, greedy(self.place.job.old.model)
         try:
-            ids = model.generate(**self._inputs(samples, own))
+            ids = model.generate(**self._inputs(samples, inputs))
         finally:
             model.generation_config = before
-        return divided(ids, own[text_of(self.place.job.old.model)[0]])[1]
+        return split_generated(ids, inputs[text_of(self.place.job.old.model)[0]])[1]
 
     def preprocess(self, samples: Any) -> dict[str, Any]:
-        """Return the inputs of the stitched model, with the texts of samples."""
-        known = Samples.of(list(samples))
-        return self._inputs(known, full_inputs(self.place.job.old, known))
+        """Return the inputs of the stitched model, including the texts of samples."""
+        parsed = Samples.of(list(samples))
+        return self._inputs(parsed, full_inputs(self.place.job.old, parsed))
 
-    def _inputs(self, samples: Samples, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs of the stitched model: images for its source, and what its target reads beside them."""
+    def _inputs(self, samples: Samples, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs of the stitched model: images for its source, and the context of its target."""
         names, content = getattr(self.model, "context_names", ()), self.place.job.old.interface.content
-        beside = {name: own[name] for name in names if name in own and name not in content}
+        beside = {name: inputs[name] for name in names if name in inputs and name not in content}
         return {**self.model.preprocess(images_of(raw_of(samples))), **beside}
 
     def finished(self, samples: Samples) -> Finished:
@@ -510,77 +514,77 @@ class StitchedMap(Map):
         old = self.place.job.old
         error = self._error(samples.take(min(len(samples), 4)))
         processor = with_images(old.processor, self.place.job.new.processor, None)
-        found, notes = None, []
+        fitting_processor, notes = None, []
         if hasattr(processor, "tokenizer"):
-            found = fitting(
+            fitting_processor = fitting(
                 old, self.place.job.new, samples.take(1), self.model.preprocess(images_of(raw_of(samples.take(1))))
             )
-            self.model.processor = self.model.processor if found is None else found
-            if found is None:
-                why = f"load the encoder with a {type(_images_part(old.processor)).__name__} of its size"
+            self.model.processor = self.model.processor if fitting_processor is None else fitting_processor
+            if fitting_processor is None:
+                advice = f"load the encoder with a {type(_images_part(old.processor)).__name__} of its size"
                 notes.append(
-                    f"no {type(processor).__name__} makes what both networks read, as a pipeline needs; "
-                    + ("its patches are packed: use preprocess" if old.interface.packed else f"for one, {why}")
+                    f"a pipeline requires a {type(processor).__name__} for both networks, which is not available: "
+                    + ("patches are packed, use preprocess" if old.interface.packed else advice)
                 )
-        self.model.evaluation = self.model.config.scores = None  # of the few samples that a stitch needs
+        self.model.evaluation = self.model.config.scores = None  # scores on few samples
         try:
             check_saves(self.model)
-        except ValueError as problem:  # now, and not when someone comes back to save it
+        except ValueError as problem:  # report it now, not when saving
             notes.append(str(problem))
-        return Finished(self.model, self, found, error, tuple(notes))
+        return Finished(self.model, self, fitting_processor, error, tuple(notes))
 
     @torch.no_grad()
     def _error(self, samples: Samples) -> float:
-        """Return how far the outputs of the stitched model are from those that were scored."""
-        job, own = self.place.job, full_inputs(self.place.job.old, samples)
-        wanted = job.outputs.plain(self.place.reader(own)(self.features(samples)))
-        found = job.outputs.plain(self.model(**self._inputs(samples, own)))
-        error = float((wanted - found).abs().max() / wanted.abs().max())
-        if not error <= EQUAL[torch.finfo(wanted.dtype).bits < 32]:
-            raise ValueError(
-                f"the stitched model computes something else than was scored (outputs differ by {error:.2g})"
-            )
+        """Return the difference between the outputs of the stitched model and the scored outputs."""
+        job, inputs = self.place.job, full_inputs(self.place.job.old, samples)
+        expected = job.outputs.plain(self.place.reader(inputs)(self.features(samples)))
+        outputs = job.outputs.plain(self.model(**self._inputs(samples, inputs)))
+        error = float((expected - outputs).abs().max() / expected.abs().max())
+        if not error <= EQUAL[torch.finfo(expected.dtype).bits < 32]:
+            raise ValueError(f"the outputs of the stitched model differ from the scored outputs by {error:.2g}")
         return error
 
 
-def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, known: Sequence[str]) -> str:
-    """Return the layer that is what modules read of the tower; or else its last one, or the first one behind it.
+def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, encoder_layers: Sequence[str]) -> str:
+    """Return the layer read by the modules after the tower, or its last layer, or the first layer after it.
 
-    A layer of the same kind as layers of the encoder goes before others: positions or vectors, and blocks, so that
-    the norm of the old tower follows the map.
+    Layers of the same kind as layers of the encoder (positions or vectors) are preferred, and blocks, so that the norm
+    of the old tower follows the map.
     """
     old, tower = job.old, job.tower.name
     if reading is not None:
         inputs = full_inputs(old, samples.take(2))
-        for name, each in reversed(old.encode(inputs, list(old.layers)).items()):
-            values = each.values.flatten(2).mT if each.layout == "bchw" else each.values
+        for name, representation in reversed(old.encode(inputs, list(old.layers)).items()):
+            values = representation.values.flatten(2).mT if representation.layout == "bchw" else representation.values
             rows = values[:, -reading.features.shape[1] :]
             if rows.shape == reading.features.shape and torch.equal(rows, reading.features):
-                if _kind(old, name)[0] in {_kind(job.new, each)[0] for each in known}:
+                if _kind(old, name)[0] in {_kind(job.new, representation)[0] for representation in encoder_layers}:
                     return name
-                break  # vectors, and the encoder has positions alone, or the other way round
+                break  # vectors against positions, or the reverse
     inside = [name for name in old.layers if name == tower or name.startswith(f"{tower}.")]
     behind = [name for name in old.layers if old.cut(name)[0].padding not in OF_TEXT]
     if not (inside or behind):
         raise ValueError(
-            f"{type(old.model).__name__} cannot be cut in or behind {tower}, so that no other tower can take its "
-            f"place; layers: {', '.join(old.layers) or 'none'}"
+            f"{type(old.model).__name__} cannot be cut in or after {tower}, so the tower cannot be replaced; layers: "
+            f"{', '.join(old.layers) or 'none'}"
         )
-    kinds = {_kind(job.new, name) for name in known}
+    kinds = {_kind(job.new, name) for name in encoder_layers}
     alike = [name for name in inside if _kind(old, name) in kinds]
-    blocks = [name for name in alike if BLOCK.search(name)] if BLOCK.search(known[-1]) else []
+    blocks = [name for name in alike if BLOCK.search(name)] if BLOCK.search(encoder_layers[-1]) else []
     further = [name for name in behind if name not in inside and _kind(old, name) in kinds]
     return (blocks or alike or further[:1] or inside or behind[:1])[-1]
 
 
 def several_tiles(network: Adapter) -> bool:
     """Return whether a network reads several tiles of each image."""
-    known = network.interface
-    return any(len(shape) == 4 and shape[0] > 1 and name not in known.packed for name, shape in known.shapes.items())
+    interface = network.interface
+    return any(
+        len(shape) == 4 and shape[0] > 1 and name not in interface.packed for name, shape in interface.shapes.items()
+    )
 
 
 def _kind(network: Adapter, layer: str) -> tuple[bool, bool]:
-    """Return whether a layer has vectors, and not positions, and whether positions have a grid."""
+    """Return whether a layer has vectors instead of positions, and whether its positions have a grid."""
     spec = network.cut(layer)[0].spec
     return spec.layout == "bd", spec.grid is not None
 
@@ -597,72 +601,76 @@ def full_inputs(network: Adapter, samples: Samples) -> dict[str, Any]:
 
 
 def images_of(samples: Sequence[Any]) -> list[Any]:
-    """Return the images of samples, which can have a text beside them."""
-    names = ("image", "audio", "video", *(name for known in CONTENT.values() for name in known))
-    return [next(each[n] for n in names if n in each) if isinstance(each, Mapping) else each for each in samples]
+    """Return the images of samples with or without a text."""
+    names = ("image", "audio", "video", *(name for arguments in CONTENT.values() for name in arguments))
+    return [
+        next(sample[n] for n in names if n in sample) if isinstance(sample, Mapping) else sample for sample in samples
+    ]
 
 
 def with_images(processor: Any, of_images: Any, config: Any) -> Any:
-    """Return a processor of images and texts with another part for images; without one for texts, that part."""
+    """Return a processor of images and texts with a new part for images; without a part for texts, the new part."""
     of_images = getattr(of_images, "extractor", of_images)
     part = next((name for name in ("image_processor", "feature_extractor") if hasattr(processor, name)), None)
     if part is None or not hasattr(of_images, "save_pretrained"):
         return of_images
     if isinstance(processor, ImageAndTextProcessor):
         return replace(processor, image_processor=of_images)
-    made = copy.copy(processor)
-    if hasattr(old := getattr(processor, part), "image_grid_pinpoints"):  # which divides images into tiles
+    combined = copy.copy(processor)
+    if hasattr(old := getattr(processor, part), "image_grid_pinpoints"):  # divides images into tiles
         normal = {name: getattr(of_images, name) for name in ("image_mean", "image_std")}
         of_images = type(old).from_dict({**old.to_dict(), **normal})
-    setattr(made, part, of_images)
-    if isinstance(getattr(made, "patch_size", None), int) and isinstance(getattr(config, "patch_size", None), int):
-        made.patch_size = config.patch_size
-    return made
+    setattr(combined, part, of_images)
+    if isinstance(getattr(combined, "patch_size", None), int) and isinstance(getattr(config, "patch_size", None), int):
+        combined.patch_size = config.patch_size
+    return combined
 
 
 def fitting(network: Adapter, encoder: Adapter, samples: Samples, images: Mapping[str, Tensor]) -> Any:
-    """Return a processor of images for an encoder, and of texts for a network; ``None`` if there is none.
+    """Return a processor of images for an encoder and of texts for a network; ``None`` without a match.
 
     Args:
-        network: The network that reads both, with its processor.
+        network: The network for both, with its processor.
         encoder: The encoder, with its processor.
         samples: A sample.
-        images: What the encoder reads of its image.
+        images: Inputs of the encoder for its image.
 
     Returns:
-        A processor that makes these inputs, and texts as the network reads them: with as many marks of an image as the
-        old tower has positions, which some processors count by patches.
+        A processor with the same inputs for the encoder, and the same texts for the network: with one placeholder token
+        per position of the old tower, which some processors count by patches.
     """
-    wanted, raw = full_inputs(network, samples), raw_of(samples)
-    known, prompt, content = network.interface, getattr(network, "prompt", None), network.interface.content[0]
+    expected, raw = full_inputs(network, samples), raw_of(samples)
+    interface, prompt, content = network.interface, getattr(network, "prompt", None), network.interface.content[0]
     for processor in composed(network.processor, encoder.processor, images):
         sizes = range(1, 65) if isinstance(getattr(processor, "patch_size", None), int) else ()
         for size in (None, *sizes):
-            made = processor if size is None else copy.copy(processor)
+            candidate = processor if size is None else copy.copy(processor)
             if size is not None:
-                made.patch_size = size
-            with suppress(Exception):  # of a processor that does not take this size
-                found = inputs_of(raw, made, known, network.model, prompt)
-                same = all(torch.equal(found[name], wanted[name]) for name in known.given)
-                if same and _same(found[content], next(iter(images.values()))):
-                    return made.processor if isinstance(made, ImageAndTextProcessor) else made
+                candidate.patch_size = size
+            with suppress(Exception):  # the processor may not accept this size
+                inputs = inputs_of(raw, candidate, interface, network.model, prompt)
+                same = all(torch.equal(inputs[name], expected[name]) for name in interface.given)
+                if same and _same(inputs[content], next(iter(images.values()))):
+                    return candidate.processor if isinstance(candidate, ImageAndTextProcessor) else candidate
     return None
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two inputs are the same up to rounding, and axes of length 1."""
-    atol = 1e-4 if min(torch.finfo(each.dtype).bits for each in (one, other)) >= 32 else EQUAL[True]
-    return one.numel() == other.numel() and torch.allclose(one.flatten().float(), other.flatten().float(), atol=atol)
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Return whether two inputs are equal up to rounding and axes of length 1."""
+    atol = 1e-4 if min(torch.finfo(tensor.dtype).bits for tensor in (first, second)) >= 32 else EQUAL[True]
+    return first.numel() == second.numel() and torch.allclose(
+        first.flatten().float(), second.flatten().float(), atol=atol
+    )
 
 
 def _images_part(processor: Any) -> Any:
-    """Return the part of a processor that reads images or sound."""
+    """Return the part of a processor for images or sound."""
     names = ("image_processor", "feature_extractor")
     return next((getattr(processor, name) for name in names if hasattr(processor, name)), processor)
 
 
 def composed(processor: Any, of_images: Any, images: Mapping[str, Tensor]) -> Iterator[Any]:
-    """Yield processors of both: with that of the encoder, and with the own one that prepares images as that does."""
+    """Yield processors for images and texts: with the encoder's image part, and with the old part in its settings."""
     yield with_images(processor, of_images, None)
     old, new = _images_part(processor), getattr(of_images, "extractor", of_images)
     height, width = next(iter(images.values())).shape[-2:]
@@ -677,49 +685,58 @@ def composed(processor: Any, of_images: Any, images: Mapping[str, Tensor]) -> It
 
 
 def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:
-    """Return the tiles of images as an encoder reads them: normalised in its way, and of its size.
+    """Return the tiles of images as inputs of an encoder, with its normalisation.
 
     Raises:
-        ValueError: If both processors do not say how they normalise, or tiles have another size than its images.
+        ValueError: If the normalisation of a processor is unknown, or the size of tiles differs from the encoder's
+            images.
     """
-    wanted = encoder.interface.shapes[encoder.interface.content[0]]
-    old, new = (getattr(each.processor, "image_processor", each.processor) for each in (network, encoder))
-    known = all(getattr(each, "image_mean", None) is not None for each in (old, new))
-    scales = {(getattr(each, "do_rescale", True), getattr(each, "rescale_factor", None)) for each in (old, new)}
-    known = known and len(scales) == 1
-    if not known or tuple(tiles.shape[-3:]) != wanted:
+    shape = encoder.interface.shapes[encoder.interface.content[0]]
+    old, new = (
+        getattr(processor.processor, "image_processor", processor.processor) for processor in (network, encoder)
+    )
+    normalised = all(getattr(processor, "image_mean", None) is not None for processor in (old, new))
+    scales = {
+        (getattr(processor, "do_rescale", True), getattr(processor, "rescale_factor", None)) for processor in (old, new)
+    }
+    normalised = normalised and len(scales) == 1
+    if not normalised or tuple(tiles.shape[-3:]) != shape:
         raise ValueError(
-            f"{type(network.model).__name__} reads {tiles.shape[1]} tiles of {tuple(tiles.shape[-3:])} of an image, "
-            f"and {type(encoder.model).__name__} images of {wanted}: both need a processor of transformers that says "
-            "how it normalises (image_mean, image_std), and the same size"
+            f"{type(network.model).__name__} reads {tiles.shape[1]} tiles of {tuple(tiles.shape[-3:])} per image, and "
+            f"{type(encoder.model).__name__} images of {shape}: both require transformers processors with image_mean "
+            "and image_std, and the same size"
         )
     values = []
-    for each in (old, new):
-        moments = (each.image_mean, each.image_std) if getattr(each, "do_normalize", True) else ((0.0,), (1.0,))
+    for processor in (old, new):
+        moments = (
+            (processor.image_mean, processor.image_std)
+            if getattr(processor, "do_normalize", True)
+            else ((0.0,), (1.0,))
+        )
         values += [torch.tensor(moment).to(tiles)[:, None, None] for moment in moments]
     mean, std, own_mean, own_std = values
-    present = tiles.flatten(2).any(2)[..., None, None, None]  # tiles of zeros are padding
+    present = tiles.flatten(2).any(2)[..., None, None, None]  # zero tiles are padding
     return ((tiles * std + mean - own_mean) / own_std).where(present, 0)
 
 
-def hearing(encoder: Adapter) -> Adapter:
-    """Return an encoder whose feature extractor, if it has one, makes features of each waveform."""
+def with_waveforms(encoder: Adapter) -> Adapter:
+    """Return an encoder with a processor for single waveforms, if it has a feature extractor."""
     part = getattr(encoder.processor, "feature_extractor", encoder.processor)
     if not hasattr(part, "sampling_rate"):
         return encoder
-    made = copy.copy(encoder)
-    made.processor = Hearing(part, encoder.interface.content[0])
-    return made
+    adapter = copy.copy(encoder)
+    adapter.processor = WaveformProcessor(part, encoder.interface.content[0])
+    return adapter
 
 
 def rate_of(processor: Any) -> int | None:
-    """Return the sampling rate of a processor of sound; ``None`` for others."""
+    """Return the sampling rate of an audio processor; ``None`` for processors of other kinds."""
     part = getattr(processor, "extractor", getattr(processor, "feature_extractor", processor))
     return getattr(part, "sampling_rate", None)
 
 
 def tower_alone(encoder: Adapter, tower: Tower) -> Adapter:
-    """Return the tower of an encoder that reads two things as a network of its own, with the inputs that it gets."""
+    """Return the tower of a multimodal encoder as a separate network, with its recorded inputs as example."""
     module: Any = encoder.model.get_submodule(tower.name)
     seen: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""The answer: a network with another tower, and whether it is as good as before."""
+"""Result of a tower exchange: the network with the new tower, and its scores."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ if TYPE_CHECKING:
 
 EXCHANGED, ORIGINAL, ANOTHER = "exchanged", "original", "another image"
 MEAN, NO_MAP, MOMENTS = "mean only", "no map", "matched moments"
-"""Names of rows: the new tower through its map, the old one, the new tower on another image, the mean of the old tower
-for every image, and the new tower as it is and with the means and variances of the old one."""
+"""Names of rows: the new tower with its map, the old tower, the new tower on another image, the mean of the old tower
+for every image, and the new tower without a map and with the means and variances of the old tower."""
 
 KL, AGREEMENT, WRITTEN = "kl_divergence", "agreement", "log_likelihood_change"
 DECIDED, CLOSENESS, NEAREST = "decided_log_likelihood_change", "cosine", "nearest"
 DECIDED_AGREEMENT, ACCURACY, ANSWER = "decided_agreement", "accuracy", "answer_log_likelihood"
 CHANGES = {ACCURACY: "accuracy_change", ANSWER: "answer_log_likelihood_change"}
-"""Figure of answers -> how it differs from the original's, image by image."""
+"""Metric of answers -> its difference from the original, per image."""
 
 FIGURES = (KL, AGREEMENT, WRITTEN, DECIDED, DECIDED_AGREEMENT, ACCURACY, CHANGES[ACCURACY], ANSWER, CHANGES[ANSWER],
            CLOSENESS, NEAREST)  # fmt: skip
-"""Figures of networks that write, and the last two of networks of two towers; more is better, but of the first."""
+"""Metrics of networks that generate and, as the last two, of networks of two towers; only the first: lower is
+better."""
 
 WORDS = {
-    WRITTEN: "likelihood of captions", DECIDED: "likelihood of what the image decides",
-    DECIDED_AGREEMENT: "agreement in what the image decides",
+    WRITTEN: "likelihood of captions", DECIDED: "likelihood of tokens decided by the image",
+    DECIDED_AGREEMENT: "agreement in tokens decided by the image",
     CHANGES[ACCURACY]: "change of accuracy", ANSWER: "likelihood of answers",
     CHANGES[ANSWER]: "change of the likelihood of answers",
-    CLOSENESS: "cosine with the original's embedding", NEAREST: "the original's is the nearest",
+    CLOSENESS: "cosine with the original's embedding", NEAREST: "nearest to the original's embedding",
 }  # fmt: skip
-"""Names of figures in tables."""
+"""Names of metrics in tables."""
 
-GONE = "this result was read from a file, which contains no network: do the job again"
+GONE = "this result was loaded from a file, which does not contain the network: run the job again"
 
 CARD = """---
 library_name: transformers
 tags: [hf-stitch, tower-exchange]
 ---
-# Another {part} tower
+# Exchanged {part} tower
 
 {network} with {encoder} as its {part} tower, exchanged by [hf-stitch](https://github.com/hf-stitch/hf-stitch) without
 training: a map ({matcher}) was fitted on {fitted} images without labels.
@@ -59,25 +60,25 @@ training: a map ({matcher}) was fitted on {fitted} images without labels.
 |---|{rules}|
 {rows}
 
-Outputs are compared with those of the original on {n} test images; 95% intervals over images.
+Outputs are compared with the original on {n} test images, with 95% intervals over images.
 
 {notes}
 """
 
 END = "\n---\n"
-"""What follows the part of a card that the Hub reads."""
+"""End of the metadata of a card."""
 
 Figures = Mapping[str, Score]
 
 
 @dataclass(frozen=True)
 class Caption:
-    """What is written about a test image.
+    """Captions of a test image.
 
     Attributes:
         image: Id of the sample.
-        before: By the original.
-        after: By the network with the other tower.
+        before: Caption of the original.
+        after: Caption of the network with the new tower.
     """
 
     image: int | str
@@ -87,37 +88,37 @@ class Caption:
 
 @dataclass(frozen=True)
 class Exchanged(Result):
-    """A network with another tower, returned by ``hf_stitch.swap(…, part="vision")``.
+    """Network with an exchanged tower, returned by ``hf_stitch.swap(…, part="vision")``.
 
-    Figures compare outputs with those of the original: of a network that writes, token by token, on captions that the
-    original writes for test images, as a mean over images of the mean over tokens; of a network of two towers, the
+    Metrics compare outputs with the original. For a network that generates, they are means over images of means over
+    the tokens of captions that the original writes for test images. For a network of two towers, they compare the
     embeddings of images.
 
     Attributes:
-        network: The original.
+        network: The original network.
         encoder: The new tower.
-        part: Which tower was exchanged.
+        part: The exchanged tower.
         matcher: Name of the map.
-        held_out: Matcher -> what chose it, on images that fitted nothing: the change of the log-likelihood of tokens
-            that the image decides, or else the negative divergence, or the cosine; empty if it was named.
-        fitted: Number of images that the map was fitted on.
+        held_out: Matcher -> its score on held-out images: the change of the log-likelihood of tokens decided by the
+            image, the negative divergence without such tokens, or the cosine; empty if the matcher was named.
+        fitted: Number of images used for fitting.
         n: Number of test images.
         data: Fingerprint of the test images.
-        scores: ``exchanged`` and baselines -> figure -> score: ``kl_divergence`` from the original in nats per token,
-            ``agreement`` of the most likely tokens, ``log_likelihood_change`` of the captions in nats per token, and
-            ``decided_log_likelihood_change`` of those tokens that the image decides: the original with the mean of all
-            images would write others, and ``decided_agreement`` in these. Of two towers: ``cosine`` with the embedding
-            of the original, and the share of images whose own embedding by the original is the ``nearest`` among those
-            of all test images.
-        folded: Whether the map was folded into weights, so that the result is a network of the class of the original.
-        error: Greatest difference between outputs of the result and of the original that reads mapped features, over
-            the largest output.
-        notes: What to know.
-        captions: Of the first test images, if the processor of the original has a tokenizer.
-        model: The network, with ``generate``: one of the class if the map was folded, else a stitched model; not in the
-            saved result.
-        processor: Of images and texts for the network, or the tokenizer alone; not in the saved result.
-        reader: What turns raw samples into inputs (:meth:`preprocess`); not in the saved result.
+        scores: ``exchanged`` and baselines -> metric -> score. ``kl_divergence`` from the original is in nats per
+            token, ``agreement`` compares the most likely tokens, and ``log_likelihood_change`` of the captions is in
+            nats per token. ``decided_log_likelihood_change`` and ``decided_agreement`` are restricted to tokens decided
+            by the image: the original with the mean of all images would write other ones. For two towers, ``cosine``
+            compares with the embedding of the original, and ``nearest`` is the share of images for which the nearest
+            of the original's embeddings is the embedding of the same image.
+        folded: Whether the map was folded into weights; the result is then a network of the original's class.
+        error: Largest difference between outputs of the result and of the original with mapped features, over the
+            largest output.
+        notes: Remarks on the result.
+        captions: Captions of the first test images, if the processor of the original has a tokenizer.
+        model: The network, with ``generate``: of the original's class if the map was folded, else a stitched model; not
+            saved with the result.
+        processor: Processor of images and texts for the network, or only the tokenizer; not saved with the result.
+        reader: Converts raw samples to inputs (:meth:`preprocess`); not saved with the result.
     """
 
     page: ClassVar[str] = "hf_stitch_towers.page:section"
@@ -142,75 +143,77 @@ class Exchanged(Result):
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Names of the figures."""
+        """Names of the metrics."""
         return tuple(self.scores[EXCHANGED])
 
     @property
     def beaten(self) -> tuple[str, ...]:
-        """The baselines than which it is closer to the original, by intervals that do not overlap."""
-        own, figure = self.scores[EXCHANGED], self.figures[0]
+        """The baselines that are farther from the original, with non-overlapping intervals."""
+        scores, figure = self.scores[EXCHANGED], self.figures[0]
         others = {who: row[figure] for who, row in self.scores.items() if who not in (EXCHANGED, ORIGINAL)}
         if figure == KL:
-            return tuple(who for who, score in others.items() if own[figure].high < score.low)
-        return tuple(who for who, score in others.items() if own[figure].low > score.high)
+            return tuple(who for who, score in others.items() if scores[figure].high < score.low)
+        return tuple(who for who, score in others.items() if scores[figure].low > score.high)
 
     @property
     def verdict(self) -> str:
-        """What came out, in a sentence: is it as good as before?"""
-        own, mean = self.scores[EXCHANGED], self.scores[MEAN]
+        """Summary: whether the network is as good as before."""
+        scores, mean = self.scores[EXCHANGED], self.scores[MEAN]
         text = f"With {self.encoder} as its {self.part} tower, {self._answers()}"
-        if KL in own:
-            share = own[DECIDED_AGREEMENT]
+        if KL in scores:
+            share = scores[DECIDED_AGREEMENT]
             if np.isnan(share.value):
-                text += "no token depends on the image, so that nothing is told: test on other images"
+                text += (
+                    "the test is not conclusive, because none of the tokens depends on the image: test on other images"
+                )
             else:
                 text += (
-                    f"{share.value:.1%} of the tokens that the image decides [{share.low:.1%}, {share.high:.1%}] are "
-                    f"those of the original (of all tokens {own[AGREEMENT].value:.1%}, and {mean[AGREEMENT].value:.1%} "
+                    f"{share.value:.1%} of the tokens decided by the image [{share.low:.1%}, {share.high:.1%}] agree "
+                    f"with the original (of all tokens {scores[AGREEMENT].value:.1%}, and {mean[AGREEMENT].value:.1%} "
                     "with the mean of all images)"
                 )
         else:
-            share = own[NEAREST]
+            share = scores[NEAREST]
             text += (
-                f"the embedding of {share.value:.1%} of images [{share.low:.1%}, {share.high:.1%}] is nearest to the "
-                f"original's of the same image; the cosine with it is {own[CLOSENESS].value:.3f}"
+                f"for {share.value:.1%} of images [{share.low:.1%}, {share.high:.1%}] the nearest embedding of the "
+                f"original is from the same image, with a cosine of {scores[CLOSENESS].value:.3f}"
             )
         missed = [who for who in self.scores if who not in (EXCHANGED, ORIGINAL, *self.beaten)]
         if missed and not np.isnan(share.value):
-            by = "the divergence of all tokens" if KL in own else "the cosine"
-            text += f". But by {by} it is not clearly closer to the original than {' and '.join(missed)}"
+            by = "the divergence of all tokens" if KL in scores else "the cosine"
+            text += f". But by {by}, it is not clearly closer to the original than {' and '.join(missed)}"
         return self.told(text + ".")
 
     def told(self, text: str) -> str:
-        """Return a text about images as one about what the tower reads."""
+        """Return a text with ``image`` replaced by the content of the tower."""
         return text.replace("image", "sound") if self.part == "audio" else text
 
     def _answers(self) -> str:
-        """Return the part of the verdict about answers; nothing if samples have none."""
-        own, first = self.scores[EXCHANGED], self.scores[ORIGINAL]
+        """Return the part of the verdict about answers; empty without answers."""
+        scores, first = self.scores[EXCHANGED], self.scores[ORIGINAL]
         for figure, text, form in (
-            (ACCURACY, "the right answer is the likeliest for {} of images", ".1%"),
-            (ANSWER, "right answers have a log-likelihood of {} nats per token", ".2f"),
+            (ACCURACY, "the right answer is the most likely for {} of images", ".1%"),
+            (ANSWER, "the log-likelihood of right answers is {} nats per token", ".2f"),
         ):
-            if figure in own:
-                change = own[CHANGES[figure]]
+            if figure in scores:
+                change = scores[CHANGES[figure]]
                 value, low, high = (format(x, f"+{form}") for x in (change.value, change.low, change.high))
                 was, without = (format(row[figure].value, form) for row in (first, self.scores[MEAN]))
-                said = text.format(format(own[figure].value, form))
+                said = text.format(format(scores[figure].value, form))
                 return f"{said} (before {was}, change {value} [{low}, {high}]; with the mean of all images {without}); "
         return ""
 
     def preprocess(self, samples: Any) -> dict[str, Any]:
-        """Turn raw samples into inputs of the network.
+        """Convert raw samples to inputs of the network.
 
         Args:
-            samples: Images, waveforms, or dictionaries with a text beside them, as those of the exchange.
+            samples: Images, waveforms, or dictionaries with a text, as for the exchange.
 
         Returns:
-            Keyword arguments for ``model.generate`` and the forward.
+            Keyword arguments of ``model.generate`` and of the forward.
 
         Raises:
-            ValueError: If the result was read from a file and has no network, or a sample cannot be read.
+            ValueError: If the result was loaded from a file, without the network, or a sample cannot be read.
         """
         if self.reader is None:
             raise ValueError(GONE)
@@ -222,17 +225,17 @@ class Exchanged(Result):
         If the map was folded, transformers loads the folder without hf-stitch.
 
         Args:
-            folder: The folder; files of an earlier save are replaced at once.
+            folder: The folder; files of an earlier save are replaced atomically.
 
         Raises:
-            ValueError: If the result was read from a file and has no network.
+            ValueError: If the result was loaded from a file, without the network.
         """
         if self.model is None:
             raise ValueError(GONE)
         with replacing(Path(folder), _stale) as fresh:
             self.model.save_pretrained(fresh)
             text = self._card()
-            if not self.folded:  # which has a card; the scores go behind what the Hub reads
+            if not self.folded:  # a stitched model has a card; scores go after its metadata
                 text = f"{(fresh / 'README.md').read_text(encoding='utf-8')}\n{text.partition(END)[2]}"
             if self.processor is not None and (self.folded or self.processor is not self.model.processor):
                 self.processor.save_pretrained(fresh)
@@ -251,11 +254,11 @@ class Exchanged(Result):
         )  # fmt: skip
 
     def __rich__(self) -> Table:
-        """Return the table of the rows."""
+        """Return a table of the scores."""
         from rich.table import Table
 
         table = Table(
-            "figure", *self.scores, title=self.told(f"{self.n} test images, 95% intervals"),
+            "metric", *self.scores, title=self.told(f"{self.n} test images, 95% intervals"),
             caption="\n".join((self.verdict, *self.notes)), caption_justify="left",
         )  # fmt: skip
         for name in self.figures:
@@ -264,7 +267,7 @@ class Exchanged(Result):
         return table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a row for each row and figure: row, figure, value, low, high."""
+        """Return one row per row of scores and metric: row, figure, value, low, high."""
         import pandas
 
         return pandas.DataFrame(
@@ -276,7 +279,7 @@ class Exchanged(Result):
         )
 
     def plot(self) -> Figure:
-        """Plot the first figure of each row with its interval.
+        """Plot the first metric of each row with its interval.
 
         Returns:
             The matplotlib figure.
@@ -295,11 +298,11 @@ class Exchanged(Result):
 
 
 def worded(figure: str) -> str:
-    """Return the name of a figure in words."""
+    """Return the name of a metric in words."""
     return WORDS.get(figure, figure.replace("_", " ").replace("kl ", "KL "))
 
 
 def _stale(folder: Path) -> list[str]:
-    """Return the files of an earlier save that a new one may not replace, and that would be read."""
+    """Return the files of an earlier save that would be read if a new save did not replace them."""
     patterns = ("*.safetensors*", "pytorch_model*", "*processor_config.json", "tokenizer*", "chat_template*")
     return [path.name for pattern in patterns for path in folder.glob(pattern)]

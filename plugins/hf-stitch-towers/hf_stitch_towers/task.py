@@ -1,4 +1,4 @@
-"""The task of networks that write a text about an image: do stitched models predict the next tokens of the target?"""
+"""Task of image-to-text networks: agreement of a stitched model with the next tokens of the target."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["ImageTextToText"]
 
 
 class ImageTextToText(PerToken):
-    """Next tokens of a text that follows an image, compared with those that the whole target predicts.
+    """Next tokens of a text about an image, compared with the predictions of the whole target.
 
-    Tokens up to the last mark of an image do not count, nor does padding. With a fixed context, what counts begins with
-    the context and ends with the first token of the answer.
+    Tokens up to the last image placeholder token and padding do not count. With a fixed context, the compared tokens
+    are the context and the first token of the answer.
 
     Example:
         >>> task = ImageTextToText()
@@ -39,31 +39,31 @@ class ImageTextToText(PerToken):
     compared = ("agreement", "kl_divergence")
     kept = ("tokens", "agreement", "kl_divergence")
     counted = "tokens"
-    unused = "next tokens are compared with those of the target"
-    nothing = "no text has a token behind its image"
+    unused = "next tokens are compared with the target"
+    nothing = "texts do not have tokens after their image"
 
     def __init__(self, network: Any = None) -> None:
-        """Read the mark of an image in the config of a network, if one is given."""
+        """Get the image placeholder token from the config of a network, if one is passed."""
         model = getattr(getattr(network, "target", network), "model", None)
         self._mark = None if model is None or not hasattr(model, "config") else placeholder(model, "image")
 
     def about(self, network: Any) -> Self:
-        """Return the task of a network, in whose texts a token stands for the image."""
+        """Return the task for the image placeholder token of a network."""
         return type(self)(network)
 
     def difference(self, network: Adapter, output: Any) -> str:
-        """Return what this task needs and the output of a network is not."""
+        """Return the difference between the required and the actual output of a network."""
         shape, ids = tuple(logits_of(output).shape), _ids(network.example, logits_of(output).shape[1])
-        found = f"but {type(network.model).__name__} outputs {shape}"
-        return "" if len(shape) == 3 and ids is not None else f"logits for each token of a text, {found}"
+        actual = f"but {type(network.model).__name__} outputs {shape}"
+        return "" if len(shape) == 3 and ids is not None else f"logits for each token of a text, {actual}"
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
-        """Measure the number of tokens, those that agree, and the divergence of their distributions."""
-        twin, own = target
+        """Return the number of tokens, the number of equal predictions, and the divergence of the distributions."""
+        twin, inputs = target
         logits = {name: logits_of(output) for name, output in outputs.items()}
-        found = _ids(own, logits["target"].shape[1])
-        assert found is not None
-        ids, real = found
+        tokens = _ids(inputs, logits["target"].shape[1])
+        assert tokens is not None
+        ids, real = tokens
         if self._mark is not None and bool((marks := ids == self._mark).any()):
             last = (marks * torch.arange(1, ids.shape[1] + 1, device=ids.device)).amax(1, keepdim=True)
             real = real & (torch.arange(1, ids.shape[1] + 1, device=ids.device) >= last)
@@ -71,38 +71,40 @@ class ImageTextToText(PerToken):
         return {**self.counts(logits, asked, twin, labelled=False)}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
-        """Return the measures of the predictions for other samples, drawn at random."""
+        """Return the measures of predictions for randomly drawn other samples."""
         target = measured["target"]
         count = len(target["tokens"])
         return {"tokens": target["tokens"], "agreement": np.full(count, np.nan)}
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    def figures_of(
+        self, measured: Mapping[str, Array], target: Mapping[str, Array], weights: Array
+    ) -> dict[str, Array]:
         """Compute agreement and divergence per token."""
-        sums = {name: total(weights, values) for name, values in own.items()}
+        sums = {name: total(weights, values) for name, values in measured.items()}
         return {name: sums[name] / sums["tokens"] for name in self.figures if name in sums}
 
-    def apart(self, own: Answers, target: Answers) -> Array:
+    def apart(self, measured: Answers, target: Answers) -> Array:
         """Return the divergence per token."""
-        tokens = own["tokens"]
-        divergence = own.get("kl_divergence", tokens - own["agreement"])
+        tokens = measured["tokens"]
+        divergence = measured.get("kl_divergence", tokens - measured["agreement"])
         return np.divide(divergence, tokens, out=np.zeros_like(tokens), where=tokens > 0)
 
     def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
-        """Return the number of tokens for which the target predicts the same."""
+        """Return the number of tokens with the same prediction as the target."""
         return f"{answers['agreement'][place]:.0f} of {answers['tokens'][place]:.0f} tokens as the target"
 
     def usage(self) -> str:
-        """Write an answer."""
+        """Return a line of code that generates an answer."""
         return "print(model.generate(**inputs, max_new_tokens=20))"
 
 
 def _ids(inputs: Mapping[str, Any], length: int) -> tuple[Tensor, Tensor] | None:
-    """Return the tokens to which logits belong, and which of them are real; GIT has those of the image before them."""
+    """Return the tokens of logits, and which of them are real; image positions of GIT are padded in front."""
     texts = [
         (name, inputs[name]) for name in ("decoder_input_ids", "input_ids") if isinstance(inputs.get(name), Tensor)
     ]
-    same = [each for each in texts if each[1].shape[1] == length]
-    for name, ids in same or [each for each in texts if each[1].shape[1] < length][-1:]:
+    same = [text for text in texts if text[1].shape[1] == length]
+    for name, ids in same or [text for text in texts if text[1].shape[1] < length][-1:]:
         mask = inputs.get("attention_mask" if name == "input_ids" else "decoder_attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         before = (length - ids.shape[1], 0)

@@ -162,7 +162,7 @@ def test_waveforms_are_heard_by_both_extractors(tmp_path: Path) -> None:
     own = found.model.generate(**inputs, **options)
     assert torch.equal(plain.generate(**inputs, **options), own)
     other = hf_stitch.load(listener(3).model, processor=hf.WhisperFeatureExtractor(chunk_length=2, sampling_rate=8_000))
-    with pytest.raises(ValueError, match="one sampling rate, got 8000 and 16000"):
+    with pytest.raises(ValueError, match="same sampling rate, got 8000 and 16000"):
         exchange(listener(2), other, waves, "audio", QUIET)
-    with pytest.raises(ValueError, match="no waveform of one channel"):
+    with pytest.raises(ValueError, match="must be a waveform of one channel"):
         found.preprocess([np.zeros((2, 100), dtype="float32")])

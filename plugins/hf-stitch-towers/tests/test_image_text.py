@@ -338,7 +338,9 @@ def test_several_images_of_a_sample() -> None:
     inputs = adapter.preprocess([{"image": pictures(2), "text": "w5"}, {"image": pictures(2), "text": "w6"}])
     assert inputs["pixel_values"].shape == (4, 3, 24, 24) and (inputs["input_ids"] == MARK).sum(1).tolist() == [18, 18]
     example = {**inputs}
-    with pytest.raises(ValueError, match=r"pixel_values has 4 rows for 2 samples, and LlavaFor.* is cut for 1 each"):
+    with pytest.raises(
+        ValueError, match=r"LlavaFor.* is cut for 1 rows of pixel_values per sample, got 4 rows for 2 samples"
+    ):
         adapter.encode(inputs, "model.language_model.layers.0")
     twice = hf_stitch.load(network, example_inputs=example, processor=processor(network))
     layer = "model.language_model.layers.0"
@@ -354,14 +356,14 @@ PICTURE = pictures(1)[0]
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([{"text": "w5"}], r"sample 0 has no image, but text: give it one"),
-        ([{"image": None, "text": "w5"}], r"sample 0 has no image \(None\): leave it out"),
-        ([{"image": PICTURE, "text": None}], r"sample 0 has no text \(None\): leave it out"),
-        ([], "there are no samples"),
-        ([{"image": PICTURE, "text": " ".join(["w5"] * 70)}], r"has 79 tokens .* takes 64: truncation could cut"),
-        ([PICTURE], r'sample 0 has no text, and LlavaForConditionalGeneration reads input_ids.*context="Describe'),
-        ([1.0], "the text of sample 0 has no token for its image"),
-        ([1.0, float("nan")], "image 1 has values that are NaN or infinite"),
+        ([{"text": "w5"}], r"sample 0 must contain image, got text: pass"),
+        ([{"image": None, "text": "w5"}], r"sample 0 lacks its image \(None\): omit"),
+        ([{"image": PICTURE, "text": None}], r"sample 0 lacks its text \(None\): omit"),
+        ([], "at least one sample"),
+        ([{"image": PICTURE, "text": " ".join(["w5"] * 70)}], r"has 79 tokens, .* accepts at most 64: shorten"),
+        ([PICTURE], r'LlavaForConditionalGeneration requires input_ids .* sample 0 lacks a text.*context="Describe'),
+        ([1.0], "the text of sample 0 lacks the image placeholder token"),
+        ([1.0, float("nan")], "image 1 contains values that are NaN or infinite"),
     ],
 )
 def test_bad_samples_are_named(bare: Any, samples: list[Any], message: str) -> None:
@@ -487,15 +489,13 @@ REFUSALS: dict[str, Callable[[Any, Any], object]] = {
     r"content must be 'image' or 'text', or an argument of LlavaFor.*got 'sound'": lambda reader, bare: hf_stitch.load(
         reader.model, content="sound"
     ),
-    "Linear reads nothing beside its content: leave out context": lambda reader, bare: hf_stitch.load(
-        torch.nn.Linear(2, 2), **LINEAR
-    ),
-    "has no processor that reads the context 'w5'": lambda reader, bare: hf_stitch.load(reader.model, context="w5"),
+    "Linear does not accept a context": lambda reader, bare: hf_stitch.load(torch.nn.Linear(2, 2), **LINEAR),
+    "requires a processor for the context 'w5'": lambda reader, bare: hf_stitch.load(reader.model, context="w5"),
     "context lacks input_ids, got attention_mask": lambda reader, bare: hf_stitch.load(
         reader.model, context={"attention_mask": [1]}
     ),
     "only one of them is a grid": lambda reader, bare: stitched_into(reader, PLACES[2]),
-    "has no text, and LlavaFor.* reads input_ids": lambda reader, bare: stitched_into(bare, PLACES[1]),
+    "LlavaFor.* requires input_ids with images": lambda reader, bare: stitched_into(bare, PLACES[1]),
 }
 
 

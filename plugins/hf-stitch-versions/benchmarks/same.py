@@ -1,12 +1,12 @@
-"""Planted bugs that ``same`` names exactly, honest pairs that it flags, and what a loop of hooks makes of the same.
+"""Planted bugs that ``same`` locates exactly, and honest pairs that it flags, against a loop of forward hooks.
 
-The corpus is that of the tests of ``plugins/hf-stitch-versions`` (``planted.py``, ``honest.py``): tiny networks of 13
-families on random inputs. The loop is what people write: forward hooks record every output of both networks in their
-own dtype, and the first module in the order of execution whose output is not ``torch.allclose(atol=1e-5, rtol=1e-5)``
-is the culprit; padding is left out. The cost is processor time of one thread for BERT with 12 layers, over one forward
-of the first network on the same inputs.
+The corpus is shared with the tests of ``plugins/hf-stitch-versions`` (``planted.py``, ``honest.py``): tiny networks of
+13 families on random inputs. The baseline is the usual debugging loop: forward hooks record every output of both
+networks in their own dtype, without padding. The first module, in order of execution, with an output that is not
+``torch.allclose(atol=1e-5, rtol=1e-5)`` is the culprit. The cost is CPU time of one thread for BERT with 12 layers,
+relative to one forward pass of the first network on the same inputs.
 
-``python -m benchmarks same`` needs the plugin: ``pip install hf-stitch-versions``.
+``python -m benchmarks same`` requires the plugin: ``pip install hf-stitch-versions``.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ ROUNDS = 5
 NONE, SMALL, SHOWS = "without effect", "less effect than rounding to float32", "more effect than rounding to float32"
 
 
-# -- what people do today ----------------------------------------------------------------------------------------------
+# -- the baseline ----------------------------------------------------------------------------------------------
 def first_not_close(a: Adapter, b: Adapter | Activations, data: Any) -> str | None:
-    """Return the first module whose output is not close, or nothing."""
-    found: list[tuple[int, str]] = []
+    """Return the first module with an output that is not close; ``None`` if all are."""
+    failures: list[tuple[int, str]] = []
     second: Source = Network(b, second=True) if isinstance(b, Adapter) else Recorded(b)
     for feed in feeds(a, b, data):
         one, two = (recorded(source, feed) for source in (Network(a), second))
         places = [i for i, key in enumerate(one) if key in two and far(one[key], two[key])]
-        found += [(places[0], list(one)[places[0]][0])] if places else []
-    return min(found)[1] if found else None
+        failures += [(places[0], list(one)[places[0]][0])] if places else []
+    return min(failures)[1] if failures else None
 
 
 def feeds(a: Adapter, b: Adapter | Activations, data: Any) -> Iterator[Feed]:
-    """Yield what ``same`` would read; samples in one batch each, if one side is recorded."""
+    """Yield the inputs of ``same``; with recorded activations, batches of one sample."""
     if isinstance(b, Adapter):
         for feed in random_feeds(a):
             yield replace(feed, own=for_second(feed.arguments, a, b))
@@ -80,49 +80,51 @@ def recorded(source: Source, feed: Feed) -> dict[Key, Tensor]:
 
 
 def far(one: Tensor, two: Tensor) -> bool:
-    """Return whether two outputs of one shape are not close, by the usual tolerances."""
+    """Return whether two outputs have the same shape and are not close, by the usual tolerances."""
     return one.shape == two.shape and not torch.allclose(one, two, **CLOSE)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 def on_bugs() -> dict[str, Counter[str]]:
-    """Count the planted bugs by their effect, and those that are named exactly."""
+    """Count all planted bugs and the exactly located ones, by effect."""
     counts = {effect: Counter[str]() for effect in (SHOWS, SMALL, NONE)}
-    for each in planted.names():
-        pair = planted.plant(*each)
-        found = same(pair.a, pair.b, progress=False)
+    for bug in planted.names():
+        pair = planted.plant(*bug)
+        sameness = same(pair.a, pair.b, progress=False)
         row = counts[SHOWS if pair.shows else SMALL if pair.counts else NONE]
-        named = bool(found.findings) and found.findings[0].module == pair.answer
+        named = bool(sameness.findings) and sameness.findings[0].module == pair.answer
         row["pairs"] += 1
         row["same"] += named
-        row["told"] += named or (found.is_same and any(each.startswith(f"{pair.answer}: ") for each in found.settings))
+        row["reported"] += named or (
+            sameness.is_same and any(text.startswith(f"{pair.answer}: ") for text in sameness.settings)
+        )
         row["hooks"] += first_not_close(pair.a, pair.b, None) == pair.answer
     return counts
 
 
 def on_honest() -> dict[str, Counter[str]]:
-    """Count the honest pairs by their kind, and those that are flagged."""
+    """Count all honest pairs and the flagged ones, by kind."""
     counts = {kind: Counter[str]() for kind, _ in honest.names()}
-    for each in honest.names():
-        pair = honest.pair(*each)
-        found = same(pair.a, pair.b, pair.data, progress=False, **pair.options)
+    for case in honest.names():
+        pair = honest.pair(*case)
+        sameness = same(pair.a, pair.b, pair.data, progress=False, **pair.options)
         counts[pair.kind] += Counter(
-            pairs=1, same=not found.is_same, hooks=first_not_close(pair.a, pair.b, pair.data) is not None
+            pairs=1, same=not sameness.is_same, hooks=first_not_close(pair.a, pair.b, pair.data) is not None
         )
     return counts
 
 
 def cost() -> dict[str, float]:
-    """Return what a comparison takes beyond loading, in forwards of the first network on the same inputs."""
+    """Return the cost of a comparison without loading, in forward passes of the first network on the same inputs."""
     config = transformers.BertConfig(
         hidden_size=256, num_hidden_layers=12, num_attention_heads=4, intermediate_size=1024, vocab_size=8192
     )
     model = planted.as_if_trained(transformers.BertModel(config).eval())
     bug = copy.deepcopy(model)
     planted.transposed(bug, "encoder.layer.6.attention.self.query")
-    a, b, c = (planted.loaded("bert", each) for each in (model, copy.deepcopy(model), bug))
+    a, b, c = (planted.loaded("bert", network) for network in (model, copy.deepcopy(model), bug))
     inputs = [feed.arguments for feed in random_feeds(a)]
-    forward = median(lambda: [a.forward(each) for each in inputs])
+    forward = median(lambda: [a.forward(arguments) for arguments in inputs])
     return {
         "one forward, seconds": forward,
         "two that are the same": median(lambda: same(a, b, progress=False)) / forward,
@@ -133,17 +135,17 @@ def cost() -> dict[str, float]:
 
 @torch.no_grad()
 def median(job: Callable[[], object]) -> float:
-    """Return the median processor time of a job, after a first run."""
+    """Return the median CPU time of a job, after a warm-up run."""
     return statistics.median(seconds(job, ROUNDS + 1)[1:])
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
 def table(title: str, rows: dict[str, Counter[str]]) -> None:
     """Print a table of counts."""
-    told = ["told"] * any("told" in row for row in rows.values())
-    columns = "", "pairs", "same", *["same, or told as a setting"] * len(told), "hooks and allclose"
-    figures = "pairs", "same", *told, "hooks"
-    show(title, columns, ((name, *(row[each] for each in figures)) for name, row in rows.items()))
+    reported = ["reported"] * any("reported" in row for row in rows.values())
+    columns = "", "pairs", "same", *["same, or reported as a setting"] * len(reported), "hooks and allclose"
+    figures = "pairs", "same", *reported, "hooks"
+    show(title, columns, ((name, *(row[column] for column in figures)) for name, row in rows.items()))
 
 
 def main() -> None:

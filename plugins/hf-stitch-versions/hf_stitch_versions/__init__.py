@@ -1,4 +1,4 @@
-"""Versions of one network: whether they are the same, and where they first differ.
+"""Compare versions of one network: test whether they are the same, and find where they first differ.
 
 Importing this package is fast: public names, listed in ``__init__.pyi``, are imported when they are first used.
 """

@@ -1,4 +1,4 @@
-"""``hf-stitch same``, ``diff`` and ``diff-all``: versions of a network, for people and for continuous integration."""
+"""Commands ``hf-stitch same``, ``diff`` and ``diff-all``, for people and for continuous integration."""
 
 from __future__ import annotations
 
@@ -10,46 +10,48 @@ import typer
 from hf_stitch.cli.functions import is_function
 from hf_stitch.cli.verbs import Job, command
 
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples per forward; all modules' outputs are in memory.")]
+BatchSize = Annotated[
+    int, typer.Option(min=1, help="Samples per forward pass; outputs of all modules are held in memory.")
+]
 
 FILES = (".onnx", ".npz", ".safetensors")
-"""Files that can stand in the place of the second network."""
+"""Suffixes of files that are accepted as the second network."""
 
 
 @command("hf_stitch_versions.sameness.workflow:same", without=["plan"])
 def same(job: Job, batch_size: BatchSize = 8) -> None:
-    """Compare, show, and end with 0 if the networks are the same and with 1 if they differ; errors end with 2."""
+    """Compare two networks; the exit status is 0 if they are the same, 1 if they differ, and 2 after an error."""
     name = job.given["b"]
     is_file = Path(name).suffix in FILES and not is_function(name) and not Path(name).is_dir()
     try:
-        found = job.run(batch_size=batch_size, **({"b": Path(name)} if is_file else {}))
+        sameness = job.run(batch_size=batch_size, **({"b": Path(name)} if is_file else {}))
     except Exception as error:  # of any kind: 1 is an answer
         raise typer.BadParameter(str(error) or type(error).__name__) from error
-    job.finish(found, "same.json", {"same.png": {}})
-    if not found.is_same:
+    job.finish(sameness, "same.json", {"same.png": {}})
+    if not sameness.is_same:
         raise typer.Exit(1)
 
 
 Bound = Annotated[
-    list[str] | None, typer.Option(help="A bound, as KL=.01: what is above it ends the command with 1. Repeatable.")
+    list[str] | None, typer.Option(help="Upper bound, such as KL=.01; above it the exit status is 1. Repeatable.")
 ]
 
 
 @command("hf_stitch_versions.changes.workflow:diff", without=["plan"])
 def diff(job: Job, fail_above: Bound = None) -> None:
-    """Compare, show, and end with 0, or with 1 if something is above a bound; errors end with 2."""
+    """Compare two versions; the exit status is 0, 1 if a bound is exceeded, and 2 after an error."""
     bounds = dict(map(_bound, fail_above or []))
     try:
-        found = job.run(fail_above=bounds)
+        difference = job.run(fail_above=bounds)
     except Exception as error:  # of any kind: 1 is an answer
         raise typer.BadParameter(str(error) or type(error).__name__) from error
-    job.finish(found, "diff.json", {"diff.png": {}} if found.curves else {})
-    if found.failed:
+    job.finish(difference, "diff.json", {"diff.png": {}} if difference.curves else {})
+    if difference.failed:
         raise typer.Exit(1)
 
 
 def _bound(text: str) -> tuple[str, float]:
-    """Read a bound."""
+    """Parse a bound."""
     name, _, most = text.partition("=")
     try:
         return name, float(most)
@@ -59,17 +61,17 @@ def _bound(text: str) -> tuple[str, float]:
         ) from None
 
 
-Versions = Annotated[list[str], typer.Argument(help="Versions as NAME=NETWORK, in their order; at least two.")]
+Versions = Annotated[list[str], typer.Argument(help="Versions as NAME=NETWORK, in order; at least two.")]
 
 
 @command("hf_stitch_versions.changes.family:diff_all", without=["plan"])
 def diff_all(job: Job, networks: Versions) -> None:
-    """Compare all versions, and show."""
-    if unnamed := [each for each in networks if not each.partition("=")[0] or not each.partition("=")[2]]:
+    """Compare all versions, and print the distances."""
+    if unnamed := [version for version in networks if not version.partition("=")[0] or not version.partition("=")[2]]:
         raise typer.BadParameter(f"expected NAME=NETWORK, such as step100=runs/checkpoint-100, got {unnamed[0]!r}")
-    places = dict(each.split("=", 1) for each in networks)
+    places = dict(version.split("=", 1) for version in networks)
     try:
-        found = job.run(networks={name: job.shared.load(place) for name, place in places.items()})
+        family = job.run(networks={name: job.shared.load(place) for name, place in places.items()})
     except Exception as error:  # of any kind: 1 is an answer
         raise typer.BadParameter(str(error) or type(error).__name__) from error
-    job.finish(found, "diff_all.json", {"diff_all.png": {}})
+    job.finish(family, "diff_all.json", {"diff_all.png": {}})

@@ -1,4 +1,4 @@
-"""The inputs on which two networks are compared: samples or random ones, and what each side makes of them."""
+"""Inputs for the comparison of two networks: preprocessed samples, or random inputs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LENGTHS = (12, 5, 9, 12, 3, 7, 12, 10)
 """Numbers of tokens of random texts."""
 
 MOST_VALUES = 2**28
-"""Most values that the modules of a network return for a longer input: 2 GiB in float64."""
+"""Maximum number of values in the outputs of all modules for a longer input: 2 GiB in float64."""
 
-OTHER_SIDE = "padding is on the other side"
-"""What is told of inputs that differ in their padding only."""
+OTHER_SIDE = "padding is on the opposite side"
+"""Description of inputs that differ only in the side of padding."""
 
 NAMED = {
     r"(\w+_)?window(_size|_len)?|local_attention|local_radius|original_max_position_embeddings": 1,
@@ -38,58 +38,58 @@ NAMED = {
     r"(\w+_)?chunk_(size|length)|local_transformer_stride": 2,
     r"(\w+_)?(num|position)_buckets": 4,
 }
-"""Names of lengths in configs and modules -> how many such lengths a text must exceed for the network to change.
+"""Names of lengths in configs and modules -> multiple of the length that a text must exceed to show an effect.
 
-Attention within chunks reads the chunk before too, and the buckets of relative positions grow with the distance.
+Attention within chunks also reads the previous chunk, and the buckets of relative positions grow with the distance.
 """
 
 
 def feeds(a: Adapter, b: Adapter | None, samples: Samples | None, run: Run) -> Iterator[Feed]:
-    """Yield the batches of this process: its part of the samples, or random ones, which all processes run."""
+    """Yield the batches of this process: its share of the samples, or random inputs, equal in all processes."""
     if samples is None:
         yield from random_feeds(a, run.seed, b)
         return
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "comparing"):
         arguments = a.preprocess(batch.samples)
-        own = None if b is None or not _reads(b, batch.samples) else b.preprocess(batch.samples)
+        arguments_b = None if b is None or not _reads(b, batch.samples) else b.preprocess(batch.samples)
         mask = arguments.get(a.interface.mask)
-        yield Feed(tuple(batch.ids), arguments, own, mask.bool() if isinstance(mask, Tensor) else None)
+        yield Feed(tuple(batch.ids), arguments, arguments_b, mask.bool() if isinstance(mask, Tensor) else None)
 
 
 def _reads(adapter: Adapter, samples: Any) -> bool:
-    """Return whether a network can make inputs of raw samples: tensors are inputs already."""
-    return adapter.processor is not None or all(isinstance(each, Tensor) for each in samples)
+    """Return whether a network can preprocess raw samples; tensors are ready inputs."""
+    return adapter.processor is not None or all(isinstance(sample, Tensor) for sample in samples)
 
 
-def random_feeds(adapter: Adapter, seed: int = 0, other: Adapter | None = None) -> Iterator[Feed]:
-    """Yield random inputs within the bounds of a network: batches of 8 and 1, texts padded on each side.
+def random_feeds(adapter: Adapter, seed: int = 0, second: Adapter | None = None) -> Iterator[Feed]:
+    """Yield random inputs within the bounds of a network: batches of 8 and 1, with texts padded on both sides.
 
-    Token ids are drawn from all that are not special, and that another network has too, numbers from a normal
-    distribution with the mean and the deviation of the example with which the network was loaded.
+    Token ids are drawn from all common tokens of both networks that are not special. Numbers are drawn from a normal
+    distribution with the mean and the standard deviation of the network's example inputs.
     """
     generator = torch.Generator().manual_seed(seed)
     limit = min(max(LENGTHS), adapter.interface.max_tokens or max(LENGTHS))
     lengths = [min(length, limit) for length in LENGTHS]
     for number, (count, left) in enumerate(((MOST, False), (MOST, True), (1, False))):
         if not left or _is_masked(adapter):
-            yield _feed(adapter, f"random {number}", lengths[:count], left, generator, other=other)
+            yield _feed(adapter, f"random {number}", lengths[:count], left, generator, second=second)
 
 
 def longer_feeds(
     a: Adapter, b: Adapter | None, networks: Sequence[Source], seed: int
 ) -> tuple[list[Feed], str]:  # fmt: skip
-    """Return random inputs past every length that the networks name, and up to where inputs reach if not so far.
+    """Return random inputs longer than all lengths that the networks name, and the limit if this is not possible.
 
     Args:
         a: The first network.
-        b: The second network; ``None`` if it is not here.
-        networks: What runs both.
+        b: The second network; ``None`` if it is not in memory.
+        networks: Sources of both.
         seed: Seed of the inputs.
 
     Returns:
-        A batch of one or two texts past the greatest length on which both networks run and their modules return at
-        most :data:`MOST_VALUES` values, or of one image of another size, or nothing. Then the bound of what inputs
-        try, in words; empty if there is none.
+        A batch of one or two texts past the largest possible length, or of one image of a different size, or nothing.
+        Both networks must run on it, with at most :data:`MOST_VALUES` values in the outputs of modules. The second
+        element is the limit of the inputs in words; empty without a limit.
     """
 
     def made(lengths: Sequence[int], size: tuple[int, int] | None = None) -> Feed:
@@ -102,42 +102,42 @@ def longer_feeds(
         height, width = a.interface.shapes[a.interface.content[0]][-2:]
         for feed in (made([1], size) for size in ((height, 2 * width), (2 * height, 2 * width))):
             if _runs(networks[0], feed, MOST_VALUES):
-                runs = all(_runs(each, feed, MOST_VALUES) for each in networks[1:])
-                bound = f"images of {height}×{width}: the second network does not run on other sizes"
+                runs = all(_runs(network, feed, MOST_VALUES) for network in networks[1:])
+                bound = f"images of {height}×{width}: the second network does not run on different sizes"
                 return ([feed], "") if runs else ([], bound)
     both = [a] if b is None else [a, b]
-    limit = min((end for each in both if (end := _end(each))), default=None)
-    named = {name: min(tokens, limit or tokens) for each in both for name, tokens in _named_lengths(each).items()}
+    limit = min((end for network in both if (end := _end(network))), default=None)
+    named = {name: min(tokens, limit or tokens) for network in both for name, tokens in _named_lengths(network).items()}
     if a.interface.modality != "text":
         bounded = a.interface.modality == "tensor" and named
-        return [], f"inputs of the size of the example, which may not reach past {', '.join(named)}" if bounded else ""
+        return [], f"inputs of the size of the example, which may be shorter than {', '.join(named)}" if bounded else ""
     reached, ids = max(LENGTHS), _vocabulary(a, a.example[a.interface.content[0]])
     longer = sorted({tokens for tokens in named.values() if tokens > reached}, reverse=True)
-    found = list[Feed]()
+    longest_feeds = list[Feed]()
     for tokens, count in product(longer, (2, 1)):
         if count * tokens * max(tokens, ids) <= MOST_VALUES:
             feed = made([tokens, tokens // 2][:count])
-            if all(_runs(each, feed, MOST_VALUES) for each in networks):
-                reached, found = tokens, [feed]
+            if all(_runs(network, feed, MOST_VALUES) for network in networks):
+                reached, longest_feeds = tokens, [feed]
                 break
     missed = ", ".join(name for name, tokens in named.items() if tokens > reached)
-    bound = f"texts of up to {reached} tokens, which do not reach past {missed}: pass longer ones as data"
-    return found, bound if missed else ""
+    bound = f"texts of up to {reached} tokens, which do not exceed {missed}: pass longer texts as data"
+    return longest_feeds, bound if missed else ""
 
 
 def _end(adapter: Adapter) -> int | None:
-    """Return the number of tokens with which the positions of a network end, as in a table; rotary ones go on."""
+    """Return the maximum number of tokens of a network; ``None`` for rotary positions, which are unlimited."""
     rotary = any("original_max_seq_len" in vars(module) for module in adapter.model.modules())
     return None if rotary else adapter.interface.max_tokens
 
 
 def _named_lengths(adapter: Adapter) -> dict[str, int]:
-    """Return the lengths that a network names, with the number of tokens that goes past them."""
+    """Return the lengths that a network names -> a number of tokens that exceeds them."""
     config: Any = getattr(adapter.model, "config", None)
     settings: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
     blocks = max(2, 5 + 2 * (settings.get("num_random_blocks") or 0), 1 + (settings.get("index_topk_blocks") or 0))
     named = {**NAMED, r"(\w+_)?block_size": blocks}
-    found = dict[str, int]()
+    exceeding = dict[str, int]()
 
     def read(values: Mapping[str, Any]) -> None:
         for key, value in values.items():
@@ -148,18 +148,18 @@ def _named_lengths(adapter: Adapter) -> dict[str, int]:
             for pattern, multiple in named.items():
                 if whole and max(whole) > 0 and re.fullmatch(pattern, str(key)):
                     length = multiple * max(whole)
-                    found[f"{key} {max(whole)}"] = length + max(max(LENGTHS), length // 4)
+                    exceeding[f"{key} {max(whole)}"] = length + max(max(LENGTHS), length // 4)
 
     read(settings)
     for module in adapter.model.modules():
         read({key: value for key, value in vars(module).items() if isinstance(value, int)})
         if "dynamic" in str(vars(module).get("rope_type")):
             read({"original_max_position_embeddings": vars(module).get("original_max_seq_len")})
-    return found
+    return exceeding
 
 
 def _runs(network: Source, feed: Feed, most: int) -> bool:
-    """Return whether a network runs on a batch, and its modules return at most so many values."""
+    """Return whether a network runs on a batch, with at most ``most`` values in the outputs of its modules."""
     left = most
 
     def count(event: Event) -> None:
@@ -183,13 +183,13 @@ def _is_masked(adapter: Adapter) -> bool:
 
 def _feed(
     adapter: Adapter, name: str, lengths: Sequence[int], left: bool, generator: torch.Generator,
-    size: tuple[int, int] | None = None, other: Adapter | None = None,
+    size: tuple[int, int] | None = None, second: Adapter | None = None,
 ) -> Feed:  # fmt: skip
-    """Return random inputs: texts of some lengths, padded on a side, or as many other samples, images of some size."""
+    """Return random inputs: texts of the given lengths, padded on one side, or as many samples of another modality."""
     interface, example, count, longest = adapter.interface, adapter.example, len(lengths), max(lengths)
     arguments = {
         name: _drawn(
-            name, value, adapter, count, longest if interface.modality == "text" else None, size, generator, other
+            name, value, adapter, count, longest if interface.modality == "text" else None, size, generator, second
         )
         for name, value in example.items() if isinstance(value, Tensor)
     }  # fmt: skip
@@ -198,16 +198,16 @@ def _feed(
         place = torch.arange(longest)
         mask = torch.stack([place >= longest - length if left else place < length for length in lengths])
         arguments[interface.mask] = mask.to(example[interface.mask].dtype)
-        for each in interface.content:
-            arguments[each] = arguments[each].masked_fill(~mask, int(interface.pad_id or 0))
+        for content in interface.content:
+            arguments[content] = arguments[content].masked_fill(~mask, int(interface.pad_id or 0))
     return Feed(tuple(f"{name}.{i}" for i in range(count)), arguments, None, mask)
 
 
 def _drawn(
     name: str, value: Tensor, adapter: Adapter, count: int, length: int | None, size: tuple[int, int] | None,
-    generator: torch.Generator, other: Adapter | None,
+    generator: torch.Generator, second: Adapter | None,
 ) -> Tensor:  # fmt: skip
-    """Return random values like those of an argument, for another number of samples, of tokens, or size of images."""
+    """Return random values similar to an argument, for a number of samples and of tokens, or a size of images."""
     shape = [count, *value.shape[1:]]
     if length is not None and value.dim() == 2:
         shape[1] = length
@@ -222,14 +222,14 @@ def _drawn(
         return value[:1, :1].expand(shape).clone().cpu()  # masks and token types
     special = set(adapter.interface.special_ids)
     count_of_ids = _vocabulary(adapter, value)
-    if other is not None and other.interface.modality == "text":
-        count_of_ids = min(count_of_ids, Vocabulary(adapter, other).size)
-    known = torch.tensor([id_ for id_ in range(count_of_ids) if id_ not in special])
-    return known[torch.randint(len(known), shape, generator=generator)].to(value.dtype)
+    if second is not None and second.interface.modality == "text":
+        count_of_ids = min(count_of_ids, Vocabulary(adapter, second).size)
+    allowed = torch.tensor([id_ for id_ in range(count_of_ids) if id_ not in special])
+    return allowed[torch.randint(len(allowed), shape, generator=generator)].to(value.dtype)
 
 
 def _vocabulary(adapter: Adapter, ids: Tensor) -> int:
-    """Return the number of token ids that a network knows: the size of the first embedding that looks them up."""
+    """Return the size of the vocabulary: the size of the first embedding that receives token ids."""
     sizes: list[int] = []
     hooks = [
         module.register_forward_pre_hook(
@@ -248,7 +248,7 @@ def _vocabulary(adapter: Adapter, ids: Tensor) -> int:
 
 @dataclass
 class Vocabulary:
-    """The token ids that a second network can read, which has its inputs of the tokenizer of the first."""
+    """Token ids of the first network's tokenizer that the second network accepts."""
 
     a: Adapter
     b: Adapter
@@ -262,33 +262,33 @@ class Vocabulary:
         return _vocabulary(self.b, self.b.example[self.b.interface.content[0]])
 
     def check(self, samples: Sequence[Any], arguments: Mapping[str, Any]) -> None:
-        """Refuse ids that the second network has no embedding of.
+        """Raise an error for ids without an embedding in the second network.
 
         Args:
             samples: Ids of the samples.
             arguments: Inputs of the second network.
 
         Raises:
-            ValueError: If an id is too large; it names both tokenizers.
+            ValueError: If a token id is too large; the message names both tokenizers.
         """
         ids = arguments.get(self.b.interface.content[0])
         if self.b.interface.modality != "text" or not isinstance(ids, Tensor) or ids.is_floating_point():
             return
         if len(far := (ids >= self.size).nonzero()):
             place = tuple(far[0].tolist())
-            first, second = (_tokenizer(each) for each in (self.a, self.b))
+            first, second = (_tokenizer(adapter) for adapter in (self.a, self.b))
             raise ValueError(
-                f"sample {samples[place[0]]!r} has the token id {ids[place].item()} of the tokenizer of the first "
-                f"network ({first}), but the second network has embeddings of {self.size} tokens, and its tokenizer is "
-                f"{second}. Leave out samples with tokens that only the first network has"
+                f"sample {samples[place[0]]!r} has the token id {ids[place].item()} from the first network's tokenizer "
+                f"({first}), but the second network (tokenizer: {second}) has embeddings of {self.size} tokens. Omit "
+                "samples with tokens of the first network only"
             )
 
 
 def _tokenizer(adapter: Adapter) -> str:
     """Return the class of a tokenizer and its number of tokens."""
-    found: Any = adapter.processor
-    size = f" of {len(found)} tokens" if hasattr(found, "__len__") else ""
-    return "none" if found is None else f"{type(found).__name__}{size}"
+    processor: Any = adapter.processor
+    size = f" of {len(processor)} tokens" if hasattr(processor, "__len__") else ""
+    return "none" if processor is None else f"{type(processor).__name__}{size}"
 
 
 def _size(value: Any) -> torch.Size | None:
@@ -296,7 +296,7 @@ def _size(value: Any) -> torch.Size | None:
 
 
 def for_second(arguments: Mapping[str, Any], a: Adapter, b: Adapter) -> dict[str, Any]:
-    """Return arguments of the first network under the names of the second; those that it does not take are left out."""
+    """Return arguments of the first network by the names of the second, without arguments that it does not accept."""
     names = dict(zip(a.interface.content, b.interface.content, strict=False)) | {a.interface.mask: b.interface.mask}
     takes = {*b.interface.content, *b.interface.given, *b.interface.arguments, *b.example}
     renamed = {names.get(name, name): value for name, value in arguments.items()}
@@ -304,32 +304,32 @@ def for_second(arguments: Mapping[str, Any], a: Adapter, b: Adapter) -> dict[str
 
 
 def differences(feed: Feed, a: Adapter, b: Adapter) -> list[str]:
-    """Tell how the inputs that the networks make of the same samples differ, before any network runs."""
+    """Return how the networks' own inputs for the same samples differ."""
     if feed.own is None:
         return []
-    found = []
-    for name, one in for_second(feed.arguments, a, b).items():
-        two = feed.own.get(name)
-        if not isinstance(one, Tensor) or not isinstance(two, Tensor):
+    reasons = []
+    for name, tensor_a in for_second(feed.arguments, a, b).items():
+        tensor_b = feed.own.get(name)
+        if not isinstance(tensor_a, Tensor) or not isinstance(tensor_b, Tensor):
             continue
-        if one.shape != two.shape:
-            found.append(f"{name} has the shape {tuple(one.shape)} against {tuple(two.shape)}")
-        elif one.is_floating_point():
-            gap = float((one.double() - two.double()).abs().max())
-            eps = max(1e-6, torch.finfo(one.dtype).eps, torch.finfo(two.dtype).eps)
-            if gap > eps * float(one.double().abs().max()):
-                found.append(f"{name} differs by up to {gap:.2g}")
-        elif not torch.equal(one, two):
-            row, *place = (one != two).nonzero()[0].tolist()
+        if tensor_a.shape != tensor_b.shape:
+            reasons.append(f"{name} has shape {tuple(tensor_a.shape)} against {tuple(tensor_b.shape)}")
+        elif tensor_a.is_floating_point():
+            gap = float((tensor_a.double() - tensor_b.double()).abs().max())
+            eps = max(1e-6, torch.finfo(tensor_a.dtype).eps, torch.finfo(tensor_b.dtype).eps)
+            if gap > eps * float(tensor_a.double().abs().max()):
+                reasons.append(f"{name} differs by up to {gap:.2g}")
+        elif not torch.equal(tensor_a, tensor_b):
+            row, *place = (tensor_a != tensor_b).nonzero()[0].tolist()
             at = f" at {place[0]}" if place else ""
-            values = one[(row, *place)].item(), two[(row, *place)].item()
-            found.append(f"{name} differs in sample {feed.ids[row]!r}{at}: {values[0]} against {values[1]}")
-    return [OTHER_SIDE, *found] if _padded_elsewhere(feed.mask, feed.own, b) else found
+            values = tensor_a[(row, *place)].item(), tensor_b[(row, *place)].item()
+            reasons.append(f"{name} differs in sample {feed.ids[row]!r}{at}: {values[0]} against {values[1]}")
+    return [OTHER_SIDE, *reasons] if _padded_elsewhere(feed.mask, feed.own, b) else reasons
 
 
-def _padded_elsewhere(mask: Tensor | None, own: Mapping[str, Any], b: Adapter) -> bool:
-    """Return whether the second network pads the same texts on the other side."""
-    other = own.get(b.interface.mask)
-    if mask is None or not isinstance(other, Tensor) or other.shape != mask.shape or torch.equal(mask, other.bool()):
+def _padded_elsewhere(mask: Tensor | None, arguments_b: Mapping[str, Any], b: Adapter) -> bool:
+    """Return whether the second network pads the same texts on the opposite side."""
+    mask_b = arguments_b.get(b.interface.mask)
+    if mask is None or not isinstance(mask_b, Tensor) or mask_b.shape != mask.shape or torch.equal(mask, mask_b.bool()):
         return False
-    return torch.equal(mask.sum(1), other.sum(1))
+    return torch.equal(mask.sum(1), mask_b.sum(1))

@@ -1,4 +1,4 @@
-"""Metrics of the weights of two networks, of any kind, without data."""
+"""Metrics between the weights of two networks, without data."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ ROY_2007 = Paper(
 
 
 def _weight_cosine(x: Weights, y: Weights) -> float:
-    one, other = _in_double(x), _in_double(y)
-    length = _norm(one) * _norm(other)
+    first, second = _in_double(x), _in_double(y)
+    length = _norm(first) * _norm(second)
     if not length:
-        raise NotComparable(x.layer, f"its weights, or those of {y.layer!r}, are zero, so there is no cosine")
-    return sum(float(value.flatten() @ other[name].flatten()) for name, value in one.items()) / length
+        raise NotComparable(x.layer, f"the cosine is not defined: its weights, or the weights of {y.layer!r}, are zero")
+    return sum(float(value.flatten() @ second[name].flatten()) for name, value in first.items()) / length
 
 
 def _relative_change(x: Weights, y: Weights) -> float:
     size, change = _norm(_in_double(x)), _norm(_change(x, y))
     if change and not size:
-        raise NotComparable(x.layer, "its weights are zero in the first network, so no change is relative to them")
+        raise NotComparable(x.layer, "the relative change is not defined: its weights are zero in the first network")
     return change / size if change else 0.0
 
 
@@ -43,45 +43,46 @@ def _update_rank(x: Weights, y: Weights) -> float:
 
 
 class _OfModules(WeightMetric):
-    """A metric that compares the weights of two modules, which must have the same names and shapes."""
+    """Base class of metrics that compare the weights of two modules with the same names and shapes."""
 
     _reads: ClassVar[str] = "weights"
-    _axes: ClassVar[int] = 1  # least number of axes of a weight that is read
+    _axes: ClassVar[int] = 1  # minimum number of axes of a weight
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Copy the weights with which each module computes, without those of the modules in it.
+        """Copy the effective weights of each module, without its submodules.
 
-        Weights of the network itself, such as position embeddings, are layers of their own names.
+        Parameters of the root module, such as position embeddings, count as layers.
         """
         if is_offloaded(model):
             raise ValueError(
-                f"{self.name} reads weights in memory, but accelerate offloads those of {type(model).__name__}; load "
-                "the network without a device_map"
+                f"{self.name} requires weights in memory, but accelerate offloads the weights of "
+                f"{type(model).__name__}; load the network without a device_map"
             )
-        found: dict[str, dict[str, Tensor]] = {}
+        weights: dict[str, dict[str, Tensor]] = {}
         for name, value in effective(model).items():
             if value.dim() >= self._axes:
-                layer, _, own = name.rpartition(".")
-                found.setdefault(layer or own, {})[own] = value.to("cpu", copy=True).contiguous()
-        if not found:
-            raise ValueError(f"{self.name} reads {self._reads}, but {type(model).__name__} has none")
-        return {layer: Weights(layer, tensors) for layer, tensors in found.items()}
+                layer, _, parameter = name.rpartition(".")
+                weights.setdefault(layer or parameter, {})[parameter] = value.to("cpu", copy=True).contiguous()
+        if not weights:
+            raise ValueError(f"{self.name} requires {self._reads}, but {type(model).__name__} does not have any")
+        return {layer: Weights(layer, tensors) for layer, tensors in weights.items()}
 
     def check_shared(self, a: Weights, b: Weights) -> None:
-        """Check that two modules have weights of the same names and shapes, as in ``WeightMetric``."""
-        one, other = ({name: tuple(value.shape) for name, value in side.tensors.items()} for side in (a, b))
-        if one != other:
+        """Check that the weights of two modules have the same names and shapes, as in ``WeightMetric``."""
+        shapes_a, shapes_b = ({name: tuple(value.shape) for name, value in side.tensors.items()} for side in (a, b))
+        if shapes_a != shapes_b:
             raise NotComparable(
-                a.layer, f"it has {_listed(one)}, but {b.layer!r} has {_listed(other)}; compare modules of one shape"
+                a.layer,
+                f"it has {_listed(shapes_a)}, but {b.layer!r} has {_listed(shapes_b)}; compare equal shapes",
             )
 
 
 class WeightCosine(_OfModules):
-    """The cosine of the weights of two modules of one shape: matrices, kernels of convolutions, embeddings.
+    """Cosine of the weights of two modules of the same shape: matrices, convolution kernels, embeddings.
 
-    Several weights of one module count as one vector. Biases and weights of norms are not read. Adapters of PEFT count
-    as merged, quantised weights as what they stand for, parametrised and pruned ones as what the module computes with.
-    The value of networks is the mean of their modules.
+    Several weights of one module count as one vector. Biases and norm weights are ignored. The metric compares
+    effective weights: PEFT adapters merged, quantized weights dequantized, parametrisations and pruning applied. The
+    value for networks is the mean over their modules.
 
     Example:
         >>> import torch
@@ -103,10 +104,10 @@ class WeightCosine(_OfModules):
 
 
 class RelativeChange(_OfModules):
-    """The norm of the difference b − a of all weights of a module, over the norm of a; not symmetric.
+    """Norm of the difference b − a of all weights of a module, over the norm of a; not symmetric.
 
-    Norms, biases and running statistics count, too. 0: nothing changed. Weights are read as by
-    :class:`WeightCosine`. The value of networks is the mean of their modules.
+    Norm weights, biases and running statistics count, too. 0: nothing changed. Weights are effective weights, as in
+    :class:`WeightCosine`. The value for networks is the mean over their modules.
 
     Example:
         >>> import torch
@@ -120,7 +121,7 @@ class RelativeChange(_OfModules):
         (0.5, 0.3333)
     """
 
-    name, title = "relative_change", "change of the weights, relative to those of the first network"
+    name, title = "relative_change", "change of the weights, relative to the first network"
     function = staticmethod(_relative_change)
     range = (0.0, math.inf)
     higher_is_better = False
@@ -128,12 +129,12 @@ class RelativeChange(_OfModules):
 
 
 class UpdateRank(_OfModules):
-    """The effective rank of the change b − a of the matrices of a module, over the largest possible one.
+    """Effective rank of the change b − a of the matrices of a module, over the largest possible rank.
 
     The effective rank is the exponential of the entropy of the normalised singular values (Roy and Vetterli 2007). Low:
-    few directions changed, as by an adapter of low rank; 1: all alike; 0: nothing changed. Kernels of convolutions are
-    matrices with one row for each output. Of several matrices in a module, the value is the mean, weighted by the
-    squared norms of their changes. Only modules of one name are compared: others are no versions of each other.
+    few directions changed, as with a low-rank adapter; 1: all directions changed alike; 0: nothing changed. Convolution
+    kernels are matrices with one row per output. For several matrices in a module, the value is the mean, weighted by
+    the squared norms of their changes. Only modules of the same name, versions of each other, are compared.
 
     Example:
         >>> import torch
@@ -154,10 +155,10 @@ class UpdateRank(_OfModules):
     _axes = 2
 
     def check_shared(self, a: Weights, b: Weights) -> None:
-        """Check that two modules have one name, and weights of the same names and shapes."""
+        """Check that two modules and their weights have the same names and shapes."""
         if a.layer != b.layer:
             raise NotComparable(
-                a.layer, f"{b.layer!r} is another layer; an update is between versions of one layer, by its name"
+                a.layer, f"{b.layer!r} is a different layer; update_rank compares layers of the same name"
             )
         super().check_shared(a, b)
 
@@ -167,7 +168,7 @@ def _in_double(weights: Weights) -> dict[str, Tensor]:
 
 
 def _change(x: Weights, y: Weights) -> dict[str, Tensor]:
-    """Return what was added to each weight from the first module to the second, in float64."""
+    """Return the change of each weight from the first module to the second, in float64."""
     return {name: y.tensors[name].double() - value for name, value in _in_double(x).items()}
 
 

@@ -1,4 +1,4 @@
-"""What the modules of a network compute, in the order in which their calls end."""
+"""Record the outputs of the modules of a network, in order of completion."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from hf_stitch.adapters.cutting.surgery import alone
 from hf_stitch.adapters.discovery.verify import unchanged
 
 Key = tuple[str, int]
-"""Name of a module, and the number of its call in one forward, from 0."""
+"""Name of a module, and the number of its call in one forward pass, from 0."""
 
 Values = Mapping[str, Tensor]
 """Place in an output or in the arguments -> tensor."""
 
 HIDDEN = -1e4
-"""What an additive mask puts where nothing may be read is at most this."""
+"""Largest value with which an additive mask hides a position."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a module did in one of its calls."""
+    """One call of a module."""
 
     key: Key
     kind: str  # class of the module
     outputs: Values
-    parent: Key | None = None  # the call inside of which it was called
-    inputs: Values = field(default_factory=dict)  # only if asked for
-    masks: Values = field(default_factory=dict)  # true where something may be read; only if asked for
+    parent: Key | None = None  # the enclosing call
+    inputs: Values = field(default_factory=dict)  # only on request
+    masks: Values = field(default_factory=dict)  # true at visible positions; only on request
 
 
 @torch.no_grad()
@@ -44,17 +44,17 @@ def watch(
     *,
     with_inputs: Collection[Key] = (),
     put: Mapping[Key, Values] | None = None,
-    own: bool = False,
+    computed: bool = False,
 ) -> None:
-    """Run a network and tell what its modules compute; what it changes in itself for later inputs is restored.
+    """Run a network and report the calls of its modules; its state is restored afterwards.
 
     Args:
         adapter: The network.
         arguments: Its inputs.
         see: Receives the event of every call as it ends. Its tensors belong to the network, which may overwrite them.
-        with_inputs: Calls whose events have inputs and masks, too.
-        put: Call -> what its outputs are replaced by, as far as they have the same places.
-        own: Whether events have what modules computed, also where that is replaced.
+        with_inputs: Calls with inputs and masks in their events.
+        put: Call -> replacement of its outputs, at the places that both have.
+        computed: Whether events contain the computed outputs, not their replacements.
     """
     running: list[tuple[Key, Values, Values]] = []
     calls: dict[str, int] = {}
@@ -63,19 +63,19 @@ def watch(
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             key = name, calls.get(name, 0)
             calls[name] = key[1] + 1
-            found = dict(_tensors((args, kwargs))) if key in with_inputs else {}
-            masks = {place: mask for place, value in found.items() if (mask := _as_mask(value)) is not None}
-            running.append((key, {place: v.clone() for place, v in found.items() if place not in masks}, masks))
+            tensors = dict(_tensors((args, kwargs))) if key in with_inputs else {}
+            masks = {place: mask for place, value in tensors.items() if (mask := _as_mask(value)) is not None}
+            running.append((key, {place: v.clone() for place, v in tensors.items() if place not in masks}, masks))
 
         return hook
 
     def end(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         key, inputs, masks = running.pop()
-        given = _replaced(output, put[key]) if put is not None and key in put else output
+        returned = _replaced(output, put[key]) if put is not None and key in put else output
         parent = running[-1][0] if running else None
-        told = values_of(output if own else given, whole=not key[0])
-        see(Event(key, type(module).__name__, told, parent, inputs, masks))
-        return given
+        reported = values_of(output if computed else returned, whole=not key[0])
+        see(Event(key, type(module).__name__, reported, parent, inputs, masks))
+        return returned
 
     device = adapter.device
     drawn = [device] if device.type == "cuda" else []
@@ -92,12 +92,12 @@ def watch(
 
 
 def values_of(output: Any, *, whole: bool = False) -> dict[str, Tensor]:
-    """Return the floating-point and complex tensors of an output that are no masks, by their place in it.
+    """Return the floating-point and complex tensors of an output, without masks, by their place in it.
 
-    Of the whole network, all tensors: they are what it answers.
+    For the whole network, return all tensors.
     """
-    found = {place: value for place, value in _tensors(output) if value.numel()}
-    return {place: v for place, v in found.items() if whole or (is_value(v) and _as_mask(v) is None)}
+    tensors = {place: value for place, value in _tensors(output) if value.numel()}
+    return {place: v for place, v in tensors.items() if whole or (is_value(v) and _as_mask(v) is None)}
 
 
 def is_value(tensor: Tensor) -> bool:
@@ -106,15 +106,15 @@ def is_value(tensor: Tensor) -> bool:
 
 
 def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of nested values: of tuples, lists, mappings and dataclasses, but not of caches.
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses, but not in caches.
 
-    Nested tensors are padded with zeros, and complex numbers are two real ones.
+    Nested tensors are padded with zeros, and complex numbers become two real numbers.
     """
     if isinstance(value, Tensor):
         value = value.to_padded_tensor(0.0) if value.is_nested else value
         yield place, torch.view_as_real(value) if value.is_complex() else value
     elif is_dataclass(value) and not isinstance(value, (type, Mapping)):
-        yield from _tensors({each.name: getattr(value, each.name) for each in fields(value)}, place)
+        yield from _tensors({attribute.name: getattr(value, attribute.name) for attribute in fields(value)}, place)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _tensors(item, f"{place}.{key}".strip("."))
@@ -124,7 +124,7 @@ def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _as_mask(tensor: Tensor) -> Tensor | None:
-    """Return where a mask lets something be read; ``None`` if a tensor is no mask."""
+    """Return the visible positions of a mask; ``None`` if a tensor is not a mask."""
     if tensor.dtype == torch.bool:
         return tensor.clone()
     if not tensor.is_floating_point() or tensor.dim() < 2 or not tensor.numel() or float(tensor.min()) > HIDDEN:
@@ -134,13 +134,13 @@ def _as_mask(tensor: Tensor) -> Tensor | None:
 
 
 def _replaced(output: Any, values: Values, place: str = "") -> Any:
-    """Return an output with other values at some of its places."""
+    """Return an output with some of its tensors replaced."""
     if isinstance(output, Tensor):
         new = values.get(place)
         return output if new is None or output.is_nested or new.shape != output.shape else new.to(output)
     if isinstance(output, Mapping):
-        made = {key: _replaced(item, values, f"{place}.{key}".strip(".")) for key, item in output.items()}
-        return type(output)(**made) if type(output) is not dict else made
+        replaced = {key: _replaced(item, values, f"{place}.{key}".strip(".")) for key, item in output.items()}
+        return type(output)(**replaced) if type(output) is not dict else replaced
     if isinstance(output, (tuple, list)):
         parts = [_replaced(item, values, f"{place}.{index}".strip(".")) for index, item in enumerate(output)]
         return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
@@ -148,32 +148,32 @@ def _replaced(output: Any, values: Values, place: str = "") -> Any:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the coarsest floating-point dtype of the weights of a network; float32 if it has none."""
-    found = {value.dtype for value in model.parameters() if value.is_floating_point()}
-    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+    """Return the coarsest floating-point dtype of the weights of a network; float32 without such weights."""
+    dtypes = {value.dtype for value in model.parameters() if value.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 @contextmanager
 def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Convert the weights of a network in place, and restore their bits afterwards. ``None`` leaves them alone.
 
-    So are attributes that forwards set in their modules. A copy would not do: forwards that user code has bound to a
-    module would still run the original.
+    Module attributes set by forward passes are restored as well. A copy would not work: a forward that user code has
+    bound to a module would still run the original.
     """
     if dtype is None:
         yield
         return
-    kept = [
+    original = [
         (value, value.data) for value in {id(v): v for v in (*model.parameters(), *model.buffers())}.values()
         if value.is_floating_point()
     ]  # fmt: skip
     attributes = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     try:
-        for value, data in kept:
+        for value, data in original:
             value.data = data.to(dtype)
         yield
     finally:
-        for value, data in kept:
+        for value, data in original:
             value.data = data
         for module, before, buffers in attributes:
             now = dict(vars(module))

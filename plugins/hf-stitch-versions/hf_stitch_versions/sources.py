@@ -1,4 +1,4 @@
-"""Where the values of a network come from: the network itself, or what it or another program has written."""
+"""Sources of the values of a network: the network, its compiled code, or recorded activations."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Feed:
 
     ids: tuple[Id, ...]
     arguments: Mapping[str, Any]  # of the first network
-    own: Mapping[str, Any] | None = None  # what the second network makes of the same samples
+    own: Mapping[str, Any] | None = None  # of the second network, for the same samples
     mask: Tensor | None = None  # (batch, positions), true for real tokens
 
 
 def told_as(share: float, kinds: Iterable[str]) -> str:
-    """Tell what share of the weights of a network are kept as integers, and in what."""
+    """Describe the share of the weights of a network that are stored as integers, and their formats."""
     return f"{share:.0%} of its weights are integers ({', '.join(sorted({*kinds}))})" if share else ""
 
 
 def in_memory(network: Adapter) -> Adapter:
-    """Return a trained network with weights in memory, where they can be converted: of an offloaded one, a copy."""
+    """Return a trained network with weights in memory, where they can be converted; copy an offloaded network."""
     check_trained(network)
     if not is_offloaded(network.model):
         return network
@@ -51,31 +51,31 @@ def in_memory(network: Adapter) -> Adapter:
 
 
 class Source(Protocol):
-    """What tells the events of a network on a batch."""
+    """Source of the events of a network on a batch."""
 
     dtype: torch.dtype  # in which it computes
-    modules: Mapping[str, nn.Module]  # the modules of a network that is here; else empty
-    inferred: ClassVar[bool]  # whether it cannot be sure which values are those of a module
+    modules: Mapping[str, nn.Module]  # modules of a network in memory; else empty
+    inferred: ClassVar[bool]  # whether the outputs of modules are inferred and may be wrong
 
     @property
     def quantized(self) -> str:
-        """What share of the weights are integers, in words; empty if none is."""
+        """Share of the weights that are integers, in words; empty without integers."""
 
     def watch(
         self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
         put: Mapping[Key, Values] | None = None,
     ) -> None:  # fmt: skip
-        """Tell the events in their order, the whole network at last, under the name ``""``."""
+        """Report all events in order, at last the whole network under the name ``""``."""
 
 
 @dataclass
 class Network:
-    """A network that is here and can run."""
+    """Network in memory that can run."""
 
     adapter: Adapter
-    second: bool = False  # whether it takes what the second network takes
-    computed: torch.dtype | None = None  # to which its weights are converted; None: as they are
-    own: bool = False  # whether events have what modules computed where outputs are put
+    second: bool = False  # whether it gets the inputs of the second network
+    computed: torch.dtype | None = None  # converts the weights; None: leaves them alone
+    own: bool = False  # whether events keep the computed outputs where ``put`` replaces them
     modules: Mapping[str, nn.Module] = field(init=False)
     inferred: ClassVar[bool] = False
 
@@ -85,15 +85,15 @@ class Network:
 
     @property
     def quantized(self) -> str:
-        """What share of the weights are integers, in words; empty if none is."""
+        """Share of the weights that are integers, in words; empty without integers."""
         return told_as(*integers(self.adapter.model))
 
     def computing(self, dtype: torch.dtype) -> Network:
-        """Return the same network, with its weights in another dtype; as they are if they have it."""
+        """Return the network with its weights converted to a dtype, if they have another one."""
         return replace(self, computed=None if dtype == dtype_of(self.adapter.model) else dtype)
 
     def runs(self, feed: Feed) -> bool:
-        """Return whether the network runs in its dtype: some kernels and formats of weights know one only."""
+        """Return whether the network runs in its dtype: some kernels and weight formats support only one."""
         try:
             self.watch(feed, lambda event: None)
         except Exception:
@@ -106,22 +106,22 @@ class Network:
     ) -> None:  # fmt: skip
         """Run the network."""
         with in_dtype(self.adapter.model, self.computed):
-            watch(self.adapter, self.arguments(feed), see, with_inputs=with_inputs, put=put, own=self.own)
+            watch(self.adapter, self.arguments(feed), see, with_inputs=with_inputs, put=put, computed=self.own)
 
     def arguments(self, feed: Feed) -> dict[str, Any]:
         """Return the arguments of a batch on its device and in its dtype."""
-        given = feed.own if self.second and feed.own is not None else feed.arguments
+        arguments = feed.own if self.second and feed.own is not None else feed.arguments
         device = self.adapter.device
         return {
             name: value.to(device, self.dtype if is_value(value) else None)
             if isinstance(value, Tensor) else value
-            for name, value in given.items()
+            for name, value in arguments.items()
         }  # fmt: skip
 
 
 @dataclass
 class Compiled:
-    """A network as ``torch.compile`` runs it: only its output, because watching the modules inside would undo it."""
+    """Network compiled by ``torch.compile``: only its output, because hooks on its modules would undo compilation."""
 
     network: Network
     code: nn.Module
@@ -146,7 +146,7 @@ class Compiled:
 
 @dataclass
 class Recorded:
-    """Activations that another process has recorded: only layers, no whole network."""
+    """Activations of layers, recorded by another process."""
 
     activations: Activations
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
@@ -161,12 +161,9 @@ class Recorded:
         self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
         put: Mapping[Key, Values] | None = None,
     ) -> None:  # fmt: skip
-        """Read what was recorded of the samples; nothing can be put into it."""
+        """Read the recorded activations of the samples; ``put`` has no effect."""
         if unknown := [id_ for id_ in feed.ids if id_ not in self._places]:
-            raise ValueError(
-                f"the recorded activations lack sample {unknown[0]!r}: they are of other samples. Pass the data with "
-                "which they were recorded"
-            )
+            raise ValueError(f"the recorded activations lack sample {unknown[0]!r}: pass the recorded samples as data")
         rows = [self._places[id_] for id_ in feed.ids]
         for name, values in self.activations.values.items():
             chosen = values[rows]

@@ -147,7 +147,7 @@ def test_weights_alone_and_networks_with_other_names_and_heads() -> None:
     assert found.between("whole", "body").weight_change == pytest.approx((head / size) ** 0.5)  # which only one has
     assert found.between("whole", "body").weight_change < found.between("whole", "moved").weight_change
     assert found.n == 0 and found.pairs[0].forth is None and not found.largest
-    assert any("2 weights of whole and body have no partner" in note for note in found.notes)
+    assert any("2 weights of whole and body count as change" in note for note in found.notes)
     assert "whole and body are nearest of 3" in found.verdict
     assert found.plot().axes and "KL" not in found.to_pandas()
 
@@ -184,7 +184,7 @@ def test_the_largest_step_and_the_nearest_pair_are_told(found: Family) -> None:
     assert (first.a, first.b, previous.a, previous.b) == ("step 0", "step 3", "step 2", "step 3")
     assert found.between("step 3", "step 2") is previous
     assert first.forth is not None and first.forth.low < first.forth.value < first.forth.high
-    with pytest.raises(KeyError, match=r"no pair of 'step 0' and 'step 9'; the networks are step 0, "):
+    with pytest.raises(KeyError, match=r"'step 0' and 'step 9' must be two of the networks: step 0, "):
         found.between("step 0", "step 9")
 
 
@@ -213,13 +213,13 @@ def test_it_is_saved_shown_drawn_and_written_as_a_page(found: Family, tmp_path: 
     }  # fmt: skip
     found.to_html(tmp_path / "family.html")
     page = (tmp_path / "family.html").read_text()
-    assert "How far are 4 versions of a network apart?" in page and "The largest step is from step 1" in page
+    assert "How far apart are 4 versions of a network?" in page and "The largest step is from step 1" in page
 
 
 def test_few_samples_have_no_intervals() -> None:
     found = compared(steps("bert", 0.1), TEXTS[:5])
     assert found.pairs[0].forth is not None and np.isnan(found.pairs[0].forth.low)
-    assert not found.largest and any("too few for intervals" in note for note in found.notes)
+    assert not found.largest and any("at least 20 samples, got 5" in note for note in found.notes)
     assert Family.from_dict(found.to_dict()).networks == found.networks
 
 
@@ -228,7 +228,7 @@ def test_other_inputs_are_told() -> None:
     left = plain_tokenizer()
     left.padding_side = "left"
     found = compared({"a": one, "b": two, "c": hf_stitch.load(two.model, processor=left)}, TEXTS)
-    assert found.notes == ("c reads the inputs of a; its own differ: padding is on the other side",)
+    assert found.notes == ("c runs on the inputs of a; its own differ: padding is on the opposite side",)
     assert found.between("b", "c").forth is not None and found.between("b", "c").forth.value < 1e-14
 
 
@@ -246,13 +246,13 @@ def wider() -> Adapter:
 
 REFUSED: dict[str, tuple[Callable[[], Adapter] | None, Any, str]] = {
     "one network": (None, None, "at least two networks, got 1"),
-    "another architecture": (lambda: network("gpt2"), None, "no versions of one network"),
+    "another architecture": (lambda: network("gpt2"), None, "expected versions of one network"),
     "weights that are not finite": (
         not_finite,
         None,
-        r"layer\.0\.output\.dense\.weight of b has a weight that is not finite",
+        r"layer\.0\.output\.dense\.weight of b contains values that are not finite",
     ),
-    "other classes": (wider, TEXTS, r"outputs of a and b have the shapes \(40, 3\) and \(40, 7\)"),
+    "other classes": (wider, TEXTS, r"outputs of a and b must .* got the shapes \(40, 3\) and \(40, 7\)"),
 }
 """What the second network is -> what makes it, the data, and the message."""
 
@@ -330,7 +330,7 @@ def test_a_resumed_run_goes_on_from_the_start(tmp_path: Path) -> None:
     assert callback.family is not None and callback.family.networks == ("0", "10")
     (tmp_path / "whole" / "checkpoint-5" / "diff-start.safetensors").unlink()
     with pytest.raises(
-        ValueError, match=r"resumes from step 5, but the weights of the start are not in the checkpoint"
+        ValueError, match=r"cannot resume from step 5, because the checkpoint lacks the weights of the start"
     ):
         again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
 
@@ -352,7 +352,7 @@ def test_of_an_adapter_only_its_weights_are_kept(tmp_path: Path) -> None:
 def test_a_loop_of_ones_own_measures_and_compares(monkeypatch: pytest.MonkeyPatch) -> None:
     own, callback = adapted("bert", build("bert", 0)), DiffCallback(TEXTS, name="moved")
     assert callback.measure(own, step=0) == {}
-    with pytest.raises(ValueError, match=r"moved compares at least two measured steps, got 1"):
+    with pytest.raises(ValueError, match=r"moved requires at least two measured steps, got 1"):
         callback.to_family()
     for value in own.model.parameters():
         value.data *= 1.01

@@ -142,8 +142,8 @@ def test_a_length_out_of_reach_is_in_the_answer(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(inputs, "MOST_VALUES", 10_000)
     found = answer(one, two)
     assert found.is_same
-    reached = "texts of up to 12 tokens, which do not reach past sliding_window 32"
-    assert found.bound == f"{reached}: pass longer ones as data"
+    reached = "texts of up to 12 tokens, which do not exceed sliding_window 32"
+    assert found.bound == f"{reached}: pass longer texts as data"
     assert f"This holds for {found.bound}." in found.verdict
     assert Sameness.from_dict(found.to_dict()) == found
 
@@ -170,7 +170,7 @@ def test_the_greatest_length_within_reach_is_tried() -> None:
     found = answer(one, copy.deepcopy(one))
     assert found.n == 19
     assert found.bound == (
-        "texts of up to 44 tokens, which do not reach past attention_chunk_size 1000000: pass longer ones as data"
+        "texts of up to 44 tokens, which do not exceed attention_chunk_size 1000000: pass longer texts as data"
     )
 
 
@@ -191,7 +191,7 @@ def test_inputs_of_one_size_bound_the_answer() -> None:
     model = hf.WavLMModel(config).eval()
     found = answer(model, copy.deepcopy(model))
     assert found.is_same
-    assert found.bound.startswith("inputs of the size of the example, which may not reach past")
+    assert found.bound.startswith("inputs of the size of the example, which may be shorter than")
     assert "max_bucket_distance 800" in found.bound
 
 
@@ -261,7 +261,7 @@ def test_a_second_network_of_one_size_bounds_the_answer() -> None:
     two.load_state_dict(one.state_dict())
     found = answer(one, two)
     assert found.is_same
-    assert found.bound == "images of 32×32: the second network does not run on other sizes"
+    assert found.bound == "images of 32×32: the second network does not run on different sizes"
 
 
 # -- inputs that networks do not take ----------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Single(nn.Module):
 
 def test_a_network_of_one_sample_at_a_time_is_told_how_to_be_compared() -> None:
     one = hf_stitch.load(Single().eval(), example_inputs=torch.randn(1, 4))
-    with pytest.raises(ValueError, match=r"a batch of 8 \(pass data, of single samples batch_size=1\): Val"):
+    with pytest.raises(ValueError, match=r"a batch of 8 \(pass data; for single samples, batch_size=1\): Val"):
         answer(one, one)
     assert same(one, one, torch.randn(5, 4), batch_size=1, progress=False).is_same
 
@@ -290,4 +290,4 @@ def test_outputs_that_are_not_finite_bound_the_answer() -> None:
     one = hf_stitch.load(net, example_inputs=torch.randn(1, 4))
     found = same(one, copy.deepcopy(net), torch.randn(1, 4), progress=False)
     assert found.is_same
-    assert "This holds for what precedes the outputs, of which the first network returns no finite" in found.verdict
+    assert "This holds for modules before the outputs, because" in found.verdict

@@ -286,11 +286,11 @@ def test_a_network_that_is_no_mixture_leaves_a_rest() -> None:
 MLP = network("mlp")
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "weights that are not finite": (
-        lambda: told("mlp", MLP | {"3.weight": MLP["3.weight"] / 0}), r"3\.weight of B has numbers that are not finite",
+        lambda: told("mlp", MLP | {"3.weight": MLP["3.weight"] / 0}), r"3\.weight of B contains .* not finite",
     ),
-    "one parent": (lambda: mixture(MLP, [MLP]), "two parents or more, got 1"),
+    "one parent": (lambda: mixture(MLP, [MLP]), "at least two parents, got 1"),
     "equal parents": (lambda: mixture(MLP, [MLP, MLP]), "linearly dependent"),
-    "no weights": (lambda: mixture(MLP, [{}, {}]), "No weight has one name"),
+    "no weights": (lambda: mixture(MLP, [{}, {}]), "No weight has the same name"),
 }  # fmt: skip
 
 

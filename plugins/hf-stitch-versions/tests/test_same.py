@@ -153,7 +153,7 @@ def test_the_number_of_findings_is_told_where_the_search_stops() -> None:
     data = torch.randn(16, 6)
     found = compared(*(hf_stitch.load(each, example_inputs=data[:2]) for each in (net(), wrong)), data)
     assert len(found.findings) == 8 and not found.complete and not any(each.places for each in found.findings)
-    assert found.verdict.endswith("The search stopped after 8 findings: more differs.")
+    assert found.verdict.endswith("The search stopped after 8 findings; the networks still differ.")
 
 
 class Packed(nn.Linear):
@@ -401,7 +401,7 @@ def test_random_texts_have_tokens_that_both_networks_know(backwards: bool) -> No
     pair = [with_tokens(80), with_tokens(95)]
     found = compared(*(pair[::-1] if backwards else pair))
     assert found.findings[0].module == "lm_head"
-    assert found.findings[0].weights[0].startswith("weight has the shape ")
+    assert found.findings[0].weights[0].startswith("weight has shape ")
 
 
 @pytest.mark.parametrize("job", [same, diff, diff_all])
@@ -409,8 +409,8 @@ def test_tokens_that_the_second_network_does_not_know_are_refused_by_name(job: A
     longer, shorter = with_tokens(95, 75), with_tokens(70)
     given = ({"a": longer, "b": shorter},) if job is diff_all else (longer, shorter)
     message = (
-        r"sample 1 has the token id 7\d of the tokenizer of the first network \(\w+ of 79 tokens\), but the second "
-        r"network has embeddings of 70 tokens, and its tokenizer is \w+ of 64 tokens. Leave out"
+        r"sample 1 has the token id 7\d from the first network's tokenizer \(\w+ of 79 tokens\), but "
+        r"the second network \(tokenizer: \w+ of 64 tokens\) has embeddings of 70 tokens. Omit"
     )
     with pytest.raises(ValueError, match=message):
         job(*given, [WORDS[0], "new14", "new13"], progress=False)
@@ -428,7 +428,7 @@ def left_padded() -> Any:
     ("family", "tokenizer", "told"),
     [
         ("bert", other_tokenizer, "input_ids differs in sample 0 at 0: "),
-        ("gpt2", left_padded, "padding is on the other side"),
+        ("gpt2", left_padded, "padding is on the opposite side"),
     ],
 )
 def test_other_inputs_are_told(family: str, tokenizer: Callable[[], Any], told: str) -> None:
@@ -517,7 +517,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any, str]] = {
         lambda: loaded("vit", build("vit", 0)), narrow_vit, None,
         r"other widths .* Compare them with hf_stitch\.compare",
     ),
-    "other networks": (lambda: first("vit"), lambda: first("cnn"), None, "no versions of one network"),
+    "other networks": (lambda: first("vit"), lambda: first("cnn"), None, "expected versions of one network"),
     "activations of other samples": (
         lambda: first("vit"), lambda: honest.recorded("vit").b, OTHERS, "lack sample 'a'",
     ),
@@ -541,7 +541,7 @@ def test_recorded_activations_that_differ_are_found(tmp_path: Path) -> None:
     found = compared(pair.a, tmp_path / "served.npz", pair.data)
     assert [finding.module for finding in found.findings] == layers[1:2]
     assert not compared(pair.a, Activations({layers[1]: values[layers[1]]}, pair.b.ids), pair.data).is_same
-    with pytest.raises(ValueError, match="no module of the first network has a partner"):
+    with pytest.raises(ValueError, match="none of their modules could be paired"):
         compared(pair.a, Activations({"other": values[layers[1]]}, pair.b.ids), pair.data)
 
 

@@ -1,4 +1,4 @@
-"""Maps in the formats that other software serves; none of it needs hf-stitch any more."""
+"""Export of maps to formats that run without hf-stitch."""
 
 from hf_stitch_embeddings.export.onnx import export_onnx
 from hf_stitch_embeddings.export.sentence_transformers import (

@@ -1,4 +1,4 @@
-"""A map as an ONNX model."""
+"""Export of a map as an ONNX model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hf_stitch.storage.files import write_whole
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 
 
-class _Served(nn.Module):
-    """A map with its normalisation."""
+class _NormalizedMap(nn.Module):
+    """Map with its normalisation."""
 
     def __init__(self, embedding_map: EmbeddingMap) -> None:
         super().__init__()
@@ -29,15 +29,15 @@ class _Served(nn.Module):
 
 
 def export_onnx(embedding_map: EmbeddingMap, path: str | Path) -> Path:
-    """Write a map, any of them, as an ONNX model for onnxruntime and other runtimes.
+    """Export any map as an ONNX model for onnxruntime and similar runtimes.
 
     The input is ``vectors``, ``(batch, in_features)`` float32 with any number of rows. The output is ``mapped``,
-    ``(batch, out_features)`` float32, normalised if the map normalises. Nothing is checked there: zero vectors give
-    NaN.
+    ``(batch, out_features)`` float32, normalised if the map normalises. The model does not check its input: zero
+    vectors give NaN.
 
     Args:
         embedding_map: The map.
-        path: File to write, with its weights inside. A killed process leaves the old file or the new one.
+        path: File to write, weights included. A killed process leaves the old file or the new one.
 
     Returns:
         The file.
@@ -48,7 +48,7 @@ def export_onnx(embedding_map: EmbeddingMap, path: str | Path) -> Path:
     """
     example = torch.randn(2, embedding_map.in_features, generator=torch.Generator().manual_seed(0))
     program = torch.onnx.export(
-        _Served(embedding_map).eval(), (example,), dynamo=True, verbose=False,
+        _NormalizedMap(embedding_map).eval(), (example,), dynamo=True, verbose=False,
         input_names=["vectors"], output_names=["mapped"], dynamic_shapes=({0: torch.export.Dim("batch")},),
     )  # fmt: skip
     assert program is not None

@@ -1,4 +1,4 @@
-"""An encoder with a map behind it, as a folder of sentence-transformers."""
+"""Export of an encoder with a map as a sentence-transformers folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hf_stitch_embeddings.embedding_map import BEGIN, RECORD, EmbeddingMap
 
 MODULES = "modules.json"
 KINDS = "sentence_transformers.models."
-"""Where the classes of modules are in every version; version 6 finds them by this name, too."""
+"""Import path of module classes in all versions; version 6 also accepts it."""
 CONFIG = "config_sentence_transformers.json"
 SIMILARITIES = {"cosine": "cosine", "dot": "dot", "l2": "euclidean"}
 USE = """```python
@@ -34,11 +34,11 @@ vectors = SentenceTransformer("path/to/this/folder").{queries}(["a text"])
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A layer ``activation(Wx + b)``.
+    """Dense layer ``activation(Wx + b)``.
 
     Attributes:
         weight: ``W``, ``(out, in)``.
-        bias: ``b``, ``(out,)``; None if there is none.
+        bias: ``b``, ``(out,)``, or None.
         activation: Class of the activation function.
     """
 
@@ -48,19 +48,19 @@ class DenseLayer:
 
 
 def dense_layers(embedding_map: EmbeddingMap) -> list[DenseLayer]:
-    """Write a map as dense layers.
+    """Convert a map to dense layers.
 
-    An affine map is one layer, a map of low rank two. A residual MLP is two: since ``gelu(z) - gelu(-z) = z``, the
-    affine part passes through the hidden layer.
+    An affine map becomes one layer, a low-rank map two. A residual MLP becomes two layers: since
+    ``gelu(z) - gelu(-z) = z``, the affine part passes through the hidden layer.
 
     Args:
         embedding_map: The map.
 
     Returns:
-        The layers, which compute the map without normalisation.
+        Layers that compute the map without normalisation.
 
     Raises:
-        ValueError: If the map cannot be written in this way.
+        ValueError: If the map is not a sequence of dense layers.
 
     Example:
         >>> from hf_stitch.stitches import LowRankStitch
@@ -83,35 +83,35 @@ def dense_layers(embedding_map: EmbeddingMap) -> list[DenseLayer]:
     affine = embedding_map.affine()
     if affine is None:
         raise ValueError(
-            f"{embedding_map!r} is no sequence of dense layers, the only modules that sentence-transformers loads "
-            "without the code of another package; export another map, or serve this one with hf-stitch"
+            f"{embedding_map!r} cannot be written as dense layers, which sentence-transformers requires to load a map "
+            "without custom code; export an affine map, or serve this map with hf-stitch"
         )
-    weight, bias = (torch.from_numpy(each) for each in affine)
+    weight, bias = (torch.from_numpy(array) for array in affine)
     return [DenseLayer(weight, bias if bias.any() else None)]
 
 
 def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path, folder: str | Path) -> Path:
-    """Write an encoder with the map behind it as a folder that sentence-transformers loads, versions 5 and 6.
+    """Export an encoder followed by the map as a folder for sentence-transformers 5 and 6.
 
-    The folder of the encoder is copied, so that its prompts, similarity and tokenizer stay. Modules for the map are
-    added and, if the map normalises, one for normalisation; one more before them if the map takes vectors of length 1
-    and the encoder makes others. The card gets a section on the map. The result
-    needs no hf-stitch and no ``trust_remote_code``.
+    The encoder's folder is copied with its prompts, similarity and tokenizer. Modules for the map are appended, and a
+    ``Normalize`` module if the map normalises. Another ``Normalize`` module precedes them if the map requires unit
+    vectors and the encoder does not normalise. The model card gets a section on the map. The result loads without
+    hf-stitch and without ``trust_remote_code``.
 
     Args:
-        embedding_map: The map. In direction ``index`` it takes vectors of the old encoder, otherwise of the new one.
-        encoder: Folder of that encoder, as saved by sentence-transformers. Save it with version 5 if version 5 is to
-            load the result.
+        embedding_map: The map. Direction ``index`` requires the old encoder; the directions ``query`` and ``adjoint``
+            require the new one.
+        encoder: Folder of the encoder, as saved by sentence-transformers. Save it with version 5 to load the result
+            with version 5.
         folder: Folder to write; it must be new or empty.
 
     Returns:
         The folder.
 
     Raises:
-        FileNotFoundError: If ``encoder`` is no folder of sentence-transformers.
-        FileExistsError: If ``folder`` contains something.
-        ValueError: If the map is no sequence of dense layers, or its width is not that of the encoder's last module
-            that states one.
+        FileNotFoundError: If ``encoder`` is not a sentence-transformers folder.
+        FileExistsError: If ``folder`` is not empty.
+        ValueError: If the map is not a sequence of dense layers, or its width differs from the encoder's.
 
     Example:
         >>> from hf_stitch.stitches import LinearStitch
@@ -126,11 +126,11 @@ def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path
     """
     source = Path(encoder).expanduser()
     with _new_folder(folder) as fresh:
-        modules = _modules(source)
+        modules = _read_modules(source)
         layers = dense_layers(embedding_map)
-        _check_width(source, modules, embedding_map.in_features, f"{embedding_map!r} takes")
+        _check_width(source, modules, embedding_map.in_features, f"{embedding_map!r} requires")
         shutil.copytree(source, fresh, dirs_exist_ok=True)
-        for path, kind, layer in _added(embedding_map, layers, modules):
+        for path, kind, layer in _map_modules(embedding_map, layers, modules):
             modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": KINDS + kind})
             _write_module(layer, fresh / path)
         (fresh / MODULES).write_text(json.dumps(modules, indent=2), encoding="utf-8")
@@ -141,11 +141,11 @@ def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path
 def export_query_document(
     embedding_map: EmbeddingMap, new_encoder: str | Path, old_encoder: str | Path, folder: str | Path
 ) -> Path:
-    """Write an encoder with two routes: queries by the new encoder and the map, documents by the old encoder.
+    """Export an encoder with two routes: the new encoder and the map for queries, the old encoder for documents.
 
-    This serves an index of old vectors that stays: ``encode_query`` and ``encode_document`` of one model give vectors
-    of one space. There is no default route, so that ``encode`` without a task raises an error. The folder needs no
-    hf-stitch; sentence-transformers 5 and 6 load it if they load both encoders.
+    The export serves an unchanged index of old vectors: ``encode_query`` and ``encode_document`` return vectors of the
+    same space. Without a default route, ``encode`` without a task raises an error. The folder loads without hf-stitch
+    in each version of sentence-transformers (5 or 6) that loads both encoders.
 
     Args:
         embedding_map: A map of direction ``query`` or ``adjoint``.
@@ -157,13 +157,13 @@ def export_query_document(
         The folder.
 
     Raises:
-        FileNotFoundError: If an encoder is no folder of sentence-transformers.
-        FileExistsError: If ``folder`` contains something.
-        ValueError: If the map is one of documents or no sequence of dense layers, or widths do not fit, which
-            sentence-transformers itself would only warn of.
+        FileNotFoundError: If an encoder is not a sentence-transformers folder.
+        FileExistsError: If ``folder`` is not empty.
+        ValueError: If the map applies to documents, is not a sequence of dense layers, or its widths do not match the
+            encoders (sentence-transformers only warns).
     """
     if embedding_map.direction == "index" or embedding_map.keeps_old:
-        raise ValueError(f"{embedding_map!r} is no map of new queries; see export_sentence_transformer")
+        raise ValueError(f"{embedding_map!r} does not map new queries; use export_sentence_transformer")
     with _new_folder(folder) as fresh:
         layers = dense_layers(embedding_map)
         types: dict[str, str] = {}
@@ -172,8 +172,8 @@ def export_query_document(
         sides = {"query": Path(new_encoder).expanduser(), "document": Path(old_encoder).expanduser()}
         widths = {"query": embedding_map.in_features, "document": embedding_map.out_features}
         for route, source in sides.items():
-            modules = _modules(source)
-            verb = "takes" if route == "query" else "makes"
+            modules = _read_modules(source)
+            verb = "requires" if route == "query" else "returns"
             _check_width(source, modules, widths[route], f"{embedding_map!r} {verb}")
             structure[route] = []
             for number, module in enumerate(modules):
@@ -183,12 +183,12 @@ def export_query_document(
                 types[path] = kind
                 structure[route].append(path)
             if route == "query":
-                for path, kind, layer in _added(embedding_map, layers, modules):
+                for path, kind, layer in _map_modules(embedding_map, layers, modules):
                     types[f"query_{path}"] = KINDS + kind
                     structure[route].append(f"query_{path}")
                     _write_module(layer, fresh / f"query_{path}")
-            given = _configured(source).get("prompts") or {}
-            prompts[route] = given.get(route, "")
+            encoder_prompts = _read_config(source).get("prompts") or {}
+            prompts[route] = encoder_prompts.get(route, "")
         parameters = {"default_route": None, "allow_empty_key": False}
         router = {"types": types, "structure": structure, "parameters": parameters}
         (fresh / "router_config.json").write_text(json.dumps(router, indent=2), encoding="utf-8")
@@ -196,7 +196,7 @@ def export_query_document(
             json.dumps([{"idx": 0, "name": "0", "path": "", "type": f"{KINDS}Router"}], indent=2), encoding="utf-8"
         )
         configured = {
-            **_configured(sides["query"]), "prompts": prompts, "default_prompt_name": None,
+            **_read_config(sides["query"]), "prompts": prompts, "default_prompt_name": None,
             "similarity_fn_name": SIMILARITIES[embedding_map.metric],
         }  # fmt: skip
         (fresh / CONFIG).write_text(json.dumps(configured, indent=2), encoding="utf-8")
@@ -205,60 +205,60 @@ def export_query_document(
 
 
 def check_text_embeddings_inference(folder: str | Path) -> None:
-    """Check whether text-embeddings-inference computes what a folder of sentence-transformers does.
+    """Check whether text-embeddings-inference computes the same vectors as a sentence-transformers folder.
 
-    By its source, which was read and not run: it knows modules by their names of version 5; after pooling it applies
-    all dense modules, whose activation must be Identity or Tanh, and at last normalises if the request asks for it, as
-    is its default. A ``Normalize`` between pooling and a dense module is skipped, which changes the result if a dense
-    module has a bias. Without one, only the length changes, and the last normalisation removes this.
+    The rules come from its source code; it was not run. It resolves modules by their version 5 names. After pooling it
+    applies all dense modules, with Identity or Tanh as activation, and finally normalises unless the request disables
+    it. It skips a ``Normalize`` between pooling and a dense module, which changes the result if a dense module has a
+    bias. Without a bias, only the length changes, and the final normalisation removes the difference.
 
     Args:
         folder: The folder.
 
     Raises:
-        ValueError: If it computes something else; the message has all reasons and what to do.
+        ValueError: If the vectors differ; the message lists all reasons and remedies.
     """
     place = Path(folder).expanduser()
-    modules = _modules(place)
+    modules = _read_modules(place)
     kinds = [str(module["type"]).removeprefix(KINDS) for module in modules]
     reasons = [
-        f"it has a module {module['type']}, which is unknown there"
+        f"module {module['type']} is not supported"
         for module, kind in zip(modules, kinds, strict=True)
         if kind not in ("Transformer", "Pooling", "Dense", "Normalize")
     ]
     dense = [place / str(module["path"]) for module, kind in zip(modules, kinds, strict=True) if kind == "Dense"]
-    configs = [json.loads((each / "config.json").read_text(encoding="utf-8")) for each in dense]
-    for config, each in zip(configs, dense, strict=True):
+    configs = [json.loads((path / "config.json").read_text(encoding="utf-8")) for path in dense]
+    for config, module_path in zip(configs, dense, strict=True):
         name = str(config.get("activation_function", "")).rpartition(".")[2]
         if name not in ("Identity", "Tanh"):
-            reasons.append(f"{each.name} has the activation {name}, and only Identity and Tanh are known")
+            reasons.append(f"activation of {module_path.name} must be Identity or Tanh, got {name}")
     if dense and "Normalize" in kinds[: kinds.index("Dense")] and any(config.get("bias", True) for config in configs):
         reasons.append(
-            "vectors are normalised before a map with a bias; fit one without, e.g. Lstsq(intercept=False), or "
-            "fit to vectors that are not normalised and remove this module from the encoder"
+            "vectors are normalised before a map with a bias; fit a map without bias, e.g. Lstsq(intercept=False), or "
+            "fit to unnormalised vectors and remove the Normalize module from the encoder"
         )
     if dense and kinds[-1] != "Normalize":
-        reasons.append("its outputs are not normalised; requests must have normalize=false")
+        reasons.append("outputs are not normalised; send requests with normalize=false")
     if reasons:
-        raise ValueError(f"text-embeddings-inference does not compute what {place} does: {'; '.join(reasons)}")
+        raise ValueError(f"text-embeddings-inference does not reproduce {place}: {'; '.join(reasons)}")
 
 
-def _modules(folder: Path) -> list[dict[str, Any]]:
+def _read_modules(folder: Path) -> list[dict[str, Any]]:
     if not (folder / MODULES).is_file():
-        raise FileNotFoundError(f"{folder} has no {MODULES}: it is no folder of sentence-transformers")
-    found: list[dict[str, Any]] = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-    return found
+        raise FileNotFoundError(f"{folder} is not a sentence-transformers folder: {MODULES} is missing")
+    modules: list[dict[str, Any]] = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+    return modules
 
 
-def _configured(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return config
 
 
 @contextmanager
 def _new_folder(folder: str | Path) -> Iterator[Path]:
-    """Yield a hidden folder that takes its place at the end; after an error nothing is left."""
+    """Yield a hidden folder that becomes ``folder`` on success and is removed after an error."""
     place = Path(folder).expanduser()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FileExistsError(f"{place} exists and is not an empty folder")
@@ -267,16 +267,16 @@ def _new_folder(folder: str | Path) -> Iterator[Path]:
         yield fresh
 
 
-def _added(
+def _map_modules(
     embedding_map: EmbeddingMap, layers: list[DenseLayer], modules: list[dict[str, Any]]
 ) -> Iterator[tuple[str, str, DenseLayer | None]]:
-    """Yield folder, kind and layer of each module of the map, behind those of the encoder.
+    """Yield folder, kind and layer of each module to append to the encoder for the map.
 
-    A map of vectors of length 1 gets a module that normalises first, if the encoder does not.
+    If the map requires unit vectors and the encoder does not normalise, the first module normalises.
     """
     unit, before = np.eye(1, embedding_map.in_features), []
     if modules and str(modules[-1]["type"]).endswith(".Normalize"):
-        embedding_map.check_lengths(unit, "the outputs of the encoder, whose last module is Normalize,")
+        embedding_map.check_lengths(unit, "the outputs of the encoder (its last module is Normalize)")
     elif embedding_map.record.get("input_normalized"):
         before = [None]
     number = len(modules)
@@ -305,7 +305,7 @@ def _write_module(layer: DenseLayer | None, folder: Path) -> None:
 
 
 def _copy_module(source: Path, path: str, modules: list[dict[str, Any]], target: Path) -> None:
-    """Copy a module; of one at the root of the folder only what belongs to no other one."""
+    """Copy a module; for a module at the root of the folder, skip the files of the remaining modules."""
     if path:
         if (source / path).is_dir():
             shutil.copytree(source / path, target)
@@ -318,25 +318,25 @@ def _copy_module(source: Path, path: str, modules: list[dict[str, Any]], target:
     ))  # fmt: skip
 
 
-def _check_width(source: Path, modules: list[dict[str, Any]], width: int, asks: str) -> None:
-    """Check that the last module that states a width has that of the map."""
+def _check_width(source: Path, modules: list[dict[str, Any]], width: int, requirement: str) -> None:
+    """Check that the last width stated by a module equals the width of the map."""
     for module in reversed(modules):
         config = source / str(module["path"]) / "config.json"
         if not config.is_file():
             continue
-        stated = json.loads(config.read_text(encoding="utf-8"))
+        config_values = json.loads(config.read_text(encoding="utf-8"))
         for key in ("out_features", "word_embedding_dimension", "embedding_dimension"):
-            if isinstance(found := stated.get(key), int):
-                if found != width:
+            if isinstance(encoder_width := config_values.get(key), int):
+                if encoder_width != width:
                     raise ValueError(
-                        f"{asks} vectors of width {width}, and {source} makes vectors of width {found}: is it the "
-                        "other encoder?"
+                        f"{requirement} vectors of width {width}, but {source} returns width {encoder_width}: are the "
+                        "encoders swapped?"
                     )
                 return
 
 
 def _write_card(embedding_map: EmbeddingMap, folder: Path, use: str) -> None:
-    """Write the map's section before the card of the encoder, and its record as JSON."""
+    """Write the map's section above the encoder's model card, and its record as JSON."""
     path = folder / CARD
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     head, rest = ("", text)

@@ -1,7 +1,7 @@
-"""Vector stores whose vectors are rewritten, or whose queries are mapped.
+"""Vector stores for upgrades and for mapped queries.
 
-Public names, listed in ``__init__.pyi``, are imported when they are first used: the command line lists stores, and
-imports neither them nor torch.
+Public names (see ``__init__.pyi``) are imported on first use: the command line lists stores without importing the
+stores or torch.
 """
 
 import lazy_loader

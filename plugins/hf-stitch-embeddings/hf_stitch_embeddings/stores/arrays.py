@@ -1,4 +1,4 @@
-"""Vectors in ``.npy`` files; and new vectors on their way into a file."""
+"""Store of vectors in ``.npy`` files, and unfinished new vectors of upgrades into files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hf_stitch_embeddings.vectors import BATCH, Metric, Quantization, Vectors, r
 
 
 class UnfinishedRows:
-    """New vectors of an upgrade that is not finished, in a folder beside the file that they are for.
+    """New vectors of an unfinished upgrade, in a folder next to the target file.
 
-    The first ``done`` rows are written. The folder has the lock of the writing process, too.
+    The first ``done`` rows are written. The folder also holds the lock of the writing process.
     """
 
     def __init__(self, target: Path) -> None:
@@ -33,32 +33,32 @@ class UnfinishedRows:
         self._journal, self.file = self.folder / "journal.json", self.folder / "vectors.npy"
         self._lock = FileLock(self.folder / "lock", timeout=0)
         self._state: dict[str, Any] = {}
-        self._full = f"{self.file} could not be written", "make room and run again, which continues"
+        self._full = f"{self.file} could not be written", "free disk space and rerun to continue"
 
     def open(self, key: str, source: Path, rows: int, width: int) -> None:
-        """Make the folder, or find that of an interrupted upgrade."""
+        """Create the folder, or reuse the folder of an interrupted upgrade."""
         if self.target.exists():
             self._sweep()
-            raise FileExistsError(f"{self.target} exists; delete it, or upgrade into another file")
+            raise FileExistsError(f"{self.target} exists; delete it, or use a new target file")
         with readable_errors(*self._full):
             self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire()
         except Timeout:
-            raise OSError(f"another process upgrades {source} into {self.target} now; wait for it") from None
+            raise OSError(f"another process is upgrading {source} into {self.target}; wait until it ends") from None
         state = {"map": key, "source": identity(source), "rows": rows, "width": width}
         if self._journal.is_file():
             with decoding(self.folder):
-                kept = json.loads(self._journal.read_text(encoding="utf-8"))
-                self.done = int(kept.pop("done"))
-            if kept != state:
+                journal = json.loads(self._journal.read_text(encoding="utf-8"))
+                self.done = int(journal.pop("done"))
+            if journal != state:
                 self.close()
-                what = (
-                    "with another map" if kept.get("map") != key else f"from vectors that have changed since: {source}"
+                cause = (
+                    "with a different map" if journal.get("map") != key else f"of vectors that have changed: {source}"
                 )
                 raise ValueError(
-                    f"{self.folder} has {self.done} of {kept['rows']} rows of an upgrade {what}; delete this folder "
-                    "and run again"
+                    f"{self.folder} has {self.done} of {journal['rows']} rows of an upgrade {cause}; delete the folder "
+                    "and rerun"
                 )
         else:
             with readable_errors(*self._full):
@@ -67,19 +67,19 @@ class UnfinishedRows:
         self._note()
 
     def _sweep(self) -> None:
-        """Remove what a process has left that was killed after the last step: the folder, if it has all rows."""
+        """Remove the remains of a process killed after the last step: the folder, if it has all rows."""
         sweep(self.target.parent, glob.escape(self.target.name))
         if not self.folder.is_dir():
             return
         with suppress(OSError, ValueError, KeyError, Timeout), self._lock:
-            kept = json.loads(self._journal.read_text(encoding="utf-8")) if self._journal.exists() else None
-            if kept is None or kept["done"] == kept["rows"]:  # None: killed while it removed the folder
+            journal = json.loads(self._journal.read_text(encoding="utf-8")) if self._journal.exists() else None
+            if journal is None or journal["done"] == journal["rows"]:  # None: killed during the removal of the folder
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self, first: int, vectors: Rows) -> None:
         """Write the next rows."""
         if first != self.done:
-            raise ValueError(f"rows must be written in order: expected row {self.done} next, got {first}")
+            raise ValueError(f"rows must be written in order: expected row {self.done}, got {first}")
         mapped = self.rows()
         with readable_errors(*self._full):
             with self.file.open("r+b") as file:  # a write to mapped memory ends the process if the disk is full
@@ -91,17 +91,17 @@ class UnfinishedRows:
 
     def rows(self) -> Vectors:
         """Return the vectors, memory-mapped."""
-        found = read_vectors(self.file, str(self.file))
-        if (*found.shape, found.dtype) != (self._state["rows"], self._state["width"], np.float32):
-            raise ValueError(f"{self.file} is damaged: delete {self.folder} and run again")
-        return found
+        vectors = read_vectors(self.file, str(self.file))
+        if (*vectors.shape, vectors.dtype) != (self._state["rows"], self._state["width"], np.float32):
+            raise ValueError(f"{self.file} is damaged: delete {self.folder} and rerun")
+        return vectors
 
     def check_source(self, source: Path) -> None:
-        """Check that the file with the old vectors is the same as at the start."""
+        """Check that the file with the old vectors has not changed since the start."""
         if identity(source) != self._state["source"]:
             raise ValueError(
-                f"{source} has changed during the upgrade; {self.target} was not written. Delete {self.folder} and run "
-                "again"
+                f"{source} has changed during the upgrade; {self.target} was not written. Delete {self.folder} and "
+                "rerun"
             )
 
     def close(self, remove: bool = False) -> None:
@@ -116,27 +116,27 @@ class UnfinishedRows:
 
 
 def drawn(rows: int, count: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Draw rows without replacement."""
+    """Yield batches of rows sampled without replacement."""
     order = np.random.default_rng(seed).permutation(rows)[:count]
     for start in range(0, len(order), BATCH):
         yield np.sort(order[start : start + BATCH])
 
 
 def identity(path: Path) -> list[int]:
-    """Return size and time of change of a file, which tell whether it was written meanwhile."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    """Return size and modification time of a file, to detect changes."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 class ArrayStore(VectorStore):
-    """Vectors in an ``.npy`` file; ids are numbers of rows. New vectors go to another file.
+    """Store of vectors in an ``.npy`` file with row numbers as ids. New vectors go to a second file.
 
     Args:
         source: File with old vectors, ``(n, d)``.
-        target: File for new vectors, which will be float32.
+        target: File for new vectors, written as float32.
         metric: Metric of :meth:`search`.
-        quantization: What integers stand for, as for :func:`~hf_stitch_embeddings.read_vectors`.
-        ranges: Ranges of these integers.
+        quantization: Meaning of integers, as for :func:`~hf_stitch_embeddings.read_vectors`.
+        ranges: Ranges of ``"int8"`` vectors.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -162,13 +162,13 @@ class ArrayStore(VectorStore):
 
     @classmethod
     def holds(cls, path: Path) -> bool:
-        """A file ``.npy``."""
+        """Return whether the file is an ``.npy`` file."""
         return path.suffix == ".npy"
 
     def _old(self) -> Vectors:
         with decoding(self.source):
-            found: Vectors = np.load(self.source, mmap_mode="r")
-        return found
+            vectors: Vectors = np.load(self.source, mmap_mode="r")
+        return vectors
 
     def describe(self) -> Description:
         """Describe the old vectors."""
@@ -176,7 +176,7 @@ class ArrayStore(VectorStore):
         return Description(str(self.source), rows, width, (self.metric,))
 
     def start(self, key: str, width: int) -> None:
-        """Make a folder for new vectors beside the target, or find it."""
+        """Create a folder for new vectors next to the target, or reuse it."""
         self._new.open(key, self.source, len(self._old()), width)
 
     def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
@@ -195,13 +195,13 @@ class ArrayStore(VectorStore):
         return len(self._old()) - self._new.done
 
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
-        """Read some rows; a file that has changed is refused anyway."""
+        """Read a sample of rows; :meth:`switch` checks that the file has not changed."""
         old, new = self._old(), self._new.rows()
-        for some in drawn(len(old), count, seed):
-            yield some.tolist(), self.floats(old[some], str(self.source)), np.array(new[some], np.float32)
+        for rows in drawn(len(old), count, seed):
+            yield rows.tolist(), self.floats(old[rows], str(self.source)), np.array(new[rows], np.float32)
 
     def switch(self) -> str:
-        """Rename the new file to its place."""
+        """Move the new file to the target."""
         self._new.check_source(self.source)
         flush(self._new.file)
         self._new.file.replace(self.target)
@@ -213,21 +213,21 @@ class ArrayStore(VectorStore):
         self._new.close()
 
     def search(self, queries: Rows, k: int) -> list[list[Any]]:
-        """Search the new vectors, comparing with all."""
-        found: list[list[Any]] = exact_search(queries, self.target, k, metric=self.metric)[0].tolist()
-        return found
+        """Search the new vectors exhaustively."""
+        neighbours: list[list[Any]] = exact_search(queries, self.target, k, metric=self.metric)[0].tolist()
+        return neighbours
 
     def vectors(self, ids: Sequence[Any]) -> Rows:
         """Read new vectors."""
-        there, rows = read_vectors(self.target), np.asarray(ids, dtype=np.int64)
-        if (unknown := (rows < 0) | (rows >= len(there))).any():
-            raise ValueError(f"{self.target} has no row {rows[unknown][0]}")
-        return np.array(there[rows], dtype=np.float32)
+        stored, rows = read_vectors(self.target), np.asarray(ids, dtype=np.int64)
+        if (unknown := (rows < 0) | (rows >= len(stored))).any():
+            raise ValueError(f"ids must be rows of {self.target} (0 to {len(stored) - 1}), got {rows[unknown][0]}")
+        return np.array(stored[rows], dtype=np.float32)
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Overwrite rows; numbers of none are left out."""
+        """Overwrite rows; unknown ids are ignored."""
         mapped = np.lib.format.open_memmap(self.target, mode="r+")
         numbers = np.asarray(ids, dtype=np.int64)
-        known = (numbers >= 0) & (numbers < len(mapped))
-        mapped[numbers[known]] = np.asarray(vectors)[known]
+        in_range = (numbers >= 0) & (numbers < len(mapped))
+        mapped[numbers[in_range]] = np.asarray(vectors)[in_range]
         mapped.flush()

@@ -1,4 +1,4 @@
-"""What an upgrade needs of a vector store."""
+"""Interface of vector stores for upgrades."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ Rows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Description:
-    """What a store contains.
+    """Description of the old vectors in a store.
 
     Attributes:
-        name: The store in messages, e.g. ``LanceDB table docs``.
+        name: Name of the store in messages, e.g. ``LanceDB table docs``.
         rows: Number of old vectors.
-        width: Their width.
-        metrics: Metrics by which the store can rank: some of ``"cosine"``, ``"dot"`` and ``"l2"``. Inner
-            products rank by cosine, too, if lengths are 1.
-        error: About how much the vectors that the store returns differ from those that were put into it, as a share of
-            their lengths.
+        width: Width of the old vectors.
+        metrics: Metrics supported by the store: a subset of ``"cosine"``, ``"dot"`` and ``"l2"``. Inner products also
+            support cosine, for vectors of length 1.
+        error: Approximate error of the returned vectors, relative to their lengths.
 
     Example:
         >>> Description("index.faiss", rows=3, width=2, metrics=("cosine", "dot")).rows
@@ -46,44 +45,44 @@ class Description:
 
 
 class VectorStore(ABC):
-    """Old vectors in a store, and a place for new ones beside them.
+    """Base class of stores with old vectors and a place for new vectors.
 
     :func:`~hf_stitch_embeddings.upgrade` calls :meth:`start`, then :meth:`write` for each batch of :meth:`pending`
-    until none is :meth:`missing`, compares a :meth:`sample`, and calls :meth:`switch`. Until then nothing that is
-    searched changes; a process that is killed at any time continues with the next call.
+    until :meth:`missing` returns 0, compares a :meth:`sample`, and calls :meth:`switch`. Search results change only at
+    the switch. If the process is killed at any time, the next call continues.
 
-    A lazy upgrade uses :meth:`search`, :meth:`vectors` and :meth:`replace` afterwards. As a context manager, a store
-    closes itself. Ids are ``str`` or ``int``. The first parameter of its constructor is the place of the old vectors,
-    for :func:`~hf_stitch_embeddings.stores.open_store`; :func:`~hf_stitch_embeddings.testing.check_store` tests all of
-    it.
+    After the switch, a lazy upgrade uses :meth:`search`, :meth:`vectors` and :meth:`replace`. A store is a context
+    manager that closes itself. Ids are ``str`` or ``int``. The first parameter of the constructor is the location of
+    the old vectors, for :func:`~hf_stitch_embeddings.stores.open_store`.
+    :func:`~hf_stitch_embeddings.testing.check_store` tests the whole contract.
     """
 
     quantization: Quantization | None = None
     ranges: Any = None
-    """What integers of 8 bits in the store stand for; see :func:`~hf_stitch_embeddings.read_vectors`."""
+    """Meaning of 8-bit integers in the store; see :func:`~hf_stitch_embeddings.read_vectors`."""
 
     def floats(self, rows: Any, name: str) -> Rows:
-        """Read old vectors as they are in the store.
+        """Convert old vectors of the store to float32.
 
         Args:
             rows: The vectors, of any dtype.
-            name: What they are, for messages.
+            name: Name of the vectors in messages.
 
         Returns:
-            float32.
+            The vectors as float32.
 
         Raises:
-            ValueError: If they are integers, and :attr:`quantization` does not tell what they stand for.
+            ValueError: If the vectors are integers, and :attr:`quantization` does not define their meaning.
         """
-        found = read_vectors(rows, name, quantization=self.quantization, ranges=self.ranges)
-        return np.array(found, dtype=np.float32)
+        vectors = read_vectors(rows, name, quantization=self.quantization, ranges=self.ranges)
+        return np.array(vectors, dtype=np.float32)
 
     @classmethod
     def holds(cls, path: Path) -> bool:
-        """Return whether a file or a folder that exists holds vectors of such a store, without opening it.
+        """Return whether a file or folder contains such a store, without opening it.
 
         Args:
-            path: The file or folder.
+            path: An existing file or folder.
         """
         return False
 
@@ -95,38 +94,38 @@ class VectorStore(ABC):
         """Close the store."""
         self.close()
 
-    def close(self) -> None:  # noqa: B027  # most stores hold nothing
-        """Release what other processes wait for; an upgrade that is not finished stays as it is."""
+    def close(self) -> None:  # noqa: B027  # most stores do not hold resources
+        """Release locks and connections; an unfinished upgrade stays unchanged."""
 
     @abstractmethod
     def describe(self) -> Description:
         """Describe the old vectors.
 
         Raises:
-            FileNotFoundError: If there is no such store.
-            ValueError: If it has no vectors, not one for each row, or is already upgraded. A store that continues to
-                describe its old vectors finds in :meth:`start` whether all is done.
+            FileNotFoundError: If the store does not exist.
+            ValueError: If the store is empty, a row lacks a vector, or the store is already upgraded. A store that
+                still describes its old vectors after an upgrade checks in :meth:`start` instead.
         """
 
     @abstractmethod
     def start(self, key: str, width: int) -> None:
-        """Make the place for new vectors, or find that of an interrupted upgrade with the same key.
+        """Create the place for new vectors, or reuse the place of an interrupted upgrade with the same key.
 
         Args:
-            key: Short hash of the map. What another map has half done is never continued.
+            key: Short hash of the map. An upgrade must not continue with a different map.
             width: Width of new vectors.
 
         Raises:
-            ValueError: If the old vectors have changed since, or another map has half upgraded the same place.
-            OSError: If another process upgrades the store now.
+            ValueError: If the old vectors have changed, or a different map has partly upgraded the same place.
+            OSError: If another process is upgrading the store.
         """
 
     @abstractmethod
     def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
-        """Yield rows without a new vector, in batches: each once, whether earlier batches have been written or not.
+        """Yield rows without a new vector in batches: each row once, independent of writes of earlier batches.
 
         Args:
-            batch_size: Rows of a batch.
+            batch_size: Rows per batch.
 
         Yields:
             Ids, and ``(batch, width)`` float32 old vectors.
@@ -134,7 +133,7 @@ class VectorStore(ABC):
 
     @abstractmethod
     def write(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Write new vectors; afterwards a killed process does not lose them.
+        """Write new vectors durably: a killed process must not lose them.
 
         Args:
             ids: Ids of rows.
@@ -147,22 +146,22 @@ class VectorStore(ABC):
 
     @abstractmethod
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
-        """Read rows back, for verification, in batches.
+        """Read rows back in batches for verification.
 
         Args:
-            count: Number of rows. All are read if others may have changed old vectors since they were mapped.
-            seed: Seed of the choice.
+            count: Number of rows. Read all rows if other writers may have changed old vectors during the upgrade.
+            seed: Seed of the sample.
 
         Yields:
-            Ids, old and new vectors; no empty batch.
+            Ids, old and new vectors, in non-empty batches.
         """
 
     @abstractmethod
     def switch(self) -> str:
-        """Let searches use the new vectors, if the store can do this at once; keep the old ones.
+        """Switch searches to the new vectors, if the store supports an atomic switch, and keep the old ones.
 
         Returns:
-            A sentence: what to search now, and how to go back.
+            A sentence with instructions to search the new vectors and to revert.
 
         Raises:
             ValueError: If the old vectors have changed since the start.
@@ -177,7 +176,7 @@ class VectorStore(ABC):
             k: Number of rows.
 
         Returns:
-            For each query the ids of rows, nearest first.
+            Row ids for each query, nearest first.
         """
 
     @abstractmethod
@@ -191,25 +190,25 @@ class VectorStore(ABC):
             ``(n, width)`` float32, in the order of the ids.
 
         Raises:
-            ValueError: If there is no row with one of the ids.
+            ValueError: If an id is unknown.
         """
 
     @abstractmethod
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Put exact vectors in the place of mapped ones, after the switch.
+        """Replace mapped vectors by exact ones, after the switch.
 
         Args:
-            ids: Ids of rows; those that the store no longer has are left out.
+            ids: Ids of rows; ids of deleted rows are ignored.
             vectors: ``(n, width)`` float32.
         """
 
 
 def warn_of_unfinished(store: str, place: str, key: str, names: Iterable[str]) -> None:
-    """Warn of new vectors that upgrades with other maps have left unfinished in a store."""
+    """Warn of unfinished upgrades with different maps in a store."""
     for name in names:
         if re.fullmatch(re.escape(place) + "[0-9a-f]{12}", name) and name != f"{place}{key}":
             warnings.warn(
-                f"{store} has new vectors of another map, in {name!r}, perhaps unfinished; they stay as they are: "
+                f"{store} has new vectors of a different map in {name!r}, perhaps unfinished; they stay unchanged: "
                 "delete them if you do not need them",
                 stacklevel=4,
             )
@@ -217,9 +216,9 @@ def warn_of_unfinished(store: str, place: str, key: str, names: Iterable[str]) -
 
 @contextmanager
 def written(store: str) -> Iterator[None]:
-    """Name a store in the errors that its library raises while it is written, as an ``OSError``.
+    """Convert library errors during a write to an ``OSError`` with the name of the store.
 
-    Errors of the operating system, of a value and of a missing package stay as they are.
+    ``OSError``, ``ValueError``, ``TypeError`` and ``ImportError`` propagate unchanged.
     """
     try:
         yield
@@ -227,8 +226,8 @@ def written(store: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(
-            f"{store} could not be written ({type(error).__name__}: {error}); searches see what they saw before: make "
-            "room on the disk, or stop other writers, and run again, which continues"
+            f"{store} could not be written ({type(error).__name__}: {error}); searches are unaffected: free disk space "
+            "or stop other writers, and rerun to continue"
         ) from error
 
 
@@ -237,4 +236,4 @@ def needed(package: str, extra: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(f'{package} is needed: pip install "hf-stitch-embeddings[{extra}]"') from error
+        raise ImportError(f'{package} is required: pip install "hf-stitch-embeddings[{extra}]"') from error

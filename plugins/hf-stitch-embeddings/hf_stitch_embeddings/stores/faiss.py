@@ -1,4 +1,4 @@
-"""FAISS indexes: rewriting one for a new encoder, or mapping the queries of a new encoder over one that stays."""
+"""Store of vectors in FAISS indexes, and search of an unchanged index with mapped queries."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from hf_stitch_embeddings.vectors import SAMPLED, Metric, are_normalized, batche
 
 CHANGES = ("add", "add_with_ids", "train")
 TRAINING = 100_000
-"""Most rows to which the clusters and codes of a new index are fitted."""
+"""Maximum number of rows to train a new index on."""
 MEASURED = 1000
-"""Rows by which the error of codes is measured."""
+"""Number of rows to measure the error of codes with."""
 KINDS = {
     "IndexFlat": True, "IndexFlatIP": True, "IndexFlatL2": True, "IndexIVFFlat": True, "IndexHNSWFlat": True,
     "IndexScalarQuantizer": False, "IndexIVFScalarQuantizer": False, "IndexHNSWSQ": False,
     "IndexPQ": False, "IndexIVFPQ": False, "IndexHNSWPQ": False, "IndexPQFastScan": False,
     "IndexRaBitQ": False, "IndexIVFRaBitQ": False,
 }  # fmt: skip
-"""Kinds of indexes whose vectors can be read and that can be built again -> whether they return vectors exactly. Around
-them may be ids, a second index that refines, and transforms. Others are refused: some return other vectors than they
-search, some end the process when they are read, some do not return from their training."""
+"""Supported kinds of indexes -> whether they return exact vectors. Ids, a refining index and transforms may wrap them.
+Other kinds raise an error: some return vectors that differ from the searched ones, some crash the process on reading,
+some never finish training."""
 SCALARS = ("8bit", "4bit", "6bit", "fp16", "bf16", "8bit_uniform", "4bit_uniform", "8bit_direct", "8bit_direct_signed")
-"""Codes of scalar quantisers that can be read."""
+"""Readable codes of scalar quantizers."""
 TRANSFORMS = ("PCAMatrix", "RandomRotationMatrix", "NormalizationTransform")
-"""Transforms that can be built again; a file has the others, such as OPQ, as plain ``LinearTransform``."""
+"""Transforms that can be built again; files store all remaining ones, such as OPQ, as plain ``LinearTransform``."""
 SAME = {"SQ8u": "SQ8", "SQ4u": "SQ4", "SQ8_direct": "SQ8", "SQ8_direct_signed": "SQ8"}
-"""Codes for integers or without a name -> those that hold floats."""
+"""Codes for integers or without a factory name -> equivalent codes for floats."""
 
 
 def is_exact(faiss: Any, index: Any, *, built: bool = False) -> bool:
-    """Return whether an index gives its vectors back exactly; kinds that are not known raise a ``ValueError``.
+    """Return whether an index returns exact vectors; raise ``ValueError`` for unsupported kinds.
 
-    ``built``: the index is yet to be trained.
+    ``built`` says that the index is new and not trained yet.
     """
     index = faiss.downcast_index(index)
     kind, exact = type(index).__name__, True
@@ -54,28 +54,32 @@ def is_exact(faiss: Any, index: Any, *, built: bool = False) -> bool:
         return is_exact(faiss, index.refine_index, built=built)
     if isinstance(index, faiss.IndexPreTransform):
         chain = _chain(faiss, index)
-        names = [type(each).__name__ for each in chain]
+        names = [type(transform).__name__ for transform in chain]
         exact = is_exact(faiss, index.index, built=built) and chain[0].d_in == chain[-1].d_out
-        reduced = any(each.d_out < each.d_in and not isinstance(each, faiss.PCAMatrix) for each in chain)
+        reduced = any(
+            transform.d_out < transform.d_in and not isinstance(transform, faiss.PCAMatrix) for transform in chain
+        )
         if not reduced and not set(names) - {*TRANSFORMS, *([] if built else ["LinearTransform"])}:
             return exact
         kind = ", ".join([*names, type(faiss.downcast_index(index.index)).__name__])
     elif kind in KINDS:
         coder = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
         scalar = getattr(coder, "sq", None)
-        known = {getattr(faiss.ScalarQuantizer, f"QT_{each}") for each in SCALARS}
+        readable = {getattr(faiss.ScalarQuantizer, f"QT_{transform}") for transform in SCALARS}
         ivf = faiss.try_extract_index_ivf(index)
         if ivf is not None and not is_exact(faiss, ivf.quantizer, built=built):
             kind = f"{kind} with clusters by {type(faiss.downcast_index(ivf.quantizer)).__name__}"
-        elif scalar is not None and scalar.qtype not in known:
+        elif scalar is not None and scalar.qtype not in readable:
             kind = f"{kind} of codes {scalar.qtype}"
         else:
             return KINDS[kind]
     raise ValueError(
-        f"the kind {kind} of FAISS indexes is not known to "
-        + ("be built: pass another factory" if built else "return its vectors: upgrade the vectors themselves")
-        + ", e.g. "
-        + ("'Flat' or 'IVF1024,SQ8'" if built else "in an .npy file")
+        f"FAISS indexes of kind {kind} are not supported "
+        + (
+            "as new indexes: pass a different factory, e.g. 'Flat' or 'IVF1024,SQ8'"
+            if built
+            else "as old indexes: upgrade the original vectors, e.g. in an .npy file"
+        )
     )
 
 
@@ -84,31 +88,31 @@ def _chain(faiss: Any, index: Any) -> list[Any]:
 
 
 def coding_error(faiss: Any, index: Any, rows: Rows) -> float:
-    """Return by how much the codes of a trained index change rows, as a share of their lengths (median)."""
-    changed = np.linalg.norm(_coded(faiss, index, np.ascontiguousarray(rows, np.float32)) - rows, axis=1)
+    """Return the median error of the codes of a trained index, relative to the lengths of rows."""
+    changed = np.linalg.norm(_encode_and_decode(faiss, index, np.ascontiguousarray(rows, np.float32)) - rows, axis=1)
     return float(np.median(changed / np.maximum(np.linalg.norm(rows, axis=1), 1e-30)))
 
 
-def _coded(faiss: Any, index: Any, rows: Rows) -> Rows:
-    """Encode rows as an index does, and decode them."""
+def _encode_and_decode(faiss: Any, index: Any, rows: Rows) -> Rows:
+    """Encode rows with the codes of an index, and decode them."""
     index = faiss.downcast_index(index)
     for kind, part in ((faiss.IndexIDMap, "index"), (faiss.IndexHNSW, "storage"), (faiss.IndexRefine, "refine_index")):
         if isinstance(index, kind):
-            return _coded(faiss, getattr(index, part), rows)
+            return _encode_and_decode(faiss, getattr(index, part), rows)
     if isinstance(index, faiss.IndexPreTransform):
         chain = _chain(faiss, index)
-        for each in chain:
-            rows = each.apply(rows)
-        rows = _coded(faiss, index.index, rows)
-        for each in reversed(chain):
-            rows = each.reverse_transform(rows)
+        for transform in chain:
+            rows = transform.apply(rows)
+        rows = _encode_and_decode(faiss, index.index, rows)
+        for transform in reversed(chain):
+            rows = transform.reverse_transform(rows)
         return rows
-    found: Rows = index.sa_decode(index.sa_encode(rows))
-    return found
+    decoded: Rows = index.sa_decode(index.sa_encode(rows))
+    return decoded
 
 
 class _Contents:
-    """Ids and vectors of an index."""
+    """Reader of ids and vectors of an index."""
 
     def __init__(self, faiss: Any, index: Any) -> None:
         self.index = index
@@ -117,74 +121,78 @@ class _Contents:
         places = np.arange(index.ntotal)
         if self.ivf is not None:
             lists = self.ivf.invlists
-            found = [
-                faiss.rev_swig_ptr(lists.get_ids(each), size).copy()
-                for each in range(lists.nlist)
-                if (size := lists.list_size(each))
+            list_ids = [
+                faiss.rev_swig_ptr(lists.get_ids(list_number), size).copy()
+                for list_number in range(lists.nlist)
+                if (size := lists.list_size(list_number))
             ]
-            places = np.sort(np.concatenate(found)) if found else places[:0]
+            places = np.sort(np.concatenate(list_ids)) if list_ids else places[:0]
             self.ivf.set_direct_map_type(faiss.DirectMap.Hashtable)
         self._places = places
         self.ids = places if self.inner is index else faiss.vector_to_array(index.id_map)
         if len(np.unique(self.ids)) < len(self.ids):
-            raise ValueError("the index has ids that occur more than once; FAISS cannot tell such rows apart")
+            raise ValueError("ids of the index must be unique; FAISS cannot distinguish rows with the same id")
         self._order = np.argsort(self.ids)
 
     @property
     def counted(self) -> bool:
-        """Whether ids are the numbers of the rows."""
+        """Whether ids equal the row numbers."""
         return self.inner is self.index and bool((self.ids == np.arange(len(self.ids))).all())
 
     def positions(self, ids: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """Return the rows of ids."""
-        asked = np.asarray(ids, np.int64)
-        found = np.searchsorted(self.ids, asked, sorter=self._order).clip(max=len(self.ids) - 1)
-        rows: npt.NDArray[np.int64] = self._order[found]
-        if (unknown := self.ids[rows] != asked).any():
-            raise ValueError(f"the index has no row with id {asked[unknown][0]}")
+        """Return the row numbers of ids."""
+        id_array = np.asarray(ids, np.int64)
+        places = np.searchsorted(self.ids, id_array, sorter=self._order).clip(max=len(self.ids) - 1)
+        rows: npt.NDArray[np.int64] = self._order[places]
+        if (unknown := self.ids[rows] != id_array).any():
+            raise ValueError(f"id {id_array[unknown][0]} does not exist in the index")
         return rows
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Rows:
-        """Return vectors."""
-        found: Rows = self.inner.reconstruct_batch(np.ascontiguousarray(self._places[positions], np.int64))
-        return found
+        """Return the vectors at positions."""
+        vectors: Rows = self.inner.reconstruct_batch(np.ascontiguousarray(self._places[positions], np.int64))
+        return vectors
 
     def error(self, faiss: Any) -> float:
-        """Estimate how far the vectors are from those that were put into the index, as a share of their lengths.
+        """Estimate the error of the returned vectors, relative to their lengths.
 
-        The codes of the index encode random vectors with the mean and the covariance of its own, of which product
-        quantisers lose more than of vectors in clusters; what a principal component analysis has left out is known by
-        its eigenvalues.
+        The estimate encodes random vectors with the mean and the covariance of the index. It is conservative for
+        clustered vectors, where product quantizers lose less. The eigenvalues of a principal component analysis
+        determine the loss of the omitted components.
         """
         if is_exact(faiss, self.inner):
             return 0.0
         generator = np.random.default_rng(0)
         rows = self.rows(np.sort(generator.permutation(len(self.ids))[:MEASURED]))
         mean, count = rows.mean(0), len(rows)
-        drawn = mean + generator.normal(size=(MEASURED, count)) @ (rows - mean) / np.sqrt(count)
-        square = coding_error(faiss, self.inner, drawn.astype(np.float32)) ** 2
+        probes = mean + generator.normal(size=(MEASURED, count)) @ (rows - mean) / np.sqrt(count)
+        square = coding_error(faiss, self.inner, probes.astype(np.float32)) ** 2
         if isinstance(self.inner, faiss.IndexPreTransform):
-            for each in _chain(faiss, self.inner):
-                if isinstance(each, faiss.PCAMatrix):
-                    values = np.maximum(faiss.vector_to_array(each.eigenvalues), 0)
-                    kept = max(float(values[: each.d_out].sum()), 1e-30)
-                    lost = float(values[each.d_out :].sum()) / kept * float(np.square(rows - mean).sum(1).mean())
-                    square += lost / (lost + float(np.square(rows).sum(1).mean()))
+            for transform in _chain(faiss, self.inner):
+                if isinstance(transform, faiss.PCAMatrix):
+                    values = np.maximum(faiss.vector_to_array(transform.eigenvalues), 0)
+                    variance_kept = max(float(values[: transform.d_out].sum()), 1e-30)
+                    share_lost = (
+                        float(values[transform.d_out :].sum())
+                        / variance_kept
+                        * float(np.square(rows - mean).sum(1).mean())
+                    )
+                    square += share_lost / (share_lost + float(np.square(rows).sum(1).mean()))
         return float(np.sqrt(square))
 
 
 class FaissStore(VectorStore):
-    """Vectors in a FAISS index file. New vectors go to another file, an index of the same kind with the same ids.
+    """Store of vectors in a FAISS index file. New vectors go to a second file, with the same kind of index and ids.
 
-    Old vectors are those that the index returns. Of compressed indexes they are approximate, and the error is told; of
-    those that had length 1, they are normalised again. Kinds that are not known (:data:`KINDS`) are refused: upgrade
-    their vectors by an :class:`~hf_stitch_embeddings.stores.ArrayStore`. Mapped vectors are first collected in a folder
-    beside the target. If the process is killed later, while the new index is built, only building is repeated.
+    Old vectors are read back from the index. Compressed indexes return approximate vectors, and the upgrade reports the
+    error; vectors that had length 1 are normalised again. Unsupported kinds (see :data:`KINDS`) raise an error: upgrade
+    the original vectors with an :class:`~hf_stitch_embeddings.stores.ArrayStore`. Mapped vectors are first collected in
+    a folder next to the target. If the process is killed during the build of the new index, only the build is repeated.
 
     Args:
-        source: File of the index of old vectors.
+        source: File with the index of old vectors.
         target: File for the index of new vectors.
-        factory: Kind of the new index, as for ``faiss.index_factory``. Default: that of the old one.
+        factory: Kind of the new index, as for ``faiss.index_factory``. Default: the kind of the old index.
 
     Raises:
         ImportError: If faiss is not installed.
@@ -208,7 +216,7 @@ class FaissStore(VectorStore):
 
     @classmethod
     def holds(cls, path: Path) -> bool:
-        """A file ``.faiss`` or ``.index``."""
+        """Return whether the file is a ``.faiss`` or ``.index`` file."""
         return path.suffix in (".faiss", ".index")
 
     @cached_property
@@ -226,8 +234,9 @@ class FaissStore(VectorStore):
             with file.open("rb") as opened:
                 if opened.read(2) == b"IB":
                     raise ValueError(
-                        "it is a binary index; upgrade its bits: np.save('old.npy', faiss.vector_to_array(index.xb)"
-                        ".reshape(index.ntotal, -1)) of faiss.read_index_binary, and ArrayStore(quantization='binary')"
+                        "binary indexes are not supported; upgrade the bits with ArrayStore(quantization='binary'): "
+                        "np.save('old.npy', faiss.vector_to_array(index.xb).reshape(index.ntotal, -1)) with index from "
+                        "faiss.read_index_binary"
                     )
             index = self._faiss.read_index(str(file))
             if not index.ntotal:
@@ -242,22 +251,24 @@ class FaissStore(VectorStore):
         inner = index.metric_type == self._faiss.METRIC_INNER_PRODUCT
         if not inner and index.metric_type != self._faiss.METRIC_L2:
             raise ValueError(
-                f"the FAISS index {self.source} ranks by metric {index.metric_type}; a map serves inner products and "
-                "Euclidean distances"
+                f"metric of the FAISS index {self.source} must be inner product or Euclidean distance, got "
+                f"{index.metric_type}"
             )
         error = self._old.error(self._faiss)
-        some = self._old.rows(next(drawn(index.ntotal, SAMPLED, 0)))
-        unit = not inner and (is_unit(some, error) if error else are_normalized(some))  # then both rank alike
+        sample = self._old.rows(next(drawn(index.ntotal, SAMPLED, 0)))
+        unit = not inner and (
+            is_unit(sample, error) if error else are_normalized(sample)
+        )  # then both metrics rank alike
         metrics: tuple[Metric, ...] = ("cosine", "dot") if inner else ("cosine", "l2") if unit else ("l2",)
         return Description(f"FAISS index {self.source}", index.ntotal, index.d, metrics, error)
 
     def start(self, key: str, width: int) -> None:
-        """Make a folder for new vectors beside the target, or find it."""
-        self._empty(width)  # a kind that cannot be built is an error now, not after all rows are mapped
+        """Create a folder for new vectors next to the target, or reuse it."""
+        self._empty_index(width)  # raises errors of the factory before rows are mapped
         self._unfinished.open(key, self.source, len(self._old.ids), width)
 
-    def _empty(self, width: int) -> Any:
-        """Make an index of the same kind without rows."""
+    def _empty_index(self, width: int) -> Any:
+        """Return an empty index of the same kind."""
         faiss, old = self._faiss, self._old
         factory = self._factory
         if factory is None:
@@ -265,29 +276,29 @@ class FaissStore(VectorStore):
 
             try:
                 factory = reverse_index_factory(old.inner).replace(",Refine(Flat)", ",RFlat")
-                factory = re.sub(r"SQ\w+", lambda each: SAME.get(each[0], each[0]), factory)
+                factory = re.sub(r"SQ\w+", lambda match: SAME.get(match[0], match[0]), factory)
             except (NotImplementedError, KeyError, AssertionError) as error:
                 raise ValueError(
-                    f"how to build the kind of the FAISS index {self.source}, {type(old.inner).__name__}, is not "
-                    "known; pass factory, e.g. 'Flat'"
+                    f"the factory string of the FAISS index {self.source} ({type(old.inner).__name__}) is unknown; "
+                    "pass factory, e.g. 'Flat'"
                 ) from error
         try:
             index = faiss.index_factory(width, factory, old.index.metric_type)
         except RuntimeError as error:
             raise ValueError(
-                f"FAISS makes no index {factory!r} of width {width}: {error}; pass another factory"
+                f"FAISS cannot build an index {factory!r} of width {width}: {error}; pass a different factory"
             ) from error
         if index.metric_type != old.index.metric_type:
             raise ValueError(
-                f"FAISS makes {factory!r} without the metric of {self.source}: {index.metric_type} instead of "
-                f"{old.index.metric_type}; pass another factory"
+                f"factory {factory!r} must have the metric of {self.source}, {old.index.metric_type}, got "
+                f"{index.metric_type}; pass a different factory"
             )
         is_exact(faiss, index, built=True)
-        least = _least(faiss, index)
+        least = _min_training_rows(faiss, index)
         if len(old.ids) < least:
             raise ValueError(
-                f"a FAISS index {factory!r} learns its clusters and codes from {least} rows or more, and {self.source} "
-                f"has {len(old.ids)}; pass another factory, e.g. 'Flat'"
+                f"a FAISS index {factory!r} requires at least {least} rows for training, got {len(old.ids)} from "
+                f"{self.source}; pass a different factory, e.g. 'Flat'"
             )
         ivf = faiss.try_extract_index_ivf(index)
         if old.ivf is not None and ivf is not None:
@@ -314,16 +325,16 @@ class FaissStore(VectorStore):
         return len(self._old.ids) - self._unfinished.done
 
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
-        """Read some rows, before they are quantised; a file that has changed is refused anyway."""
+        """Read a sample of rows before quantization; :meth:`switch` checks that the file has not changed."""
         new = self._unfinished.rows()
-        for some in drawn(len(self._old.ids), count, seed):
-            yield self._old.ids[some].tolist(), self._old.rows(some), np.array(new[some], np.float32)
+        for positions in drawn(len(self._old.ids), count, seed):
+            yield self._old.ids[positions].tolist(), self._old.rows(positions), np.array(new[positions], np.float32)
 
     def switch(self) -> str:
         """Build the new index and write its file."""
         self._unfinished.check_source(self.source)
         rows = self._unfinished.rows()
-        index = self._empty(rows.shape[1])
+        index = self._empty_index(rows.shape[1])
         if not index.is_trained:
             spread = np.unique(np.linspace(0, len(rows) - 1, min(TRAINING, len(rows))).astype(int))
             index.train(np.array(rows[spread], np.float32))
@@ -335,18 +346,17 @@ class FaissStore(VectorStore):
                 index.add_with_ids(batch, self._old.ids[start : start + len(batch)])
             start += len(batch)
         self._save(index)
-        said = f"Search {self.target} with the new model; {self.source} is unchanged."
+        sentence = f"Search {self.target} with the new model; {self.source} is unchanged."
         if not is_exact(self._faiss, index):
-            some = np.array(rows[next(drawn(len(rows), MEASURED, 0))], np.float32)
-            said += (
-                f" Its codes change vectors by {coding_error(self._faiss, index, some):.3f} of their lengths (median)."
-            )
+            sample = np.array(rows[next(drawn(len(rows), MEASURED, 0))], np.float32)
+            error = coding_error(self._faiss, index, sample)
+            sentence += f" Its codes change vectors by {error:.3f} of their lengths (median)."
         self._unfinished.close(remove=True)
-        return said
+        return sentence
 
     def _save(self, index: Any) -> None:
         def write(path: Path) -> None:
-            with path.open("wb") as file:  # FAISS itself ignores errors when it closes a file
+            with path.open("wb") as file:  # FAISS ignores errors on closing a file
                 self._faiss.write_index(index, self._faiss.PyCallbackIOWriter(file.write))
 
         write_whole(self.target, write, sync=True)
@@ -357,79 +367,95 @@ class FaissStore(VectorStore):
 
     def search(self, queries: Rows, k: int) -> list[list[Any]]:
         """Search the new index."""
-        found = self._new.index.search(np.ascontiguousarray(queries, np.float32), k)[1]
-        return [[each for each in row if each >= 0] for row in found.tolist()]
+        nearest = self._new.index.search(np.ascontiguousarray(queries, np.float32), k)[1]
+        return [[id_ for id_ in row if id_ >= 0] for row in nearest.tolist()]
 
     def vectors(self, ids: Sequence[Any]) -> Rows:
-        """Read new vectors, as the index returns them."""
+        """Read new vectors back from the index."""
         return self._new.rows(self._new.positions(ids))
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Put exact vectors in the place of mapped ones, and write the index file. Unknown ids are left out."""
+        """Replace mapped vectors by exact ones, and write the index file. Unknown ids are ignored."""
         faiss, new = self._faiss, self._new
-        known = np.isin(ids, new.ids)
-        found = np.asarray(ids)[known]
-        positions, given = new.positions(found.tolist()), np.ascontiguousarray(np.asarray(vectors)[known], np.float32)
+        is_known = np.isin(ids, new.ids)
+        known_ids = np.asarray(ids)[is_known]
+        positions, new_rows = (
+            new.positions(known_ids.tolist()),
+            np.ascontiguousarray(np.asarray(vectors)[is_known], np.float32),
+        )
         if new.ivf is not None and new.inner is new.index:
-            asked = found.astype(np.int64)
-            new.index.remove_ids(asked)
-            new.index.add_with_ids(given, asked)
+            id_array = known_ids.astype(np.int64)
+            new.index.remove_ids(id_array)
+            new.index.add_with_ids(new_rows, id_array)
         elif isinstance(new.inner, faiss.IndexFlatCodes):
             codes = faiss.rev_swig_ptr(new.inner.codes.data(), new.inner.codes.size())
-            codes.reshape(-1, new.inner.code_size)[positions] = new.inner.sa_encode(given)
+            codes.reshape(-1, new.inner.code_size)[positions] = new.inner.sa_encode(new_rows)
         else:
             raise ValueError(
-                f"{type(new.inner).__name__} cannot replace rows; upgrade into an index of another kind, e.g. "
+                f"{type(new.inner).__name__} does not support replacing rows; upgrade with a different factory, e.g. "
                 "factory='IVF1024,SQ8'"
             )
         self._save(new.index)
 
 
 def _check_documents(faiss: Any, index: Any, embedding_map: EmbeddingMap) -> None:
-    """Check the lengths of documents, of indexes from which they can be read without a change of the index."""
+    """Check the lengths of documents, if they can be read without changing the index."""
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else faiss.downcast_index(index)
-    if not isinstance(inner, faiss.IndexFlat | faiss.IndexHNSWFlat) or not inner.ntotal:
+    if not isinstance(inner, faiss.IndexFlat | faiss.IndexHNSWFlat | faiss.IndexIVFFlat) or not inner.ntotal:
         return
-    some = inner.reconstruct_batch(next(drawn(inner.ntotal, SAMPLED, 0)))
+    if isinstance(inner, faiss.IndexIVFFlat):
+        sample = _sample_lists(faiss, inner)
+    else:
+        sample = inner.reconstruct_batch(next(drawn(inner.ntotal, SAMPLED, 0)))
     if embedding_map.metric != "cosine":
-        embedding_map.check_lengths(some, "the documents of the index", "old")
-    elif not are_normalized(some):
+        embedding_map.check_lengths(sample, "the documents of the index", "old")
+    elif not are_normalized(sample):
         raise ValueError(
-            f"{embedding_map!r} is a map for cosine, and the index ranks by inner product documents whose lengths are "
-            "not 1: normalise them, or fit a map with metric='dot'"
+            f"{embedding_map!r} has metric cosine, but the index ranks unnormalised documents by inner product: "
+            "normalise them, or fit a map with metric='dot'"
         )
 
 
-def _least(faiss: Any, index: Any) -> int:
-    """Return how many rows an index needs to be trained."""
+def _sample_lists(faiss: Any, index: Any) -> Rows:
+    """Return up to ``SAMPLED`` rows of random inverted lists; ``reconstruct`` would build a direct map of all ids."""
+    lists, rows = index.invlists, list[Rows]()
+    for number in np.random.default_rng(0).permutation(lists.nlist).tolist():
+        if (size := lists.list_size(number)) and sum(map(len, rows)) < SAMPLED:
+            codes = faiss.rev_swig_ptr(lists.get_codes(number), size * index.code_size)
+            rows.append(codes.view(np.float32).reshape(size, index.d).copy())
+    return np.concatenate(rows)[:SAMPLED]
+
+
+def _min_training_rows(faiss: Any, index: Any) -> int:
+    """Return the minimum number of rows to train an index."""
     index = faiss.downcast_index(index)
     parts = [getattr(index, name, None) for name in ("index", "base_index", "refine_index", "quantizer", "storage")]
-    inner = [_least(faiss, each) for each in parts if isinstance(each, faiss.Index)]
+    inner = [_min_training_rows(faiss, part) for part in parts if isinstance(part, faiss.Index)]
     if isinstance(index, faiss.IndexPreTransform):
-        inner += [each.d_out for each in _chain(faiss, index) if isinstance(each, faiss.PCAMatrix)]
+        inner += [part.d_out for part in _chain(faiss, index) if isinstance(part, faiss.PCAMatrix)]
     return max(getattr(index, "nlist", 1), getattr(getattr(index, "pq", None), "ksub", 1), *inner, 1)
 
 
 def search_mapped(index: Any, embedding_map: EmbeddingMap) -> Any:
-    """Put a map of queries before a FAISS index.
+    """Prepend a map of queries to a FAISS index.
 
     The result is an ``IndexPreTransform``: it maps queries and searches the index, which is not copied.
-    ``faiss.write_index`` saves both in one file that needs no other code to search.
+    ``faiss.write_index`` saves both in one file that searches without hf-stitch.
 
-    It would map whatever is added to it, too, although documents belong into the old space. ``add``, ``add_with_ids``
-    and ``train`` of the result therefore raise an error; a file that is read again has no such guard. Add documents,
-    embedded by the *old* encoder, to the index itself.
+    An ``IndexPreTransform`` would also map added documents, but documents belong to the old space. Therefore ``add``,
+    ``add_with_ids`` and ``train`` of the result raise an error; an index loaded from a file lacks this guard. Add
+    documents, embedded by the *old* encoder, to the original index.
 
     Args:
-        index: Any FAISS index of old vectors (flat, HNSW, IVF, quantised).
+        index: Any FAISS index of old vectors (flat, HNSW, IVF, quantized).
         embedding_map: An affine map of direction ``query`` or ``adjoint``.
 
     Returns:
-        The index that takes queries of the new encoder.
+        An index for queries of the new encoder.
 
     Raises:
-        ValueError: If the map applies to documents, is no sequence of linear layers, stands for the old model, or its
-            width or metric is not that of the index.
+        ValueError: If the map applies to documents, is not a sequence of linear layers, stands for the old model, or
+            its width or metric does not match the index.
         ImportError: If faiss is not installed.
 
     Example:
@@ -445,28 +471,25 @@ def search_mapped(index: Any, embedding_map: EmbeddingMap) -> Any:
     faiss = needed("faiss", "faiss")
     if embedding_map.direction == "index" or embedding_map.keeps_old:
         raise ValueError(
-            f"{embedding_map!r} is no map of new queries: "
-            + (
-                "keep the old queries"
-                if embedding_map.keeps_old
-                else "rewrite the index with it, or take its adjoint()"
-            )
+            f"search_mapped requires a map of new queries, got {embedding_map!r}; "
+            + ("use old queries" if embedding_map.keeps_old else "upgrade the index with it, or use its adjoint()")
         )
     if embedding_map.out_features != index.d:
         raise ValueError(
-            f"{embedding_map!r} makes vectors of width {embedding_map.out_features}, the index has {index.d}"
+            f"{embedding_map!r} must return vectors of width {index.d} as in the index, got "
+            f"{embedding_map.out_features}"
         )
     inner = index.metric_type == faiss.METRIC_INNER_PRODUCT
     if inner == (embedding_map.metric == "l2"):
         has = "inner products" if inner else "Euclidean distances"
-        raise ValueError(f"{embedding_map!r} is a map for {embedding_map.metric}, and the index has {has}")
+        raise ValueError(f"{embedding_map!r} has metric {embedding_map.metric}, but the index ranks by {has}")
     _check_documents(faiss, index, embedding_map)
     layers = dense_layers(embedding_map)
     if any(layer.activation.__name__ != "Identity" for layer in layers):
-        raise ValueError(f"{embedding_map!r} is not linear, and FAISS has linear transforms only: map queries yourself")
+        raise ValueError(f"search_mapped requires a linear map, got {embedding_map!r}; map queries before the search")
     chain = faiss.IndexPreTransform(index)
     chain.own_fields = False
-    # What is prepended last runs first.
+    # The last prepended transform runs first.
     if embedding_map.normalized:
         chain.prepend_transform(faiss.NormalizationTransform(index.d))
     for layer in reversed(layers):
@@ -479,8 +502,8 @@ def search_mapped(index: Any, embedding_map: EmbeddingMap) -> Any:
 
     def refuse(*arguments: Any, **options: Any) -> NoReturn:
         raise TypeError(
-            "this index maps what it receives from the new space to the old one: add documents, embedded by the old "
-            "encoder, to the index behind it"
+            "this index maps its inputs from the new space to the old one: add documents, embedded by the old encoder, "
+            "to the original index"
         )
 
     for name in CHANGES:

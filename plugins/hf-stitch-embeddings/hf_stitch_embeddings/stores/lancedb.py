@@ -1,4 +1,4 @@
-"""Tables of LanceDB."""
+"""Store of vectors in LanceDB tables."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, nee
 from hf_stitch_embeddings.vectors import Metric, Quantization
 
 METRICS: dict[str, tuple[Metric, ...]] = {"cosine": ("cosine",), "dot": ("cosine", "dot"), "l2": ("cosine", "l2")}
-"""Distance of an index -> metrics by which it ranks if vectors have length 1 with cosine."""
+"""Distance of an index -> supported metrics; with cosine, vectors have length 1."""
 
 
 class LanceStore(VectorStore):
-    """Vectors in a column of a LanceDB table.
+    """Store of vectors in a column of a LanceDB table.
 
-    New vectors fill a column of their own. When it is whole, both columns are renamed in one commit: the new one gets
-    the name of the old one, so that queries stay as they are. The old vectors stay in the table. If they had an index,
-    the new ones get one of the same kind before the switch, with what LanceDB tells of its settings; the sentence of
-    the result names what it does not. Ids and all other columns stay; the order of rows changes, and until the switch
-    LanceDB searches the old column without its index, which is slower.
+    New vectors fill a new column. When it is complete, both columns are renamed in one commit: the new column takes the
+    name of the old one, so that queries stay unchanged. The old vectors stay in the table. An index of the old column
+    is built again for the new column before the switch, with the settings that LanceDB reports; the sentence of the
+    result lists settings that it does not report. Ids and all remaining columns stay unchanged. The order of rows
+    changes, and until the switch LanceDB searches the old column without its index, which is slower.
 
-    **Queries should name the column** (``vector_column_name``): of two columns of vectors of one width, which there are
-    during and after the upgrade, LanceDB chooses none and raises an error. To end this, drop the old column.
+    **Queries should name the column** (``vector_column_name``): during and after the upgrade, the table may have two
+    vector columns of the same width, and LanceDB then raises an error for queries without a column. Drop the old column
+    to avoid this.
 
     Args:
         uri: Folder or URI of the database.
         table: Name of the table.
         column: Column of old vectors.
-        id_column: Column of ids, which must be unique.
-        quantization: What integers stand for, as for :func:`~hf_stitch_embeddings.read_vectors`.
-        ranges: Ranges of these integers.
+        id_column: Column of unique ids.
+        quantization: Meaning of integers, as for :func:`~hf_stitch_embeddings.read_vectors`.
+        ranges: Ranges of ``"int8"`` vectors.
 
     Raises:
         ImportError: If lancedb is not installed.
@@ -65,18 +66,18 @@ class LanceStore(VectorStore):
         try:
             self._table: Any = lancedb.connect(self.uri).open_table(table)
         except (ValueError, FileNotFoundError) as error:
-            known = lancedb.connect(self.uri).list_tables().tables
+            tables = lancedb.connect(self.uri).list_tables().tables
             raise FileNotFoundError(
-                f"{uri} has no LanceDB table {table!r}, only: {', '.join(known) or 'none'}"
+                f"LanceDB table {table!r} does not exist in {uri}; tables: {', '.join(tables) or 'none'}"
             ) from error
         self.name = f"LanceDB table {table}"
         self._key = self._fresh = self._notes = ""
         self._version: int | None = None
-        """Version after the last write of this object; None if it did not make the column of new vectors itself."""
+        """Version after the last write of this object; None if this object did not create the column of new vectors."""
 
     @classmethod
     def holds(cls, path: Path) -> bool:
-        """A folder with tables, which are folders ``.lance``."""
+        """Return whether the folder contains ``.lance`` tables."""
         return next(path.glob("*.lance"), None) is not None
 
     def describe(self) -> Description:
@@ -84,20 +85,18 @@ class LanceStore(VectorStore):
         schema = self._table.schema
         for column in (self.column, self.id_column):
             if column not in schema.names:
-                raise ValueError(f"{self.name} has no column {column!r}, only: {', '.join(schema.names)}")
+                raise ValueError(f"{self.name} must have a column {column!r}, got: {', '.join(schema.names)}")
         if before := [name for name in schema.names if name.startswith(f"{self.column}_before_")]:
             raise ValueError(
-                f"{self.name} is already upgraded: {self.column!r} holds new vectors, and {before[0]!r} the old ones. "
-                f"To map those again, restore the table first; to map the new ones once more, drop {before[0]!r} first"
+                f"{self.name} is already upgraded: {self.column!r} holds the new vectors, {before[0]!r} the old ones. "
+                f"Restore the table to map the old vectors again, or drop {before[0]!r} to map the new ones"
             )
         kind = schema.field(self.column).type
         width = getattr(kind, "list_size", -1)
         if width < 1:
-            raise ValueError(f"column {self.column!r} of {self.name} must hold vectors of one width, got {kind}")
+            raise ValueError(f"column {self.column!r} of {self.name} must hold vectors of equal width, got {kind}")
         if empty := self._count_empty(self.column):
-            raise ValueError(
-                f"{empty} rows of {self.name} have no vector in {self.column!r}; fill or delete them first"
-            )
+            raise ValueError(f"{empty} rows of {self.name} lack a vector in {self.column!r}; fill or delete them first")
         rows = self._table.count_rows()
         if not rows:
             raise ValueError(f"{self.name} is empty")
@@ -108,10 +107,10 @@ class LanceStore(VectorStore):
         return Description(self.name, rows, width, METRICS.get(distance, ("cosine", "dot", "l2")))
 
     def _index(self) -> Any:
-        return next((each for each in self._table.list_indices() if each.columns == [self.column]), None)
+        return next((index for index in self._table.list_indices() if index.columns == [self.column]), None)
 
     def start(self, key: str, width: int) -> None:
-        """Add a column for new vectors, or find it."""
+        """Add a column for new vectors, or reuse it."""
         import pyarrow
 
         names = self._table.schema.names
@@ -119,8 +118,8 @@ class LanceStore(VectorStore):
         warn_of_unfinished(self.name, f"{self.column}_", key, names)
         if width == self._table.schema.field(self.column).type.list_size:
             warnings.warn(
-                f"{self.name} will have two columns of vectors of width {width}; LanceDB then searches only if queries "
-                f"name one, with vector_column_name={self.column!r}",
+                f"{self.name} will have two vector columns of width {width}; pass "
+                f"vector_column_name={self.column!r} with queries, which LanceDB then requires",
                 stacklevel=3,
             )
         self._key, self._fresh = key, f"{self.column}_{key}"
@@ -131,7 +130,7 @@ class LanceStore(VectorStore):
         if self._fresh in names and self._table.schema.field(self._fresh).type != kind:
             raise ValueError(
                 f"column {self._fresh!r} of {self.name} must hold vectors of width {width}, got "
-                f"{self._table.schema.field(self._fresh).type}; drop it and run again"
+                f"{self._table.schema.field(self._fresh).type}; drop it and rerun"
             )
         if self._fresh not in names:
             self._table.add_columns(pyarrow.schema([pyarrow.field(self._fresh, kind)]))
@@ -140,14 +139,14 @@ class LanceStore(VectorStore):
     def _check_ids(self) -> None:
         seen: set[Any] = set()
         for batch in self._table.search().select([self.id_column]).to_batches():
-            for each in batch[self.id_column].to_pylist():
-                if each in seen or each is None:
-                    problem = "is empty" if each is None else f"has {each!r} more than once"
-                    raise ValueError(f"column {self.id_column!r} of {self.name} {problem}; ids must be unique")
-                seen.add(each)
+            for id_ in batch[self.id_column].to_pylist():
+                if id_ in seen or id_ is None:
+                    problem = "an empty id" if id_ is None else f"{id_!r} more than once"
+                    raise ValueError(f"column {self.id_column!r} of {self.name} must have unique ids, got {problem}")
+                seen.add(id_)
 
     def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
-        """Yield rows whose new vector is NULL, of the table as it is at the start of the pass."""
+        """Yield rows with NULL as new vector, from a snapshot of the table."""
         query = self._table.search().where(f"`{self._fresh}` IS NULL").select([self.id_column, self.column])
         for batch in query.to_batches(batch_size):
             if len(batch):
@@ -161,7 +160,7 @@ class LanceStore(VectorStore):
         import pyarrow
 
         if self._version is not None and self._table.version != self._version:
-            self._version = None  # somebody else writes, too
+            self._version = None  # another process writes, too
         item = self._table.schema.field(column).type.value_type
         flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).ravel()).cast(item)
         lists = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
@@ -172,49 +171,49 @@ class LanceStore(VectorStore):
             self._version += 1
 
     def missing(self) -> int:
-        """Return the number of rows whose new vector is NULL."""
+        """Return the number of rows with NULL as new vector."""
         self._table.checkout_latest()
         return self._count_empty(self._fresh)
 
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
-        """Read some rows; all of them if others may have changed rows since they were mapped."""
+        """Read a sample of rows; all rows if other writers may have changed them during the upgrade."""
         total = self._table.count_rows()
         if self._version is None or self._table.version != self._version:
             count = total
-        for some in drawn(total, count, seed):
-            query = self._table.take_offsets(some.tolist()).select([self.id_column, self.column, self._fresh])
-            found = query.to_arrow()
-            yield found[self.id_column].to_pylist(), self._matrix(found[self.column]), _matrix(found[self._fresh])
+        for offsets in drawn(total, count, seed):
+            query = self._table.take_offsets(offsets.tolist()).select([self.id_column, self.column, self._fresh])
+            sample = query.to_arrow()
+            yield sample[self.id_column].to_pylist(), self._matrix(sample[self.column]), _matrix(sample[self._fresh])
 
     def _matrix(self, column: Any) -> Rows:
-        """Read old vectors."""
+        """Convert a column of old vectors."""
         return self.floats(_matrix(column, None), f"column {self.column!r} of {self.name}")
 
     def switch(self) -> str:
-        """Index the new column as the old one is, and exchange their names in one commit."""
+        """Index the new column like the old one, and swap their names in one commit."""
         old = f"{self.column}_before_{self._key}"
         if (index := self._index()) is not None:
             self._build_index(index)
         self._table.checkout_latest()
         if self._count_empty(self._fresh):
-            raise ValueError(f"rows were added to {self.name} just before the switch; run again, which continues")
+            raise ValueError(f"rows were added to {self.name} just before the switch; rerun to continue")
         version = self._table.version
         self._rename(self.column, old, self._fresh)
         if self._count_empty(self.column):
             self._rename(self.column, self._fresh, old)
-            raise ValueError(f"rows were added to {self.name} during the switch, which was undone; run again")
+            raise ValueError(f"rows were added to {self.name} during the switch, which was undone; rerun")
         return (
-            f"Column {self.column!r} now holds the new vectors: search it with the new model. The old ones are in "
-            f"{old!r}: table.drop_columns([{old!r}]) removes them, table.restore({version}) goes back.{self._notes}"
+            f"Column {self.column!r} now holds the new vectors: search it with the new model. The old vectors are in "
+            f"{old!r}: table.drop_columns([{old!r}]) removes them, table.restore({version}) reverts.{self._notes}"
         )
 
     def _rename(self, column: str, aside: str, instead: str) -> None:
-        """Rename a column, and another one to its name, in one commit."""
+        """Rename a column, and give its name to a second column, in one commit."""
         self._table.alter_columns({"path": column, "rename": aside}, {"path": instead, "rename": column})
 
     def _count_empty(self, column: str) -> int:
-        found: int = self._table.count_rows(f"`{column}` IS NULL")
-        return found
+        count: int = self._table.count_rows(f"`{column}` IS NULL")
+        return count
 
     def _build_index(self, index: Any) -> None:
         import lancedb.index
@@ -226,66 +225,66 @@ class LanceStore(VectorStore):
         kind = kinds.get(str(index.index_type).lower().replace("_", ""))
         if kind is None or stats.distance_type is None:
             raise ValueError(
-                f"the index {index.name} of {self.name} is of the unknown kind {index.index_type}; drop it"
+                f"the kind {index.index_type} of index {index.name} of {self.name} is not supported; drop the index"
             )
         if stats.distance_type not in METRICS:
-            self._notes = f" The index of {stats.distance_type} distances was not made again: it takes no floats."
+            self._notes = f" The index of {stats.distance_type} distances was not rebuilt: it does not support floats."
             return
-        wanted, width = self._settings(index), self._table.schema.field(self._fresh).type.list_size
-        known = {key: value for key, value in wanted.items() if key in kind.__dataclass_fields__}
-        lost = ["num_partitions"]  # LanceDB does not tell it
-        if width % known.get("num_sub_vectors", 1):
-            lost.append(f"num_sub_vectors={known.pop('num_sub_vectors')}")
+        settings, width = self._settings(index), self._table.schema.field(self._fresh).type.list_size
+        supported = {key: value for key, value in settings.items() if key in kind.__dataclass_fields__}
+        lost = ["num_partitions"]  # LanceDB does not report it
+        if width % supported.get("num_sub_vectors", 1):
+            lost.append(f"num_sub_vectors={supported.pop('num_sub_vectors')}")
         self._notes = (
-            f" Its index of kind {index.index_type} has the settings of the old one, except {' and '.join(lost)}, "
-            "which are LanceDB's defaults: make another with table.create_index if you had chosen them."
+            f" Its {index.index_type} index has the settings of the old one, except {' and '.join(lost)} with "
+            "LanceDB's defaults: use table.create_index if you had set them."
         )
-        config = kind(distance_type=stats.distance_type, **known)
+        config = kind(distance_type=stats.distance_type, **supported)
         self._table.create_index(self._fresh, config=config, name=f"{self._fresh}_idx")
 
     def _settings(self, index: Any) -> dict[str, int]:
-        """Return what LanceDB tells of the settings of an index, by the names that it takes."""
+        """Return the settings of an index reported by LanceDB, as options of a new index."""
         details = getattr(index, "index_details", None) or {}
         coded, graph = details.get("compression") or {}, details.get("hnsw") or {}
-        found = {key: coded.get(key) for key in ("num_bits", "num_sub_vectors")}
-        found |= {"m": graph.get("max_connections"), "ef_construction": graph.get("construction_ef")}
-        return {key: value for key, value in found.items() if value is not None}
+        settings = {key: coded.get(key) for key in ("num_bits", "num_sub_vectors")}
+        settings |= {"m": graph.get("max_connections"), "ef_construction": graph.get("construction_ef")}
+        return {key: value for key, value in settings.items() if value is not None}
 
     def search(self, queries: Rows, k: int) -> list[list[Any]]:
-        """Search the new vectors, by the distance of the index, or by cosine."""
+        """Search the new vectors by the distance of the index, or by cosine without an index."""
         index = self._index()
         distance = "cosine" if index is None else str(self._table.index_stats(index.name).distance_type)
-        found = []
+        neighbours = []
         for query in np.asarray(queries, np.float32):
-            asked = self._table.search(query, vector_column_name=self.column).distance_type(distance)
-            found.append(asked.select([self.id_column]).limit(k).to_arrow()[self.id_column].to_pylist())
-        return found
+            search = self._table.search(query, vector_column_name=self.column).distance_type(distance)
+            neighbours.append(search.select([self.id_column]).limit(k).to_arrow()[self.id_column].to_pylist())
+        return neighbours
 
     def vectors(self, ids: Sequence[Any]) -> Rows:
         """Read new vectors."""
         rows = self._table.search().where(self._among(ids)).select([self.id_column, self.column]).to_arrow()
-        places = {each: place for place, each in enumerate(rows[self.id_column].to_pylist())}
-        if missing := [each for each in ids if each not in places]:
-            raise ValueError(f"{self.name} has no row with id {missing[0]!r}")
-        return _matrix(rows[self.column])[[places[each] for each in ids]]
+        places = {id_: place for place, id_ in enumerate(rows[self.id_column].to_pylist())}
+        if missing := [id_ for id_ in ids if id_ not in places]:
+            raise ValueError(f"id {missing[0]!r} does not exist in {self.name}")
+        return _matrix(rows[self.column])[[places[id_] for id_ in ids]]
 
     def _among(self, ids: Sequence[Any]) -> str:
-        quoted = ("'" + each.replace("'", "''") + "'" if isinstance(each, str) else str(each) for each in ids)
+        quoted = ("'" + id_.replace("'", "''") + "'" if isinstance(id_, str) else str(id_) for id_ in ids)
         return f"`{self.id_column}` IN ({', '.join(quoted)})"
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
         """Merge exact vectors by id, in one commit."""
         if not any(name.startswith(f"{self.column}_before_") for name in self._table.schema.names):
-            raise ValueError(f"{self.name} is not upgraded: column {self.column!r} holds the old vectors")
+            raise ValueError(f"replace requires an upgraded table, but column {self.column!r} holds old vectors")
         self._merge(self.column, ids, vectors)
 
 
 def _matrix(column: Any, dtype: Any = np.float32) -> Rows:
-    """Read a column of vectors."""
+    """Convert a column of vectors to a matrix."""
     whole = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    if hasattr(whole, "chunks"):  # a chunked array of one chunk or none
+    if hasattr(whole, "chunks"):  # a chunked array of at most one chunk
         whole = whole.chunk(0)
     if whole.null_count:
-        raise ValueError(f"{whole.null_count} vectors are missing; stop other writers and run again")
+        raise ValueError(f"{whole.null_count} vectors are missing; stop other writers and rerun")
     flat = np.asarray(whole.flatten(), dtype=dtype)
     return flat.reshape(len(whole), -1)

@@ -1,4 +1,4 @@
-"""The registry of vector stores, and opening one by its path or its name."""
+"""Registry of vector stores, and a function to open a store by path or name."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ registry: Registry[VectorStore] = Registry(
     },
     "hf_stitch_embeddings.stores.base:VectorStore",
 )
-"""Stores by name. Other distributions add theirs with entry points ``hf_stitch.embedding_stores``."""
+"""Stores by name. Distributions register stores with entry points ``hf_stitch.embedding_stores``."""
 
 
 def open_store(place: str | Path, **options: Any) -> VectorStore:
-    """Open a vector store by its path or its name.
+    """Open a vector store by path or name.
 
     Args:
-        place: A file or a folder, whose store is found by what it holds; or ``name:place``, for what no path tells,
-            such as ``qdrant:http://localhost:6333``. The names are those of ``stores.registry``.
-        **options: Options of the store, e.g. ``target`` of a file.
+        place: A file or folder, to detect the store from its content; or ``name:place`` with a name from
+            ``stores.registry``, such as ``qdrant:http://localhost:6333``.
+        **options: Options of the store, e.g. ``target``.
 
     Returns:
         The store.
 
     Raises:
-        UnknownNameError: If no store has the name.
+        UnknownNameError: If the name is not registered.
         FileNotFoundError: If a path without a name does not exist.
-        ValueError: If no store, or more than one, holds its vectors in such a file or folder.
+        ValueError: If not exactly one store recognises the file or folder.
         TypeError: If an option is unknown or missing.
         ImportError: If the package of the store is not installed.
 
@@ -53,31 +53,30 @@ def open_store(place: str | Path, **options: Any) -> VectorStore:
         ('ArrayStore', 3)
     """
     name, colon, rest = str(place).partition(":")
-    if colon and len(name) > 1 and not Path(place).exists():  # one letter is a drive of Windows
+    if colon and len(name) > 1 and not Path(place).exists():  # a single letter is a Windows drive
         registry.check(name)
     else:
-        name, rest = _holder(Path(place).expanduser()), str(place)
-    first, *known = inspect.signature(registry.get(name)).parameters.values()
-    if not any(each.kind is each.VAR_KEYWORD for each in known):
-        check_names(f"{name!r} among {registry.kind}", options, [each.name for each in known])
+        name, rest = _recognised_store(Path(place).expanduser()), str(place)
+    first, *parameters = inspect.signature(registry.get(name)).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        check_names(f"{name!r} among {registry.kind}", options, [parameter.name for parameter in parameters])
     return registry.build(name, **{first.name: rest}, **options)
 
 
-def _holder(path: Path) -> str:
-    """Return the name of the only store that holds its vectors in a file or folder."""
+def _recognised_store(path: Path) -> str:
+    """Return the name of the only store that recognises a file or folder."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; pass a file, a folder, or NAME:PLACE")
-    found, broken = [], []
+    matches, broken = [], []
     for name in registry:
         try:
             if registry.get(name).holds(path):
-                found.append(name)
+                matches.append(name)
         except PluginError as error:
             broken.append(f" {error}")
-    if len(found) != 1:
-        several = f"{' and '.join(found)} all hold" if found else "no store holds"
-        raise ValueError(
-            f"{several} vectors as in {path}; name the store, as NAME:{path}, one of: {', '.join(registry)}."
-            + "".join(broken)
+    if len(matches) != 1:
+        problem = (
+            f"several stores recognise {path}: {' and '.join(matches)}" if matches else f"no store recognises {path}"
         )
-    return found[0]
+        raise ValueError(f"{problem}; pass NAME:{path} with one of: {', '.join(registry)}." + "".join(broken))
+    return matches[0]

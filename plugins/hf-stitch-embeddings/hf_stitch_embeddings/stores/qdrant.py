@@ -1,4 +1,4 @@
-"""Collections of Qdrant."""
+"""Store of vectors in Qdrant collections."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, nee
 from hf_stitch_embeddings.vectors import Metric, Quantization
 
 METRICS: dict[str, tuple[Metric, ...]] = {"Cosine": ("cosine",), "Dot": ("cosine", "dot"), "Euclid": ("cosine", "l2")}
-"""Distance of a collection -> metrics by which it ranks if vectors have length 1 with cosine."""
+"""Distance of a collection -> supported metrics; with cosine, vectors have length 1."""
 
 PAGE = 1000
-"""Points that are read back at once."""
+"""Points per read operation."""
 FLOATS = ("float32", "float16")
-"""Data types that hold mapped vectors; the others are integers, or codes whose error an upgrade would refuse."""
+"""Data types for mapped vectors; all remaining types are integers, or codes with too large an error for upgrades."""
 UPGRADED = re.compile(".+_[0-9a-f]{12}")
-"""Names of new vectors."""
+"""Pattern of names of new vectors."""
 
 
 class QdrantStore(VectorStore):
-    """Vectors in a Qdrant collection.
+    """Store of vectors in a Qdrant collection.
 
-    New vectors get a vector name of their own in the same collection. A name cannot be changed, so that queries must
-    name the new one when it is whole (``using=``). Ids and payloads stay, and so do the old vectors. With the distance
-    Cosine, Qdrant stores vectors with length 1. A second upgrade with the same map at the same time, which only the
-    local mode prevents, writes the same values. Tested with the client's local mode; the same calls serve a server.
+    New vectors get a new vector name in the same collection. Qdrant cannot rename vectors, so that queries must use the
+    new name after the upgrade (``using=``). Ids, payloads and old vectors stay unchanged. With distance Cosine, Qdrant
+    stores vectors with length 1. Concurrent upgrades with the same map are possible on a server, and write the same
+    values. Tested with the client's local mode; a server uses the same calls.
 
     Args:
         location: Folder of the local mode, URL of a server, or a ``QdrantClient``.
         collection: Name of the collection.
-        vector_name: Name of the old vectors. Default: the only ones.
-        quantization: What vectors of the data type uint8 stand for, as for
-            :func:`~hf_stitch_embeddings.read_vectors`.
-        ranges: Ranges of these.
+        vector_name: Name of the old vectors. Default: the only vectors of the collection.
+        quantization: Meaning of uint8 vectors, as for :func:`~hf_stitch_embeddings.read_vectors`.
+        ranges: Ranges of ``"int8"`` vectors.
 
     Raises:
         ImportError: If qdrant-client is not installed.
@@ -70,7 +69,7 @@ class QdrantStore(VectorStore):
         if not self._given:
             remote = str(location).startswith(("http://", "https://"))
             if not remote and not Path(location).expanduser().is_dir():
-                raise FileNotFoundError(f"{location} is no folder of Qdrant, and no URL")
+                raise FileNotFoundError(f"location must be a Qdrant folder or a URL, got {location}")
             self._shared = remote
             try:
                 where = {"url": str(location)} if remote else {"path": str(Path(location).expanduser())}
@@ -84,32 +83,34 @@ class QdrantStore(VectorStore):
 
     @classmethod
     def holds(cls, path: Path) -> bool:
-        """A folder of the local mode, which lists its collections in a file."""
+        """Return whether the folder belongs to Qdrant's local mode."""
         return (path / "meta.json").is_file() and (path / "collection").is_dir()
 
     def describe(self) -> Description:
         """Describe the old vectors."""
         if not self._client.collection_exists(self.collection):
-            known = [each.name for each in self._client.get_collections().collections]
-            raise FileNotFoundError(f"there is no {self.name}, only: {', '.join(known) or 'none'}")
-        named = self._named()
-        shown = ", ".join(repr(each) for each in named)
-        own = [each for each in named if not (UPGRADED.fullmatch(each) and self._asked is None)]
-        if self._asked is None and len(own) != 1:
-            raise ValueError(f"{self.name} has several vectors, {shown}: pass vector_name")
-        self._old = own[0] if self._asked is None else self._asked
+            collections = [name.name for name in self._client.get_collections().collections]
+            raise FileNotFoundError(f"{self.name} does not exist; collections: {', '.join(collections) or 'none'}")
+        named = self._vector_params()
+        listing = ", ".join(repr(name) for name in named)
+        candidates = [name for name in named if not (UPGRADED.fullmatch(name) and self._asked is None)]
+        if self._asked is None and len(candidates) != 1:
+            raise ValueError(f"{self.name} has several vectors: pass one of {listing} as vector_name")
+        self._old = candidates[0] if self._asked is None else self._asked
         if self._old not in named:
-            raise ValueError(f"{self.name} has no vectors {self._old!r}, only {shown}")
+            raise ValueError(f"vector_name must be one of {listing} in {self.name}, got {self._old!r}")
         params = named[self._old]
         distance = str(params.distance.value)
         if distance not in METRICS or params.multivector_config is not None:
-            kind = "several vectors for each point" if params.multivector_config is not None else distance
-            raise ValueError(f"{self.name} ranks by {kind}; a map serves {', '.join(METRICS)} and single vectors")
+            kind = "several vectors per point" if params.multivector_config is not None else distance
+            raise ValueError(
+                f"{self.name} must have a single vector per point and distance {', '.join(METRICS)}, got {kind}"
+            )
         rows = self._client.count(self.collection, exact=True).count
-        without = self._without(self._old)
+        without = self._count_without(self._old)
         if not rows or without:
             raise ValueError(
-                f"{without} of {rows} points of {self.name} have no vector {self._old!r}; all must have one"
+                f"all points of {self.name} must have a vector {self._old!r}, but {without} of {rows} lack one"
             )
         self._integers = params.datatype == self._models.Datatype.UINT8
         first = self._client.scroll(self.collection, limit=1, with_payload=False, with_vectors=[self._old])[0]
@@ -117,33 +118,33 @@ class QdrantStore(VectorStore):
 
     @property
     def _new(self) -> str:
-        """Name of the new vectors: of the upgrade that was started, or the only one that the collection has."""
+        """Name of the new vectors: from the started upgrade, or the only candidate in the collection."""
         if self._started is None:
             self.describe()
             place = re.compile(re.escape(self._old or "vector") + "_[0-9a-f]{12}")
-            found = [each for each in self._named() if place.fullmatch(each)]
-            if len(found) != 1:
+            matches = [name for name in self._vector_params() if place.fullmatch(name)]
+            if len(matches) != 1:
                 raise ValueError(
-                    f"{self.name} has {len(found) or 'no'} new vectors{f', {found}' if found else ''}: "
-                    + ("delete those that are not in use" if found else "upgrade it first")
+                    f"{self.name} must have new vectors under one name, got {matches or 'none'}: "
+                    + ("delete unused ones" if matches else "upgrade it first")
                 )
-            self._started = found[0]
+            self._started = matches[0]
         return self._started
 
-    def _named(self) -> dict[str, Any]:
+    def _vector_params(self) -> dict[str, Any]:
         configured = self._client.get_collection(self.collection).config.params.vectors
         return configured if isinstance(configured, dict) else {"": configured}
 
-    def _lacking(self, name: str) -> Any:
+    def _without_vector(self, name: str) -> Any:
         return self._models.Filter(must_not=[self._models.HasVectorCondition(has_vector=name)])
 
-    def _without(self, name: str) -> int:
-        found: int = self._client.count(self.collection, count_filter=self._lacking(name), exact=True).count
-        return found
+    def _count_without(self, name: str) -> int:
+        count: int = self._client.count(self.collection, count_filter=self._without_vector(name), exact=True).count
+        return count
 
     def start(self, key: str, width: int) -> None:
-        """Add a vector name, or find it."""
-        named = self._named()
+        """Add a vector name, or reuse it."""
+        named = self._vector_params()
         warn_of_unfinished(self.name, f"{self._old or 'vector'}_", key, named)
         self._started = f"{self._old or 'vector'}_{key}"
         if self._new not in named:
@@ -152,19 +153,19 @@ class QdrantStore(VectorStore):
             dense = self._models.DenseVectorConfig(size=width, distance=old.distance, datatype=kind)
             config = self._models.DenseVectorNameConfig(dense=dense)
             self._client.create_vector_name(self.collection, self._new, config)
-        if set(self._lost()) - {"datatype"}:
+        if set(self._lost_settings()) - {"datatype"}:
             declared = {field: getattr(named[self._old], field, None) for field in self._changeable}
             change = self._models.VectorParamsDiff(**declared)
             self._client.update_collection(self.collection, vectors_config={self._new: change})
 
     @property
     def _changeable(self) -> list[str]:
-        """What can be declared for a vector after it was made."""
+        """Settings of a vector that can be changed after its creation."""
         return list(self._models.VectorParamsDiff.model_fields)
 
-    def _lost(self) -> dict[str, Any]:
-        """Return what the old vectors declare and the new ones do not."""
-        named = self._named()
+    def _lost_settings(self) -> dict[str, Any]:
+        """Return the settings of the old vectors that the new vectors lack."""
+        named = self._vector_params()
         old, new = ({field: getattr(named[name], field, None) for field in ("datatype", *self._changeable)}
                     for name in (self._old, self._new))  # fmt: skip
         default = {"datatype": self._models.Datatype.FLOAT32, "on_disk": False}
@@ -179,42 +180,42 @@ class QdrantStore(VectorStore):
         offset = None
         while True:
             points, offset = self._client.scroll(
-                self.collection, scroll_filter=self._lacking(self._new), limit=batch_size, offset=offset,
+                self.collection, scroll_filter=self._without_vector(self._new), limit=batch_size, offset=offset,
                 with_payload=False, with_vectors=[self._old],
             )  # fmt: skip
             if points:
-                yield [each.id for each in points], self._rows(points, self._old)
+                yield [point.id for point in points], self._rows(points, self._old)
             if offset is None:
                 return
 
     def _rows(self, points: Sequence[Any], name: str) -> Rows:
-        found = [each.vector if isinstance(each.vector, list) else (each.vector or {}).get(name) for each in points]
-        if lacking := [point.id for point, vector in zip(points, found, strict=True) if vector is None]:
-            raise ValueError(f"{len(lacking)} points of {self.name} have no vector {name!r}, e.g. {lacking[0]!r}")
+        vectors = [p.vector if isinstance(p.vector, list) else (p.vector or {}).get(name) for p in points]
+        if lacking := [point.id for point, vector in zip(points, vectors, strict=True) if vector is None]:
+            raise ValueError(f"{len(lacking)} points of {self.name} lack a vector {name!r}, e.g. {lacking[0]!r}")
         if name != self._old:
-            return np.array(found, dtype=np.float32)
-        rows = np.array(found, dtype=np.float32)
+            return np.array(vectors, dtype=np.float32)
+        rows = np.array(vectors, dtype=np.float32)
         if self._integers and (rows != np.round(rows)).any():
             raise ValueError(
-                f"vectors {name!r} of {self.name} have the data type uint8 and no integers any more: with the distance "
-                "Cosine they have been normalised, so that no ranges read them; take them from where they came"
+                f"uint8 vectors {name!r} of {self.name} cannot be decoded, because distance Cosine has normalised "
+                "them; upgrade the original vectors"
             )
         return self.floats(rows.astype(np.uint8) if self._integers else rows, self.name)
 
     def write(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Write new vectors of points, and wait until they are there."""
+        """Write new vectors of points, and wait for completion."""
         points = [
-            self._models.PointVectors(id=each, vector={self._new: row})
-            for each, row in zip(ids, np.asarray(vectors, np.float32).tolist(), strict=True)
+            self._models.PointVectors(id=id_, vector={self._new: row})
+            for id_, row in zip(ids, np.asarray(vectors, np.float32).tolist(), strict=True)
         ]
         self._client.update_vectors(self.collection, points, wait=True)
 
     def missing(self) -> int:
         """Return the number of points without the new vector."""
-        return self._without(self._new)
+        return self._count_without(self._new)
 
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
-        """Read random points, drawn by Qdrant; all of them if others may have changed points since they were mapped."""
+        """Read a random sample from Qdrant; all points if other writers may have changed them during the upgrade."""
         if self._shared:
             yield from self._all()
         elif count:
@@ -222,7 +223,7 @@ class QdrantStore(VectorStore):
             points = self._client.query_points(
                 self.collection, query=random, limit=count, with_payload=False, with_vectors=[self._old, self._new]
             ).points
-            yield self._both(points)
+            yield self._old_and_new(points)
 
     def _all(self) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
         offset = None
@@ -231,29 +232,28 @@ class QdrantStore(VectorStore):
                 self.collection, limit=PAGE, offset=offset, with_payload=False, with_vectors=[self._old, self._new]
             )
             if points:
-                yield self._both(points)
+                yield self._old_and_new(points)
             if offset is None:
                 return
 
-    def _both(self, points: Sequence[Any]) -> tuple[Sequence[Any], Rows, Rows]:
-        return [each.id for each in points], self._rows(points, self._old), self._rows(points, self._new)
+    def _old_and_new(self, points: Sequence[Any]) -> tuple[Sequence[Any], Rows, Rows]:
+        return [point.id for point in points], self._rows(points, self._old), self._rows(points, self._new)
 
     def switch(self) -> str:
-        """Tell the name of the new vectors, and what the old ones declare and these do not."""
-        lost = ", ".join(f"{field}={_plain(value)}" for field, value in self._lost().items())
+        """Return the name of the new vectors, and the settings of the old vectors that they lack."""
+        lost = ", ".join(f"{field}={_plain(value)}" for field, value in self._lost_settings().items())
         return (
-            f"Search {self.name} with using={self._new!r} and the new model; points that are added later need a vector "
-            "of this name, too. The old vectors are still there; "
-            f"client.delete_vector_name({self.collection!r}, {self._old!r}) removes them."
-            + (f" The new vectors lack what these declare, {lost}: see client.update_collection." if lost else "")
+            f"Search {self.name} with using={self._new!r} and the new model; points added later must have a vector "
+            f"with this name. client.delete_vector_name({self.collection!r}, {self._old!r}) removes the old vectors."
+            + (f" The new vectors lack the settings {lost}: see client.update_collection." if lost else "")
         )
 
     def search(self, queries: Rows, k: int) -> list[list[Any]]:
         """Search the new vectors."""
         return [
             [
-                each.id
-                for each in self._client.query_points(
+                point.id
+                for point in self._client.query_points(
                     self.collection, query=query, using=self._new, limit=k, with_payload=False
                 ).points
             ]
@@ -263,26 +263,26 @@ class QdrantStore(VectorStore):
     def vectors(self, ids: Sequence[Any]) -> Rows:
         """Read new vectors."""
         points = self._client.retrieve(self.collection, list(ids), with_payload=False, with_vectors=[self._new])
-        found = {each.id: each for each in points}
-        if missing := [each for each in ids if each not in found]:
-            raise ValueError(f"{self.name} has no point with id {missing[0]!r}")
-        return self._rows([found[each] for each in ids], self._new)
+        by_id = {id_.id: id_ for id_ in points}
+        if missing := [id_ for id_ in ids if id_ not in by_id]:
+            raise ValueError(f"id {missing[0]!r} does not exist in {self.name}")
+        return self._rows([by_id[id_] for id_ in ids], self._new)
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
-        """Overwrite new vectors of points; ids of none are left out."""
-        there = {each.id for each in self._client.retrieve(self.collection, list(ids), with_payload=False)}
-        kept = [row for row, each in enumerate(ids) if each in there]
-        if kept:
-            self.write([ids[row] for row in kept], np.asarray(vectors)[kept])
+        """Overwrite new vectors of points; unknown ids are ignored."""
+        existing = {id_.id for id_ in self._client.retrieve(self.collection, list(ids), with_payload=False)}
+        existing_rows = [row for row, id_ in enumerate(ids) if id_ in existing]
+        if existing_rows:
+            self.write([ids[row] for row in existing_rows], np.asarray(vectors)[existing_rows])
 
     def close(self) -> None:
-        """Close the client, unless it was given."""
+        """Close the client if this object opened it."""
         if not self._given:
             self._client.close()
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as it is written in JSON."""
+    """Convert a setting to a JSON value."""
     return (
         value.model_dump(mode="json", exclude_none=True)
         if hasattr(value, "model_dump")

@@ -116,7 +116,7 @@ class BenchScore:
     def beats(self) -> bool | None:
         """Whether the interval of the difference from every defined baseline lies above 0.
 
-        ``None`` if no baseline is defined.
+        ``None`` without a defined baseline.
         """
         lows = [score.low for score in self.beyond.values() if not math.isnan(score.value)]
         return all(low > 0 for low in lows) if lows else None

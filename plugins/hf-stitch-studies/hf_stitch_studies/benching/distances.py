@@ -41,7 +41,7 @@ class Represented:
 
     @cached_property
     def train_rows(self) -> Tensor:
-        """The rows of the training samples, computed once."""
+        """Rows of the training samples, computed once."""
         return self.train()
 
 

@@ -39,7 +39,7 @@ STACK = 2**29
 
 @dataclass(frozen=True, eq=False)
 class BenchData:
-    """Activations of all networks on the same training and test samples, with one vector per sample and layer.
+    """Activations of all networks for the same training and test samples, with one vector per sample and layer.
 
     Attributes:
         train: Network -> activations of the training samples.
@@ -89,7 +89,7 @@ class BenchData:
         return tuple(self.train[self.networks[0]].layers)
 
     def rows(self, network: str, depth: int) -> tuple[Tensor, Tensor]:
-        """Return the activations of a layer on the training and the test samples, each ``(n, d)``.
+        """Return the activations of a layer for the training and the test samples, each ``(n, d)``.
 
         Args:
             network: Name of the network.
@@ -108,7 +108,7 @@ class Bases:
         approximated: Indices of the layers to approximate.
 
     Raises:
-        ValueError: If a rank exceeds the width of a layer, or there are too few training samples.
+        ValueError: If a rank exceeds the width of a layer, or the training samples are too few.
     """
 
     def __init__(self, data: BenchData, ranks: Iterable[int] | None, approximated: Iterable[int]) -> None:
@@ -235,7 +235,7 @@ def measure_group(
     references: int,
     progress: bool,
 ) -> Measured:
-    """Compute the distances of the representations of one group from its references.
+    """Compute the distances between the references of one group and its representations.
 
     Args:
         bases: The representations.

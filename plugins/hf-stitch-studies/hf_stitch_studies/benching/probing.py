@@ -38,7 +38,7 @@ def linear_probe(
         epochs: Passes over the samples.
         batch_size: Samples per step.
         learning_rate: Learning rate of the first half.
-        seed: Seed of the initial weights and of the order of the samples. The global random state is not used.
+        seed: Seed of the initial weights and of the sample order. The global random state is not used.
 
     Returns:
         The trained layer from d features to logits, float32, with frozen parameters.

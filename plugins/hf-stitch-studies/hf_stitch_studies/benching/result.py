@@ -67,7 +67,7 @@ class Bench(Result):
     def __post_init__(self) -> None:
         """Check the methods."""
         if unknown := sorted({name for group in self.groups for name in group.distances} - self.kinds.keys()):
-            raise ValueError(f"kinds must contain all methods, but lacks {', '.join(unknown)}")
+            raise ValueError(f"kinds must contain all methods, got none for {', '.join(unknown)}")
 
     @cached_property
     def scores(self) -> Mapping[Test, Mapping[str, BenchScore]]:

@@ -1,1 +1,1 @@
-"""What changed between two versions of a network: weights, outputs, and which blocks carry the change."""
+"""Changes between two versions of a network: weights, outputs, and the blocks that carry the change."""

@@ -1,4 +1,4 @@
-"""How far training has moved a network from its start: :class:`DiffCallback`."""
+"""Callback that measures how far training moved a network from its start: :class:`DiffCallback`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from hf_stitch_versions.changes.outputs import Measure
 
 
 class DiffCallback(ProbingCallback):
-    """Compares a network in training with itself at the start, on fixed samples.
+    """Callback that compares a network in training with its start, on fixed samples.
 
-    Logs ``diff/KL`` (or ``diff/squared_difference`` of networks without classes), ``diff/agreement`` and
-    ``diff/weight_change``. Training is the same as without it. The weights of the start are copied to the CPU, and at
-    each measurement those that have changed, from which :attr:`family` is made at the end: with full training as many
-    copies of the network as measurements, with an adapter of PEFT copies of the adapter.
+    Logs ``diff/KL`` (or ``diff/squared_difference`` for networks without classes), ``diff/agreement`` and
+    ``diff/weight_change``. Training is the same as without the callback. The weights at the start are copied to the
+    CPU, and each measurement copies the weights that changed; :attr:`family` is made from these copies at the end. Full
+    fine-tuning stores one copy of the network per measurement, a PEFT adapter one copy of the adapter.
 
     Args:
-        data: Raw samples, some hundreds.
+        data: Raw samples, a few hundred.
         every: When to measure: ``"epoch"``, ``"eval"`` (at every evaluation) or a number of optimizer steps.
-        batch_size: Number of samples per forward.
-        name: First part of the name of every value.
+        batch_size: Number of samples per forward pass.
+        name: Prefix of the names of all logged values.
 
     Attributes:
-        family: All measured steps, at the end of a ``Trainer``'s training, which also writes it to ``diff.json`` in its
-            ``output_dir``; ``None`` before. After resuming it has the start and the steps from there on.
+        family: Comparison of all measured steps, set at the end of training and written to ``diff.json`` in the
+            ``output_dir`` of the ``Trainer``; ``None`` before. After resuming, it has the start and the later steps.
 
     Raises:
         ValueError: As in :class:`hf_stitch.training.ProbingCallback`.
@@ -64,13 +64,13 @@ class DiffCallback(ProbingCallback):
         self._samples, self._batch_size = Samples.of(data), batch_size
         self.family: Family | None = None
         self._start: Mapping[str, Tensor] = {}
-        self._changed: dict[int, dict[str, Tensor]] = {}  # step -> weights other than at the start
+        self._changed: dict[int, dict[str, Tensor]] = {}  # step -> weights that differ from the start
 
     def to_family(self) -> Family:
-        """Compare all steps that were measured so far; each runs once per batch.
+        """Compare all steps measured so far; each step runs once per batch.
 
         Returns:
-            The comparison, by the numbers of the steps.
+            The comparison, with step numbers as names.
 
         Raises:
             ValueError: If fewer than two steps were measured.
@@ -80,14 +80,16 @@ class DiffCallback(ProbingCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Compare all measured steps, and write the result."""
+        """Compare all measured steps, and write the comparison."""
         if len(self._changed) > 1:
             self.family = self._family(Processes(self._attached.accelerator))
             self.family.save(Path(str(args.output_dir), f"{self.name}.json"))
 
     def _family(self, processes: Processes) -> Family:
         if len(self._changed) < 2:
-            raise ValueError(f"{self.name} compares at least two measured steps, got {len(self._changed)}: train on")
+            raise ValueError(
+                f"{self.name} requires at least two measured steps, got {len(self._changed)}: train longer"
+            )
         versions = {str(step): self._version(step) for step in self._changed}
         with processes.together(self.name), unnoticed(self._model, processes):
             return family_of(versions, self._samples, self._run(processes))
@@ -109,8 +111,8 @@ class DiffCallback(ProbingCallback):
         apart, agreement = distances(versions, self._samples, self._measure_of, self._run(processes))
         before, after = (version.weights() for version in versions.values())
         (change, _), _ = weight_distance(before, after, (f"step {first}", f"step {step}"))
-        found = {self._measure_of.name.replace(" ", "_"): float(apart[:, 0, 1].mean()), "weight_change": change}
-        return found if agreement is None else found | {"agreement": float(agreement[:, 0, 1].mean())}
+        figures = {self._measure_of.name.replace(" ", "_"): float(apart[:, 0, 1].mean()), "weight_change": change}
+        return figures if agreement is None else figures | {"agreement": float(agreement[:, 0, 1].mean())}
 
     def _save(self, folder: Path) -> None:
         save_file({name: value.contiguous() for name, value in self._start.items()}, folder / self._file)
@@ -118,8 +120,8 @@ class DiffCallback(ProbingCallback):
     def _resume(self, folder: Path, step: int) -> None:
         if not (folder / self._file).is_file():
             raise ValueError(
-                f"{self.name}: training resumes from step {step}, but the weights of the start are not in the "
-                f"checkpoint (expected {folder / self._file}). Was the callback attached when the checkpoint was saved?"
+                f"{self.name}: cannot resume from step {step}, because the checkpoint lacks the weights of the start "
+                f"({folder / self._file}). Was the callback attached when the checkpoint was saved?"
             )
         self._start, self._changed = load_file(folder / self._file), {0: {}}
 

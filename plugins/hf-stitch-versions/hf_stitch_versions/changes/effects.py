@@ -1,4 +1,4 @@
-"""Which parts carry the change of the outputs: hybrids of two networks, beside noise of the same size."""
+"""Effects of single parts on the outputs: hybrids of two networks, compared with noise of the same size."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.sources import Feed, Network
 
 SEEDS = 2
-"""Number of draws of noise of each part."""
+"""Number of noise draws per part."""
 
 FIRST, OTHER = "first", "other"
-"""Which network the first parts of a hybrid are of."""
+"""Network that provides the first parts of a hybrid."""
 
 
 @dataclass
 class Measured:
-    """What was measured of each sample, concatenated over batches: name -> (samples,)."""
+    """Measurements per sample, concatenated over batches: name -> (samples,)."""
 
     ids: list[Any] = field(default_factory=list)
     values: dict[str, list[Array]] = field(default_factory=dict)
@@ -48,26 +48,27 @@ class Measured:
 
 
 class Effects:
-    """Two networks on the same samples, and their hybrids.
+    """Measurements of two networks and their hybrids on the same samples.
 
     Args:
         a: The first network.
         b: The second network.
         pairing: The parts that both have.
         differ: Names of the parts that differ.
-        measure: How outputs are compared.
-        run_: How the job runs.
+        measure: Distance between outputs.
+        run_: Options and processes of the run.
 
     Attributes:
-        cost: Number of forwards of a whole network, counted by the parts that ran.
+        cost: Number of forward passes of a whole network, counted by the parts that ran.
         batches: Number of batches.
-        replays: Whether the network can go on from the outputs of its parts.
-        order: Modules of the first network that are called once, in the order in which they end.
-        inputs: How the second network's own inputs differ; it reads those of the first.
-        widths: Sizes of the vocabularies of both networks, if they differ.
+        replays: Whether the network can continue from recorded outputs of its parts.
+        order: Modules of the first network that are called once, in order of completion.
+        inputs: How the second network's own inputs differ; it runs on the inputs of the first.
+        widths: Sizes of the vocabularies of both networks.
         left_out: Outputs that are not compared.
-        moved: Activations behind blocks.
-        local: Name of a part -> sum of squares of the difference of its outputs on the same inputs, and of them.
+        moved: Activations after blocks.
+        local: Name of a part -> sums of squares of the difference of its outputs on the same inputs, and of its
+            outputs.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class Effects:
 
     def measured(self, samples: Samples) -> tuple[dict[str, Array], list[Any]]:
         """Run both networks and all hybrids; return name -> (samples,), and the ids of the samples."""
-        found = Measured()
+        measured = Measured()
         with self._in_one_dtype():
             for _, batch, _ in PairedSamples(samples, samples).batches(self.run, "running hybrids"):
-                self._batch(batch, found)
-        parts = self.run.processes.gather((found.ids, found.joined()))
+                self._batch(batch, measured)
+        parts = self.run.processes.gather((measured.ids, measured.joined()))
         names = parts[0][1]
         self.moved.gather(self.run.processes)
         self.inputs = next(filter(None, self.run.processes.gather(self.inputs)), [])
-        sums = [each for own in self.run.processes.gather(self.local) for each in own.items()]
+        sums = [named_sums for local in self.run.processes.gather(self.local) for named_sums in local.items()]
         self.local = {name: [sum(v[i] for n, v in sums if n == name) for i in (0, 1)] for name in dict(sums)}
         return {name: np.concatenate([part[1][name] for part in parts]) for name in names}, [
             id_ for part in parts for id_ in part[0]
@@ -104,15 +105,15 @@ class Effects:
 
     @contextmanager
     def _in_one_dtype(self) -> Iterator[None]:
-        """Let both networks compute in the wider of float32 and their dtypes, so that their modules fit each other."""
-        dtypes = [dtype_of(each.model) for each in (self.a, self.b)]
+        """Convert both networks to the wider of float32 and their dtypes, so that modules can be exchanged."""
+        dtypes = [dtype_of(network.model) for network in (self.a, self.b)]
         wide = torch.float64 if torch.float64 in dtypes else torch.float32
         with ExitStack() as stack:
-            for each, dtype in zip((self.a, self.b), dtypes, strict=True):
-                stack.enter_context(in_dtype(each.model, wide if dtype != wide else None))
+            for network, dtype in zip((self.a, self.b), dtypes, strict=True):
+                stack.enter_context(in_dtype(network.model, wide if dtype != wide else None))
             yield
 
-    def _batch(self, batch: Batch, found: Measured) -> None:
+    def _batch(self, batch: Batch, measured: Measured) -> None:
         """Measure one batch."""
         inputs = self.a.preprocess(batch.samples)
         mask = inputs.get(self.a.interface.mask)
@@ -123,68 +124,72 @@ class Effects:
             "a": Network(self.a).arguments(Feed((), inputs)),
             "b": Network(self.b).arguments(Feed((), given_b)),
         }
-        own = Recording(self.a, arguments["a"], list(self.modules))
-        other = Recording(self.b, arguments["b"], list(self.modules.values()))
+        recording_a = Recording(self.a, arguments["a"], list(self.modules))
+        recording_b = Recording(self.b, arguments["b"], list(self.modules.values()))
         self.cost, self.batches = self.cost + 2, self.batches + 1
-        self._compare_inputs(batch, inputs, own, other)
-        reference, second = (self.measure.output(each.output) for each in (own, other))
+        self._compare_inputs(batch, inputs, recording_a, recording_b)
+        reference, second = (self.measure.output(recording.output) for recording in (recording_a, recording_b))
         self._check(reference, second, batch.ids)
-        found.ids += batch.ids
-        self._outputs(batch, inputs, reference, second, found)
+        measured.ids += batch.ids
+        self._outputs(batch, inputs, reference, second, measured)
         if self.replays is None:
-            self._learn_order(own, other, arguments)
-        self._streams(own, other)
+            self._learn_order(recording_a, recording_b, arguments)
+        self._streams(recording_a, recording_b)
         for part in self.parts:
             before = self._before(part)
-            kept_a = {name: own.parts[name] for name in before}
-            kept_b = {self.modules[name]: other.parts[self.modules[name]] for name in before}
+            kept_a = {name: recording_a.parts[name] for name in before}
+            kept_b = {self.modules[name]: recording_b.parts[self.modules[name]] for name in before}
             share = 1 - len(before) / max(len(self.order), 1)
-            output = self._patched(part, arguments["a"], kept_a, own)
-            found.add(f"patch {part.name}", self._apart(reference, output))
+            output = self._patched(part, arguments["a"], kept_a, recording_a)
+            measured.add(f"patch {part.name}", self._apart(reference, output))
             if any(packed(self.b.model.get_submodule(theirs)) for theirs in part.modules.values()):
                 plain = {mine: dense(self.b.model.get_submodule(theirs)) for mine, theirs in part.modules.items()}
                 with exchanged(self.a.model, plain), given(self.a.model, kept_a):
                     output = run(self.a, arguments["a"])
                 self.cost += share
-            found.add(f"weights {part.name}", self._apart(reference, output))
+            measured.add(f"weights {part.name}", self._apart(reference, output))
             with self._swapped(self.b, part, reverse=True), given(self.b.model, kept_b):
                 output = run(self.b, arguments["b"])
-            found.add(f"revert {part.name}", self._apart(reference, output))
+            measured.add(f"revert {part.name}", self._apart(reference, output))
             for seed in range(SEEDS):
                 noisy = noise(self.pairing.a, self.pairing.b, part, self.run.seed + seed)
                 with self._valued(part, noisy), given(self.a.model, kept_a):
                     output = run(self.a, arguments["a"])
-                found.add(f"noise {seed} {part.name}", self._apart(reference, output))
+                measured.add(f"noise {seed} {part.name}", self._apart(reference, output))
             self.cost += (2 + SEEDS) * share
         with ExitStack() as stack:
             for part in self.parts:
                 stack.enter_context(self._swapped(self.a, part))
-            found.add("rest", self.measure.apart(second, self.measure.output(run(self.a, arguments["a"])), self.mask))
+            measured.add(
+                "rest", self.measure.apart(second, self.measure.output(run(self.a, arguments["a"])), self.mask)
+            )
         self.cost += 1
-        self._curves(own, other, arguments, reference, found)
+        self._curves(recording_a, recording_b, arguments, reference, measured)
 
     def _apart(self, reference: Tensor, output: Any) -> Array:
-        """Return how far the output of a hybrid is from that of the first network."""
+        """Return the distance of the output of a hybrid from the output of the first network."""
         return self.measure.apart(reference, self.measure.output(output), self.mask)
 
-    def _compare_inputs(self, batch: Batch, inputs: Mapping[str, Any], own: Recording, other: Recording) -> None:
-        """Tell how the second network's own inputs differ; if not, a longer vocabulary has tokens added at its end."""
-        reads = self.b.processor is not None and not any(isinstance(each, Tensor) for each in batch.samples)
+    def _compare_inputs(
+        self, batch: Batch, inputs: Mapping[str, Any], recording_a: Recording, recording_b: Recording
+    ) -> None:
+        """Record how the second network's own inputs differ; with equal inputs, vocabularies may have extra tokens."""
+        reads = self.b.processor is not None and not any(isinstance(sample, Tensor) for sample in batch.samples)
         if reads and not self.inputs:
             theirs = self.b.preprocess(batch.samples)
             self.inputs = differences(Feed(tuple(batch.ids), inputs, theirs, self.mask), self.a, self.b)
-        self.left_out = self.left_out or self.measure.left_out(own.output)
+        self.left_out = self.left_out or self.measure.left_out(recording_a.output)
         if self.batches == 1 and self.measure.per_token:
             self.measure = replace(self.measure, nested=not self.inputs)
-            self.widths = [self.measure.output(each.output).shape[-1] for each in (own, other)]
+            self.widths = [self.measure.output(recording.output).shape[-1] for recording in (recording_a, recording_b)]
 
     def _check(self, reference: Tensor, second: Tensor, ids: Sequence[Any]) -> None:
-        """Refuse outputs of other shapes, and outputs without a distance."""
+        """Raise an error for outputs of different shapes or with NaN."""
         if not self.measure.fits(reference, second):
             raise ValueError(
-                f"the outputs have the shapes {tuple(reference.shape)} and {tuple(second.shape)}: outputs of other "
-                "classes or tokens cannot be compared. Leave out the data to compare weights, or load the bodies of "
-                "the networks (task='feature-extraction')"
+                f"the outputs must have the same classes or tokens, got the shapes {tuple(reference.shape)} and "
+                f"{tuple(second.shape)}. Omit the data to compare only weights, or load the backbones "
+                "(task='feature-extraction')"
             )
         for who, output in (("first", reference), ("second", second)):
             bad = output.isnan()
@@ -193,41 +198,43 @@ class Effects:
             bad = bad.flatten(1).any(1)
             if bool(bad.any()):
                 raise ValueError(
-                    f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: leave it out"
+                    f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: omit this sample"
                 )
 
-    def _outputs(self, batch: Batch, inputs: Any, reference: Tensor, second: Tensor, found: Measured) -> None:
+    def _outputs(self, batch: Batch, inputs: Any, reference: Tensor, second: Tensor, measured: Measured) -> None:
         """Measure the outputs of both networks."""
-        found.add("total", self.measure.apart(reference, second, self.mask))
-        found.add("back", self.measure.apart(second, reference, self.mask))
+        measured.add("total", self.measure.apart(reference, second, self.mask))
+        measured.add("back", self.measure.apart(second, reference, self.mask))
         ids = inputs.get(self.a.interface.content[0])
         for who, output in (("a", reference), ("b", second)):
             for name, values in quality(self.measure, output, ids, batch.labels, self.mask).items():
-                found.add(f"{who} {name}", values)
+                measured.add(f"{who} {name}", values)
         if self.measure.is_divergence:
-            found.add("agreement", agreement(reference, second, self.mask))
+            measured.add("agreement", agreement(reference, second, self.mask))
             if reference.shape != second.shape:
-                found.add("elsewhere", per_sample(elsewhere(reference, second), self.mask))
+                measured.add("elsewhere", per_sample(elsewhere(reference, second), self.mask))
         else:
             for name, values in self.measure.spread(reference, self.mask).items():
-                found.add(name, values)
+                measured.add(name, values)
 
     # -- parts --------------------------------------------------------------------------------------------------------
-    def _patched(self, part: Part, arguments: Mapping[str, Any], kept: Mapping[str, Any], own: Recording) -> Any:
-        """Run the first network with a part of the second; keep how far the output of the part itself is off."""
+    def _patched(
+        self, part: Part, arguments: Mapping[str, Any], outputs: Mapping[str, Any], recording: Recording
+    ) -> Any:
+        """Run the first network with a part of the second; record the difference of the part's own output."""
         gaps: list[tuple[float, float]] = []
 
         def compare(name: str) -> Any:
             def hook(module: Any, args: Any, output: Any) -> None:
-                mine, theirs = (_stream(each, self.mask) for each in (own.parts[name], output))
+                mine, theirs = (_stream(part_output, self.mask) for part_output in (recording.parts[name], output))
                 if mine is not None and theirs is not None and mine.shape == theirs.shape:
                     gaps.append((float((mine - theirs).square().sum()), float(mine.square().sum())))
 
             return hook
 
-        with self._swapped(self.a, part), given(self.a.model, kept), ExitStack() as hooks:
+        with self._swapped(self.a, part), given(self.a.model, outputs), ExitStack() as hooks:
             for name in part.modules:
-                if name in own.parts:
+                if name in recording.parts:
                     module = self.a.model.get_submodule(name)
                     hooks.callback(module.register_forward_hook(compare(name)).remove)
             output = run(self.a, arguments)
@@ -238,7 +245,7 @@ class Effects:
 
     @contextmanager
     def _swapped(self, network: Adapter, part: Part, *, reverse: bool = False) -> Iterator[None]:
-        """Put a part of one network into the other."""
+        """Replace a part of a network by the part of the second network."""
         modules = {
             theirs if reverse else mine: (
                 self.a.model.get_submodule(mine) if reverse else self.b.model.get_submodule(theirs)
@@ -252,30 +259,32 @@ class Effects:
 
     @contextmanager
     def _valued(self, part: Part, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put other weights into a part of the first network."""
+        """Replace the weights of a part of the first network."""
         loose = {name: values[name] for name in part.loose}
         with valued(self.a.model, loose), exchanged(self.a.model, with_weights(self.a.model, part, values)):
             yield
 
     # -- replaying ----------------------------------------------------------------------------------------------------
-    def _learn_order(self, own: Recording, other: Recording, arguments: Mapping[str, Mapping[str, Any]]) -> None:
-        """Learn in which order parts end, and whether both networks can go on from the outputs of any of them."""
-        order = tuple(name for name in own.parts if self.modules[name] in other.parts)
+    def _learn_order(
+        self, recording_a: Recording, recording_b: Recording, arguments: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Find the order of the parts, and whether both networks can continue from recorded outputs."""
+        order = tuple(name for name in recording_a.parts if self.modules[name] in recording_b.parts)
         theirs = {name: self.modules[name] for name in order}
-        self.replays = self._goes_on(self.a, own, arguments["a"], order)
-        self.replays = self.replays and self._goes_on(self.b, other, arguments["b"], tuple(theirs.values()))
+        self.replays = self._goes_on(self.a, recording_a, arguments["a"], order)
+        self.replays = self.replays and self._goes_on(self.b, recording_b, arguments["b"], tuple(theirs.values()))
         self.order = order if self.replays else ()
 
     def _goes_on(
         self, network: Adapter, recorded: Recording, arguments: Mapping[str, Any], order: Sequence[str]
     ) -> bool:
-        """Return whether a network has the same output when it goes on from the recorded outputs of its first parts."""
+        """Return whether a network has the same output when it continues from recorded outputs of its first parts."""
         expected = self.measure.output(recorded.output)
         for place in range(1, len(order)):
             with given(network.model, {name: recorded.parts[name] for name in order[:place]}):
                 try:
                     again = run(network, arguments)
-                except Exception:  # what a part has left for others is not there
+                except Exception:  # a later part requires more than the outputs
                     return False
             self.cost += 1 - place / len(order)
             if not torch.equal(self.measure.output(again), expected):
@@ -290,25 +299,25 @@ class Effects:
         return self.order[: min(places)]
 
     def _curves(
-        self, own: Recording, other: Recording, arguments: Mapping[str, Mapping[str, Any]], reference: Tensor,
-        found: Measured,
+        self, recording_a: Recording, recording_b: Recording, arguments: Mapping[str, Mapping[str, Any]],
+        reference: Tensor, measured: Measured,
     ) -> None:  # fmt: skip
-        """Measure hybrids of two halves, whose first parts are of one network and the others of the other."""
+        """Measure hybrids with the first parts from one network and the rest from the second."""
         for place, name in enumerate(self.order, 1):
             first = self.order[:place]
-            mine = {self.modules[each]: own.parts[each] for each in first}
+            mine = {self.modules[module]: recording_a.parts[module] for module in first}
             with given(self.b.model, mine):
-                found.add(f"{FIRST} {name}", self._apart(reference, run(self.b, arguments["b"])))
-            theirs = {each: other.parts[self.modules[each]] for each in first}
+                measured.add(f"{FIRST} {name}", self._apart(reference, run(self.b, arguments["b"])))
+            theirs = {module: recording_b.parts[self.modules[module]] for module in first}
             with given(self.a.model, theirs):
-                found.add(f"{OTHER} {name}", self._apart(reference, run(self.a, arguments["a"])))
+                measured.add(f"{OTHER} {name}", self._apart(reference, run(self.a, arguments["a"])))
             self.cost += 2 * (1 - place / len(self.order))
 
-    def _streams(self, own: Recording, other: Recording) -> None:
-        """Collect how far the activations behind each block are apart, and what a map makes of it."""
+    def _streams(self, recording_a: Recording, recording_b: Recording) -> None:
+        """Collect the moments of the activations after each block."""
         for part in self.pairing.parts:
             for name in part.modules if part.block else ():
-                pair = own.parts.get(name), other.parts.get(self.modules.get(name, ""))
+                pair = recording_a.parts.get(name), recording_b.parts.get(self.modules.get(name, ""))
                 if None not in pair:
                     self.moved.add(part.name, *pair, self.mask)
 

@@ -1,4 +1,4 @@
-"""What changed between several versions of a network: :func:`diff_all`."""
+"""Compare several versions of a network: :func:`diff_all`."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from hf_stitch_versions.recording import dtype_of, in_dtype
 from hf_stitch_versions.sources import Feed, Network
 
 LEAST = math.log(torch.finfo(torch.float64).tiny)
-"""Log-probabilities below this, of classes that a network excludes, count as this."""
+"""Minimum of log-probabilities: lower ones, of classes that a network excludes, are clamped."""
 
 
 @checked
 def diff_all(
     networks: Mapping[str, str | nn.Module | Adapter], data: Data | None = None, **options: Unpack[RunOptions]
 ) -> Family:
-    """Tell how far several versions of a network are apart: checkpoints of a run, or releases of a family.
+    """Compare several versions of a network: checkpoints of a run, or releases of a family.
 
-    Each network runs once per batch, not once for each pair, and the first one once more with its weights rounded to
-    bfloat16: what this does is noise. All networks are in memory at once, in float32, as are their outputs of one
-    batch, in float64: of language models take a small ``batch_size``.
+    Each network runs once per batch, not once per pair. The first network runs again with its weights rounded to
+    bfloat16, which gives the level of noise. All networks are in memory at once, in float32, and so are their outputs
+    for one batch, in float64: use a small ``batch_size`` for language models.
 
     Args:
         networks: Name -> network, as in :func:`diff`, in the order of the run; at least two.
-        data: Raw samples, some hundreds. Without them only weights are compared.
+        data: Raw samples, a few hundred. Without data, only weights are compared.
         **options: Options of the run: ``batch_size``, ``seed`` (of resamples), ``progress`` and ``accelerator``, as in
             :class:`hf_stitch.running.RunOptions`. Processes share the samples.
 
     Returns:
-        The distances of all pairs in outputs and weights, a tree of the networks, and their way from the first one.
+        The distances of all pairs in outputs and weights, a tree of the networks, and distances from the first network.
 
     Raises:
-        ValueError: If there are fewer than two networks, two have few weights in common or outputs of other classes,
-            or weights or outputs are not finite.
+        ValueError: If there are fewer than two networks, networks have few common weights or different classes, or
+            weights or outputs are not finite.
 
     Example:
         >>> import copy, torch, hf_stitch
@@ -64,56 +64,56 @@ def diff_all(
         >>> for step in (10, 20):
         ...     _ = net[2].weight.data.add_(step / 100)
         ...     run[str(step)] = copy.deepcopy(net)
-        >>> run = {step: hf_stitch.load(each, example_inputs=torch.randn(2, 4)) for step, each in run.items()}
-        >>> found = diff_all(run, torch.randn(50, 4), progress=False)
-        >>> [(pair.a, pair.b) for pair in found.pairs]
+        >>> run = {step: hf_stitch.load(model, example_inputs=torch.randn(2, 4)) for step, model in run.items()}
+        >>> family = diff_all(run, torch.randn(50, 4), progress=False)
+        >>> [(pair.a, pair.b) for pair in family.pairs]
         [('0', '10'), ('0', '20'), ('10', '20')]
-        >>> found.verdict[:28]
+        >>> family.verdict[:28]
         '0 and 10 are nearest of 3: s'
     """
     if len(networks) < 2:
-        raise ValueError(f"diff_all compares at least two networks, got {len(networks)}")
+        raise ValueError(f"diff_all requires at least two networks, got {len(networks)}")
     with Run.of(diff_all, options, takes=WITHOUT_STATE) as run:
-        versions = {name: Version(load_on(each, run.processes.device)) for name, each in networks.items()}
+        versions = {name: Version(load_on(network, run.processes.device)) for name, network in networks.items()}
         return family_of(versions, None if data is None else Samples.of(data), run)
 
 
 @dataclass(frozen=True)
 class Version:
-    """A network with its own weights, or with others, by the names of its parameters and buffers."""
+    """Network with some weights replaced, by the names of its parameters and buffers."""
 
     network: Adapter
     values: Mapping[str, Tensor] = field(default_factory=dict)
 
     @contextmanager
     def put(self) -> Iterator[None]:
-        """Put the other weights into the network."""
-        own = tensors_of(self.network.model)
+        """Replace the weights of the network temporarily."""
+        tensors = tensors_of(self.network.model)
         with ExitStack() as stack:
-            if self.values:  # casts of other weights, that autocast keeps
+            if self.values:  # autocast caches casts of the previous weights
                 torch.clear_autocast_cache()
                 stack.callback(torch.clear_autocast_cache)
             for name, value in self.values.items():
-                stack.callback(setattr, own[name], "data", own[name].data)
-                own[name].data = value.to(own[name].data)
+                stack.callback(setattr, tensors[name], "data", tensors[name].data)
+                tensors[name].data = value.to(tensors[name].data)
             yield
 
     def weights(self) -> Weights:
-        """Return the weights with which it computes."""
+        """Return its effective weights."""
         with self.put():
             return effective(self.network.model)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name; tied ones have one name."""
+    """Return parameters and buffers by name; tied ones have a single name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run) -> Family:
     """Compare versions in weights and, with samples, in outputs."""
     first = next(iter(versions.values()))
-    own = {**tensors_of(first.network.model), **first.values}
-    rounded = {name: value.detach().bfloat16() for name, value in own.items() if value.is_floating_point()}
+    tensors = {**tensors_of(first.network.model), **first.values}
+    rounded = {name: value.detach().bfloat16() for name, value in tensors.items() if value.is_floating_point()}
     with_rounded = {**versions, ROUNDED: Version(first.network, rounded)}
     names, every = list(with_rounded), list(with_rounded.values())
     places = [*combinations(range(len(versions)), 2), (0, len(versions))]
@@ -122,7 +122,7 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
         changes[i, j], left = weight_distance(every[i].weights(), every[j].weights(), (names[i], names[j]))
         if left:
             notes.append(
-                f"{left} weights of {names[i]} and {names[j]} have no partner of their shape, and count as change"
+                f"{left} weights of {names[i]} and {names[j]} count as change: they lack a partner of the same shape"
             )
     if samples is None:
         return Family(
@@ -136,8 +136,8 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     apart, agreement = distances(with_rounded, samples, measure, run)
     resampling = Resampling(len(apart), CONFIDENCE, run.seed)
     if len(apart) < FEWEST:
-        notes.append(f"{len(apart)} samples are too few for intervals: pass {FEWEST} or more")
-    found = [
+        notes.append(f"intervals require at least {FEWEST} samples, got {len(apart)}")
+    pairs = [
         Pair(
             names[i], names[j], *changes[i, j], resampling.mean(apart[:, i, j]), resampling.mean(apart[:, j, i]),
             None if agreement is None else resampling.mean(agreement[:, i, j]),
@@ -148,25 +148,25 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     largest = (resampling.weights @ steps)[1:].argmax(1)
     shares = {name: float((largest == i).mean()) for i, name in enumerate(names[1:-1]) if len(largest)}
     return Family(
-        tuple(versions), len(samples), samples.fingerprint, measure.name, measure.what, tuple(found[:-1]), found[-1],
+        tuple(versions), len(samples), samples.fingerprint, measure.name, measure.what, tuple(pairs[:-1]), pairs[-1],
         shares, tuple(notes),
     )  # fmt: skip
 
 
 def _other_inputs(versions: Mapping[str, Version], batch: Batch) -> list[str]:
-    """Tell how the inputs differ that other networks would make of the same samples."""
+    """Return how the inputs of the networks for the same samples differ."""
     (start, first), *others = ((name, version.network) for name, version in versions.items())
-    if any(isinstance(each, Tensor) for each in batch.samples):
+    if any(isinstance(sample, Tensor) for sample in batch.samples):
         return []
-    inputs, found = first.preprocess(batch.samples), list[str]()
+    inputs, notes = first.preprocess(batch.samples), list[str]()
     for name, network in others:
         if network is not first and network.processor is not None:
             feed = Feed(tuple(batch.ids), inputs, network.preprocess(batch.samples), _mask(first, inputs))
-            found += [
-                f"{name} reads the inputs of {start}; its own differ: {why}"
-                for why in differences(feed, first, network)[:1]
+            notes += [
+                f"{name} runs on the inputs of {start}; its own differ: {reason}"
+                for reason in differences(feed, first, network)[:1]
             ]
-    return found
+    return notes
 
 
 def weight_distance(a: Weights, b: Weights, sides: tuple[str, str]) -> tuple[tuple[float, float], int]:
@@ -178,7 +178,8 @@ def weight_distance(a: Weights, b: Weights, sides: tuple[str, str]) -> tuple[tup
         sides: Names of both, for errors.
 
     Returns:
-        The norm of the change over that of the first network's weights, and the cosine; and how many have no partner.
+        The norm of the change over the norm of the first network's weights, the cosine, and the number of weights
+            without a partner.
     """
     *_, names, reshaped, renamed = named(a, b)
     distance = Distance()
@@ -194,10 +195,10 @@ def distances(
     """Run each version once per batch.
 
     Returns:
-        (samples, versions, versions): the distance from each output, whose expectation it is, to each other one, and
-        the share of equal predictions; ``None`` without classes.
+        Distances (samples, reference versions, versions), as expectations over the reference, and the shares of equal
+        predictions in the same shape; ``None`` without classes.
     """
-    found, names = Measured(), list(versions)
+    measured, names = Measured(), list(versions)
     networks = {id(version.network): version.network for version in versions.values()}.values()
     dtypes = [dtype_of(network.model) for network in networks]
     wide = torch.float64 if torch.float64 in dtypes else torch.float32
@@ -205,66 +206,67 @@ def distances(
         for network, dtype in zip(networks, dtypes, strict=True):
             stack.enter_context(in_dtype(network.model, wide if dtype != wide else None))
         for _, batch, _ in PairedSamples(samples, samples).batches(run, "running networks"):
-            _add(found, versions, batch, measure)
-    parts = run.processes.gather(found.joined())
+            _add(measured, versions, batch, measure)
+    parts = run.processes.gather(measured.joined())
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     apart = values["apart"]
     if not np.isfinite(apart).all():
         i, j = np.argwhere(~np.isfinite(apart).all(0))[-1]
-        raise ValueError(f"the outputs of {names[i]} or {names[j]} are not finite for some samples: leave it out")
+        raise ValueError(f"the outputs of {names[i]} or {names[j]} are not finite for some samples: omit this network")
     if measure.is_divergence:
         return apart, values["agreement"]
     spread = float(values["squares"].mean() - np.square(values["means"].mean(0)).sum())
     if not spread > 0:
-        raise ValueError(f"the outputs of {names[0]} are equal for all samples: a difference has no scale")
+        raise ValueError(
+            f"the outputs of {names[0]} are equal for all samples, so the scale of differences is not defined"
+        )
     return apart / spread, None
 
 
-def _add(found: Measured, versions: Mapping[str, Version], batch: Batch, measure: Measure) -> None:
+def _add(measured: Measured, versions: Mapping[str, Version], batch: Batch, measure: Measure) -> None:
     """Measure one batch."""
     start, first = next((name, version.network) for name, version in versions.items())
     inputs = first.preprocess(batch.samples)
     mask = _mask(first, inputs)
     outputs = list[Tensor]()
     for name, version in versions.items():
-        own = inputs if version.network is first else for_second(inputs, first, version.network)
+        arguments = inputs if version.network is first else for_second(inputs, first, version.network)
         if version.network is not first:
-            Vocabulary(first, version.network).check(batch.ids, own)
+            Vocabulary(first, version.network).check(batch.ids, arguments)
         with version.put():
-            output = forward(version.network, Network(version.network).arguments(Feed((), own)))
+            output = forward(version.network, Network(version.network).arguments(Feed((), arguments)))
         outputs.append(measure.output(output).to(first.device))
         if not measure.fits(outputs[0], outputs[-1]):
             raise ValueError(
-                f"the outputs of {start} and {name} have the shapes {tuple(outputs[0].shape)} and "
-                f"{tuple(outputs[-1].shape)}: outputs of other classes or tokens cannot be compared. Leave out the "
-                "data to compare weights"
+                f"the outputs of {start} and {name} must have the same classes or tokens, got the shapes "
+                f"{tuple(outputs[0].shape)} and {tuple(outputs[-1].shape)}. Omit the data to compare only weights"
             )
     if measure.is_divergence and len({output.shape for output in outputs}) == 1:
-        kl = torch.stack([_divergences(torch.stack(each)) for each in zip(*outputs, strict=True)], 2)
-        found.add("apart", _table(len(outputs), lambda i, j: per_sample(kl[i, j], mask)))
+        kl = torch.stack([_divergences(torch.stack(logs)) for logs in zip(*outputs, strict=True)], 2)
+        measured.add("apart", _table(len(outputs), lambda i, j: per_sample(kl[i, j], mask)))
     else:
-        found.add("apart", _table(len(outputs), lambda i, j: measure.apart(outputs[i], outputs[j], mask)))
+        measured.add("apart", _table(len(outputs), lambda i, j: measure.apart(outputs[i], outputs[j], mask)))
     if measure.is_divergence:
         best = [output.argmax(-1) for output in outputs]
-        found.add("agreement", _table(len(outputs), lambda i, j: per_sample((best[i] == best[j]).double(), mask)))
+        measured.add("agreement", _table(len(outputs), lambda i, j: per_sample((best[i] == best[j]).double(), mask)))
         return
     for name, values in measure.spread(outputs[0], mask).items():
-        found.add(name, values)
+        measured.add(name, values)
 
 
 def _mask(network: Adapter, inputs: Mapping[str, Any]) -> Tensor | None:
-    """Return which tokens are real; ``None`` if all are."""
-    found = inputs.get(network.interface.mask)
-    return found.bool() if isinstance(found, Tensor) and found.dim() == 2 else None
+    """Return the mask of real tokens; ``None`` without padding."""
+    mask = inputs.get(network.interface.mask)
+    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def _divergences(logs: Tensor) -> Tensor:
-    """Return the divergences (from, to, …) of log-probabilities (versions, …, classes), by their cross-entropies."""
+    """Return the divergences (from, to, …) of log-probabilities (versions, …, classes), from cross-entropies."""
     cross = torch.einsum("i...c,j...c->ij...", logs.exp(), logs.clamp(min=LEAST))
     entropies = torch.stack([cross[i, i] for i in range(len(logs))])
     return (entropies[:, None] - cross).clamp(min=0)
 
 
 def _table(count: int, value: Callable[[int, int], Any]) -> Array:
-    """Return values of all pairs: (samples, count, count)."""
+    """Return the values of all pairs: (samples, count, count)."""
     return np.stack([np.stack([value(i, j) for j in range(count)], -1) for i in range(count)], -2)

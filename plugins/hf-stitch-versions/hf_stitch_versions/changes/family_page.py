@@ -1,4 +1,4 @@
-"""The page of several versions of a network."""
+"""Report page for several versions of a network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_stitch_versions.changes.family_result import CONFIDENCE, ROUNDED, Family
 
 
 def section(result: Family) -> Section:
-    """Describe how far the networks are apart: the way from the first one, heat maps of all pairs, and their tree."""
+    """Describe the distances: the path from the first network, heat maps of all pairs, and the tree of the networks."""
     from scipy.cluster.hierarchy import dendrogram
 
     drawn = dendrogram(result.linkage, no_plot=True)
@@ -22,8 +22,8 @@ def section(result: Family) -> Section:
     views = []
     for label, value in values.items():
         matrix = result.matrix(value)[drawn["leaves"]][:, drawn["leaves"]]
-        rows = [(name, *(f"{each:.3g}" for each in row)) for name, row in zip(names, matrix, strict=True)]
-        caption = "Distances of all pairs, of outputs the mean of both directions, in the order of the tree."
+        rows = [(name, *(f"{cell:.3g}" for cell in row)) for name, row in zip(names, matrix, strict=True)]
+        caption = "Distances of all pairs, in the order of the tree. Output distances are means of both directions."
         views.append(View(label, caption, [heat_map(matrix, names, names, label=label)], Table(("", *names), rows)))
     lines: list[dict[str, Any]] = [
         {"type": "scatter", "mode": "lines", "x": numbers(x), "y": numbers(y), "hoverinfo": "skip", "showlegend": False,
@@ -38,17 +38,17 @@ def section(result: Family) -> Section:
         Figure([tree], {"height": 360, "xaxis": ticks, "yaxis": heights}),
     ]  # fmt: skip
     frame = result.to_pandas()
-    cells = [[each if isinstance(each, str) else f"{each:.4g}" for each in row] for row in frame.to_numpy().tolist()]
+    cells = [[cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row] for row in frame.to_numpy().tolist()]
     notes = list(result.notes)
     if result.n:
-        notes.append(f"Distances of outputs are {result.what}; intervals are over samples, at {CONFIDENCE:.0%}.")
-    asked = f"How far are {len(result.networks)} versions of a network apart?"
+        notes.append(f"Output distance: {result.what}; {CONFIDENCE:.0%} intervals over samples.")
+    question = f"How far apart are {len(result.networks)} versions of a network?"
     tables = {"All pairs": Table(tuple(frame.columns), cells)}
-    return Section("Versions", asked, result.verdict, figures, tables=tables, notes=notes, data=result.data)
+    return Section("Versions", question, result.verdict, figures, tables=tables, notes=notes, data=result.data)
 
 
 def _way(result: Family) -> Figure:
-    """Draw the distance of each network from the first and from the previous one."""
+    """Plot the distance of each network from the first and from the previous one."""
     series: dict[str, dict[float, tuple[float, float, float]]] = {}
     labels = "from the first", "from the previous", f"the first in {ROUNDED}"
     for place, pairs in enumerate(result.curve.values()):
@@ -61,5 +61,5 @@ def _way(result: Family) -> Figure:
         "yaxis": {"automargin": True, "rangemode": "tozero",
                   "title": {"text": result.measure or "change of the weights"}},
     }  # fmt: skip
-    caption = "The way from the first network, its steps, and what rounding makes."
+    caption = "Distance from the first network and from the previous one, and the effect of rounding."
     return Figure([View("", caption, curves(series), Table(result.columns, result.rows))], layout)

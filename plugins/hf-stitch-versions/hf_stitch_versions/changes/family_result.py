@@ -1,4 +1,4 @@
-"""The answer: how far several versions of a network are apart."""
+"""Result of :func:`diff_all`: distances between several versions of a network."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ CONFIDENCE = 0.95
 """Confidence of intervals."""
 
 ROUNDED = "bfloat16"
-"""Name of the first network with its weights rounded."""
+"""Name of the first network with rounded weights."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """How far two networks are apart.
+    """Distances between two networks.
 
     Attributes:
         a: The first network.
         b: The second network.
-        weight_change: Norm of the difference of all weights, over that of the first network's; what only one of them
-            has counts whole.
+        weight_change: Norm of the difference of all weights, over the norm of the first network's weights. Weights of
+            only one network count as change.
         cosine: Cosine of all weights, as one vector each.
-        forth: Distance of the outputs of the second network from those of the first, whose expectation it is; ``None``
+        forth: Distance of the second network's outputs from the first, as an expectation over the first; ``None``
             without data.
-        back: Distance the other way round; ``None`` without data.
+        back: The same with the networks exchanged; ``None`` without data.
         agreement: Share of equal predictions; ``None`` without classes.
     """
 
@@ -50,25 +50,25 @@ class Pair:
 
     @property
     def distance(self) -> float:
-        """Distance of the outputs, mean of both directions; of the weights if there are no outputs."""
+        """Distance of the outputs, as mean of both directions; without data, distance of the weights."""
         return self.weight_change if not (self.forth and self.back) else (self.forth.value + self.back.value) / 2
 
 
 @dataclass(frozen=True)
 class Family(Result):
-    """How far several versions of a network are apart, returned by :func:`diff_all`.
+    """Distances between several versions of a network, returned by :func:`diff_all`.
 
     Attributes:
-        networks: Names of the networks, in their order.
+        networks: Names of the networks, in order.
         n: Number of samples; 0 without data.
         data: Fingerprint of the samples; ``None`` without data.
-        measure: ``KL``, or ``squared difference`` of networks without classes; empty without data.
-        what: The same in words.
+        measure: ``KL``, or ``squared difference`` for networks without classes; empty without data.
+        what: The measure in words.
         pairs: All pairs, earlier networks first.
-        rounding: The first network and what rounding its weights to bfloat16 makes of it: distances as small are noise.
-        largest: Name of a network -> share of bootstrap resamples in which the step from the one before it to it is
+        rounding: The first network against itself with weights rounded to bfloat16: distances this small are noise.
+        largest: Name of a network -> share of bootstrap resamples in which the step to it from the previous network is
             the largest in outputs. Empty without data, or with fewer than 20 samples.
-        notes: What was left out, and why.
+        notes: Omissions and their reasons.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("verdict", "tree")
@@ -85,21 +85,21 @@ class Family(Result):
     notes: Sequence[str]
 
     def between(self, a: str, b: str) -> Pair:
-        """Return a pair, whose first network is the earlier one.
+        """Return a pair, with the earlier network first.
 
         Args:
             a: Name of a network.
             b: Name of another network.
 
         Returns:
-            How far they are apart.
+            Their distances.
 
         Raises:
-            KeyError: If there is no such pair.
+            KeyError: If a name is unknown, or both are equal.
         """
-        if (found := next((pair for pair in self.pairs if {pair.a, pair.b} == {a, b}), None)) is None:
-            raise KeyError(f"there is no pair of {a!r} and {b!r}; the networks are {', '.join(self.networks)}")
-        return found
+        if (match := next((pair for pair in self.pairs if {pair.a, pair.b} == {a, b}), None)) is None:
+            raise KeyError(f"{a!r} and {b!r} must be two of the networks: {', '.join(self.networks)}")
+        return match
 
     @property
     def curve(self) -> dict[str, tuple[Pair, Pair]]:
@@ -112,20 +112,20 @@ class Family(Result):
         """Return a value of all pairs as a symmetric matrix with 0 on its diagonal.
 
         Args:
-            value: What to take of a pair.
+            value: Function of a pair.
 
         Returns:
             (networks, networks) float64.
         """
-        found = np.zeros((len(self.networks),) * 2)
+        matrix = np.zeros((len(self.networks),) * 2)
         places = {name: place for place, name in enumerate(self.networks)}
         for pair in self.pairs:
-            found[places[pair.a], places[pair.b]] = found[places[pair.b], places[pair.a]] = value(pair)
-        return found
+            matrix[places[pair.a], places[pair.b]] = matrix[places[pair.b], places[pair.a]] = value(pair)
+        return matrix
 
     @property
     def linkage(self) -> NDArray[np.float64]:
-        """Average linkage of the changes of weights, in the form of SciPy (``scipy.cluster.hierarchy``)."""
+        """Average linkage of the weight changes, in the format of ``scipy.cluster.hierarchy``."""
         from scipy.cluster.hierarchy import linkage
         from scipy.spatial.distance import squareform
 
@@ -133,7 +133,7 @@ class Family(Result):
 
     @property
     def tree(self) -> str:
-        """The tree of :attr:`linkage` as text in the Newick format; the root is at half the largest distance."""
+        """The tree of :attr:`linkage` in the Newick format; the root is at half the largest distance."""
         from scipy.cluster.hierarchy import to_tree
 
         def text(node: Any, height: float) -> str:
@@ -147,38 +147,44 @@ class Family(Result):
 
     @property
     def verdict(self) -> str:
-        """The answer in a few sentences."""
+        """Summary in a few sentences."""
         near = min(self.pairs, key=lambda pair: pair.distance)
         many = f" are nearest of {len(self.networks)}" if len(self.networks) > 2 else " are apart"
-        told = [f"{near.a} and {near.b}{many}: {self._told(near)}."]
+        sentences = [f"{near.a} and {near.b}{many}: {self._told(near)}."]
         if len(self.networks) > 2:
             steps = (step for _, step in self.curve.values())
-            step = max(steps, key=lambda each: each.forth.value if each.forth else each.weight_change)
+            step = max(
+                steps, key=lambda candidate: candidate.forth.value if candidate.forth else candidate.weight_change
+            )
             sure = f"; it is the largest in {self.largest[step.b]:.0%} of resamples" if self.largest else ""
-            told.append(f"The largest step is from {step.a} to {step.b}: {self._told(step)}{sure}.")
-        told.append(f"Rounding {self.networks[0]} to {ROUNDED} makes {self._told(self.rounding)}.")
-        return " ".join(told)
+            sentences.append(f"The largest step is from {step.a} to {step.b}: {self._told(step)}{sure}.")
+        sentences.append(f"Rounding {self.networks[0]} to {ROUNDED} changes {self._told(self.rounding)}.")
+        return " ".join(sentences)
 
     def _told(self, pair: Pair) -> str:
-        """Tell how far two networks are apart."""
+        """Describe the distances between two networks."""
         weights = f"{pair.weight_change:.2g} of the norm of the weights"
         return f"{self.measure} {pair.forth}, {weights}" if pair.forth else weights
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return one row per pair, and a last one for the rounding, with distances and their intervals in columns."""
+        """Return one row per pair and a last row for the rounding, with distances and intervals as columns."""
         import pandas
 
         measure, rows = self.measure.replace(" ", "_"), []
         for pair in (*self.pairs, self.rounding):
             row: dict[str, object] = {"a": pair.a, "b": pair.b}
-            for name, found in ((measure, pair.forth), (f"{measure}_back", pair.back), ("agreement", pair.agreement)):
-                if found is not None:
-                    row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            for name, estimate in (
+                (measure, pair.forth),
+                (f"{measure}_back", pair.back),
+                ("agreement", pair.agreement),
+            ):
+                if estimate is not None:
+                    row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
             rows.append(row | {"weight_change": pair.weight_change, "cosine": pair.cosine})
         return pandas.DataFrame(rows)
 
     def __rich__(self) -> Table:
-        """Return a table of the way from the first network, under the answer."""
+        """Return a table of the distances from the first and the previous network, under the verdict."""
         from rich.table import Table
         from rich.text import Text
 
@@ -199,13 +205,13 @@ class Family(Result):
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """Rows of the table as text: the networks, and the first one rounded."""
-        found = [(name, *_cells(first), *_cells(previous)) for name, (first, previous) in self.curve.items()]
+        """Rows of the table as text: all networks but the first, and the rounded first one."""
+        rows = [(name, *_cells(first), *_cells(previous)) for name, (first, previous) in self.curve.items()]
         noise = _cells(self.rounding)
-        return [*found, (f"{self.rounding.a} in {ROUNDED}", *noise, *[""] * len(noise))]
+        return [*rows, (f"{self.rounding.a} in {ROUNDED}", *noise, *[""] * len(noise))]
 
     def plot(self) -> Figure:
-        """Plot distances as heat maps, of weights under their tree, and of outputs in the same order.
+        """Plot heat maps of the distances: weights under their tree, and outputs in the same order.
 
         Returns:
             The matplotlib figure.
@@ -241,5 +247,5 @@ def _cells(pair: Pair) -> list[str]:
 
 
 def _quoted(name: str) -> str:
-    """Return a name as the Newick format writes it."""
+    """Quote a name for the Newick format."""
     return name if name.replace("_", "").isalnum() else "'" + name.replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""Hybrids of two networks: parts of one in the place of parts of the other, and outputs of parts that are known."""
+"""Hybrids of two networks: exchange parts between them, and replay recorded outputs of parts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hf_stitch_versions.changes.parts import Part
 from hf_stitch_versions.changes.weights import Weights, dense, key_of, plain, tensors_of
 
 ROUNDING = 64 * torch.finfo(torch.float32).eps
-"""Least norm of noise, relative to that of the weights: less is rounding of float32, as by merging an adapter."""
+"""Minimum norm of noise relative to the norm of the weights: the float32 rounding error of merging an adapter."""
 
 LEAST_VARIANCE = 0.1
-"""Share of a running variance that is left when noise makes it smaller."""
+"""Minimum share of a running variance that remains after noise."""
 
 
 class Recording:
-    """What the parts of a network have computed on a batch, from which a hybrid goes on.
+    """Recorded outputs of the parts of a network on a batch, as starting points of hybrids.
 
     Attributes:
         output: Output of the network.
-        parts: Name of a module -> its output, of modules that were called once, in the order in which they end.
+        parts: Name -> output of each module that was called once, in order of completion.
     """
 
     def __init__(self, network: Adapter, arguments: Mapping[str, Any], modules: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ class Recording:
 
 @torch.no_grad()
 def run(network: Adapter, arguments: Mapping[str, Any]) -> Any:
-    """Run a network on all texts at once, as they were recorded; noise of its own is the same in all forwards."""
+    """Run a network on the whole batch; its random draws are the same in all forward passes."""
     drawn = [network.device] if network.device.type == "cuda" else []
     with torch.random.fork_rng(drawn), alone(network.model):
         torch.manual_seed(0)
@@ -54,19 +54,19 @@ def run(network: Adapter, arguments: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def given(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
-    """Let modules of a network return outputs that are known, so that they compute nothing."""
+    """Make modules of a network return recorded outputs without computing them."""
     with ExitStack() as stack:
         for name, output in outputs.items():
             module = model.get_submodule(name)
-            own = vars(module).get("forward")  # of accelerate, or of user code
-            stack.callback(_restore, module, own)
-            vars(module)["forward"] = lambda *args, known=output, **kwargs: _copied(known)
+            forward = vars(module).get("forward")  # of accelerate, or of user code
+            stack.callback(_restore, module, forward)
+            vars(module)["forward"] = lambda *args, recorded=output, **kwargs: _copied(recorded)
         yield
 
 
 @contextmanager
 def exchanged(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put other modules into a network."""
+    """Replace modules of a network."""
     with ExitStack() as stack:
         for name, module in modules.items():
             parent, _, child = name.rpartition(".")
@@ -78,20 +78,20 @@ def exchanged(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[No
 
 @contextmanager
 def valued(model: nn.Module, values: Weights) -> Iterator[None]:
-    """Put other values into parameters and buffers of a network, by their plain names."""
-    own = tensors_of(model)
+    """Replace the values of parameters and buffers of a network, by their plain names."""
+    tensors = tensors_of(model)
     with ExitStack() as stack:
         for name, value in values.items():
-            stack.callback(setattr, own[name], "data", own[name].data)
-            own[name].data = value.to(own[name].data)
+            stack.callback(setattr, tensors[name], "data", tensors[name].data)
+            tensors[name].data = value.to(tensors[name].data)
         yield
 
 
 def noise(a: Weights, b: Weights, part: Part, seed: int) -> dict[str, Tensor]:
-    """Return the weights of a part of the first network with noise whose norm is that of the change of each weight.
+    """Return the weights of a part of the first network plus noise with the norm of the change of each weight.
 
-    It is at least that of rounding, which is the null of parts that only compute in another way. Tied weights get the
-    same noise.
+    The minimum norm is the float32 rounding error, the null of parts with equal weights. Tied weights get the same
+    noise.
     """
     generator = torch.Generator().manual_seed(seed)
     sizes: dict[Any, Tensor] = {}
@@ -112,28 +112,28 @@ def noise(a: Weights, b: Weights, part: Part, seed: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def with_weights(model: nn.Module, part: Part, values: Weights) -> dict[str, nn.Module]:
-    """Return copies of the modules of a part with other weights."""
-    found = {}
+    """Return copies of the modules of a part with new weights."""
+    copies = {}
     for name in part.modules:
         twin = dense(model.get_submodule(name))
-        own = dict(twin.named_parameters()) | dict(twin.named_buffers())
+        tensors = dict(twin.named_parameters()) | dict(twin.named_buffers())
         turned = {key for key, module in twin.named_modules() if type(module).__name__ == "Conv1D"}
-        for key, value in own.items():
+        for key, value in tensors.items():
             if (weight := values.get(f"{plain(name)}.{key}")) is not None:
                 layer, _, kind = key.rpartition(".")
                 value.data = (weight.T if layer in turned and kind == "weight" else weight).to(value.data).contiguous()
-        found[name] = twin
-    return found
+        copies[name] = twin
+    return copies
 
 
 def _copied(output: Any) -> Any:
-    """Return a copy of an output, which a network may overwrite."""
+    """Return a copy of an output, because the network may overwrite it."""
     return tree_map_only(Tensor, Tensor.clone, output)
 
 
-def _restore(module: nn.Module, own: Any) -> None:
-    """Give a module its forward back."""
-    if own is None:
+def _restore(module: nn.Module, forward: Any) -> None:
+    """Restore the forward of a module."""
+    if forward is None:
         vars(module).pop("forward", None)
     else:
-        vars(module)["forward"] = own
+        vars(module)["forward"] = forward

@@ -1,26 +1,26 @@
-"""Whether one network was derived from another, from their weights alone.
+"""Test whether one network was derived from another, from their weights alone.
 
-The null hypothesis is that B was trained apart from A. Units of a hidden layer, and channels of a residual stream, are
-then in an order that nothing ties to A's: B with permuted units is as likely as B itself. Three looks use this, with
-the exact mean and variance over all permutations:
+The null hypothesis is that B was trained independently of A. The order of the units of a hidden layer, and of the
+channels of a residual stream, is then independent of A: B with permuted units is as likely as B. Three tests use this,
+with the exact mean and variance over all permutations:
 
-* *by place*: units of A against the units of B at the same places, by the cosines of their weights;
-* *by place, in any basis*: the same by numbers of each unit that no rotation of the residual stream changes, which are
-  the norms of its weights, the cosines between them and its bias;
-* *matched*: units are matched by half of their channels, and the other half of the channels is compared by place. This
-  survives reordered units. What is compared had no part in the matching.
+* *by place*: units of A against units of B at the same positions, by the cosines of their weights;
+* *by place, in any basis*: the same, by quantities of each unit that rotations of the residual stream preserve: the
+  norms of its weights, the cosines between them and its bias;
+* *matched*: units are matched by half of their channels, and the second half of the channels is compared by place. This
+  works for reordered units. The compared channels do not influence the matching.
 
-If the units do not match, they are matched once more after the channels of B were brought to those of A. This fourth
-look is exact for untrained networks only: trained ones may agree in a common basis without a common ancestor. It counts
-only if the cosine of matched weights reaches :data:`COSINE`.
+If the units do not match, they are matched again after aligning the channels of B with the channels of A. This fourth
+test is exact for untrained networks only: trained networks may agree in a common basis without a common ancestor. It
+counts only if the cosine of matched weights reaches :data:`COSINE`.
 
 The null does not hold for units that training puts in an order: nested widths, or "Matryoshka" representations.
 
-A small p-value says that A and B have a common ancestor, be it only the same initial weights; it does not say which
-came first. A large one proves nothing.
+A small p-value shows that A and B have a common ancestor, which may be the same initial weights; it does not show which
+network came first. A large p-value proves nothing.
 
-Matching units goes back to Zhu et al., "Independence tests for language models" (ICML 2025,
-`arXiv:2502.12292 <https://arxiv.org/abs/2502.12292>`_), where the second matching is compared with the first.
+Unit matching is from Zhu et al., "Independence tests for language models" (ICML 2025, `arXiv:2502.12292
+<https://arxiv.org/abs/2502.12292>`_), which compares a second matching with the first.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from torch import Tensor
 from hf_stitch_versions.changes.units import Layer, layers
 
 LEVEL = 1e-6
-"""A verdict other than "no evidence" needs a p-value below this."""
+"""A verdict other than "no evidence" requires a p-value below this."""
 
 COSINE = 0.5
-"""Matched cosine that a network in another basis must reach: between networks trained apart and relatives."""
+"""Minimum matched cosine in an aligned basis: between the values of independent and of related networks."""
 
 UNITS = 1024
-"""Most units of A that are compared in a layer."""
+"""Maximum number of compared units of A per layer."""
 
 CHANNELS = 256
-"""Most channels by which they are matched, and most that are compared."""
+"""Maximum number of channels for matching, and for comparing."""
 
-NOTHING = "No layer of hidden units has the same shape in A and B: nothing can be told of their lineage."
+NOTHING = "The lineage cannot be tested: A and B do not have a layer of hidden units of the same shape."
 REASONS = {"derived": "units agree place by place", "derived, reordered": "units agree in another order"}
 TURNED = "; the channels between blocks were rotated or permuted"
 
 
 @dataclass(frozen=True)
 class BlockLineage:
-    """What the hidden units of one block tell: their number, logarithms of p-values as in :class:`Lineage`, cosine."""
+    """Test of one block: number of hidden units, logarithms of p-values as in :class:`Lineage`, and cosine."""
 
     block: str
     units: int
@@ -71,12 +71,12 @@ class Lineage:
     Attributes:
         verdict: "derived" if ``p_place`` is below :data:`LEVEL`, "derived, reordered" if only ``p_matched`` is,
             otherwise "no evidence".
-        p_place: probability that units agree so well by place if B was trained apart.
-        p_matched: the same after matching units; survives reordered units and a rotated residual stream.
+        p_place: probability of at least this agreement of units by place if B was trained independently.
+        p_matched: the same after matching units; works for reordered units and a rotated residual stream.
         log10_p_place: decimal logarithm of ``p_place``, which may be too small for a float.
-        log10_p_matched: that of ``p_matched``.
-        cosine: of the weights of matched units, on channels that had no part in matching; 0 if there are none.
-        cosine_null: the same with shifted channels of B: what ``cosine`` must beat.
+        log10_p_matched: decimal logarithm of ``p_matched``.
+        cosine: cosine of the weights of matched units, on channels not used for matching; 0 without such channels.
+        cosine_null: the same with shifted channels of B, as a baseline of ``cosine``.
         rotated: whether the residual stream was rotated or permuted.
         blocks: the values of blocks with hidden units.
         sentence: the result in plain English.
@@ -97,19 +97,19 @@ class Lineage:
 # -- tests by place ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Evidence:
-    """A sum that is standard normal under the null; decimal logarithm of the smallest share of the permutations."""
+    """Statistic that is standard normal under the null, and decimal logarithm of its smallest possible p-value."""
 
     z: float
     least: float
 
     @property
     def log10_p(self) -> float:
-        """Decimal logarithm of the probability of such a sum or a larger one."""
+        """Decimal logarithm of the one-sided p-value."""
         return max(float(stats.norm.logsf(self.z)) / math.log(10), self.least)
 
 
 def joined(parts: Sequence[Evidence]) -> Evidence:
-    """Put independent evidence together (Stouffer)."""
+    """Combine independent evidence (Stouffer)."""
     return Evidence(sum(part.z for part in parts) / math.sqrt(max(len(parts), 1)), sum(part.least for part in parts))
 
 
@@ -122,7 +122,7 @@ def standard(s: Tensor) -> Tensor:
 
 
 def place(s: Tensor) -> Evidence:
-    """Test whether a similarity matrix is larger on its diagonal than if its columns came in any order.
+    """Test whether the diagonal of a similarity matrix is larger than for randomly permuted columns.
 
     >>> round(place(torch.eye(5)).z, 6)  # five fixed points, where one is the mean and the variance
     4.0
@@ -131,19 +131,19 @@ def place(s: Tensor) -> Evidence:
 
 
 def by_cosines(one: Sequence[Tensor], two: Sequence[Tensor]) -> Evidence:
-    """Test units by place, by the mean cosine of their weights before and after."""
+    """Test units by place, with the mean cosine of their weights before and after."""
     cosines = [_unit(x[:UNITS]) @ _unit(y[:UNITS]).T for x, y in zip(one, two, strict=True)]
     return place(torch.stack(cosines).sum(0))
 
 
 def by_invariants(layer: Layer, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Evidence:
-    """Test units by place, by what no rotation changes: norms of their weights, cosines between them, biases."""
+    """Test units by place, with rotation invariants: norms of their weights, cosines between them, biases."""
     biases = [name for name in (f"{x.removesuffix('weight')}bias" for x in layer.before) if name in a and name in b]
     tables = []
     for of in (a, b):
-        found = [x[:UNITS] for x in layer.own(of)]
-        pairs = [(x, y) for i, x in enumerate(found) for y in found[:i] if x.shape == y.shape]
-        columns = [x.flatten(1).norm(dim=1) for x in found] + [(_unit(x) * _unit(y)).sum(1) for x, y in pairs]
+        unit_weights = [x[:UNITS] for x in layer.own(of)]
+        pairs = [(x, y) for i, x in enumerate(unit_weights) for y in unit_weights[:i] if x.shape == y.shape]
+        columns = [x.flatten(1).norm(dim=1) for x in unit_weights] + [(_unit(x) * _unit(y)).sum(1) for x, y in pairs]
         columns += [part[:UNITS] for x in biases for part in of[x].detach().cpu().float().split(layer.units)]
         tables.append(_unit(torch.stack([x - x.mean() for x in columns])))
     return place(tables[0].T @ tables[1])
@@ -156,7 +156,7 @@ def _unit(x: Tensor) -> Tensor:
 # -- matched units -----------------------------------------------------------------------------------------------------
 @dataclass
 class Match:
-    """Units of B for those of A, and how well channels agree that did not decide it."""
+    """Matched units of A and B, and the agreement of the channels not used for matching."""
 
     order: Tensor
     channels: dict[int, Tensor]  # number of channels -> their standard similarity
@@ -166,42 +166,45 @@ class Match:
 def match(
     one: Sequence[Tensor], two: Sequence[Tensor], names: Sequence[str], bases: Mapping[str, Tensor] | None = None
 ) -> Match:
-    """Match units by half of their named channels and by all of those without a name; compare the other half."""
+    """Match units by half of their named channels and by all unnamed channels; compare the second half."""
     similarity, halves = torch.zeros(()), []
     for x, y, name in zip(one, two, names, strict=True):
         order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(x.shape[1]))
         by, rest = (half[:CHANNELS] for half in order.tensor_split(2)) if name else (order, order[:0])
         halves.append(rest)
         similarity = similarity + _unit(x[:UNITS, by]) @ _unit(_turned(y, by, name, bases)).T
-    found = Match(_assigned(similarity), {}, torch.zeros(4, dtype=torch.float64))
+    matching = Match(_assigned(similarity), {}, torch.zeros(4, dtype=torch.float64))
     for x, y, name, rest in zip(one, two, names, halves, strict=True):
         if name:
-            x, y = x[:UNITS, rest].double(), _turned(y[found.order], rest, name, bases).double()
+            x, y = x[:UNITS, rest].double(), _turned(y[matching.order], rest, name, bases).double()
             s, size = torch.einsum("ucp,udp->cd", x, y), x.shape[1]
-            found.channels[size] = found.channels.get(size, 0) + standard(s)
-            found.products += torch.stack([s.trace(), x.square().sum(), y.square().sum(), s.roll(1, 0).trace()])
-    return found
+            matching.channels[size] = matching.channels.get(size, 0) + standard(s)
+            matching.products += torch.stack([s.trace(), x.square().sum(), y.square().sum(), s.roll(1, 0).trace()])
+    return matching
 
 
 def _turned(x: Tensor, channels: Tensor, name: str, bases: Mapping[str, Tensor] | None) -> Tensor:
-    """Return some channels of weights (units, channels, places), in another basis if there is one."""
+    """Return some channels of weights (units, channels, places), in the basis of their name if there is one."""
     return torch.einsum("ucp,cd->udp", x, bases[name][:, channels]) if bases and name in bases else x[:, channels]
 
 
 def matched(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor], found: Sequence[Layer], bases: dict[str, Tensor] | None = None
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    hidden_layers: Sequence[Layer],
+    bases: dict[str, Tensor] | None = None,
 ) -> list[Match]:
-    """Match the units of all layers: as they are or, with bases, with the channels of B brought to those of A.
+    """Match the units of all layers, with the channels of B aligned with A if bases are passed.
 
     Args:
         a: weights of A.
         b: weights of B.
-        found: layers of hidden units.
-        bases: name of channels -> matrix that brings them from B to A. Those that are missing are found on the way, as
-            the order of the units that write them.
+        hidden_layers: layers of hidden units.
+        bases: name of channels -> matrix that maps them from B to A. Missing bases are added during matching, as the
+            order of the units that write these channels.
     """
     matches = []
-    for layer in found:
+    for layer in hidden_layers:
         one, two = layer.weights(a), layer.weights(b)
         names = [layer.reads] * (len(one) - 1) + [layer.writes]
         missing = bases is not None and layer.writes != "" and layer.writes not in bases
@@ -217,7 +220,7 @@ def matched(
 
 
 def _assigned(similarity: Tensor) -> Tensor:
-    """Return which columns are assigned to the rows."""
+    """Return the column assigned to each row."""
     return torch.as_tensor(linear_sum_assignment(similarity.numpy(), maximize=True)[1])
 
 
@@ -226,11 +229,11 @@ def _permutation(order: Tensor) -> Tensor:
 
 
 def summary(matches: Sequence[Match]) -> tuple[float, float, float]:
-    """Return the logarithm of the p-value of all layers, their cosine and that of shifted channels.
+    """Return the logarithm of the p-value of all layers, their cosine, and the cosine with shifted channels.
 
-    Channels of one number are tested once, as some are those of one residual stream.
+    Layers with equal numbers of channels are tested together, because they may share a residual stream.
     """
-    sizes = {size for each in matches for size in each.channels}
+    sizes = {size for matching in matches for size in matching.channels}
     sums = [sum((x.channels[size] for x in matches if size in x.channels), torch.zeros(())) for size in sorted(sizes)]
     both, one, two, shifted = sum((x.products for x in matches), torch.zeros(4)).tolist()
     size = math.sqrt(one * two) or 1.0
@@ -239,7 +242,7 @@ def summary(matches: Sequence[Match]) -> tuple[float, float, float]:
 
 # -- another basis -----------------------------------------------------------------------------------------------------
 def first_bases(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layer: Layer) -> dict[str, Tensor]:
-    """Find the basis of the residual stream that the first layer reads, by what writes it first: embedding or stem."""
+    """Find the basis of the first layer's residual stream, from the first weight that writes it: embedding or stem."""
     name = next(name for name, x in a.items() if name in b and x.dim() in (2, 4))
     one, two, width = *(x[name].detach().cpu().float() for x in (a, b)), a[layer.before[0]].shape[1]
     if not layer.reads.startswith("stream") or one.shape[1:] != two.shape[1:] or width not in one.shape[:2]:
@@ -250,7 +253,7 @@ def first_bases(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layer: Layer) 
 
 
 def basis(x: Tensor, y: Tensor, permuted: bool) -> Tensor:
-    """Find the permutation or the rotation (orthogonal Procrustes) of the columns of y that comes nearest to x."""
+    """Find the permutation or the rotation (orthogonal Procrustes) of the columns of y that is nearest to x."""
     if permuted:
         return _permutation(_assigned(_unit(x.T) @ _unit(y.T).T))
     left, _, right = torch.linalg.svd(y.T @ x)
@@ -259,15 +262,15 @@ def basis(x: Tensor, y: Tensor, permuted: bool) -> Tensor:
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
 def lineage(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[str]) -> Lineage:
-    """Test whether network B was derived from network A: tuned, rounded, pruned, merged, reordered or rotated.
+    """Test whether network B was derived from network A: fine-tuned, quantized, pruned, merged, reordered or rotated.
 
     Args:
         a: name of parameter -> weight of A, floating, outputs first; embeddings are (vocabulary, width).
-        b: weights of B under the names of A; those that only one of them has tell nothing.
+        b: weights of B under the names of A; weights of only one network are ignored.
         blocks: names of the blocks of A, in order.
 
     Raises:
-        ValueError: if a common weight has numbers that are not finite.
+        ValueError: if a common weight contains values that are not finite.
 
     >>> network = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
     >>> a = dict(network.named_parameters())
@@ -277,50 +280,51 @@ def lineage(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[s
     for name, of in ((name, of) for name in a if name in b for of in (a, b)):
         if not of[name].isfinite().all():
             side = "A" if of is a else "B"
-            raise ValueError(f"{name} of {side} has numbers that are not finite: repair the network or leave it out.")
-    found = layers(a, b, blocks)
+            raise ValueError(f"{name} of {side} contains values that are not finite: repair or omit the network.")
+    hidden_layers = layers(a, b, blocks)
     looks = [
-        [by_cosines(layer.own(a), layer.own(b)) for layer in found],
-        [by_invariants(layer, a, b) for layer in found],
+        [by_cosines(layer.own(a), layer.own(b)) for layer in hidden_layers],
+        [by_invariants(layer, a, b) for layer in hidden_layers],
     ]
     log_place = _least([joined(parts).log10_p for parts in looks])
     better = min(looks, key=lambda parts: joined(parts).log10_p)
-    matches, rotated = matched(a, b, found), False
+    matches, rotated = matched(a, b, hidden_layers), False
     log_matched = summary(matches)[0]
-    if found and log_matched >= math.log10(LEVEL):
-        again = matched(a, b, found, first_bases(a, b, found[0]))
+    if hidden_layers and log_matched >= math.log10(LEVEL):
+        again = matched(a, b, hidden_layers, first_bases(a, b, hidden_layers[0]))
         log_again, cosine, _ = summary(again)
         agree = log_again < math.log10(LEVEL) and cosine >= COSINE
-        rotated = agree and found[0].reads != ""
+        rotated = agree and hidden_layers[0].reads != ""
         log_matched = _least([log_matched, log_again if agree else 0.0])
         matches = again if cosine > summary(matches)[1] else matches
     _, cosine, null = summary(matches)
     rows = []
-    for block in dict.fromkeys(layer.block for layer in found):
-        inside = [i for i, layer in enumerate(found) if layer.block == block]
+    for block in dict.fromkeys(layer.block for layer in hidden_layers):
+        inside = [i for i, layer in enumerate(hidden_layers) if layer.block == block]
         log_p, agreement, _ = summary([matches[i] for i in inside])
-        units = sum(found[i].units for i in inside)
+        units = sum(hidden_layers[i].units for i in inside)
         rows.append(BlockLineage(block, units, joined([better[i] for i in inside]).log10_p, log_p, agreement))
     derived, reordered = (x < math.log10(LEVEL) for x in (log_place, log_matched))
     verdict = "derived" if derived else "derived, reordered" if reordered else "no evidence"
-    sentence = _sentence(verdict, rotated, log_place, log_matched, cosine) if found else NOTHING
+    sentence = _sentence(verdict, rotated, log_place, log_matched, cosine) if hidden_layers else NOTHING
     return Lineage(
         verdict, 10**log_place, 10**log_matched, log_place, log_matched, cosine, null, rotated, tuple(rows), sentence
     )
 
 
 def _sentence(verdict: str, rotated: bool, log_place: float, log_matched: float, cosine: float) -> str:
-    """Return a result in plain English."""
+    """Return the result in plain English."""
     if verdict == "no evidence":
         return (
-            "Nothing in the weights shows that the second network comes from the first, or both from one "
+            "The weights do not show that the second network is derived from the first, or both from a common ancestor "
             f"(p = {10**log_place:.2g} by place, {10**log_matched:.2g} matched). "
-            "This does not prove that they were trained apart."
+            "This does not prove that they were trained independently."
         )
     how = f"{REASONS[verdict]} (p = 1e{min(log_place, log_matched):.0f}, matched weights have a cosine of {cosine:.2f})"
-    return f"The second network comes from the first, or both from one: {how}{TURNED if rotated else ''}."
+    basis = TURNED if rotated else ""
+    return f"The second network is derived from the first, or both from a common ancestor: {how}{basis}."
 
 
 def _least(logs: Sequence[float]) -> float:
-    """Return the logarithm of the least p-value, corrected for the number of looks."""
+    """Return the logarithm of the smallest p-value, corrected for the number of tests."""
     return min(0.0, min(logs) + math.log10(len(logs)))

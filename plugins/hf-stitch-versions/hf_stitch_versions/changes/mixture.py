@@ -1,4 +1,4 @@
-"""In what shares a network was merged from others."""
+"""Shares of the parent networks in a merged network."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Mixture:
-    """A network as a sum of parents: the share of each, and what is left, over its distance from the nearest parent."""
+    """Shares of the parents in a network, and the residual relative to the distance from the nearest parent."""
 
     shares: tuple[float, ...]
     residual: float
 
 
 def mixture(network: Mapping[str, Tensor], parents: Sequence[Mapping[str, Tensor]]) -> Mixture:
-    """Find the shares of parents in a merged network, by least squares over all common weights.
+    """Estimate the shares of the parents in a merged network, by least squares over all common weights.
 
-    Task arithmetic is such a sum, too: with the base among the parents, the share of each other one is its coefficient.
+    Task arithmetic is such a sum, too: if one parent is the base, the shares of the rest are their coefficients.
 
     Args:
         network: name of parameter -> weight of the merged network.
-        parents: weights of two networks or more under the same names.
+        parents: weights of at least two networks under the same names.
 
     Raises:
-        ValueError: if there are fewer than two parents, if there is no weight of one shape in all networks, or if the
-            parents are linearly dependent, so that shares are not determined.
+        ValueError: if there are fewer than two parents, if no weight has the same shape in all networks, or if the
+            parents are linearly dependent.
 
     >>> one, two = {"weight": torch.tensor([1.0, 0.0])}, {"weight": torch.tensor([0.0, 1.0])}
     >>> mixture({"weight": torch.tensor([0.25, 0.75])}, [one, two])
@@ -37,11 +37,11 @@ def mixture(network: Mapping[str, Tensor], parents: Sequence[Mapping[str, Tensor
     """
     everyone = [network, *parents]
     if len(parents) < 2:
-        raise ValueError(f"mixture takes two parents or more, got {len(parents)}.")
+        raise ValueError(f"mixture requires at least two parents, got {len(parents)}.")
     names = [name for name, x in network.items() if all(name in y and y[name].shape == x.shape for y in parents)]
     if not names:
-        raise ValueError("No weight has one name and one shape in the network and all parents: are these its parents?")
-    # All is told from the first parent, whose share is what the others leave: parents of one base are nearly parallel.
+        raise ValueError("No weight has the same name and shape in the network and all parents: are these its parents?")
+    # Weights are relative to the first parent, which has the remaining share: parents of one base are nearly parallel.
     products = torch.zeros(len(everyone), len(everyone), dtype=torch.float64)
     for name in names:
         flat = torch.stack([x[name].detach().cpu().double().flatten() for x in everyone])
@@ -49,7 +49,7 @@ def mixture(network: Mapping[str, Tensor], parents: Sequence[Mapping[str, Tensor
     among, target = products[2:, 2:], products[2:, 0]
     if int(torch.linalg.matrix_rank(among, hermitian=True)) < len(among):
         raise ValueError(
-            "The parents are linearly dependent (are two of them the same?): their shares are not determined."
+            "The parents are linearly dependent (are two of them the same?), so their shares are not determined."
         )
     shares = torch.linalg.solve(among, target)
     left = max(float(products[0, 0] - target @ shares), 0.0)

@@ -1,4 +1,4 @@
-"""How the activations behind each block have moved: what an orthogonal or an affine map gets back, and what is lost."""
+"""How the activations after each block moved: the part that an orthogonal or affine map recovers, and the lost part."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from hf_stitch.statistics import Moments
 from hf_stitch_versions.recording import values_of
 
 POSITIONS = 16
-"""Most positions of a sample whose activations are rows, evenly spaced over it."""
+"""Maximum number of positions per sample, evenly spaced; their activations are the rows."""
 
 WIDEST = 1024
-"""Most features of activations for which maps are found; of wider ones only distances are told."""
+"""Maximum number of features; wider activations are not compared."""
 
 MAPS = {"orthogonal": "procrustes", "affine": "ridge_to_identity"}
-"""Kinds of maps -> matcher that finds them."""
+"""Kind of map -> matcher that fits it."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """How far the activations of the second network behind a block are from those of the first.
+    """Distance of the activations after a block in the second network from the same activations in the first.
 
-    All errors are mean squares over the variance of the first network's activations, on samples that the maps have not
-    seen. Rows are up to 16 positions of each sample.
+    All errors are mean squares over the variance of the first network's activations, on held-out samples. Rows are up
+    to 16 positions of each sample.
 
     Attributes:
         error: Without a map.
         orthogonal: After the best orthogonal map from the second network to the first, with a shift.
         affine: After an affine map (ridge regression towards the identity).
-        cosine: Cosine of both, centred, over all rows.
+        cosine: Cosine of the centred activations, over all rows.
         cka: Linear CKA, biased.
     """
 
@@ -47,15 +47,15 @@ class Move:
 
 
 class Moved:
-    """Moments of the activations behind blocks, of every other sample to fit maps and of the others to test them."""
+    """Moments of the activations after blocks: every second sample fits the maps, the rest test them."""
 
     def __init__(self) -> None:
         self.moments: dict[str, list[Moments]] = {}
         self.seen: dict[str, int] = {}
 
-    def add(self, name: str, own: Any, other: Any, mask: Tensor | None) -> None:
+    def add(self, name: str, output_a: Any, output_b: Any, mask: Tensor | None) -> None:
         """Add a batch of the outputs of a block in both networks."""
-        x, y = (_rows(output, mask) for output in (other, own))
+        x, y = (_rows(output, mask) for output in (output_b, output_a))
         if x is None or y is None or x.shape[1:] != y.shape[1:]:
             return
         width, seen = y.shape[-1], self.seen.get(name, 0)
@@ -70,15 +70,15 @@ class Moved:
                 pair[half].update(x[chosen][real[chosen]], y[chosen][real[chosen]])
 
     def gather(self, processes: Processes) -> None:
-        """Merge what several processes have collected."""
+        """Merge the moments of all processes."""
         parts = processes.gather(self.moments)
         self.moments = parts[0]
         for part in parts[1:]:
             for name, pair in part.items():
                 self.moments[name] = [one.merge(two) for one, two in zip(self.moments[name], pair, strict=True)]
 
-    def found(self, name: str) -> Move | None:
-        """Return how far activations have moved; ``None`` if this is unknown."""
+    def move(self, name: str) -> Move | None:
+        """Return how far activations have moved; ``None`` if they were not compared or are constant."""
         train, test = self.moments.get(name, (None, None))
         if train is None or test is None or min(train.n, test.n) < 2:
             return None
@@ -103,18 +103,18 @@ class Moved:
 
 
 def _error(moments: Moments, weight: Tensor, bias: Tensor) -> float:
-    """Return the sum of squares that an affine map from x leaves of y."""
+    """Return the sum of squared residuals of y after an affine map of x."""
     shift = moments.mean_y - weight @ moments.mean_x - bias
     left = moments.syy.trace() - 2 * (weight * moments.sxy.T).sum() + ((weight @ moments.sxx) * weight).sum()
     return max(float(left), 0.0) + moments.n * float(shift.square().sum())
 
 
 def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
-    """Return the activations of a block, (samples, positions, features), NaN at padding; ``None`` of other outputs."""
+    """Return the activations of a block, (samples, positions, features), NaN at padding; ``None`` without them."""
     values = next(iter(values_of(output).values()), None)
     if values is None or values.dim() not in (2, 3, 4):
         return None
-    if values.dim() == 4:  # channels first, unless the grid comes first
+    if values.dim() == 4:  # channels come first, or last if only the first two axes form a square grid
         last = values.shape[1] == values.shape[2] != values.shape[3]
         values = values.flatten(1, 2) if last else values.flatten(2).transpose(1, 2)
     if values.dim() == 2:
@@ -122,9 +122,9 @@ def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
     mask = mask.to(values.device) if mask is not None and mask.shape == values.shape[:2] else None
     real = values.new_ones(values.shape[:2], dtype=torch.bool) if mask is None else mask
     count = real.sum(1, keepdim=True)
-    wanted = torch.arange(POSITIONS, device=values.device)
-    spaced = torch.where(count > POSITIONS, (wanted * (count - 1) / (POSITIONS - 1)).round().long(), wanted)
+    positions = torch.arange(POSITIONS, device=values.device)
+    spaced = torch.where(count > POSITIONS, (positions * (count - 1) / (POSITIONS - 1)).round().long(), positions)
     places = real.int().sort(dim=1, descending=True, stable=True).indices  # real tokens first
     chosen = places.gather(1, spaced.clamp(max=values.shape[1] - 1))
     rows = values.gather(1, chosen[..., None].expand(-1, -1, values.shape[2]))
-    return rows.masked_fill((wanted >= count)[..., None], torch.nan)
+    return rows.masked_fill((positions >= count)[..., None], torch.nan)

@@ -1,4 +1,4 @@
-"""The page of a difference between two versions of a network."""
+"""Report page for the difference between two versions of a network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_stitch.reports.section import Figure, Section, Table, View
 from hf_stitch_versions.changes.result import LEAST_RATIO, Difference, Estimate
 
 EFFECTS = ("part", "alone in the first network", "of the change", "noise of the same size", "times noise",
-           "left when reverted", "error of the part itself")  # fmt: skip
+           "left when reverted", "error of the part")  # fmt: skip
 """Columns of the table of causal effects."""
 
 WEIGHTS = ("part", "change", "cosine", "effective rank of the change", "rows changed", "format")
@@ -26,13 +26,13 @@ LINEAGE = ("block", "hidden units", "p by place", "p matched", "cosine of matche
 def section(result: Difference) -> Section:
     """Describe what changed: the two curves of hybrids, then effects, outputs, weights, activations and lineage."""
     tables = {}
-    if found := [(part, part.effect) for part in result.parts if part.effect is not None]:
-        tables["What each part does"] = Table(EFFECTS, [
+    if effects := [(part, part.effect) for part in result.parts if part.effect is not None]:
+        tables["Effect of each part"] = Table(EFFECTS, [
             (
                 part.label + " ★" * effect.causal, f"{effect.patch.value:.3g}", _percent(effect.share),
                 f"{effect.noise:.3g}", str(effect.ratio), f"{effect.revert.value:.3g}", _number(effect.local),
             )
-            for part, effect in found
+            for part, effect in effects
         ])  # fmt: skip
     if result.outputs is not None:
         out = result.outputs
@@ -45,7 +45,7 @@ def section(result: Difference) -> Section:
             (name, "first, second", f"{one:.4g}, {two:.4g}; difference {gap}")
             for name, (one, two, gap) in out.scores.items()
         ]
-        tables["Outputs"] = Table(("what", "of", "value"), rows)
+        tables["Outputs"] = Table(("quantity", "of", "value"), rows)
     tables["Weights"] = Table(WEIGHTS, [
         (
             part.label, f"{part.weights.change:.3g}", f"{part.weights.cosine:.6g}", _number(part.weights.rank),
@@ -54,8 +54,8 @@ def section(result: Difference) -> Section:
         for part in result.parts
     ])  # fmt: skip
     if moved := [(part.name, part.move) for part in result.parts if part.move is not None]:
-        tables["Activations behind each block: moved, or lost"] = Table(MOVES, [
-            (name, *(_number(each) for each in (move.error, move.orthogonal, move.affine, move.cosine, move.cka)))
+        tables["Activations after each block: moved, or lost"] = Table(MOVES, [
+            (name, *(_number(number) for number in (move.error, move.orthogonal, move.affine, move.cosine, move.cka)))
             for name, move in moved
         ])  # fmt: skip
     if result.lineage.blocks:
@@ -68,31 +68,31 @@ def section(result: Difference) -> Section:
         ])  # fmt: skip
     first, second = (result.a, result.b) if result.a != result.b else ("the first network", "the second")
     notes = [*result.failed, *result.notes, *_reading(result), result.lineage.sentence]
-    asked = f"What changed from {first} to {second}, and which part does it?"
+    question = f"What changed from {first} to {second}, and which part carries the change?"
     figures = [_figure(result)] if result.curves else []
-    return Section("Two versions", asked, result.verdict, figures, tables=tables, notes=notes, data=result.data)
+    return Section("Two versions", question, result.verdict, figures, tables=tables, notes=notes, data=result.data)
 
 
 def _reading(result: Difference) -> list[str]:
-    """Tell how to read the numbers."""
+    """Explain how to read the numbers."""
     if result.outputs is None:
         return []
     return [
-        f"Distances are {result.outputs.what}; intervals are over samples, at {result.confidence:.0%}. "
-        f"A part with a star does, for all parts at once, more than {LEAST_RATIO:g} times what noise does whose norm "
-        "is, weight by weight, that of the change.",
-        "Errors of activations are over the variance of the first network's, on samples that the maps have not seen: "
-        "what a map gets back was moved, the rest is lost or new.",
-        f"{result.forwards:.1f} forwards per batch.",
+        f"Distance: {result.outputs.what}; {result.confidence:.0%} intervals over samples. A star marks a part with "
+        f"more than {LEAST_RATIO:g} times the effect of noise, for all parts at once. The noise has the norm of the "
+        "change, weight by weight.",
+        "Errors of activations are relative to the variance of the first network, on held-out samples: a map recovers "
+        "the part that moved; the rest is lost or new.",
+        f"{result.forwards:.1f} forward passes per batch.",
     ]
 
 
 def _figure(result: Difference) -> Figure:
-    """Draw the two curves of hybrids."""
+    """Plot the two curves of hybrids."""
     assert result.outputs is not None
     names = list(result.curves)
     series = {
-        name: {float(i): (each.value, each.low, each.high) for i, each in enumerate(points.values())}
+        name: {float(i): (estimate.value, estimate.low, estimate.high) for i, estimate in enumerate(points.values())}
         for name, points in result.series.items()
     }
     traces = curves(series)
@@ -103,14 +103,14 @@ def _figure(result: Difference) -> Figure:
     layout = {
         "height": 460,
         "xaxis": {"tickvals": list(range(len(names))), "ticktext": labels, "automargin": True,
-                  "title": {"text": "the last part of the network that comes first"}},
+                  "title": {"text": "last part from the network that comes first"}},
         "yaxis": {"automargin": True, "rangemode": "tozero",
                   "title": {"text": f"{result.outputs.measure} from the first network"}},
     }  # fmt: skip
     rows = [
         (name, *(str(points[name]) for points in result.series.values())) for name in names
     ]  # fmt: skip
-    caption = "Outputs of hybrids: where a curve jumps, the change is."
+    caption = "Outputs of hybrids: a curve jumps where the change is."
     return Figure([View("", caption, traces, Table(("up to", *result.series), rows))], layout)
 
 

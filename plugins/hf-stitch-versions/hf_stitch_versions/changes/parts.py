@@ -1,4 +1,4 @@
-"""The parts of two versions of a network: blocks, embeddings, heads, paired by the names of their weights."""
+"""Parts of two versions of a network: blocks, embeddings, heads, paired by the names of their weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_stitch.options import did_you_mean
 from hf_stitch_versions.changes.weights import Weights, key_of, plain, tensors_of
 
 MOST_DEEP = 3
-"""Number of modules that may be wrapped around a network of which the other one has nothing."""
+"""Maximum number of wrappers around one network that the second network lacks."""
 
 Reshaped = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 """Name of a weight in the first network -> its shapes in both."""
@@ -23,19 +23,18 @@ Reshaped = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Part:
-    """A block, or what lies before, between and behind blocks.
+    """Block, or modules before, between or after blocks.
 
     Attributes:
-        name: Name in the first network: of a module, or of a parameter of the network itself.
+        name: Name in the first network: of a module, or of a parameter of the root module.
         block: Whether it is a block.
-        members: Names of its weights, also of those that only one network has. Weights that are tied in both belong to
-            one part.
-        weights: Those of them that both networks have in the same shape.
-        modules: Names in the first network of the largest modules that hold weights of this part only -> names in the
-            second. There are several if weights are tied.
-        loose: Its other weights: parameters of a module that holds weights of other parts, too.
+        members: Names of its weights, in either network. Weights that are tied in both belong to one part.
+        weights: Members that both networks have in the same shape.
+        modules: Names in the first network of the largest modules with weights of this part only -> names in the
+            second network. Several modules if weights are tied.
+        loose: The rest of its weights: parameters of modules that contain weights of several parts.
         whole: Whether the second network has all of its weights, in the same shapes, so that it can be exchanged.
-        tied: Names in the first network of the modules elsewhere that have a weight in common with it.
+        tied: Names in the first network of modules elsewhere that share a weight with it.
     """
 
     name: str
@@ -50,15 +49,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which parts two networks have in common.
+    """Common parts of two networks.
 
     Attributes:
         a: Weights of the first network.
-        b: Weights of the second network, by the names of the first; what only it has by names like those.
-        parts: Parts that both have, in the order of their weights.
-        missing: Weights that only the first network has.
-        extra: Weights that only the second network has, by its own names.
-        reshaped: Weights whose shapes differ, with both shapes.
+        b: Weights of the second network, by the names of the first; its extra weights by names of the same form.
+        parts: Common parts, in the order of their weights.
+        missing: Weights of the first network only.
+        extra: Weights of the second network only, by their original names.
+        reshaped: Weights with different shapes, and both shapes.
         names: Name of a common weight in the first network, of any shape -> its name in the second.
     """
 
@@ -74,51 +73,55 @@ class Pairing:
 def pair(
     a: Adapter, b: Adapter, weights_a: Weights, weights_b: Weights, within: Collection[str] = ()
 ) -> Pairing:  # fmt: skip
-    """Pair the weights of two networks by name and shape, also if one has a prefix more (``bert.``), and divide them.
+    """Pair the weights of two networks by name and shape, also under an extra prefix (``bert.``), and group them.
 
     Args:
         a: The first network.
         b: The second network.
-        weights_a: Its weights, of :func:`hf_stitch_versions.changes.weights.effective`.
-        weights_b: Those of the second.
-        within: Names of parts that are divided into the modules in them.
+        weights_a: Weights of the first, from :func:`hf_stitch_versions.changes.weights.effective`.
+        weights_b: Weights of the second.
+        within: Names of parts to divide into their modules.
 
     Returns:
-        What they have in common, and what not.
+        The common parts, and the weights without a partner.
 
     Raises:
-        ValueError: If few weights have a partner, or ``within`` names no part.
+        ValueError: If few weights have a partner, or a name in ``within`` is not a part.
     """
-    own, other, names, reshaped, renamed = named(weights_a, weights_b)
+    prefix_a, prefix_b, names, reshaped, renamed = named(weights_a, weights_b)
     (real_a, plain_a), (real_b, plain_b) = map(_places, (a, b))
     parts, blocks = [], blocks_of(a, weights_a)
     divided = _divided(weights_a, renamed, blocks)
     ties = Counter(map(key_of, weights_a.values()))
     if unknown := [name for name in within if name not in divided]:
         hint = did_you_mean(unknown[0], divided) or next(iter(divided))
-        raise ValueError(f"within contains {unknown[0]!r}, which is no part of the network; did you mean {hint!r}?")
-    sizes = Counter(each for name in weights_a for each in _around_weight(name))
+        raise ValueError(f"within contains {unknown[0]!r}, which is not a part of the network; did you mean {hint!r}?")
+    sizes = Counter(module for name in weights_a for module in _around_weight(name))
     for name, members in _finer(divided, within):
         if not any(weight in names for weight in members):
             continue
         mine = [weight for weight in members if weight in weights_a]
-        known = tuple(weight for weight in mine if weight in names and weight not in reshaped)
-        full = Counter(each for weight in mine for each in _around_weight(weight))
+        paired = tuple(weight for weight in mine if weight in names and weight not in reshaped)
+        full = Counter(module for weight in mine for module in _around_weight(weight))
         places = {
-            weight: next((each for each in _around_weight(weight) if full[each] == sizes[each] and each in real_a), "")
+            weight: next(
+                (module for module in _around_weight(weight) if full[module] == sizes[module] and module in real_a), ""
+            )
             for weight in mine
         }
-        modules = {real_a[place]: real_b.get(other + place.removeprefix(own), "") for place in places.values() if place}
+        modules = {
+            real_a[place]: real_b.get(prefix_b + place.removeprefix(prefix_a), "") for place in places.values() if place
+        }
         loose = tuple(weight for weight, place in places.items() if not place)
         inside = Counter(key_of(weights_a[weight]) for weight in mine)
         alone = all(inside[key] == ties[key] for key in (key_of(weights_a[weight]) for weight in loose))
         fit = alone and all(weight in plain_a and names.get(weight) in plain_b for weight in loose)
-        whole = len(known) == len(mine) and all(modules.values()) and fit
+        whole = len(paired) == len(mine) and all(modules.values()) and fit
         tied = dict.fromkeys(
             weight.rpartition(".")[0] or weight
             for weight in mine if weight != name and not weight.startswith(f"{name}.")
         )  # fmt: skip
-        parts.append(Part(name, name in blocks, tuple(members), known, modules, loose, whole, tuple(tied)))
+        parts.append(Part(name, name in blocks, tuple(members), paired, modules, loose, whole, tuple(tied)))
     return Pairing(
         weights_a, renamed, tuple(parts), tuple(name for name in weights_a if name not in names),
         tuple(name for name in weights_b if name not in {*names.values()}), reshaped, names,
@@ -126,7 +129,7 @@ def pair(
 
 
 def _places(network: Adapter) -> tuple[dict[str, str], set[str]]:
-    """Return the modules of a network by their plain names, of several the outermost, and the names of its tensors."""
+    """Return the outermost module for each plain name, and the names of the tensors of a network."""
     modules: dict[str, str] = {}
     for name, _ in network.model.named_modules(remove_duplicate=False):
         modules.setdefault(plain(name), name)
@@ -134,7 +137,7 @@ def _places(network: Adapter) -> tuple[dict[str, str], set[str]]:
 
 
 def _around_weight(name: str) -> list[str]:
-    """Return the modules around a weight, the largest first."""
+    """Return the modules around a weight, largest first."""
     places = name.split(".")
     return [".".join(places[:stop]) for stop in range(1, len(places))]
 
@@ -142,22 +145,21 @@ def _around_weight(name: str) -> list[str]:
 def named(
     weights_a: Weights, weights_b: Weights
 ) -> tuple[str, str, dict[str, str], Reshaped, dict[str, Tensor]]:  # fmt: skip
-    """Pair the weights of two networks by name, also if one has a prefix more.
+    """Pair the weights of two networks by name, also under an extra prefix.
 
     Args:
         weights_a: Weights of the first network.
-        weights_b: Those of the second.
+        weights_b: Weights of the second network.
 
     Returns:
-        The prefixes of both; name of a weight in the first network -> its name in the second; of those whose shapes
-        differ, the shapes; and the weights of the second network by the names of the first, with those that only the
-        second has under names like those.
+        The prefixes of both; name of a weight in the first network -> its name in the second; both shapes of weights
+        with different shapes; and all weights of the second network, by names in the form of the first.
 
     Raises:
         ValueError: If fewer than half of the weights have the same name and shape.
     """
-    own, other = _prefixes(weights_a, weights_b)
-    names = {own + name.removeprefix(other): name for name in weights_b if name.startswith(other)}
+    prefix_a, prefix_b = _prefixes(weights_a, weights_b)
+    names = {prefix_a + name.removeprefix(prefix_b): name for name in weights_b if name.startswith(prefix_b)}
     names = {mine: theirs for mine, theirs in names.items() if mine in weights_a}
     reshaped = {
         mine: (tuple(weights_a[mine].shape), tuple(weights_b[theirs].shape))
@@ -165,43 +167,45 @@ def named(
     }  # fmt: skip
     if 2 * (count := len(names) - len(reshaped)) < min(len(weights_a), len(weights_b)):
         example = next(iter(reshaped.items()), None)
-        why = f"; {example[0]} has the shape {example[1][0]} against {example[1][1]}" if example else ""
+        mismatch = f"; {example[0]} has shape {example[1][0]} against {example[1][1]}" if example else ""
         raise ValueError(
-            f"only {count} of {len(weights_a)} and {len(weights_b)} weights have the same name and shape{why}: "
-            "these are no versions of one network. Compare their activations with hf_stitch.compare"
+            f"expected versions of one network, but only {count} of {len(weights_a)} and {len(weights_b)} weights have "
+            f"the same name and shape{mismatch}. Compare activations with hf_stitch.compare"
         )
     renamed = {mine: weights_b[theirs] for mine, theirs in names.items()}
     paired = {*names.values()}
-    for name in (each for each in weights_b if each not in paired):
-        like = own + name.removeprefix(other) if name.startswith(other) else name
+    for name in (name_b for name_b in weights_b if name_b not in paired):
+        like = prefix_a + name.removeprefix(prefix_b) if name.startswith(prefix_b) else name
         renamed[f"{name} (second)" if like in weights_a else like] = weights_b[name]
-    return own, other, names, reshaped, renamed
+    return prefix_a, prefix_b, names, reshaped, renamed
 
 
 def blocks_of(network: Adapter, weights: Weights) -> tuple[str, ...]:
-    """Return the names of the blocks of a network: its cuts that hold weights, else the numbered modules of its stacks.
+    """Return the names of the blocks of a network: its cuts with weights, else the numbered modules of its stacks.
 
     Args:
         network: The network.
         weights: Its weights.
 
     Returns:
-        Names without what wraps them, in the order of their weights.
+        Names without wrappers, in the order of their weights.
     """
     cuts = list[str]()
     with suppress(ValueError):  # a network without cuts
         cuts = [plain(network.module_name(layer)) for layer in network.layers]
     cuts = [cut for cut in cuts if any(name.startswith(f"{cut}.") for name in weights)]
-    cuts = [cut for cut in cuts if sum(other.startswith(f"{cut}.") for other in cuts) < 2]
-    found = [cut for cut in cuts if not any(cut.startswith(f"{other}.") for other in cuts)]
+    cuts = [cut for cut in cuts if sum(inner.startswith(f"{cut}.") for inner in cuts) < 2]
+    blocks = [cut for cut in cuts if not any(cut.startswith(f"{inner}.") for inner in cuts)]
     numbered: dict[str, set[str]] = {}
     for name in weights:
-        if not any(name.startswith(f"{block}.") for block in found):
+        if not any(name.startswith(f"{block}.") for block in blocks):
             places = name.split(".")
-            if place := next((i for i, each in enumerate(places[:-1]) if each.isdigit()), 0):
+            if place := next((i for i, segment in enumerate(places[:-1]) if segment.isdigit()), 0):
                 numbered.setdefault(".".join(places[:place]), set()).add(".".join(places[: place + 1]))
-    found += [name for stack, names in numbered.items() if len(names) > 1 for name in names if not _around(stack, cuts)]
-    return tuple(sorted(found, key=_first(weights).__getitem__))
+    blocks += [
+        name for stack, names in numbered.items() if len(names) > 1 for name in names if not _around(stack, cuts)
+    ]
+    return tuple(sorted(blocks, key=_first(weights).__getitem__))
 
 
 def _around(stack: str, blocks: Sequence[str]) -> bool:
@@ -210,19 +214,19 @@ def _around(stack: str, blocks: Sequence[str]) -> bool:
 
 
 def _first(weights: Weights) -> dict[str, int]:
-    """Return the place of the first weight of each module."""
-    found: dict[str, int] = {}
+    """Return the position of the first weight of each module."""
+    first: dict[str, int] = {}
     for place, name in enumerate(weights):
         while name := name.rpartition(".")[0]:
-            found.setdefault(name, place)
-    return found
+            first.setdefault(name, place)
+    return first
 
 
 def _divided(a: Weights, b: Weights, blocks: Sequence[str]) -> dict[str, list[str]]:
-    """Divide the weights of two networks, by the same names, into parts: name of a part -> its weights.
+    """Group the weights of two networks into parts: name of a part -> names of its weights.
 
-    Outside of blocks a part is the largest module without a block in it. Weights that are tied in the first network,
-    and equal in the second, belong to the part of the first of them.
+    Outside of blocks, a part is the largest module without a block inside. Weights that are tied in the first network
+    and equal in the second belong to the same part.
     """
     parts: dict[str, list[str]] = {}
     owners: dict[tuple[int, torch.Size], list[tuple[str, str]]] = {}
@@ -230,7 +234,7 @@ def _divided(a: Weights, b: Weights, blocks: Sequence[str]) -> dict[str, list[st
         place = next((block for block in blocks if name.startswith(f"{block}.")), "") or _outermost(name, blocks)
         if name in a:
             tied = owners.setdefault(key_of(a[name]), [])
-            place = next((part for other, part in tied if _equal(b.get(other), b.get(name))), place)
+            place = next((part for tied_name, part in tied if _equal(b.get(tied_name), b.get(name))), place)
             tied.append((name, place))
         parts.setdefault(place, []).append(name)
     return parts
@@ -244,7 +248,7 @@ def _equal(x: Tensor | None, y: Tensor | None) -> bool:
 
 
 def _finer(parts: Mapping[str, list[str]], within: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield parts and their weights; some are divided into the modules in them."""
+    """Yield parts and their weights, with the parts in ``within`` divided into their modules."""
     for part, members in parts.items():
         if part not in within:
             yield part, members
@@ -257,7 +261,7 @@ def _finer(parts: Mapping[str, list[str]], within: Collection[str]) -> Iterator[
 
 
 def _outermost(name: str, blocks: Sequence[str]) -> str:
-    """Return the largest module around a weight that contains no block; the weight itself if there is none."""
+    """Return the largest module around a weight that does not contain a block; else the name of the weight."""
     places = name.split(".")
     for stop in range(1, len(places)):
         around = ".".join(places[:stop])
@@ -267,18 +271,21 @@ def _outermost(name: str, blocks: Sequence[str]) -> str:
 
 
 def _prefixes(a: Weights, b: Weights) -> tuple[str, str]:
-    """Return what stands before the names of each side that the other has, too."""
+    """Return the prefixes of both sides that give the most common names and shapes."""
     shapes = {name: value.shape for name, value in b.items()}
 
-    def common(own: str, other: str) -> int:
-        pairs = ((name, other + name.removeprefix(own)) for name in a if name.startswith(own))
+    def common(prefix_a: str, prefix_b: str) -> int:
+        pairs = ((name, prefix_b + name.removeprefix(prefix_a)) for name in a if name.startswith(prefix_a))
         return sum(shapes.get(theirs) == a[name].shape for name, theirs in pairs)
 
-    return max(((own, other) for own in _leading(a) for other in _leading(b)), key=lambda each: common(*each))
+    return max(
+        ((prefix_a, prefix_b) for prefix_a in _leading(a) for prefix_b in _leading(b)),
+        key=lambda prefixes: common(*prefixes),
+    )
 
 
 def _leading(weights: Weights) -> list[str]:
-    """Return the beginnings of names that most weights have, the empty one first."""
+    """Return the prefixes of most names, the empty prefix first."""
     counts = Counter(
         ".".join(name.split(".")[:depth]) + "." for name in weights for depth in range(1, MOST_DEEP + 1)
         if name.count(".") >= depth

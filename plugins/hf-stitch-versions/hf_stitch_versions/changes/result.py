@@ -1,4 +1,4 @@
-"""The answer: what changed between two versions of a network."""
+"""Result of :func:`diff`: changes between two versions of a network."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LEAST_RATIO = 3.0
-"""A part is a finding if its effect is, with confidence, more than this multiple of that of noise of the same norm."""
+"""A part is a finding if its effect exceeds this multiple of the effect of noise, with confidence."""
 
 ELSEWHERE = 0.05
-"""Share of the change that must be in no part before it is told."""
+"""Minimum share of the change outside of all parts that the verdict reports."""
 
 ADDITIVE = 0.25
-"""Effects of single parts add up if their sum differs from the whole by less than this share."""
+"""Effects of single parts add up if their sum deviates from the whole by less than this share."""
 
 FEW = 3
-"""Most names that are told: of modules that are tied to a part, and of parts that cannot be exchanged."""
+"""Maximum number of reported names of tied modules, and of parts that cannot be exchanged."""
 
 BASE_FIRST, OTHER_FIRST = "{a} up to here, then {b}", "{b} up to here, then {a}"
 """Names of the curves of hybrids."""
@@ -36,7 +36,7 @@ BASE_FIRST, OTHER_FIRST = "{a} up to here, then {b}", "{b} up to here, then {a}"
 
 @dataclass(frozen=True)
 class Estimate(Score):
-    """A value of any size with its interval over samples, of the confidence of the result; NaN ends if there is none.
+    """Value with its confidence interval over samples; without an interval, its ends are NaN.
 
     Example:
         >>> print(Estimate(0.000123, 0.000101, 0.00015))
@@ -44,7 +44,7 @@ class Estimate(Score):
     """
 
     def __str__(self) -> str:
-        """Return the value and its interval, with three digits."""
+        """Return the value and its interval with three digits."""
         if math.isnan(self.low):
             return f"{self.value:.3g}"
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
@@ -52,16 +52,17 @@ class Estimate(Score):
 
 @dataclass(frozen=True)
 class Effect:
-    """What a part does to the outputs, as distances from those of the first network.
+    """Effect of a part on the outputs, as distances from the outputs of the first network.
 
     Attributes:
-        patch: When the part of the second network stands in the first.
-        weights: The same with its weights only: other than ``patch`` if it also rounds what it reads, as dynamic int8.
-        revert: What is left when the part of the first network stands in the second.
-        noise: When noise with the norms of the changes is added to the weights of the part; mean over draws.
+        patch: With the part of the second network in the first.
+        weights: With only its weights in the first; differs from ``patch`` if the part also quantizes its inputs, as
+            dynamic int8.
+        revert: With the part of the first network in the second.
+        noise: With noise of the norms of the changes on the weights of the part; mean over draws.
         share: ``patch`` over the distance of the two networks.
         ratio: ``weights`` over ``noise``; its interval holds for all parts at once.
-        local: Squared difference of the outputs of the part on the inputs of the first network, over their squares.
+        local: Squared difference of the part's outputs on the inputs of the first network, over their squares.
         causal: Whether ``ratio`` is above 3 with confidence.
     """
 
@@ -77,16 +78,16 @@ class Effect:
 
 @dataclass(frozen=True)
 class Change:
-    """What changed in a part.
+    """Change of a part.
 
     Attributes:
         name: Its name in the first network.
         other: Its name in the second network.
         block: Whether it is a block.
-        weights: How its weights differ.
-        effect: What it does to the outputs; ``None`` without data, and for parts that cannot be exchanged.
-        move: How far the activations behind it have moved; ``None`` without data, or behind what is no block.
-        tied: Names in the first network of the modules elsewhere that share its weights, in both networks.
+        weights: Change of its weights.
+        effect: Its effect on the outputs; ``None`` without data, and for parts that cannot be exchanged.
+        move: Change of the activations after it; ``None`` without data, and for parts that are not blocks.
+        tied: Names in the first network of modules elsewhere that share its weights, in both networks.
     """
 
     name: str
@@ -99,25 +100,25 @@ class Change:
 
     @property
     def label(self) -> str:
-        """The name, with those of the modules that are tied to it."""
+        """The name, with the names of modules tied to it."""
         more = f" and {len(self.tied) - FEW} more" * (len(self.tied) > FEW)
         return f"{self.name} (tied to {', '.join(self.tied[:FEW])}{more})" if self.tied else self.name
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """How the outputs of two networks differ.
+    """Differences of the outputs of two networks.
 
     Attributes:
-        measure: ``KL``, or ``squared difference`` of networks without classes.
-        what: The same in words.
-        forth: Mean distance of the second network from the first: the expectation is the first one's.
-        back: Mean distance the other way round.
+        measure: ``KL``, or ``squared difference`` for networks without classes.
+        what: The measure in words.
+        forth: Mean distance of the second network from the first, as an expectation over the first.
+        back: The same with the networks exchanged.
         quantiles: Quantile -> distance of single samples.
-        worst: Samples that differ most, with their distances.
-        agreement: Share of equal predictions, of all tokens that each network has; ``None`` without classes.
-        scores: Name -> values of the first and the second network, and of their difference: accuracy, cross-entropy,
-            confidence (of texts means of the means over their tokens), calibration error; as far as labels are known.
+        worst: Samples with the largest distances, and these distances.
+        agreement: Share of equal predictions, over each network's whole vocabulary; ``None`` without classes.
+        scores: Name -> values of the first and the second network and their difference: accuracy, cross-entropy,
+            confidence (for texts, means of means over tokens) and calibration error, as far as labels are available.
     """
 
     measure: str
@@ -132,29 +133,29 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Difference(Result):
-    """What changed between two versions of a network, returned by :func:`diff`.
+    """Changes between two versions of a network, returned by :func:`diff`.
 
     Attributes:
         a: The first network.
         b: The second network.
         n: Number of samples; 0 without data.
         data: Fingerprint of the samples; ``None`` without data.
-        weights: How all weights differ.
-        outputs: How the outputs differ; ``None`` without data.
-        parts: What changed in each part, in their order in the first network.
-        rest: What is left of the distance when all parts of the second network stand in the first: what other code
-            does, or weights that cannot be exchanged; ``None`` without data.
-        curves: Name of a part -> distances from the outputs of the first network when the parts up to this one are of
-            the first network and the rest of the second, and the other way round.
+        weights: Change of all weights.
+        outputs: Differences of the outputs; ``None`` without data.
+        parts: Change of each part, in their order in the first network.
+        rest: Remaining distance with all parts of the second network in the first, due to different code or to weights
+            that cannot be exchanged; ``None`` without data.
+        curves: Name of a part -> distances from the outputs of the first network for two hybrids: with the parts up to
+            this one from the first network and the rest from the second, and the reverse.
         lineage: Whether the second network is derived from the first.
-        missing: Weights that only the first network has.
-        extra: Weights that only the second network has.
-        reshaped: Weights whose shapes differ.
-        confidence: Confidence of intervals.
-        forwards: Forwards of a whole network per batch, about.
-        failed: What is above the bounds that were given, or could not be compared whole, in words.
-        notes: What was left out, and why.
-        inputs: How the inputs differ that the second network would make of the samples; it read those of the first.
+        missing: Weights of the first network only.
+        extra: Weights of the second network only.
+        reshaped: Weights with different shapes.
+        confidence: Level of confidence intervals.
+        forwards: Approximate number of forward passes of a whole network per batch.
+        failed: Exceeded bounds, and bounds that could not be fully checked, in words.
+        notes: Omissions and their reasons.
+        inputs: How the second network's own inputs differ; it ran on the inputs of the first.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("verdict",)
@@ -181,52 +182,52 @@ class Difference(Result):
 
     @property
     def causes(self) -> Sequence[Change]:
-        """The parts that change the outputs more than noise of the same size, that with the largest effect first."""
-        found = [part for part in self.parts if part.effect is not None and part.effect.causal]
-        return sorted(found, key=lambda part: -part.effect.patch.value if part.effect else 0.0)
+        """The parts that change the outputs more than noise of the same size, largest effect first."""
+        causal = [part for part in self.parts if part.effect is not None and part.effect.causal]
+        return sorted(causal, key=lambda part: -part.effect.patch.value if part.effect else 0.0)
 
     @property
     def verdict(self) -> str:
-        """The answer in a few sentences."""
-        told = self.lineage.verdict != "derived" and self.lineage.blocks  # what is expected of versions is not told
-        kin = self.lineage.sentence if told else ""
+        """Summary in a few sentences."""
+        unexpected = self.lineage.verdict != "derived" and self.lineage.blocks  # versions are expected to be derived
+        kin = self.lineage.sentence if unexpected else ""
         return " ".join(filter(None, [self._cause(), self._elsewhere(), self._sum(), self._size(), kin]))
 
     def _cause(self) -> str:
-        """Tell which part carries the change."""
+        """Describe the part that carries the change."""
         if self.outputs is None:
             most = max(self.parts, key=lambda part: part.weights.change)
             if self.weights.change == self.weights.alone:
-                alone = [*(each.partition(" (")[0] for each in self.reshaped), *self.missing, *self.extra]
+                alone = [*(reshaped.partition(" (")[0] for reshaped in self.reshaped), *self.missing, *self.extra]
                 if not alone:
                     return "All weights are equal."
-                more = f" and {len(alone) - 1} more have" if len(alone) > 1 else " has"
-                return f"What both networks have is equal, but {alone[0]}{more} no partner of the same shape."
+                more = f" and {len(alone) - 1} more lack" if len(alone) > 1 else " lacks"
+                return f"All common weights are equal, but {alone[0]}{more} a partner of the same shape."
             changed = sum(part.weights.change > 0 for part in self.parts)
             return (
-                f"{changed} of {len(self.parts)} parts have other weights, most {most.label} "
-                f"({most.weights.change:.2g} of their norm). What this does to outputs is not known without data."
+                f"The weights of {changed} of {len(self.parts)} parts differ, most in {most.label} "
+                f"({most.weights.change:.2g} of their norm). Pass data to measure the effect on the outputs."
             )
         if not self.outputs.forth.value:
             return f"The outputs are equal on {self.n} samples."
-        known = [part for part in self.parts if part.effect is not None]
-        if not known:
-            return "The outputs differ, and no part can be exchanged."
+        with_effect = [part for part in self.parts if part.effect is not None]
+        if not with_effect:
+            return "The outputs differ, but none of the parts can be exchanged."
         if math.isinf(self.outputs.forth.value):
-            return "The outputs are infinitely far apart: the second network excludes what the first does not."
+            return "The distance of the outputs is infinite: the second network excludes classes of the first."
         if math.isnan(self.outputs.forth.low):
-            most = max(known, key=lambda part: part.effect.patch.value if part.effect else 0.0)
+            most = max(with_effect, key=lambda part: part.effect.patch.value if part.effect else 0.0)
             assert most.effect is not None
             carried = _percent(most.effect.share)
             return f"{most.label} alone carries {carried} of the change; too few samples to be sure."
         if not self.causes and self._outside > 0.5:
             return ""
         if not self.causes:
-            most = max(known, key=lambda part: part.effect.ratio.value if part.effect else 0.0)
+            most = max(with_effect, key=lambda part: part.effect.ratio.value if part.effect else 0.0)
             assert most.effect is not None
             return (
-                f"No part changes the outputs more than noise of the same size does, as in roundings; the most, "
-                f"{most.label}, does {most.effect.ratio} times as much."
+                "No part changes the outputs more than noise of the same size, as with quantization; the largest "
+                f"effect, of {most.label}, is {most.effect.ratio} times the effect of noise."
             )
         first = self.causes[0]
         assert first.effect is not None
@@ -238,26 +239,28 @@ class Difference(Result):
         )
 
     def _elsewhere(self) -> str:
-        """Tell how much of the change is in no part."""
+        """Describe the share of the change outside of all parts."""
         if self.rest is None or self.outputs is None or not self._outside:
             return ""
-        kept = [part.label for part in self.parts if part.effect is None and part.weights.change]
-        names = f" ({', '.join(kept[:FEW])}{f' and {len(kept) - FEW} more' * (len(kept) > FEW)})" * bool(kept)
+        outside = [part.label for part in self.parts if part.effect is None and part.weights.change]
+        names = f" ({', '.join(outside[:FEW])}{f' and {len(outside) - FEW} more' * (len(outside) > FEW)})" * bool(
+            outside
+        )
         return (
-            f"{self._outside:.0%} of the change is in no part: in other code, or in weights that cannot be "
+            f"{self._outside:.0%} of the change is outside of all parts: in code, or in weights that cannot be "
             f"exchanged{names}."
         )
 
     @property
     def _outside(self) -> float:
-        """Share of the change that is in no part; 0 if it is little."""
+        """Share of the change outside of all parts; 0 if it is small."""
         if self.rest is None or self.outputs is None or not self.outputs.forth.value:
             return 0.0
         share = self.rest.value / self.outputs.forth.value
         return share if share > ELSEWHERE else 0.0
 
     def _sum(self) -> str:
-        """Tell whether effects of parts add up."""
+        """Describe the sum of the effects of parts, if it is far from the whole."""
         effects = [part.effect for part in self.parts if part.effect is not None]
         if self.outputs is None or not self.outputs.forth.value or len(self.causes) < 2:
             return ""
@@ -267,12 +270,12 @@ class Difference(Result):
         return f"The change is not local: single parts together carry {total:.0%} of it."
 
     def _size(self) -> str:
-        """Tell how far outputs and weights are apart."""
+        """Describe the distances of outputs and weights."""
         weights = f"{self.weights.change:.2g} of the norm of the weights changed"
         if self.weights.alone:
-            weights += f", {self.weights.alone:.2g} in what only one network has"
+            weights += f", {self.weights.alone:.2g} in weights of only one network"
         if self.weights.format:
-            how = "the first network, rounded" if self.weights.rounding else "numbers of this format"
+            how = "rounded from the first network" if self.weights.rounding else "numbers of this format"
             weights += f"; the second network's are {self.weights.format} ({how})"
         if self.outputs is None:
             return f"{weights[0].upper()}{weights[1:]}."
@@ -282,7 +285,7 @@ class Difference(Result):
         return f"{self.outputs.measure} {self.outputs.forth}{same}, on {self.n} samples; {weights}."
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return one row per part, with its weights, its effect and its move in columns."""
+        """Return one row per part, with columns for its weights, effect and move."""
         import pandas
 
         rows = []
@@ -298,7 +301,7 @@ class Difference(Result):
         return pandas.DataFrame(rows)
 
     def __rich__(self) -> Table:
-        """Return a table of the parts, under the answer."""
+        """Return a table of the parts, under the verdict."""
         from rich.table import Table
         from rich.text import Text
 
@@ -327,11 +330,11 @@ class Difference(Result):
     def series(self) -> dict[str, dict[str, Estimate]]:
         """The curves of the plot: name -> part -> distance from the outputs of the first network."""
         a, b = ("the first", "the second") if self.a == self.b else (self.a, self.b)
-        names = (each.format(a=a, b=b) for each in (BASE_FIRST, OTHER_FIRST))
+        names = (template.format(a=a, b=b) for template in (BASE_FIRST, OTHER_FIRST))
         return {name: {part: pair[i] for part, pair in self.curves.items()} for i, name in enumerate(names)}
 
     def named(self, a: str, b: str) -> Difference:
-        """Return the same result with other names of the networks, for tables, plots and pages.
+        """Return the result with new names for the networks, for tables, plots and pages.
 
         Args:
             a: Name of the first network.
@@ -343,20 +346,22 @@ class Difference(Result):
         return replace(self, a=a, b=b)
 
     def plot(self) -> Figure:
-        """Plot the outputs of hybrids, whose first parts are of one network and the others of the other.
+        """Plot the outputs of hybrids, with the first parts from one network and the rest from the second.
 
         Returns:
             The matplotlib figure.
 
         Raises:
-            ValueError: If there are no hybrids, because no data were given.
+            ValueError: If the result does not contain hybrids, because ``diff`` ran without data.
         """
         from hf_stitch.plots import curves
 
         if not self.curves:
-            raise ValueError("there is nothing to plot: without data no hybrids were run. Pass data to diff")
+            raise ValueError("plot requires the outputs of hybrids: pass data to diff")
         numbered = {
-            name: {float(i): (each.value, each.low, each.high) for i, each in enumerate(points.values())}
+            name: {
+                float(i): (estimate.value, estimate.low, estimate.high) for i, estimate in enumerate(points.values())
+            }
             for name, points in self.series.items()
         }
         assert self.outputs is not None

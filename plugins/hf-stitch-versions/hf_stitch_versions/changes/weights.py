@@ -1,4 +1,4 @@
-"""The weights with which a network computes, whatever form they are kept in, and how two versions of them differ."""
+"""Effective weights of a network, in any storage format, and differences between two versions of them."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ Weights = Mapping[str, Tensor]
 """Name of a parameter -> its value, floating point, with the outputs of a linear map as the first axis."""
 
 GRIDS = {"int4": 15, "int8": 255}
-"""Formats of integers that are recognised -> largest multiple of a scale."""
+"""Recognised integer formats -> largest multiple of a scale."""
 
 GROUPS = {"matrix": None, "row": 0, "column": -1, "group of 128": 128, "group of 64": 64, "group of 32": 32}
-"""Which numbers may share a scale -> how many; 0: a row, -1: a column, ``None``: all."""
+"""Groups of numbers that may share a scale -> their size; 0: a row, -1: a column, ``None``: all."""
 
 DTYPES = (torch.float8_e4m3fn, torch.bfloat16, torch.float16)
-"""Floating-point formats that are recognised."""
+"""Recognised floating-point formats."""
 
 MOST = 0.99
-"""Share of the numbers of a rounded matrix that are rounded to the nearest; the others are clipped."""
+"""Minimum share of numbers in a quantized matrix that are rounded to nearest; the rest are clipped."""
 
 ENDS = ("_orig", "_mask", "_g", "_v", "_u")
-"""Ends of the names of what hooks make a weight of."""
+"""Suffixes of the tensors that hooks combine into a weight."""
 
 FEW = 8
-"""Length up to which columns are not told from numbers that are each rounded to itself."""
+"""Minimum length of columns with a recognised scale: in shorter ones, any number may be its own multiple."""
 
 ROWS = 64
-"""Number of rows of a matrix of which its format is recognised, beside that of the largest number."""
+"""Number of rows inspected to recognise the format of a matrix, plus the row of the largest number."""
 
 EXACTLY = 1e-6
-"""Smallest difference of numbers of a rounded format, relative to the largest."""
+"""Smallest difference between numbers of a quantized format, relative to the largest number."""
 
 
 def effective(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights with which a network computes, by their names in the plain network.
+    """Return the effective weights of a network, by their names in the plain network.
 
-    Adapters of PEFT are merged, quantised weights dequantised, parametrisations and pruning masks applied, and weights
-    that the class of a layer makes of others (a property) are made. Plain weights are not copied. Tied weights have all
-    their names. Running statistics of norms count as weights.
+    PEFT adapters are merged, quantized weights dequantized, parametrisations and pruning masks applied, and weights
+    that a layer computes as a property are evaluated. Plain weights are not copied. Tied weights have all their names.
+    Running statistics of norms count as weights.
     """
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     inside: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         if any(name.startswith(f"{outer}.") for outer in inside):
@@ -58,21 +58,21 @@ def effective(model: nn.Module) -> dict[str, Tensor]:
         prefix = f"{plain(name)}." if name else ""
         if module is not model and (merged := _merged(module)) is not None:
             inside.add(name)
-            found |= {prefix + key: value for key, value in effective(merged).items()}
+            weights |= {prefix + key: value for key, value in effective(merged).items()}
             continue
         if parametrize.is_parametrized(module):
             inside.add(f"{name}.parametrizations" if name else "parametrizations")
-        found |= {prefix + key: value for key, value in _own(module)}
-    return found
+        weights |= {prefix + key: value for key, value in _own(module)}
+    return weights
 
 
 def dense(module: nn.Module) -> nn.Module:
-    """Return a copy of a module with plain weights, which can be changed: merged, dequantised, without masks."""
+    """Return a copy of a module with plain weights, which can be changed: merged, dequantized, without masks."""
     twin = copy.deepcopy(module)
     layer = _merged(twin) if not _packed(twin) else _linear(twin, twin)
     if layer is not None:
         return dense(layer)
-    if parametrize.is_parametrized(twin):  # its class is that of the original, which removing would change
+    if parametrize.is_parametrized(twin):  # removing them would change the weights of the original
         values = {name: getattr(twin, name).detach() for name in _made(twin)}
         twin.__class__ = parametrize.type_before_parametrizations(twin)
         del twin._modules["parametrizations"]
@@ -93,26 +93,26 @@ def dense(module: nn.Module) -> nn.Module:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a network by their plain names; tied ones have all their names."""
-    found = {plain(name): value for name, value in model.named_buffers(remove_duplicate=False)}
-    return found | {plain(name): value for name, value in model.named_parameters(remove_duplicate=False)}
+    """Return the parameters and buffers of a network by their plain names; tied tensors have all their names."""
+    buffers = {plain(name): value for name, value in model.named_buffers(remove_duplicate=False)}
+    return buffers | {plain(name): value for name, value in model.named_parameters(remove_duplicate=False)}
 
 
 def key_of(value: Tensor) -> tuple[int, torch.Size]:
-    """Return what is equal for tied weights."""
+    """Return a key that is equal for tied weights."""
     return value.data_ptr(), value.shape
 
 
 def plain(name: str) -> str:
-    """Return the name that a module or a parameter has in the plain network, without what wraps it."""
+    """Return the name of a module or parameter in the plain network, without wrappers."""
     parts = [part for part in name.split(".") if part not in ("base_layer", "_orig_mod")]
     return ".".join(parts)
 
 
 def _merged(module: nn.Module) -> nn.Module | None:
-    """Return the plain layer that computes what a layer of PEFT does; ``None`` for all other modules."""
+    """Return the plain layer equivalent to a PEFT layer; ``None`` for modules of other kinds."""
     if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
-        saved: Any = module  # of what PEFT trains whole
+        saved: Any = module  # a module that PEFT trains whole
         active = None if saved.disable_adapters else next(iter(saved.active_adapters), None)
         whole: nn.Module = saved.original_module if active is None else saved.modules_to_save[active]
         return whole
@@ -127,7 +127,7 @@ def _merged(module: nn.Module) -> nn.Module | None:
 
 
 def _linear(module: nn.Module, base: Any) -> nn.Linear:
-    """Return the linear layer that computes what a layer does that is wrapped around one."""
+    """Return the linear layer equivalent to a wrapper around a linear layer."""
     weight = computed(module, base.in_features)
     bias = base.bias() if callable(base.bias) else base.bias
     layer = nn.Linear(base.in_features, len(weight), bias=bias is not None)
@@ -138,8 +138,8 @@ def _linear(module: nn.Module, base: Any) -> nn.Linear:
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a module itself, without those of the modules in it."""
-    turned = type(module).__name__ == "Conv1D"  # of transformers, whose first axis are the inputs
+    """Yield the weights of a module, without its submodules."""
+    turned = type(module).__name__ == "Conv1D"  # of transformers: inputs are the first axis
     made_by_hooks = dict(_hooked(module).values())
     hidden = {f"{name}{end}" for name in made_by_hooks for end in ENDS}
     names = dict.fromkeys([*module._parameters, *module._buffers, *_made(module)])
@@ -153,20 +153,20 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _made(module: nn.Module) -> list[str]:
-    """Return the weights that a module makes of others: parametrised, pruned, normalised, or packed as integers."""
-    kept = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
-    made = [name for name, _ in kept.named_children()] if isinstance(kept, nn.Module) else []
-    return [*made, *dict(_hooked(module).values()), *(["weight", "bias"] if _packed(module) else [])]
+    """Return the names of computed weights of a module: parametrised, pruned, normalised, or packed as integers."""
+    parametrizations = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
+    names = [name for name, _ in parametrizations.named_children()] if isinstance(parametrizations, nn.Module) else []
+    return [*names, *dict(_hooked(module).values()), *(["weight", "bias"] if _packed(module) else [])]
 
 
 def _composed(module: nn.Module) -> bool:
-    """Return whether the class of a linear layer or a convolution makes its weight of other parameters."""
-    own = isinstance(module, (nn.Linear, _ConvNd)) and "weight" not in module._parameters
-    return own and isinstance(getattr(type(module), "weight", None), property)
+    """Return whether a linear layer or a convolution computes its weight from other parameters, as a property."""
+    lacks_weight = isinstance(module, (nn.Linear, _ConvNd)) and "weight" not in module._parameters
+    return lacks_weight and isinstance(getattr(type(module), "weight", None), property)
 
 
 def _decompose(module: Any) -> None:
-    """Turn such a layer into one of the class above, whose weight is a parameter, in place."""
+    """Turn such a layer, in place, into its base class with the weight as a parameter."""
     weight, bias = module.weight.detach(), module.bias
     kinds = type(module).__mro__
     maker = next(place for place, kind in enumerate(kinds) if "weight" in vars(kind))
@@ -178,58 +178,58 @@ def _decompose(module: Any) -> None:
 
 @torch.no_grad()
 def _hooked(module: nn.Module) -> dict[int, tuple[str, Tensor]]:
-    """Return the weights that hooks make before each forward: masks of pruning, and norms without parametrisations."""
-    found = {}
+    """Return the weights that hooks compute before each forward: pruning masks, weight and spectral norms."""
+    weights = {}
     for key, hook in module._forward_pre_hooks.items():
-        made: Any = hook
+        method: Any = hook
         if isinstance(hook, prune.BasePruningMethod):
-            found[key] = made._tensor_name, made.apply_mask(module).detach()
+            weights[key] = method._tensor_name, method.apply_mask(module).detach()
         elif isinstance(hook, WeightNorm):
-            found[key] = made.name, made.compute_weight(module).detach()
+            weights[key] = method.name, method.compute_weight(module).detach()
         elif isinstance(hook, SpectralNorm):
-            found[key] = made.name, made.compute_weight(module, do_power_iteration=False).detach()
-    return found
+            weights[key] = method.name, method.compute_weight(module, do_power_iteration=False).detach()
+    return weights
 
 
 def packed(module: nn.Module) -> bool:
-    """Return whether a module has linear layers of integers in it, which may round what they read, too."""
-    return any(_packed(each) for each in module.modules())
+    """Return whether a module contains quantized linear layers, which may quantize their inputs as well."""
+    return any(_packed(submodule) for submodule in module.modules())
 
 
 def _packed(module: nn.Module) -> bool:
-    """Return whether a module is a linear layer of integers, whose weights are no parameters."""
+    """Return whether a module is a quantized linear layer of PyTorch; its weights are not parameters."""
     return type(module).__module__.startswith("torch.ao.nn.") and callable(getattr(module, "weight", None))
 
 
 def integers(model: nn.Module) -> tuple[float, list[str]]:
-    """Return the share of the weights of a network that are kept as integers, and the classes that keep them."""
+    """Return the share of the weights of a network that are stored as integers, and the classes that store them."""
     count, whole, kinds = 0, 0, list[str]()
     for module in model.modules():
         for name, value in _own(module):
-            kept: Tensor | None = module._parameters.get(name)
-            kept = module._buffers.get(name) if kept is None else kept
+            stored: Tensor | None = module._parameters.get(name)
+            stored = module._buffers.get(name) if stored is None else stored
             whole += value.numel()
-            if _packed(module) if kept is None else _is_quantized(kept) or not kept.is_floating_point():
+            if _packed(module) if stored is None else _is_quantized(stored) or not stored.is_floating_point():
                 count += value.numel()
-                kinds.append(type(kept if kept is not None and _is_quantized(kept) else module).__name__)
+                kinds.append(type(stored if stored is not None and _is_quantized(stored) else module).__name__)
     return count / whole if whole else 0.0, kinds
 
 
 def _is_quantized(value: Tensor) -> bool:
-    """Return whether a tensor stands for numbers that its class makes of others."""
-    own = type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")
-    return own or value.is_quantized
+    """Return whether a tensor is quantized."""
+    is_subclass = type(value) not in (Tensor, nn.Parameter) and hasattr(value, "dequantize")
+    return is_subclass or value.is_quantized
 
 
 def dequantized(value: Tensor) -> Tensor:
-    """Return the numbers that a quantised tensor stands for, as its class tells; another tensor as it is."""
+    """Return a tensor, dequantized if it is quantized."""
     value = value.detach()
     return value.dequantize() if _is_quantized(value) else value
 
 
 @torch.no_grad()
 def _dense(module: nn.Module, name: str, value: Tensor) -> Tensor | None:
-    """Return a weight as dense numbers; ``None`` for integers that are no weight."""
+    """Return a weight as dense numbers; ``None`` for integers that are not a weight."""
     value = dequantized(value)
     if not value.is_floating_point() and name == "weight" and hasattr(module, "in_features"):
         return computed(module, module.in_features)
@@ -238,7 +238,7 @@ def _dense(module: nn.Module, name: str, value: Tensor) -> Tensor | None:
 
 @torch.no_grad()
 def computed(module: nn.Module, width: Any) -> Tensor:
-    """Return the matrix of a linear layer from what it computes: its output of each unit vector, less that of zero."""
+    """Return the matrix of a linear layer from its outputs: for each unit vector, minus the output for zero."""
     place = next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     rows = torch.cat([torch.eye(width, device=place), torch.zeros(1, width, device=place)])
     out: Tensor = module(rows)
@@ -248,19 +248,20 @@ def computed(module: nn.Module, width: Any) -> Tensor:
 # -- how two versions differ ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class WeightChange:
-    """How much the weights of a part differ, without any data.
+    """Change of the weights of a part, measured without data.
 
     Attributes:
-        count: Number of weights that both networks have.
-        change: Norm of the difference over that of the first network's weights; what only one of them has counts whole.
+        count: Number of common weights.
+        change: Norm of the difference over the norm of the first network's weights. Weights of only one network count
+            as change.
         cosine: Cosine of all weights of both, as one vector each.
         rank: Effective rank of the change (Roy and Vetterli 2007: the exponential of the entropy of the normalised
-            singular values), over the largest possible one; mean over matrices, weighted by the squared norm of their
+            singular values), over the largest possible rank; mean over matrices, weighted by the squared norm of their
             change. NaN without a change of a matrix.
         rows: Share of the rows of matrices that differ.
-        format: What the second network's matrices are a rounding to, such as ``int8 by row``; empty if they are none.
-        rounding: Whether rounding the first network's matrices to this format gives those of the second.
-        alone: The share of ``change`` in what only one of the networks has: norm of that over the same norm.
+        format: Quantized format of the second network's matrices, such as ``int8 by row``; empty if not recognised.
+        rounding: Whether the matrices are the first network's matrices, rounded to this format.
+        alone: Share of ``change`` in weights of only one network: their norm over the same norm.
     """
 
     count: int
@@ -275,16 +276,16 @@ class WeightChange:
 
 @dataclass
 class Distance:
-    """Sums of squares over all weights of two networks: of the difference, of each, and of their product."""
+    """Sums over all weights of two networks: squares of the difference and of each network, and products."""
 
-    both: float = 0.0  # of the difference of what both have
-    alone: float = 0.0  # of what only one has
+    both: float = 0.0  # squared differences of common weights
+    alone: float = 0.0  # squared weights of only one network
     size: float = 0.0
     other: float = 0.0
     product: float = 0.0
 
     def add(self, x: Tensor, y: Tensor, alone: Tensor) -> None:
-        """Add a weight, of :func:`aligned`."""
+        """Add a weight from :func:`aligned`."""
         gap = y - x
         self.both += float(gap[~alone].square().sum())
         self.alone += float(gap[alone].square().sum())
@@ -292,12 +293,12 @@ class Distance:
         self.product += float((x * y).sum())
 
     def over(self, gap: float) -> float:
-        """Return the norm of a difference over that of the weights of the first network."""
+        """Return the norm of a difference over the norm of the weights of the first network."""
         return math.sqrt(gap / self.size) if self.size else (0.0 if gap == 0 else math.inf)
 
     @property
     def change(self) -> float:
-        """Norm of the difference over that of the weights of the first network."""
+        """Norm of the difference over the norm of the weights of the first network."""
         return self.over(self.both + self.alone)
 
     @property
@@ -309,12 +310,13 @@ class Distance:
 def aligned(
     a: Weights, b: Weights, sides: tuple[str, str] = ("the first network", "the second network")
 ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:  # fmt: skip
-    """Yield the weights of two networks in one shape, in float64: what only one of them has stands against zeros.
+    """Yield the weights of two networks padded to the same shape, in float64: missing weights are zeros.
 
-    Of weights of one name and other shapes, such as embeddings of more tokens, the first rows and columns are one.
+    Weights with the same name and different shapes, such as embeddings with added tokens, are aligned at their first
+    rows and columns.
 
     Yields:
-        The name, both weights, and where only one of them is: a mask of their shape, or of no axis.
+        The name, both weights, and a mask of the entries of only one network: in their shape, or a scalar.
 
     Raises:
         ValueError: If a weight is not finite.
@@ -323,7 +325,7 @@ def aligned(
         x, y = a.get(name), b.get(name)
         for side, value in zip(sides, (x, y), strict=True):
             if value is not None and not bool(value.isfinite().all()):
-                raise ValueError(f"{name} of {side} has a weight that is not finite: no change is defined")
+                raise ValueError(f"{name} of {side} contains values that are not finite, so its change is not defined")
         if x is None or y is None or x.dim() != y.dim():
             if x is not None:
                 yield name, x.double(), torch.zeros_like(x, dtype=torch.float64), x.new_tensor(True, dtype=torch.bool)
@@ -340,12 +342,12 @@ def aligned(
 
 
 def _places(value: Tensor) -> tuple[slice, ...]:
-    """Return the places of a tensor in a larger one."""
+    """Return the slices of a tensor in a larger one."""
     return tuple(map(slice, value.shape))
 
 
 def weight_change(a: Weights, b: Weights) -> WeightChange:
-    """Compare the weights of the same names; what only one network has counts as change.
+    """Compare weights by name; weights of only one network count as change.
 
     Args:
         a: Weights of the first network.
@@ -359,14 +361,14 @@ def weight_change(a: Weights, b: Weights) -> WeightChange:
 
     Example:
         >>> one = {"w": torch.eye(4)}
-        >>> found = weight_change(one, {"w": torch.eye(4) + 0.1 * torch.ones(4, 4)})
-        >>> round(found.change, 3), round(found.rank, 3), found.rows
+        >>> change = weight_change(one, {"w": torch.eye(4) + 0.1 * torch.ones(4, 4)})
+        >>> round(change.change, 3), round(change.rank, 3), change.rows
         (0.2, 0.25, 1.0)
     """
     if not any(name in b for name in a):
         raise ValueError(
-            "the networks have no weight with the same name: they are no versions of one network. Compare their "
-            "activations with hf_stitch.compare"
+            "expected versions of one network, but no weights have the same name. Compare activations with "
+            "hf_stitch.compare"
         )
     distance, count = Distance(), 0
     ranks, energies, changed, rows = list[float](), list[float](), 0, 0
@@ -392,7 +394,7 @@ def weight_change(a: Weights, b: Weights) -> WeightChange:
 
 
 def update_rank_of(matrix: Tensor) -> float:
-    """Return the effective rank of a matrix (float64), over the largest possible one."""
+    """Return the effective rank of a matrix (float64) over the largest possible rank."""
     gram = matrix.T @ matrix if matrix.shape[0] > matrix.shape[1] else matrix @ matrix.T
     values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     return float(torch.special.entr(values / values.sum()).sum().exp()) / min(matrix.shape)
@@ -400,7 +402,7 @@ def update_rank_of(matrix: Tensor) -> float:
 
 # -- rounding ---------------------------------------------------------------------------------------------------------
 def _rounding(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, bool]:
-    """Return the format whose numbers the second matrices are, and whether they are those of the first, rounded."""
+    """Return the quantized format of the second matrices, and whether they are the rounded first ones."""
     differing = [(x, y) for x, y in pairs.values() if bool(y.any()) and not torch.equal(x, y.to(x))]
     if not differing:
         return "", False
@@ -408,24 +410,24 @@ def _rounding(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, bool]:
         if all(torch.equal(y.to(dtype).to(y), y) for _, y in differing):
             equal = all(torch.equal(x.to(dtype).float(), y.to(x.device).float()) for x, y in differing)
             return str(dtype).removeprefix("torch."), equal
-    found = [_integers(x.to(y.device), y) for x, y in differing]
-    if not all(found):
+    formats = [_integers(x.to(y.device), y) for x, y in differing]
+    if not all(formats):
         return "", False
-    labels, places, near = zip(*filter(None, found), strict=True)
+    labels, places, near = zip(*filter(None, formats), strict=True)
     return f"{' and '.join(sorted({*labels}))} by {' or '.join(dict.fromkeys(places))}", all(near)
 
 
 def _integers(x: Tensor, y: Tensor) -> tuple[str, str, bool] | None:
-    """Return the format of integers of a matrix, what shares a scale, and whether it is another matrix, rounded.
+    """Return the integer format of a matrix, its groups with a common scale, and whether it is the rounded first one.
 
-    The largest groups come first: rows of int8 with one scale may have few levels each, as rows of int4 have.
+    The largest groups come first: rows of int8 with one scale may have few levels each, like rows of int4.
     """
     for where, size in GROUPS.items():
-        ours, theirs = ((each.flatten(1).T if size == -1 else each.flatten(1)) for each in (x, y))
+        ours, theirs = ((matrix.flatten(1).T if size == -1 else matrix.flatten(1)) for matrix in (x, y))
         if size == -1 and theirs.shape[1] < FEW:
             continue
         largest = theirs.abs().amax(1).argmax()
-        one, two = (torch.cat([each[:ROWS], each[largest][None]]).double() for each in (ours, theirs))
+        one, two = (torch.cat([matrix[:ROWS], matrix[largest][None]]).double() for matrix in (ours, theirs))
         for label, levels in GRIDS.items():
             if (step := _step(_grouped(two, size), levels)) is not None:
                 return label, where, _nearest(_grouped(one, size), _grouped(two, size), step)
@@ -433,20 +435,20 @@ def _integers(x: Tensor, y: Tensor) -> tuple[str, str, bool] | None:
 
 
 def _nearest(x: Tensor, y: Tensor, step: Tensor) -> bool:
-    """Return whether numbers are others, rounded: nearly all of them to the nearest, those at the ends clipped."""
+    """Return whether ``y`` is ``x`` rounded: nearly all numbers to the nearest, with clipped ends."""
     error = (x - y).abs() / step
     return bool((error <= 1.01).all()) and float((error <= 0.51).double().mean()) > MOST
 
 
 def _grouped(rows: Tensor, size: int | None) -> Tensor:
-    """Return rows of a matrix, cut into groups of numbers that may share a scale."""
+    """Return rows of a matrix, split into groups of numbers that may share a scale."""
     if size is None:
         return rows.reshape(1, -1)
     return rows.reshape(-1, size) if size > 0 and rows.shape[1] % size == 0 else rows
 
 
 def _step(groups: Tensor, levels: int) -> Tensor | None:
-    """Return the distance of the numbers of each group, if these are few multiples of one; else ``None``."""
+    """Return the step of each group, if its numbers are small multiples of a step; else ``None``."""
     if groups.shape[1] == 1:  # one number is a multiple of itself
         return groups.abs().clamp(min=EXACTLY)
     ordered = groups.sort(1).values

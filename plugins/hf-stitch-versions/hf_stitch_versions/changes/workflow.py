@@ -1,4 +1,4 @@
-"""What changed between two versions of a network: :func:`diff`."""
+"""Find the changes between two versions of a network: :func:`diff`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ RESAMPLES = 5000
 """Number of bootstrap resamples of the samples."""
 
 FEWEST = 20
-"""Least number of samples for intervals; with fewer there are none."""
+"""Minimum number of samples for intervals."""
 
 WORST = 5
-"""Number of samples that are named because their outputs differ most."""
+"""Number of reported samples with the largest differences of the outputs."""
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 """Quantiles of the distances of single samples."""
@@ -43,7 +43,7 @@ BOUNDS: Mapping[str, Callable[[Difference], float]] = {
     "disagreement": lambda found: 1 - _agreement(found),
     "weight_change": lambda found: found.weights.change,
 }
-"""What can be bounded -> its value."""
+"""Quantity that can be bounded -> function that computes it."""
 
 
 @checked
@@ -52,34 +52,34 @@ def diff(
     within: Iterable[str] = (), fail_above: Mapping[str, float] | None = None,
     confidence: Annotated[float, Within(0, 1, above=True, below=True)] = 0.95, **options: Unpack[RunOptions],
 ) -> Difference:  # fmt: skip
-    """Tell what changed between two versions of a network: in weights, outputs and activations, and which part does it.
+    """Find the changes of weights, outputs and activations between two versions of a network, and their causes.
 
-    Each part of the second network (a block, the embeddings, the head) is put into the first one, and each part of the
-    first into the second. What this does to the outputs stands beside what noise does that is added to the weights of
-    the same part and has the norm of their change, weight by weight: rounding acts as such noise, tuning does more. A
-    part is a finding if the lower end of this ratio, over samples and for all parts at once, is above 3.
+    Each part of the second network (a block, the embeddings, the head) is exchanged with the same part of the first.
+    The effect on the outputs is compared with noise on the weights of the part that has the norm of their change,
+    weight by weight: quantization acts as such noise, fine-tuning does more. A part is a finding if the lower end of
+    the interval of this ratio, over samples and for all parts at once, is above 3.
 
-    Hybrids go on from the recorded outputs of the parts before them, so that a network of n parts takes about 3 n + 2
-    forwards per batch. Both networks compute in float32, or in float64 if one has such weights.
+    Hybrids continue from recorded outputs of earlier parts, so a network of n parts needs about 3 n + 2 forward passes
+    per batch. Both networks compute in float32, or in float64 if one has float64 weights.
 
     Args:
         a: The first network, the base: an adapter, a module, or a name for :func:`hf_stitch.load`.
-        b: The second network. Its weights are paired by names and shapes, also under another prefix; adapters of PEFT
-            count as merged, quantised weights as what they stand for.
-        data: Raw samples, labelled or not; some hundreds. Without them only weights are compared.
-        within: Parts to divide into the modules in them, as a block into attention, MLP and norms.
-        fail_above: Bounds: ``KL``, ``squared_difference`` (networks without classes), ``disagreement``,
-            ``weight_change`` -> greatest value. What is above is told in ``failed``, and the command ends with 1.
-        confidence: Confidence of intervals, between 0 and 1.
+        b: The second network. Its weights are paired by names and shapes, also under another prefix; PEFT adapters are
+            merged, and quantized weights dequantized.
+        data: Raw samples, labelled or not; a few hundred. Without data, only weights are compared.
+        within: Parts to divide into their modules, such as a block into attention, MLP and norms.
+        fail_above: Upper bounds on ``KL``, ``squared_difference`` (networks without classes), ``disagreement`` and
+            ``weight_change``. ``failed`` lists exceeded bounds, and the command exits with 1.
+        confidence: Level of confidence intervals, between 0 and 1.
         **options: Options of the run: ``batch_size``, ``seed`` (of noise and resamples), ``progress`` and
             ``accelerator``, as in :class:`hf_stitch.running.RunOptions`. Processes share the samples.
 
     Returns:
-        The answer in a few sentences, and a table of the parts.
+        The verdict, and a table of the parts.
 
     Raises:
-        ValueError: If the networks have few weights in common (then use :func:`hf_stitch.compare`), weights or outputs
-            are not finite, outputs have other classes, or a bound has an unknown name.
+        ValueError: If the networks have few common weights (then use :func:`hf_stitch.compare`), weights or outputs are
+            not finite, the networks have different classes, or the name of a bound is unknown.
 
     Example:
         >>> import copy, torch, hf_stitch
@@ -87,34 +87,38 @@ def diff(
         >>> base = Sequential(Linear(4, 9), ReLU(), Linear(9, 9), ReLU(), Linear(9, 3))
         >>> tuned = copy.deepcopy(base)
         >>> _ = tuned[2].weight.data.add_(torch.ones(9, 9))
-        >>> a, b = (hf_stitch.load(each, example_inputs=torch.randn(2, 4)) for each in (base, tuned))
-        >>> found = diff(a, b, torch.randn(50, 4), progress=False)
-        >>> [part.name for part in found.parts if part.weights.change], found.outputs.measure
+        >>> a, b = (hf_stitch.load(model, example_inputs=torch.randn(2, 4)) for model in (base, tuned))
+        >>> difference = diff(a, b, torch.randn(50, 4), progress=False)
+        >>> [part.name for part in difference.parts if part.weights.change], difference.outputs.measure
         (['2'], 'squared difference')
     """
     if unknown := [name for name in fail_above or () if name not in BOUNDS]:
-        raise ValueError(f"fail_above has no bound {unknown[0]!r}; bounds: {', '.join(BOUNDS)}")
+        raise ValueError(f"keys of fail_above must be {', '.join(BOUNDS)}, got {unknown[0]!r}")
     with Run.of(diff, options, takes=WITHOUT_STATE) as run:
-        first, second = (in_memory(load_on(each, run.processes.device)) for each in (a, b))
+        first, second = (in_memory(load_on(network, run.processes.device)) for network in (a, b))
         measure = Measure.of(first.task or second.task)
         for name in fail_above or () if data is not None else ():
             if name != "weight_change" and (name == "squared_difference") == measure.is_divergence:
                 raise ValueError(
-                    f"fail_above bounds {name}, and the outputs of these networks are compared by {measure.name}"
+                    f"fail_above bounds {name}, but the outputs of these networks are compared by {measure.name}"
                 )
         pairing = pair(first, second, effective(first.model), effective(second.model), tuple(within))
         samples = None if data is None else Samples.of(data)
-        if samples is None and (needed := [name for name in fail_above or () if name != "weight_change"]):
-            raise ValueError(f"fail_above bounds {needed[0]}, which needs data: pass data, or bound weight_change")
-        found = _difference(first, second, pairing, samples, measure, confidence, run)
-        bounds = ((name, BOUNDS[name](found), most) for name, most in (fail_above or {}).items())
+        if samples is None and (with_data := [name for name in fail_above or () if name != "weight_change"]):
+            raise ValueError(
+                f"fail_above bounds {with_data[0]}, which requires data: pass data, or bound weight_change"
+            )
+        difference = _difference(first, second, pairing, samples, measure, confidence, run)
+        bounds = ((name, BOUNDS[name](difference), most) for name, most in (fail_above or {}).items())
         failed = [f"{name} is {value:.3g}, above {most:g}" for name, value, most in bounds if not value <= most]
-        if (bounded := next((each for each in fail_above or () if each != "weight_change"), None)) and found.inputs:
+        if (
+            bounded := next((network for network in fail_above or () if network != "weight_change"), None)
+        ) and difference.inputs:
             failed += [
-                f"{bounded} is of outputs on the inputs of the first network; the second one's own differ: {each}"
-                for each in found.inputs[:1] if each != OTHER_SIDE
+                f"{bounded} holds for the inputs of the first network; the second network's own differ: {network}"
+                for network in difference.inputs[:1] if network != OTHER_SIDE
             ]  # fmt: skip
-        return replace(found, failed=tuple(failed))
+        return replace(difference, failed=tuple(failed))
 
 
 def _difference(
@@ -144,20 +148,22 @@ def _difference(
         tests = Tests(resampling, len(engine.parts), engine.local)
         effects = {part.name: tests.effect(part.name, measured) for part in engine.parts}
         curves = _curves(engine.order, measured, resampling)
-        moves = {name: move for name in blocks if (move := engine.moved.found(name)) is not None}
+        moves = {name: move for name in blocks if (move := engine.moved.move(name)) is not None}
         forwards = engine.cost / engine.batches
         if "elsewhere" in measured:
             notes.append(
-                f"the vocabularies have {engine.widths[0]} and {engine.widths[1]} tokens: "
-                f"{resampling.mean(measured['elsewhere'])} of the KL is probability of tokens that only one has"
+                f"the vocabularies have {engine.widths[0]} and {engine.widths[1]} tokens: tokens of only one of them "
+                f"cause {resampling.mean(measured['elsewhere'])} of the KL"
             )
         if len(ids) < FEWEST:
-            notes.append(f"{len(ids)} samples are too few for intervals: pass {FEWEST} or more")
+            notes.append(f"intervals require at least {FEWEST} samples, got {len(ids)}")
         inputs = tuple(engine.inputs)
-        notes += [f"the second network reads the inputs of the first; its own differ: {each}" for each in inputs[:1]]
-        notes += [f"of the outputs, {name} is not compared" for name in engine.left_out]
+        notes += [
+            f"the second network runs on the inputs of the first; its own differ: {reason}" for reason in inputs[:1]
+        ]
+        notes += [f"the output {name} is not compared" for name in engine.left_out]
         if not engine.replays:
-            notes.append("the network cannot go on from outputs of its parts, so that halves were not exchanged")
+            notes.append("halves were not exchanged: the network cannot continue from recorded outputs of its parts")
     parts = [
         Change(
             part.name, _second_name(pairing, part), part.block, changes[part.name], effects.get(part.name),
@@ -175,19 +181,19 @@ def _difference(
 
 
 def _notes(pairing: Pairing) -> list[str]:
-    """Tell what is not compared."""
+    """Return notes on weights and parts that are not compared."""
     notes = []
-    for names, what in (
+    for names, sentence in (
         (pairing.missing, "only the first network has"),
         (pairing.extra, "only the second network has"),
     ):
         if names:
-            notes.append(f"{what} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
+            notes.append(f"{sentence} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
     if pairing.reshaped:
         name, (one, two) = next(iter(pairing.reshaped.items()))
-        notes.append(f"{name} has the shape {one} against {two}" + _more(len(pairing.reshaped)))
+        notes.append(f"{name} has shape {one} against {two}" + _more(len(pairing.reshaped)))
     if partial := [part.name for part in pairing.parts if not part.whole]:
-        notes.append(f"{partial[0]}{_more(len(partial))} cannot be exchanged, because weights of it have no partner")
+        notes.append(f"{partial[0]}{_more(len(partial))} cannot be exchanged: weights lack a partner of the same shape")
     return notes
 
 
@@ -196,7 +202,7 @@ def _more(count: int) -> str:
 
 
 def _of(weights: Mapping[str, Any], part: Part) -> dict[str, Any]:
-    """Return the weights of a part, as far as a network has them."""
+    """Return the weights of a part that a network has."""
     return {name: weights[name] for name in part.members if name in weights}
 
 
@@ -207,7 +213,7 @@ def _second_name(pairing: Pairing, part: Part) -> str:
 
 
 def _other_code(a: Adapter, b: Adapter, part: Part) -> bool:
-    """Return whether a part whose weights are equal is of other classes or has other settings."""
+    """Return whether the modules of a part have different classes or settings."""
     return any(
         repr(a.model.get_submodule(mine)) != repr(b.model.get_submodule(theirs))
         for mine, theirs in part.modules.items()
@@ -216,7 +222,7 @@ def _other_code(a: Adapter, b: Adapter, part: Part) -> bool:
 
 # -- estimates --------------------------------------------------------------------------------------------------------
 class Resampling:
-    """Bootstrap resamples of the samples, the same for everything that is estimated."""
+    """Bootstrap resamples of the samples, shared by all estimates."""
 
     def __init__(self, n: int, confidence: float, seed: int) -> None:
         self.confidence = confidence
@@ -226,9 +232,9 @@ class Resampling:
         """Return a mean; its interval holds for ``many`` values at once (Bonferroni)."""
         return self.ratio(values, np.ones_like(values), many)
 
-    def over(self, values: Array, known: NDArray[np.bool_]) -> Estimate:
-        """Return the mean over samples of which something is known."""
-        return self.ratio(np.where(known, values, 0), known.astype(np.float64))
+    def over(self, values: Array, defined: NDArray[np.bool_]) -> Estimate:
+        """Return the mean over the samples with a known value."""
+        return self.ratio(np.where(defined, values, 0), defined.astype(np.float64))
 
     def ratio(self, upper: Array, lower: Array, many: int = 1) -> Estimate:
         """Return a ratio of means."""
@@ -248,20 +254,22 @@ def _relative(measured: dict[str, Array]) -> dict[str, Array]:
     squares, means = measured.pop("squares"), measured.pop("means")
     spread = float(squares.mean() - np.square(means.mean(0)).sum())
     if not spread > 0:
-        raise ValueError("the outputs of the first network are equal for all samples: a difference has no scale")
+        raise ValueError(
+            "the outputs of the first network are equal for all samples, so the scale of differences is not defined"
+        )
     return {name: values / spread for name, values in measured.items()}
 
 
 @dataclass(frozen=True)
 class Tests:
-    """What decides whether a part is a finding."""
+    """Tests of whether a part is a finding."""
 
     resampling: Resampling
-    count: int  # number of parts, for all of which intervals of ratios hold at once
-    local: Mapping[str, list[float]]  # name of a part -> sums of squares of the difference of its outputs, and of them
+    count: int  # number of parts: intervals of ratios hold for all at once
+    local: Mapping[str, list[float]]  # part -> sums of squares of the difference of its outputs, and of the outputs
 
     def effect(self, name: str, measured: Mapping[str, Array]) -> Effect:
-        """Return what a part does to the outputs."""
+        """Return the effect of a part on the outputs."""
         patch, weights = measured[f"patch {name}"], measured[f"weights {name}"]
         noise = np.mean([measured[f"noise {seed} {name}"] for seed in range(SEEDS)], axis=0)
         ratio = self.resampling.ratio(weights, noise, self.count)
@@ -277,25 +285,29 @@ class Tests:
 def _curves(
     order: tuple[str, ...], measured: Mapping[str, Array], resampling: Resampling
 ) -> dict[str, tuple[Estimate, Estimate]]:  # fmt: skip
-    """Return the two curves of hybrids, with the networks themselves at their ends."""
+    """Return the two curves of hybrids, with the two networks at their ends."""
     whole, none = resampling.mean(measured["total"]), Estimate(0.0, 0.0, 0.0)
-    found = {"(none)": (whole, none)}
+    curves = {"(none)": (whole, none)}
     for name in order:
-        found[name] = resampling.mean(measured[f"{FIRST} {name}"]), resampling.mean(measured[f"{OTHER} {name}"])
-    return found if order else {}
+        curves[name] = resampling.mean(measured[f"{FIRST} {name}"]), resampling.mean(measured[f"{OTHER} {name}"])
+    return curves if order else {}
 
 
 def _outputs(measure: Measure, measured: Mapping[str, Array], ids: list[Any], resampling: Resampling) -> Outputs:
-    """Describe how outputs differ."""
+    """Summarize the differences of the outputs."""
     total = measured["total"]
     worst = [(str(ids[place]), float(total[place])) for place in np.argsort(-total, kind="stable")[:WORST]]
     scores = {}
     for name, label in (("right", "accuracy"), ("cross_entropy", "cross-entropy"), ("confidence", "confidence")):
         if f"a {name}" in measured:
             one, two = measured[f"a {name}"], measured[f"b {name}"]
-            known = ~np.isnan(one)  # a text of one token has no next one
-            if not known.all():
-                scores[label] = float(one[known].mean()), float(two[known].mean()), resampling.over(two - one, known)
+            defined = ~np.isnan(one)  # a text of one token lacks a next token
+            if not defined.all():
+                scores[label] = (
+                    float(one[defined].mean()),
+                    float(two[defined].mean()),
+                    resampling.over(two - one, defined),
+                )
                 continue
             scores[label] = float(one.mean()), float(two.mean()), resampling.mean(two - one)
     if "a right" in measured and not measure.causal:
@@ -308,16 +320,16 @@ def _outputs(measure: Measure, measured: Mapping[str, Array], ids: list[Any], re
     )  # fmt: skip
 
 
-def _distance(found: Difference, measure: str) -> float:
-    """Return the distance of the outputs, if it is of this kind."""
-    assert found.outputs is not None
-    if found.outputs.measure != measure:
-        raise ValueError(f"fail_above bounds {measure}, and the outputs are compared by {found.outputs.measure}")
-    return found.outputs.forth.value
+def _distance(difference: Difference, measure: str) -> float:
+    """Return the distance of the outputs; raise an error if it has another measure."""
+    assert difference.outputs is not None
+    if difference.outputs.measure != measure:
+        raise ValueError(f"fail_above bounds {measure}, but the outputs are compared by {difference.outputs.measure}")
+    return difference.outputs.forth.value
 
 
-def _agreement(found: Difference) -> float:
+def _agreement(difference: Difference) -> float:
     """Return the share of equal predictions."""
-    if found.outputs is None or found.outputs.agreement is None:
-        raise ValueError("fail_above bounds disagreement, and the networks predict no classes")
-    return found.outputs.agreement.value
+    if difference.outputs is None or difference.outputs.agreement is None:
+        raise ValueError("fail_above bounds disagreement, which requires networks that predict classes")
+    return difference.outputs.agreement.value

@@ -1,1 +1,1 @@
-"""Whether two networks are the same, and where they first differ."""
+"""Test whether two networks are the same, and find where they first differ."""

@@ -1,4 +1,4 @@
-"""Comparing two networks module by module: the null, the first difference, its cause, and what is left behind it."""
+"""Compare two networks module by module: the null, the first difference, its cause, and further differences."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hf_stitch_versions.sameness.result import FINDINGS, Finding, Module, Samene
 from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Recorded, Source
 
 COMPILED = "compiled code"
-"""What stands in the place of the name of a module for the whole of a compiled network."""
+"""Name of a whole compiled network in place of the name of a module."""
 
 INEXACT = 16
-"""Multiple of the rounding of its dtype that is the least null of a network that does not run in float64."""
+"""Minimum null of a network that does not run in float64, in units of the rounding error of its dtype."""
 
 OTHER_WIDTHS = 0.5
-"""Share of pairs of other shapes from which on two networks are not versions of one."""
+"""Share of pairs with different shapes above which two networks are not versions of one network."""
 
 
 @dataclass(frozen=True)
 class Null:
-    """What rounding alone does to a call."""
+    """Effect of rounding alone on a call."""
 
     output: float
     input: float
@@ -40,37 +40,39 @@ class Null:
 
 @dataclass(frozen=True)
 class Look:
-    """A network that is compared with a reference."""
+    """Network to compare with a reference."""
 
     source: Source
     calls: Mapping[Key, Key]  # calls of the reference -> of the source
     put: Collection[Key] = ()  # calls of the reference whose outputs replace those of the source
 
     def compare(
-        self, kept: Mapping[Key, Event], feed: Feed, found: Deviations, with_inputs: Collection[Key]
+        self, events: Mapping[Key, Event], feed: Feed, deviations: Deviations, with_inputs: Collection[Key]
     ) -> None:  # fmt: skip
-        """Run on a batch, and add how much every call deviates from what the reference has kept."""
+        """Run on a batch, and add the deviation of every call from the recorded events of the reference."""
         back = {theirs: mine for mine, theirs in self.calls.items()}
 
         def see(event: Event) -> None:
-            if (mine := back.get(event.key)) is not None and mine in kept:
-                own = replace(kept[mine], masks={}) if self.source.inferred else kept[mine]  # of masks it knows nothing
-                found.setdefault(mine, Deviation()).add(own, event, feed.mask)
+            if (mine := back.get(event.key)) is not None and mine in events:
+                reference = events[mine]
+                if self.source.inferred:  # without masks
+                    reference = replace(reference, masks={})
+                deviations.setdefault(mine, Deviation()).add(reference, event, feed.mask)
 
         theirs = {self.calls[key] for key in with_inputs if key in self.calls}
-        self.source.watch(feed, see, theirs, {self.calls[key]: kept[key].outputs for key in self.put})
+        self.source.watch(feed, see, theirs, {self.calls[key]: events[key].outputs for key in self.put})
 
 
 class Comparison:
-    """Two networks, what they read, and the passes that compare them.
+    """Two networks, their inputs, and the passes that compare them.
 
     Args:
         a: The first network.
-        b: The second network, or what tells its events.
-        samples: What they read; ``None`` for random inputs.
-        tolerance: Multiple of the null from which on a module differs.
-        run: How the job runs.
-        code: What ``torch.compile`` has returned for the second network, which adapters unwrap.
+        b: The second network, or the source of its events.
+        samples: Raw samples; ``None`` for random inputs.
+        tolerance: Multiple of the null above which a module differs.
+        run: Options and processes of the run.
+        code: The second network compiled by ``torch.compile``, because adapters unwrap it.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Comparison:
         self.units()
 
     def units(self) -> None:
-        """Choose the dtype whose rounding is the null, and the least null."""
+        """Choose the dtype that defines the null, and the minimum null."""
         dtypes = dtype_of(self.a.model), dtype_of(self.b.model) if self.b is not None else self.source.dtype
         self.coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         self.rounding = float(torch.finfo(self.coarse).eps) if dtypes[0] != dtypes[1] else 0.0
@@ -102,29 +104,29 @@ class Comparison:
         self.floor = float(torch.finfo(self.coarse).eps) * (1 if exact else INEXACT)
 
     def given(self) -> Iterable[Feed]:
-        """Return the batches of this process; random ones are made once."""
+        """Return the batches of this process; random batches are created once."""
         return feeds(self.a, self.b, self.samples, self.run) if self.random is None else self.random
 
     def feeds(self) -> Iterable[Feed]:
-        """Return the batches of this process; the second network reads the inputs of the first if its own differ."""
+        """Return the batches of this process, with the first network's inputs for both if their own inputs differ."""
         for feed in self.given():
-            if self.b is not None and (feed.own is None or (found := differences(feed, self.a, self.b))):
-                self.inputs = self.inputs or ([] if feed.own is None else found)
+            if self.b is not None and (feed.own is None or (reasons := differences(feed, self.a, self.b))):
+                self.inputs = self.inputs or ([] if feed.own is None else reasons)
                 feed = replace(feed, own=for_second(feed.arguments, self.a, self.b))
             if self.vocabulary is not None and feed.own is not None:
                 self.vocabulary.check(feed.ids, feed.own)
             yield feed
 
     def answer(self) -> Sameness:
-        """Compare, find, and repair what was found until nothing else differs."""
+        """Find and repair differences until the networks agree."""
         self.pair()
         rounded, first = self.look()
-        if any(math.isinf(each.output) for each in first.values()) and self.as_they_are():
+        if any(math.isinf(deviation.output) for deviation in first.values()) and self.as_they_are():
             rounded, first = self.look()
         if not any(self.run.processes.gather(self.finite)):
-            self.bound = "what precedes the outputs, of which the first network returns no finite number"
+            self.bound = "modules before the outputs, because the outputs of the first network are not finite"
         self.check(first)
-        self.null, found = self.nulls(rounded), first
+        self.null, deviations = self.nulls(rounded), first
         if self.differing(first, ()):
             self.null = self.nulls(rounded, self.rounded_second())
         findings, repaired = list[Finding](), list[Key]()
@@ -132,18 +134,18 @@ class Comparison:
         inside = [key for key in far if self.hidden(key, far)] if self.sure else []
         quantized = self.quantized() if far else ""
         most = 0 if quantized and self.source.inferred else FINDINGS
-        while (seen := self.next(found, repaired)) is not None and len(findings) < most:
-            if self.source.inferred and seen != self.end and self.wrong(seen, found, repaired):
+        while (seen := self.next(deviations, repaired)) is not None and len(findings) < most:
+            if self.source.inferred and seen != self.end and self.wrong(seen, deviations, repaired):
                 self.unpair([seen])
                 continue
             key = self.cause(seen, repaired)
             alike = self.alike(key, repaired)
             repaired += [key, *alike]
-            before, found = found, self.repaired(repaired)
-            self.add(findings, self.finding(key, seen, before, found), [key, *alike])
+            before, deviations = deviations, self.repaired(repaired)
+            self.add(findings, self.finding(key, seen, before, deviations), [key, *alike])
         rows = [
             Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
-                   found[key].output)
+                   deviations[key].output)
             for key in self.order if key in first and key in self.calls
         ]  # fmt: skip
         if seen is None and self.b is not None and (self.code is not None or is_compiled(self.b.model)):
@@ -173,170 +175,171 @@ class Comparison:
 
             source.watch(self.first, see)
             sides.append(traces)
-        self.order = [each.key for each in sides[0]]
-        found = self.run.processes.agree(pair(*sides, sized=self.source.inferred))
-        self.calls, self.by_names = found.calls, found.by_names
+        self.order = [call.key for call in sides[0]]
+        pairing = self.run.processes.agree(pair(*sides, sized=self.source.inferred))
+        self.calls, self.by_names = pairing.calls, pairing.by_names
         self.end = next((key for key in reversed(self.order) if key in self.calls), self.order[-1])
-        self.missing, self.extra = found.missing, found.extra
+        self.missing, self.extra = pairing.missing, pairing.extra
 
     def look(self, with_inputs: Collection[Key] = (), put: Collection[Key] = ()) -> list[Deviations]:
-        """Return how much the first network deviates from itself by rounding, and the second from the first."""
+        """Return the deviations of the rounded first network and of the second network from the first."""
         mine = {key: key for key in self.calls}
         looks = [Look(self.reference.computing(self.coarse), mine), Look(self.source, self.calls, put)]
         return self.measure(self.reference, looks, with_inputs)
 
     def repaired(self, put: Collection[Key]) -> Deviations:
-        """Return how much the second network deviates whose outputs at some calls are put right."""
+        """Return the deviations of the second network with the outputs of some calls repaired."""
         return self.measure(self.reference, [Look(self.source, self.calls, put)])[0]
 
     def rounded_second(self, with_inputs: Collection[Key] = ()) -> Deviations:
-        """Return what rounding does in the second network, by the calls of the first; nothing if it is a file."""
+        """Return the effect of rounding in the second network, by the calls of the first; nothing for a file."""
         if not isinstance(self.source, Network) or self.source.dtype != EXACT:
             return {}
         look = Look(self.source.computing(self.coarse), {key: key for key in self.calls.values()})
-        (found,) = self.measure(self.source, [look], [self.calls[key] for key in with_inputs])
-        return {key: found[other] for key, other in self.calls.items() if other in found}
+        (deviations,) = self.measure(self.source, [look], [self.calls[key] for key in with_inputs])
+        return {key: deviations[call_b] for key, call_b in self.calls.items() if call_b in deviations}
 
     def nulls(self, *rounded: Deviations) -> dict[Key, Null]:
-        """Return the null of each call: the greater rounding. What is finite in one of the dtypes only is none."""
+        """Return the null of each call: the largest finite effect of rounding, with a minimum."""
         none = Deviation()
 
         def greatest(key: Key, of: str) -> float:
-            found = (getattr(each.get(key, none), of) for each in rounded)
-            return max([self.floor, *filter(math.isfinite, found)])
+            effects = (getattr(deviations.get(key, none), of) for deviations in rounded)
+            return max([self.floor, *filter(math.isfinite, effects)])
 
         return {key: Null(greatest(key, "output"), greatest(key, "input")) for key in self.calls}
 
     def as_they_are(self) -> bool:
-        """Run networks in their own dtype again whose values are finite elsewhere in float64; tell whether there are.
+        """Switch networks back to their own dtype if float64 changes which values are finite; return whether any was.
 
-        Attention that computes its softmax in float32 makes NaN of a mask with the least number of float64.
+        Attention with its softmax in float32 turns a mask with the smallest float64 number into NaN.
         """
-        found = False
+        switched = False
         for side, keys in (("reference", self.calls.keys()), ("source", self.calls.values())):
             network = getattr(self, side)
             if isinstance(network, Network) and network.computed is not None:
-                own = replace(network, computed=None)
-                (seen,) = self.measure(own, [Look(network, {key: key for key in keys})])
-                if any(math.isinf(each.output) for each in seen.values()):
-                    setattr(self, side, own)
-                    found = True
+                unconverted = replace(network, computed=None)
+                (seen,) = self.measure(unconverted, [Look(network, {key: key for key in keys})])
+                if any(math.isinf(deviation.output) for deviation in seen.values()):
+                    setattr(self, side, unconverted)
+                    switched = True
         self.units()
-        return found
+        return switched
 
     def measure(
         self, reference: Source, looks: Sequence[Look], with_inputs: Collection[Key] = ()
     ) -> list[Deviations]:  # fmt: skip
-        """Return how much each source deviates from a reference, which runs once for all of them."""
+        """Return the deviations of each source from a reference, which runs once for all sources."""
         sums: list[Deviations] = [{} for _ in looks]
-        self.finite = False  # whether the reference has an output that is finite
-        wanted = {key for look in looks for key in look.calls}
+        self.finite = False  # whether an output of the reference is finite
+        calls = {key for look in looks for key in look.calls}
         self.n = 0
         for feed in self.feeds():
-            kept = dict[Key, Event]()
+            events = dict[Key, Event]()
 
-            def keep(event: Event, kept: dict[Key, Event] = kept) -> None:
+            def keep(event: Event, events: dict[Key, Event] = events) -> None:
                 if event.key == self.order[-1]:
                     self.finite |= not event.outputs or any(
                         bool(value.isfinite().any()) for value in event.outputs.values()
                     )
-                if event.key in wanted:
+                if event.key in calls:
                     copies = {place: value.clone() for place, value in event.outputs.items()}
-                    kept[event.key] = replace(event, outputs=copies)
+                    events[event.key] = replace(event, outputs=copies)
 
             reference.watch(feed, keep, with_inputs)
-            for look, found in zip(looks, sums, strict=True):
-                look.compare(kept, feed, found, with_inputs)
+            for look, deviations in zip(looks, sums, strict=True):
+                look.compare(events, feed, deviations, with_inputs)
             self.n += len(feed.ids)
         if self.samples is not None:
             self.n = sum(self.run.processes.gather(self.n))
-        return [join(self.run.processes.gather(found)) for found in sums]
+        return [join(self.run.processes.gather(deviations)) for deviations in sums]
 
     # -- looking -------------------------------------------------------------------------------------------------------
-    def check(self, found: Deviations) -> None:
-        """Refuse networks of which nothing can be paired, or whose weights mostly have other shapes."""
+    def check(self, deviations: Deviations) -> None:
+        """Raise an error for networks without pairs, or with mostly different shapes."""
         unnamed = isinstance(self.source, Recorded) and not self.by_names
-        if unnamed or (len(self.order) > 2 and not set(found) - {self.order[-1]}):
+        if unnamed or (len(self.order) > 2 and not set(deviations) - {self.order[-1]}):
             raise ValueError(
-                "no module of the first network has a partner in the second, neither by its name nor by its values: "
-                "these are no versions of one network. Compare them with hf_stitch.compare"
+                "expected versions of one network, but none of their modules could be paired by names or values. "
+                "Compare them with hf_stitch.compare"
             )
-        shapes = sum(math.isinf(each.output) for each in found.values())
-        if shapes > OTHER_WIDTHS * len(found) and self.by_names and self.b and _differ_in_width(self.a, self.b):
+        shapes = sum(math.isinf(deviation.output) for deviation in deviations.values())
+        if shapes > OTHER_WIDTHS * len(deviations) and self.by_names and self.b and _differ_in_width(self.a, self.b):
             raise ValueError(
-                f"{shapes} of {len(found)} outputs have other shapes: the networks have other widths and are no "
-                "versions of one network. Compare them with hf_stitch.compare"
+                f"expected versions of one network, but {shapes} of {len(deviations)} outputs differ in shape: the "
+                "networks have different widths. Compare them with hf_stitch.compare"
             )
 
-    def differing(self, found: Deviations, repaired: Collection[Key]) -> list[Key]:
-        """Return the calls whose outputs differ, in their order, outside of what is repaired."""
+    def differing(self, deviations: Deviations, repaired: Collection[Key]) -> list[Key]:
+        """Return the calls with different outputs, in order, outside of repaired calls."""
         keys = [
             key
             for key in self.order
-            if key in found and key in self.calls and not any(self.inside(key, each) for each in repaired)
+            if key in deviations and key in self.calls and not any(self.inside(key, call) for call in repaired)
         ]
-        return [key for key in keys if found[key].output > self.tolerance * self.null[key].output]
+        return [key for key in keys if deviations[key].output > self.tolerance * self.null[key].output]
 
-    def next(self, found: Deviations, repaired: Collection[Key]) -> Key | None:
+    def next(self, deviations: Deviations, repaired: Collection[Key]) -> Key | None:
         """Return the first difference that is not hidden.
 
-        Pairs that may be wrong are taken back if the outputs of the networks agree.
+        Uncertain pairs are dropped if the outputs of the networks agree.
         """
-        far = self.differing(found, repaired)
+        far = self.differing(deviations, repaired)
         if self.end not in far and not self.sure:
             self.unpair(far)
         return next((key for key in far if key in self.calls and not self.hidden(key, far)), None)
 
     @property
     def whole(self) -> bool:
-        """Whether the networks are paired as wholes, or by names, or only some layers were recorded."""
+        """Whether the outputs are paired, or need not be: modules are paired by names, or layers were recorded."""
         return self.by_names or self.order[-1] in self.calls or isinstance(self.source, Recorded)
 
     @property
     def sure(self) -> bool:
-        """Whether pairs are right: by names, and of a network that tells its modules itself."""
+        """Whether pairs are certain: by names, in a network with known modules."""
         return self.by_names and not self.source.inferred
 
     def hidden(self, key: Key, far: Collection[Key]) -> bool:
-        """Return whether layers were fused: a difference is gone where the module around it and the network end.
+        """Return whether layers were fused: the parent module and the network do not show the difference.
 
-        Then another layer makes up for it, which has changed, too, or is not there any more.
+        A second layer inside the parent then compensates for it: it has changed as well, or is missing.
         """
         parent = self.parents.get(key)
         if not self.sure or parent is None or parent not in self.calls or parent in far or self.end in far:
             return False
-        beside = [other for other in self.order if other != parent and self.inside(other, parent)]
-        return sum(other not in self.calls or self.changed(other) for other in beside) > 1
+        siblings = [inner for inner in self.order if inner != parent and self.inside(inner, parent)]
+        return sum(inner not in self.calls or self.changed(inner) for inner in siblings) > 1
 
     def changed(self, key: Key) -> bool:
-        """Return whether a module without modules in it is of another class or has other weights."""
+        """Return whether a leaf module has a different class or different weights."""
         one, two = self.reference.modules.get(key[0]), self.source.modules.get(self.calls[key][0])
         if one is None or two is None or any(True for _ in one.children()):
             return False
         return type(one) is not type(two) or bool(evidence.weights(one, two, self.rounding))
 
     def wrong(self, key: Key, before: Deviations, repaired: Collection[Key]) -> bool:
-        """Return whether the pair of a call is wrong: it is repaired to see what happens.
+        """Return whether the pair of a call is wrong, from the effect of repairing it.
 
-        Nothing could be put there, what agreed does so no more, or the outputs of the network differ twice as much.
+        It is wrong if the call cannot be repaired, calls that agreed now differ, or the difference of the network's
+        outputs doubles.
         """
         after = self.repaired([*repaired, key])
 
-        def ratio(found: Deviations, key: Key) -> float:
-            return found[key].output / (self.tolerance * self.null[key].output)
+        def ratio(deviations: Deviations, key: Key) -> float:
+            return deviations[key].output / (self.tolerance * self.null[key].output)
 
-        broken = any(ratio(before, each) <= 1 and ratio(after, each) > 2 for each in after)
+        broken = any(ratio(before, call) <= 1 and ratio(after, call) > 2 for call in after)
         return broken or ratio(after, key) > 1 or ratio(after, self.end) > 2 * ratio(before, self.end)
 
     def unpair(self, keys: Collection[Key]) -> None:
-        """Take pairs back that are wrong."""
-        self.calls = {key: other for key, other in self.calls.items() if key not in keys}
+        """Drop wrong pairs."""
+        self.calls = {key: call_b for key, call_b in self.calls.items() if key not in keys}
         self.missing += tuple(dict.fromkeys(key[0] for key in keys))
 
     def cause(self, seen: Key, repaired: Collection[Key]) -> Key:
-        """Return the call that makes a difference: the innermost around its first sight whose inputs are equal.
+        """Return the cause of a difference: the innermost call around the first differing output with equal inputs.
 
-        Masks count as inputs. If those are unequal that the cause gives to a module inside of it, they are told.
+        Masks count as inputs. Unequal masks that the cause passes to one of its modules are reported.
         """
         around = [seen]
         while (parent := self.parents.get(around[-1])) is not None:
@@ -352,26 +355,28 @@ class Comparison:
                 return key
         return around[-1]
 
-    def inside(self, key: Key | None, other: Key) -> bool:
-        """Return whether a call is another, or was made inside of it."""
-        while key is not None and key != other:
+    def inside(self, key: Key | None, outer: Key) -> bool:
+        """Return whether a call equals a second call or was made inside of it."""
+        while key is not None and key != outer:
             key = self.parents.get(key)
         return key is not None
 
     def facts(self, key: Key) -> tuple[list[str], list[str]]:
-        """Return which weights and which settings of a module differ; nothing if one of both is not here."""
+        """Return the weights and settings of a module that differ; nothing unless both modules are in memory."""
         one, two = self.reference.modules.get(key[0]), self.source.modules.get(self.calls[key][0])
         if one is None or two is None:
             return [], []
         return evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
 
     def add(self, findings: list[Finding], finding: Finding, keys: Collection[Key]) -> None:
-        """Add what was found at some calls to the findings, or to the one that is of the same class and settings."""
+        """Add a finding at some calls, or merge it into a finding with the same class and settings."""
 
-        def kind(each: Finding) -> tuple[str, Sequence[str], bool]:
-            return each.kind, each.settings, bool(each.weights)
+        def kind(candidate: Finding) -> tuple[str, Sequence[str], bool]:
+            return candidate.kind, candidate.settings, bool(candidate.weights)
 
-        first = next((i for i, each in enumerate(findings) if finding.settings and kind(each) == kind(finding)), None)
+        first = next(
+            (i for i, earlier in enumerate(findings) if finding.settings and kind(earlier) == kind(finding)), None
+        )
         names = {key[0] for key in keys}
         if first is not None:
             names |= {findings[first].module, *findings[first].places}
@@ -382,96 +387,102 @@ class Comparison:
             findings[first] = replace(findings[first], places=places, restored=finding.restored)
 
     def alike(self, key: Key, repaired: Collection[Key]) -> list[Key]:
-        """Return the other calls of modules of the same class whose settings and outputs differ, on equal inputs."""
+        """Return further calls of the same class with the same difference, and different outputs for equal inputs."""
         weights, settings = self.facts(key)
         if not settings or not isinstance(self.source, Network):
             return []
         same_kind = [
-            each for each in self.calls
-            if self.kinds[each] == self.kinds[key] and not any(self.inside(each, one) for one in (key, *repaired))
+            call for call in self.calls
+            if self.kinds[call] == self.kinds[key] and not any(self.inside(call, one) for one in (key, *repaired))
         ]  # fmt: skip
-        found = {each[0]: self.facts(each) for each in same_kind}
+        facts = {call[0]: self.facts(call) for call in same_kind}
         others = [
-            each for each in same_kind
-            if found[each[0]][1] == settings and bool(found[each[0]][0]) == bool(weights)
+            call for call in same_kind
+            if facts[call[0]][1] == settings and bool(facts[call[0]][0]) == bool(weights)
         ]  # fmt: skip
         if not others:
             return []
         look = Look(replace(self.source, own=True), self.calls, [*repaired, key, *others])
         (seen,) = self.measure(self.reference, [look], others)
         return [
-            each for each in others if each in seen
-            and seen[each].output > self.tolerance * self.null[each].output
-            and seen[each].input <= self.tolerance * self.null[each].input
+            call for call in others if call in seen
+            and seen[call].output > self.tolerance * self.null[call].output
+            and seen[call].input <= self.tolerance * self.null[call].input
         ]  # fmt: skip
 
     def quantized(self) -> str:
-        """Tell which network is quantised; nothing if both are, alike."""
+        """Describe which network is quantized; nothing if both are quantized alike."""
         first, second = self.reference.quantized, self.source.quantized
         if first == second:
             return ""
         return f"The second network is quantized: {second}" if second else f"The first network is quantized: {first}"
 
-    # -- telling -------------------------------------------------------------------------------------------------------
+    # -- reports -------------------------------------------------------------------------------------------------------
     def settings(self) -> list[str]:
-        """Tell which settings of the networks and of their paired modules differ, also those without an effect."""
+        """Return the settings that differ between the networks and their paired modules, with or without an effect."""
         pairs = dict.fromkeys((mine[0], theirs[0]) for mine, theirs in self.calls.items())
-        modules = [(name, self.reference.modules.get(name), self.source.modules.get(other)) for name, other in pairs]
+        modules = [(name, self.reference.modules.get(name), self.source.modules.get(name_b)) for name, name_b in pairs]
         return evidence.settings(self.a, self.b) + [
             f"{name}: {text}" if name else text
             for name, one, two in modules if one is not None and two is not None for text in evidence.values(one, two)
         ]  # fmt: skip
 
     def finding(self, key: Key, seen: Key, before: Deviations, after: Deviations) -> Finding:
-        """Tell what differs in a module, and whether its output of the first network restores the outputs."""
-        name, other, end = key[0], self.calls[key][0], self.end
-        known = name in self.reference.modules and other in self.source.modules
+        """Return the difference of a module, and whether its output from the first network restores the outputs."""
+        name, name_b, end = key[0], self.calls[key][0], self.end
+        in_memory = name in self.reference.modules and name_b in self.source.modules
         weights, settings = self.facts(key)
-        compared = [*["weights"] * known, *["input"] * bool(self.received.inputs)]
+        compared = [*["weights"] * in_memory, *["input"] * bool(self.received.inputs)]
         differ, of = self.handed.masks
         restored: bool | None = False
         if key != end and end in after:
-            far, near = (each[end].output > self.tolerance * self.null[end].output for each in (before, after))
+            far, near = (
+                deviations[end].output > self.tolerance * self.null[end].output for deviations in (before, after)
+            )
             restored = not near if far else None
         ratio = before[seen].output / self.null[seen].output
         return Finding(
-            name, other, self.kinds[key], seen[0], ratio, tuple(compared), tuple(weights), tuple(settings),
+            name, name_b, self.kinds[key], seen[0], ratio, tuple(compared), tuple(weights), tuple(settings),
             differ / of if of else 0.0, restored,
         )  # fmt: skip
 
     def compiled(self, b: Adapter) -> Module:
-        """Return how much the output of compiled code differs. Until here its modules ran, uncompiled."""
+        """Return the difference of the output of compiled code; earlier passes ran its modules uncompiled."""
         end = self.end
         code = Compiled(Network(b, second=True), b.model if self.code is None else self.code)
         looks = [Look(self.reference.computing(code.dtype), {end: end}), Look(code, {end: ("", 0)})]
-        null, found = (each[end].output for each in self.measure(self.reference, looks))
-        return Module(COMPILED, COMPILED, 0, "torch.compile", found, max(null, torch.finfo(code.dtype).eps), found)
+        null, difference = (deviations[end].output for deviations in self.measure(self.reference, looks))
+        return Module(
+            COMPILED, COMPILED, 0, "torch.compile", difference, max(null, torch.finfo(code.dtype).eps), difference
+        )
 
     def compiled_finding(self, row: Module) -> list[Finding]:
-        """Return that compiled code computes something else than its modules, if it does."""
+        """Return a finding if the output of compiled code differs from its modules."""
         if row.ratio <= self.tolerance:
             return []
-        code = ("the modules agree, the code that torch.compile has made of them does not",)
+        code = ("the modules agree, but the code from torch.compile differs",)
         return [Finding(COMPILED, COMPILED, row.kind, COMPILED, row.ratio, ("weights", "input"), (), code, 0.0, False)]
 
 
 def _widest(network: Network, feed: Feed) -> Network:
-    """Return a network in float64, if it runs so; else as it is."""
+    """Return a network in float64 if it runs in this dtype; else unchanged."""
     exact = network.computing(EXACT)
     if exact.runs(feed):
         return exact
     try:
         network.watch(feed, lambda event: None)
     except Exception as error:
-        first = f"first network does not run on a batch of {len(feed.ids)} (pass data, of single samples batch_size=1)"
+        first = (
+            f"first network does not run on a batch of {len(feed.ids)} (pass data; for single samples, batch_size=1)"
+        )
         which = "second network does not run on the inputs of the first" if network.second else first
         raise ValueError(f"the {which}: {type(error).__name__}: {error}") from error
     return network
 
 
 def _differ_in_width(a: Adapter, b: Adapter) -> bool:
-    """Return whether most weights of the same name have other shapes."""
-    mine, theirs = (dict(each.model.named_parameters()) for each in (a, b))
+    """Return whether most weights of the same name have different shapes."""
+    mine, theirs = (dict(adapter.model.named_parameters()) for adapter in (a, b))
     common = [name for name in mine if name in theirs]
     return 2 * sum(mine[name].shape != theirs[name].shape for name in common) > len(common)
 

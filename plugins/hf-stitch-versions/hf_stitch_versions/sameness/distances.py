@@ -1,4 +1,4 @@
-"""How far the values of two networks lie apart."""
+"""Distances between the values of two networks."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from hf_stitch_versions.recording import Event, Key, Values
 
 
 def _none() -> list[float]:
-    """Return the sums of squares of no values."""
+    """Return the initial sums of squares."""
     return [0.0, 0.0]
 
 
 @dataclass
 class Deviation:
-    """Relative difference of what one call computes in two networks, summed over batches.
+    """Relative difference of one call between two networks, summed over batches.
 
-    Tensors are compared as wholes, over all rows and features: the root mean square of the difference over that of the
-    reference. Of several tensors the one counts that differs most.
+    It is the root mean square of the difference over the root mean square of the reference, over all rows and features
+    of a tensor. With several tensors, the largest difference counts.
     """
 
     outputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(_none))
     inputs: dict[str, list[float]] = field(default_factory=lambda: defaultdict(_none))
-    masks: tuple[int, int] = (0, 0)  # number of places where masks differ, and of all places that were compared
+    masks: tuple[int, int] = (0, 0)  # number of positions where masks differ, and of all compared positions
 
-    def add(self, reference: Event, other: Event, mask: Tensor | None) -> None:
-        """Add a batch. ``mask`` (batch, positions) is true for real tokens; the others are left out."""
-        _add(self.outputs, reference.outputs, other.outputs, mask)
-        _add(self.inputs, reference.inputs, other.inputs, mask)
-        self._add_masks(_unequal(reference.masks, other.masks, mask))
+    def add(self, reference: Event, compared: Event, mask: Tensor | None) -> None:
+        """Add a batch. ``mask`` (batch, positions) is true for real tokens; padding is left out."""
+        _add(self.outputs, reference.outputs, compared.outputs, mask)
+        _add(self.inputs, reference.inputs, compared.inputs, mask)
+        self._add_masks(_unequal(reference.masks, compared.masks, mask))
 
     def join(self, other: Deviation) -> None:
-        """Add what another process has summed."""
+        """Add the sums of another process."""
         for mine, theirs in ((self.outputs, other.outputs), (self.inputs, other.inputs)):
             for place, (gap, size) in theirs.items():
                 mine[place][0] += gap
@@ -49,7 +49,7 @@ class Deviation:
 
     @property
     def output(self) -> float:
-        """Relative difference of the outputs; infinite if they differ in shape or in which numbers are finite."""
+        """Relative difference of the outputs; infinite if their shapes or the positions of finite values differ."""
         return _relative(self.outputs)
 
     @property
@@ -62,16 +62,16 @@ Deviations = dict[Key, Deviation]
 
 
 def join(parts: list[Deviations]) -> Deviations:
-    """Put together what several processes have summed."""
+    """Add up the deviations of several processes."""
     first, *others = parts
-    for other in others:
-        for key, deviation in other.items():
+    for deviations in others:
+        for key, deviation in deviations.items():
             first.setdefault(key, Deviation()).join(deviation)
     return first
 
 
 def rows_of(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the values of real tokens as float64; all values of what has no tokens."""
+    """Return the values of real tokens as float64; all values of a tensor without tokens."""
     by_token = values.dim() == 3 or (values.dim() == 2 and not values.is_floating_point())
     if mask is not None and by_token and values.shape[:2] == mask.shape:
         values = values[mask.to(values.device)]
@@ -86,7 +86,7 @@ def _add(sums: dict[str, list[float]], one: Values, two: Values, mask: Tensor | 
 
 
 def _unequal(one: Values, two: Values, mask: Tensor | None) -> tuple[int, int]:
-    """Return at how many places masks differ, and the number of those that were compared: of queries of real tokens."""
+    """Return the number of positions where masks differ, and of compared positions: queries of real tokens."""
     differ = places = 0
     for place, x in (one or two).items():
         y = two.get(place) if one and two else _unmasked(x)
@@ -100,46 +100,46 @@ def _unequal(one: Values, two: Values, mask: Tensor | None) -> tuple[int, int]:
 
 
 def _unmasked(mask: Tensor) -> Tensor:
-    """Return what attention reads without a mask: all or, if a mask hides the future, what is not in the future."""
+    """Return the mask that equals no mask: everything or, if ``mask`` is causal, the past."""
     everything = torch.ones_like(mask)
     past = everything.tril(mask.shape[-1] - mask.shape[-2]) if mask.dim() > 1 else everything
     return everything if bool((mask & ~past).any()) else past
 
 
 def matched(one: Values, two: Values) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """Return the values that belong together, by their places in the first."""
-    return {place: (one[place], two[other]) for place, other in partners(one, two).items()}
+    """Return the paired values, by their places in the first network."""
+    return {place: (one[place], two[partner]) for place, partner in partners(one, two).items()}
 
 
 def partners(one: Values, two: Values) -> dict[str, str]:
-    """Return which places of two outputs belong together: the same ones.
+    """Pair the places of two outputs by name.
 
-    If no place is common to both, values of as many numbers belong together, the nearest first, each once; if none has
-    as many, the first ones.
+    Without a common name, tensors of equal size are paired, nearest first and each once; without tensors of equal
+    size, the first tensors are a pair.
     """
     if common := {place: place for place in one if place in two}:
         return common
     gaps = sorted(
-        (float((x.double() - y.to(x.device, torch.float64).reshape(x.shape)).nan_to_num().norm()), place, other)
-        for place, x in one.items() for other, y in two.items() if _fit(x, y)
+        (float((x.double() - y.to(x.device, torch.float64).reshape(x.shape)).nan_to_num().norm()), place, partner)
+        for place, x in one.items() for partner, y in two.items() if _fit(x, y)
     )  # fmt: skip
-    found = dict[str, str]()
-    for _, place, other in gaps:
-        if place not in found and other not in found.values():
-            found[place] = other
-    return found or dict(zip(list(one)[:1], list(two)[:1], strict=False))
+    pairs = dict[str, str]()
+    for _, place, partner in gaps:
+        if place not in pairs and partner not in pairs.values():
+            pairs[place] = partner
+    return pairs or dict(zip(list(one)[:1], list(two)[:1], strict=False))
 
 
 def _fit(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors have the same shape, or as many numbers on more or fewer axes."""
+    """Return whether two tensors have the same shape, or the same size with a different number of axes."""
     return x.shape == y.shape or (x.dim() != y.dim() and x.numel() == y.numel())
 
 
 def _difference(x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float]:
-    """Return the sums of squares of the difference of two tensors, and of the first."""
+    """Return the sums of squares of the difference of two tensors and of the first tensor."""
     if not _fit(x, y):
         return math.inf, 1.0
-    y = y.to(x.device).reshape(x.shape)  # an axis of length 1 more or less is the same
+    y = y.to(x.device).reshape(x.shape)  # axes of length 1 do not matter
     x, y = rows_of(x, mask), rows_of(y, mask)
     gap, size = float((x - y).square_().sum()), float(x.square().sum())
     if math.isfinite(gap) and math.isfinite(size):
@@ -152,5 +152,5 @@ def _difference(x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float
 
 
 def _relative(sums: Mapping[str, list[float]]) -> float:
-    found = (0.0 if gap == 0 else math.inf if size == 0 else math.sqrt(gap / size) for gap, size in sums.values())
-    return max(found, default=0.0)
+    ratios = (0.0 if gap == 0 else math.inf if size == 0 else math.sqrt(gap / size) for gap, size in sums.values())
+    return max(ratios, default=0.0)

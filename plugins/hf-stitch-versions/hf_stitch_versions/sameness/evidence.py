@@ -1,4 +1,4 @@
-"""Why a module computes something else: settings, weights, or the operation itself."""
+"""Causes of a difference between two modules: settings, weights, or the operation."""
 
 from __future__ import annotations
 
@@ -16,41 +16,43 @@ SAYS_NOTHING = {
     "_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "model_type",
     "id2label", "label2id", "_attn_implementation", "use_cache", "return_dict", "output_attentions", "problem_type",
 }  # fmt: skip
-"""Keys of configs that do not change what a network computes, or are told apart from them."""
+"""Config keys that do not change the outputs, or are reported separately."""
 
 STATE = {"training", "layer_idx", "call_super_init", "dump_patches", "grad_checkpointing", "gradient_checkpointing"}
-"""Attributes of modules that do not change what they compute in eval mode."""
+"""Attributes of modules that do not change their outputs in eval mode."""
 
 FEW = 6
-"""Most attributes that are told of one module."""
+"""Maximum number of attributes reported per module."""
 
 SAME = 1e-6
-"""Relative difference up to which weights under other names are equal: converting may round them."""
+"""Maximum relative difference of equal weights under different names: conversion may round them."""
 
 
 def settings(a: Adapter, b: Adapter | None) -> list[str]:
-    """Tell which settings of two networks differ: configs, dtypes and kernels of attention."""
+    """Return the settings that differ between two networks: configs, dtypes and attention implementations."""
     if b is None:
         return []
-    one, two = (cast("Any", getattr(each.model, "config", None)) for each in (a, b))
-    found = []
+    one, two = (cast("Any", getattr(adapter.model, "config", None)) for adapter in (a, b))
+    differences = []
     if all(hasattr(config, "to_dict") for config in (one, two)) and type(one) is type(two):
-        found += _unequal(_flat(one.to_dict()), _flat(two.to_dict()))
+        differences += _unequal(_flat(one.to_dict()), _flat(two.to_dict()))
         kernels = [getattr(config, "_attn_implementation", None) for config in (one, two)]
         if kernels[0] != kernels[1]:
-            found.append(f"attention by {kernels[0]} against {kernels[1]}")
-    dtypes = [sorted({str(value.dtype).removeprefix("torch.") for value in each.model.parameters()}) for each in (a, b)]
+            differences.append(f"attention implementation {kernels[0]} against {kernels[1]}")
+    dtypes = [
+        sorted({str(value.dtype).removeprefix("torch.") for value in adapter.model.parameters()}) for adapter in (a, b)
+    ]
     if dtypes[0] != dtypes[1]:
-        found.append(f"weights in {', '.join(dtypes[0]) or 'none'} against {', '.join(dtypes[1]) or 'none'}")
-    return found
+        differences.append(f"weights in {', '.join(dtypes[0]) or 'none'} against {', '.join(dtypes[1]) or 'none'}")
+    return differences
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if key not in SAYS_NOTHING:
-            found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + str(key): value}
-    return found
+            flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + str(key): value}
+    return flat
 
 
 def _unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
@@ -61,47 +63,47 @@ def _unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
 
 
 def attributes(one: nn.Module, two: nn.Module) -> list[str]:
-    """Tell which numbers and words of two modules, and of the modules in them, differ."""
-    found = [] if type(one) is type(two) else [f"class {_against(one, two)}"]
+    """Return the numbers and strings that differ between two modules, submodules included."""
+    differences = [] if type(one) is type(two) else [f"class {_against(one, two)}"]
     others = dict(two.named_modules())
     for name, module in one.named_modules():
         if name in others:
-            told = values(module, others[name]) + _classes(module, others[name])
-            found += [f"{name}.{text}" if name else text for text in told]
+            texts = values(module, others[name]) + _classes(module, others[name])
+            differences += [f"{name}.{text}" if name else text for text in texts]
     for name, module in one.named_modules():
         if name in others and vars(module).get("forward") is not vars(others[name]).get("forward"):
-            found.append(f"{name or 'it'} has another forward")
-    return found[:FEW]
+            differences.append(f"{name or 'it'} has a different forward")
+    return differences[:FEW]
 
 
 def _against(one: object, two: object) -> str:
-    """Return the classes of two objects; with their modules, if the names are the same."""
-    names = [type(each).__name__ for each in (one, two)]
+    """Return the classes of two objects, with the Python modules of classes with equal names."""
+    names = [type(instance).__name__ for instance in (one, two)]
     if names[0] == names[1]:
-        names = [f"{type(each).__module__}.{type(each).__name__}" for each in (one, two)]
+        names = [f"{type(instance).__module__}.{type(instance).__name__}" for instance in (one, two)]
     return f"{names[0]} against {names[1]}"
 
 
 def _classes(one: nn.Module, two: nn.Module) -> list[str]:
-    """Tell which parameters of two modules are of other classes, as integers with their scales are."""
+    """Return the parameters with different classes, such as integers with scales."""
     pairs = ((name, value, two._parameters.get(name)) for name, value in one._parameters.items())
     return [
-        f"{name} in the class {_against(value, other)}"
-        for name, value, other in pairs
-        if value is not None and other is not None and type(value) is not type(other)
+        f"{name} in the class {_against(value, second)}"
+        for name, value, second in pairs
+        if value is not None and second is not None and type(value) is not type(second)
     ]
 
 
 def values(one: nn.Module, two: nn.Module) -> list[str]:
-    """Tell which numbers and words of two modules of one class differ; those of modules in them do not count."""
+    """Return the numbers and strings that differ between two modules of one class, without their submodules."""
     if type(one) is not type(two):
         return []
     mine, theirs = (
         {
-            key: value for key, value in vars(each).items()
+            key: value for key, value in vars(module).items()
             if key not in STATE and not key.startswith("_") and _is_plain(value)
         }
-        for each in (one, two)
+        for module in (one, two)
     )  # fmt: skip
     return _unequal(mine, theirs)
 
@@ -111,39 +113,39 @@ def _is_plain(value: Any) -> bool:
 
 
 def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
-    """Tell which parameters and buffers of two modules differ by more than rounding, in shares of the first's norm."""
+    """Return the parameters and buffers that differ by more than rounding, relative to the norm of the first."""
     mine, theirs = (_state(m) for m in (one, two))
-    forms = [{name: (x.shape, x.is_floating_point()) for name, x in each.items()} for each in (mine, theirs)]
-    if forms[0] != forms[1]:  # adapted, parametrised, pruned, quantised or packed: what they compute with
+    forms = [{name: (x.shape, x.is_floating_point()) for name, x in state.items()} for state in (mine, theirs)]
+    if forms[0] != forms[1]:  # adapted, parametrised, pruned, quantized or packed: compare effective weights
         mine, theirs = (_effective(m) for m in (one, two))
     if not set(mine) & set(theirs):
         return _unnamed(mine, theirs, max(rounding, SAME))
-    found = [f"{name} is missing" for name in mine if name not in theirs]
-    found += [f"{name} is new" for name in theirs if name not in mine]
+    differences = [f"{name} is missing" for name in mine if name not in theirs]
+    differences += [f"{name} is new" for name in theirs if name not in mine]
     for name in mine:
         if name not in theirs:
             continue
         x, y = mine[name], theirs[name]
         if x.shape != y.shape:
-            found.append(f"{name} has the shape {tuple(x.shape)} against {tuple(y.shape)}")
+            differences.append(f"{name} has shape {tuple(x.shape)} against {tuple(y.shape)}")
         elif (gap := _gap(x, y)) > rounding:
             transposed = x.dim() == 2 and x.shape[0] == x.shape[1] and torch.equal(x.T, y)
-            found.append(f"{name} is transposed" if transposed else f"{name} differs by {gap:.2g} of its norm")
-    return found
+            differences.append(f"{name} is transposed" if transposed else f"{name} differs by {gap:.2g} of its norm")
+    return differences
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters, buffers and other tensors under all their names: tied ones have several."""
+    """Return parameters, buffers and other tensors under all their names; tied tensors have several."""
     both = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-    found = {name: value for each in both for name, value in each}
+    state = {name: value for tensors in both for name, value in tensors}
     for place, part in module.named_modules(remove_duplicate=False):
         plain = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
-        found |= {f"{place}.{name}" if place else name: value for name, value in plain.items()}
-    return {name: dequantized(value) for name, value in found.items()}
+        state |= {f"{place}.{name}" if place else name: value for name, value in plain.items()}
+    return {name: dequantized(value) for name, value in state.items()}
 
 
 def _effective(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights with which a module computes, which may itself be a layer of PEFT."""
+    """Return the effective weights of a module, which may be a PEFT layer."""
     return {name.removeprefix("it."): value for name, value in effective(nn.ModuleDict({"it": module})).items()}
 
 
@@ -155,15 +157,15 @@ def _gap(x: Tensor, y: Tensor) -> float:
 
 
 def _unnamed(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rounding: float) -> list[str]:
-    """Compare weights under other names: each must be there in the other network, perhaps transposed."""
+    """Compare weights under different names: each must exist in the second network, perhaps transposed."""
     left = list(theirs.values())
-    found = []
+    missing = []
     for name, value in mine.items():
         forms = (value, value.T) if value.dim() == 2 else (value,)
         found_at = (i for i, x in enumerate(left) for f in forms if x.shape == f.shape and _gap(f, x) <= rounding)
         place = next(found_at, None)
         if place is None:
-            found.append(f"{name} has no equal")
+            missing.append(f"{name} lacks an equal weight")
         else:
             del left[place]
-    return found
+    return missing

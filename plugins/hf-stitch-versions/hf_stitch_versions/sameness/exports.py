@@ -1,4 +1,4 @@
-"""A network that was exported to ONNX, as ONNX Runtime computes it on the CPU."""
+"""Network exported to ONNX, computed by ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from hf_stitch_versions.sameness.graphs import calls_of, integers_of, read
 from hf_stitch_versions.sources import Feed, told_as
 
 DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
-"""Number of a dtype in ONNX -> dtype, of those in which ONNX Runtime computes on the CPU."""
+"""ONNX number of a dtype -> dtype, for all dtypes that ONNX Runtime computes in on the CPU."""
 
 FLOATS = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(double)": 11}
-"""Name of a dtype in ONNX Runtime -> its number in ONNX."""
+"""ONNX Runtime name of a dtype -> its ONNX number."""
 
 FOLDER = "session.model_external_initializers_file_folder_path"
-"""Option of ONNX Runtime: where weights outside of a file are."""
+"""ONNX Runtime option: folder of external weights."""
 
 DYNAMIC = (
-    "Export it with dynamic axes for samples and tokens (dynamic_shapes, or dynamic_axes with dynamo=False); or pass "
-    "data of its shape, and its number of samples as batch_size"
+    "Export it with dynamic axes for samples and tokens (dynamic_shapes, or dynamic_axes with dynamo=False), or pass "
+    "data of this shape and a batch_size equal to the number of samples"
 )
 
 
 class Onnx:
-    """An ONNX file. Its modules are told from what exporters write: names of nodes, or their metadata.
+    """ONNX file with modules inferred from the names or the metadata of its nodes.
 
-    The output of a module is what leaves its nodes. In files that have lost the names, every value counts, under its
-    own name. The values inside are those of the graph as it is written. The outputs of the network are what a session
-    with the default optimisations returns: what users run. If only these differ, the optimisations are the cause.
+    The outputs of a module are the values that leave its nodes. In files without these names, every value counts as a
+    module. Inner values are computed without graph optimisations. The outputs of the network come from a session with
+    the default optimisations, as users run it. If only the outputs differ, the optimisations are the cause.
 
     Args:
-        path: The file. Weights outside of it are read from its folder.
+        path: The file. External weights are read from its folder.
 
     Raises:
         ImportError: If onnx or onnxruntime are not installed.
-        OSError: If the file is missing, or one with its weights.
-        ValueError: If it is no ONNX file.
+        OSError: If the file or a file of its weights is missing.
+        ValueError: If it is not an ONNX file.
     """
 
     inferred: ClassVar[bool] = True
@@ -52,21 +52,21 @@ class Onnx:
             import onnx
             import onnxruntime
         except ImportError as error:
-            raise ImportError('ONNX files need more packages: pip install "hf-stitch-versions[onnx]"') from error
+            raise ImportError('ONNX files require more packages: pip install "hf-stitch-versions[onnx]"') from error
         self.path, self._runtime = path, onnxruntime
         self.modules: Mapping[str, nn.Module] = {}
         self._sessions = dict[tuple[frozenset[str], bool], Any]()
         self._numpy = onnx.helper.tensor_dtype_to_np_dtype
         self._model = read(path)
         graph = self._model.graph
-        weights = {each.name for each in graph.initializer}
-        self._inputs = {each.name: each.type.tensor_type for each in graph.input if each.name not in weights}
-        self._outputs = [each.name for each in graph.output]
+        weights = {proto.name for proto in graph.initializer}
+        self._inputs = {proto.name: proto.type.tensor_type for proto in graph.input if proto.name not in weights}
+        self._outputs = [proto.name for proto in graph.output]
         self._calls = calls_of(graph)
         self.quantized = told_as(*integers_of(graph))
         kinds = [*(w.data_type for w in graph.initializer), *(o.type.tensor_type.elem_type for o in graph.output)]
-        found = {DTYPES[kind] for kind in kinds if kind in DTYPES}
-        self.dtype = max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+        dtypes = {DTYPES[kind] for kind in kinds if kind in DTYPES}
+        self.dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
     def __str__(self) -> str:
         return self.path.name
@@ -75,26 +75,26 @@ class Onnx:
         self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
         put: Mapping[Key, Values] | None = None,
     ) -> None:  # fmt: skip
-        """Run the graph. What is put replaces values in it: they become inputs of the graph."""
-        given, cut = self._given(feed), dict[str, Tensor]()
+        """Run the graph. Values in ``put`` replace values of the graph, by becoming its inputs."""
+        arguments, cut = self._given(feed), dict[str, Tensor]()
         whole = (put or {}).get(("", 0), {})
         if put:
-            inside = self._run(given, {})
+            inside = self._run(arguments, {})
             for call in self._calls:
                 values = put.get(call.key, {})
                 pairs = partners(values, {name: inside[name] for name in call.outputs if name in inside})
                 cut |= {name: values[place].to(inside[name]) for place, name in pairs.items()
                         if values[place].numel() == inside[name].numel()}  # fmt: skip
-        values = self._run(given, {name: new.reshape(inside[name].shape) for name, new in cut.items()})
+        values = self._run(arguments, {name: new.reshape(inside[name].shape) for name, new in cut.items()})
         for call in self._calls:
             outputs, inputs = ({n: values[n] for n in names if n in values} for names in (call.outputs, call.inputs))
             if outputs := values_of(outputs):
                 see(Event(call.key, call.kind, outputs, None, values_of(inputs) if call.key in with_inputs else {}))
-        final = values if cut else self._run(given, {}, watched=False)
+        final = values if cut else self._run(arguments, {}, watched=False)
         see(Event(("", 0), "graph", whole or values_of({name: final[name] for name in self._outputs if name in final})))
 
     def _given(self, feed: Feed) -> dict[str, Tensor]:
-        """Return the inputs of the graph, under its names."""
+        """Return the inputs of the graph, by name."""
         have = {name: value for name, value in feed.arguments.items() if isinstance(value, Tensor)}
         lacking = [name for name in self._inputs if name not in have]
         spare = [name for name in have if name not in self._inputs and "mask" not in name]
@@ -102,48 +102,52 @@ class Onnx:
             have[lacking.pop()] = have[spare[0]]
         if lacking:
             raise ValueError(
-                f"{self} reads {', '.join(lacking)}, but the first network reads {', '.join(have)} only. Export it so "
-                "that it reads these, by their names"
+                f"{self} requires the inputs {', '.join(lacking)}, but the first network has only {', '.join(have)}. "
+                "Export it with these input names"
             )
         for name, kind in self._inputs.items():
             axes = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
             shape = list(have[name].shape)
             fits = len(axes) == len(shape) and all(fixed in (None, n) for fixed, n in zip(axes, shape, strict=True))
             if kind.HasField("shape") and not fits:
-                told = ", ".join("any" if fixed is None else str(fixed) for fixed in axes)
-                raise ValueError(f"{self} reads {name} of the shape ({told}), not {tuple(shape)}. {DYNAMIC}")
+                expected = ", ".join("any" if fixed is None else str(fixed) for fixed in axes)
+                raise ValueError(f"{self} requires {name} of shape ({expected}), got {tuple(shape)}. {DYNAMIC}")
         return {
             name: torch.from_numpy(have[name].cpu().numpy().astype(self._numpy(kind.elem_type)))
             for name, kind in self._inputs.items()
         }
 
     def _run(
-        self, given: Mapping[str, Tensor], cut: Mapping[str, Tensor], *, watched: bool = True
+        self, arguments: Mapping[str, Tensor], cut: Mapping[str, Tensor], *, watched: bool = True
     ) -> dict[str, Tensor]:
-        """Return floating-point values of the graph by name: those at the ends of modules, or its outputs."""
+        """Return floating-point values of the graph by name: inputs and outputs of modules, or of the graph only."""
         session = self._session(frozenset(cut), watched)
-        arrays = {name: value.numpy() for name, value in {**given, **cut}.items()}
-        names = [each.name for each in session.get_outputs() if each.type in FLOATS and each.name not in cut]
+        arrays = {name: value.numpy() for name, value in {**arguments, **cut}.items()}
+        names = [output.name for output in session.get_outputs() if output.type in FLOATS and output.name not in cut]
         try:
-            found = session.run(names, arrays) if names else []
-        except Exception as error:  # those of the runtime have no class in common
+            computed = session.run(names, arrays) if names else []
+        except Exception as error:  # exceptions of the runtime have no common class
             raise ValueError(f"{self} does not run on the inputs of the first network: {error}. {DYNAMIC}") from error
-        values = {name: torch.from_numpy(value) for name, value in zip(names, found, strict=True)}
-        return {name: value for name, value in {**given, **values, **cut}.items() if is_value(value)}
+        values = {name: torch.from_numpy(value) for name, value in zip(names, computed, strict=True)}
+        return {name: value for name, value in {**arguments, **values, **cut}.items() if is_value(value)}
 
     def _session(self, cut: frozenset[str], watched: bool) -> Any:
-        """Return a session of the graph in which some values are inputs."""
+        """Return a session of the graph with some values turned into inputs."""
         if (cut, watched) in self._sessions:
             return self._sessions[cut, watched]
         model = type(self._model)()
         model.CopyFrom(self._model)
-        kinds = {each.name: each.type for each in self._session(frozenset(), watched=True).get_outputs()} if cut else {}
+        kinds = (
+            {output.name: output.type for output in self._session(frozenset(), watched=True).get_outputs()}
+            if cut
+            else {}
+        )
         for node in model.graph.node:
             node.output[:] = [f"{name} (cut)" if name in cut else name for name in node.output]
         for name in cut:
             model.graph.input.add(name=name).type.tensor_type.elem_type = FLOATS[kinds[name]]
-        told = {name for call in self._calls for name in (*call.outputs, *call.inputs)} if watched else set()
-        for name in sorted(told - {*self._inputs, *self._outputs}):
+        watched_names = {name for call in self._calls for name in (*call.outputs, *call.inputs)} if watched else set()
+        for name in sorted(watched_names - {*self._inputs, *self._outputs}):
             model.graph.output.add(name=name)
         options = self._runtime.SessionOptions()
         options.log_severity_level = 3
@@ -151,8 +155,10 @@ class Onnx:
         if watched:
             options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
-            made = self._runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+            session = self._runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         except Exception as error:
-            raise ValueError(f"ONNX Runtime does not load {self}: {error}") from error
-        self._sessions = {key: each for key, each in self._sessions.items() if not key[0]} | {(cut, watched): made}
-        return made
+            raise ValueError(f"ONNX Runtime cannot load {self}: {error}") from error
+        self._sessions = {key: output for key, output in self._sessions.items() if not key[0]} | {
+            (cut, watched): session
+        }
+        return session

@@ -1,4 +1,4 @@
-"""ONNX files: reading them, and which values are the outputs and inputs of which module."""
+"""Read ONNX files, and map their values to the inputs and outputs of modules."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 from hf_stitch_versions.recording import Key
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""Where ``torch.onnx.export(dynamo=True)`` writes the modules that a node is in."""
+"""Metadata key for the modules around a node, written by ``torch.onnx.export(dynamo=True)``."""
 
 FOLDED = "onnx::Conv_"
-"""How ``torch.onnx.export(dynamo=False)`` names weights into which it has folded a batch norm."""
+"""Name prefix of weights with a folded batch norm, from ``torch.onnx.export(dynamo=False)``."""
 
 PACKED = "MatMulNBits"
-"""Operator of ONNX Runtime whose matrix has several integers in a byte."""
+"""ONNX Runtime operator with several integers in a byte of its matrix."""
 
 WHOLE = ("int32", "int64", "bool")
-"""Formats of numbers that are no weights, but positions and masks."""
+"""Formats of positions and masks, not of weights."""
 
 SMALL = 1024
-"""Number of bytes from which on weights that are outside of a file stay there."""
+"""External weights of at least this many bytes are not loaded."""
 
 
 def read(path: Path) -> Any:
-    """Return the model in a file. Weights outside of it stay there, except for small ones.
+    """Return the model in a file, without large external weights.
 
     Raises:
-        OSError: If the file is missing, or one with its weights.
-        ValueError: If it is no ONNX file.
+        OSError: If the file or a file of its weights is missing.
+        ValueError: If it is not an ONNX file.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -40,14 +40,16 @@ def read(path: Path) -> Any:
     try:
         model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
-        raise ValueError(f"{path.name} is no ONNX file: {error}") from error
+        raise ValueError(f"{path.name} is not an ONNX file: {error}") from error
     if not model.graph.node:
-        raise ValueError(f"{path.name} is no ONNX file: it has no graph")
+        raise ValueError(f"{path.name} is not an ONNX file: it does not contain a graph")
     for weight in model.graph.initializer:
-        outside = {each.key: each.value for each in weight.external_data}
+        outside = {location.key: location.value for location in weight.external_data}
         if outside and not (path.parent / outside["location"]).is_file():
-            raise FileNotFoundError(f"{path.name} keeps weights in {outside['location']}, which is not next to it")
-        if int(outside.get("length", SMALL)) < SMALL:  # shapes, which the runtime must know before it reads weights
+            raise FileNotFoundError(
+                f"{path.name} stores weights in {outside['location']}, which must be in the same folder"
+            )
+        if int(outside.get("length", SMALL)) < SMALL:  # shapes, required by the runtime before it reads weights
             onnx.external_data_helper.load_external_data_for_tensor(weight, str(path.parent))
             weight.ClearField("external_data")
             weight.data_location = onnx.TensorProto.DEFAULT
@@ -61,11 +63,11 @@ def integers_of(graph: Any) -> tuple[float, list[str]]:
     sizes: dict[str, int] = {}
     packed = {node.input[1]: node for node in graph.node if node.op_type == PACKED}
     scales = {name for node in packed.values() for name in node.input[2:]}
-    for weight in (each for each in graph.initializer if each.name not in scales):
+    for weight in (proto for proto in graph.initializer if proto.name not in scales):
         kind, size = onnx.TensorProto.DataType.Name(weight.data_type).lower(), math.prod(weight.dims)
         if node := packed.get(weight.name):
-            given = {each.name: each.i for each in node.attribute}
-            kind, size = f"int{given.get('bits', 4)}", given["K"] * given["N"]
+            attributes = {proto.name: proto.i for proto in node.attribute}
+            kind, size = f"int{attributes.get('bits', 4)}", attributes["K"] * attributes["N"]
         if len(weight.dims) > 1 and kind not in WHOLE:
             sizes[kind] = sizes.get(kind, 0) + size
     integers = {kind: size for kind, size in sizes.items() if "int" in kind}
@@ -91,14 +93,14 @@ class Call:
 
 
 def calls_of(graph: Any) -> list[Call]:
-    """Return the calls of modules in a graph, in the order in which they end; without the whole network.
+    """Return the calls of modules in a graph, in order of completion, without the whole network.
 
-    Consecutive nodes of a module are one call. Nodes that belong to no module do not end it. In graphs without names
-    of modules, every node is a call under the name of its value.
+    Consecutive nodes of a module are one call, also with nodes outside of all modules in between. In graphs without
+    module names, every node is a call with the name of its value.
     """
-    weights = {each.name for each in graph.initializer}
-    live = {each.name for each in graph.input} - weights  # values that depend on the inputs
-    readers: dict[str, set[int]] = {each.name: {-1} for each in graph.output}
+    weights = {proto.name for proto in graph.initializer}
+    live = {proto.name for proto in graph.input} - weights  # values that depend on the inputs
+    readers: dict[str, set[int]] = {proto.name: {-1} for proto in graph.output}
     for number, node in enumerate(graph.node):
         read = _read(node)
         if not live.isdisjoint(read):
@@ -112,11 +114,11 @@ def calls_of(graph: Any) -> list[Call]:
     owners = {name.rpartition(".")[0] for name in weights if scoped} - {""}
     ends = dict[Key, tuple[int, int]]()
     for call in calls:
-        made = {name for number in call.nodes for name in graph.node[number].output}
+        written = {name for number in call.nodes for name in graph.node[number].output}
         for number in sorted(call.nodes):
             node = graph.node[number]
             if not _fused(node, call.key[0], owners):
-                call.inputs += [name for name in _read(node) if name in live and name not in (*made, *call.inputs)]
+                call.inputs += [name for name in _read(node) if name in live and name not in (*written, *call.inputs)]
             if left := [name for name in node.output if name in live and readers.get(name, set()) - call.nodes]:
                 call.outputs += left
                 call.kind = node.op_type
@@ -125,19 +127,19 @@ def calls_of(graph: Any) -> list[Call]:
 
 
 def _read(node: Any) -> list[str]:
-    """Return the names of the values that a node reads, also inside of the branches and loops that it has."""
-    graphs = [each.g for each in node.attribute if each.HasField("g")]
+    """Return the names of the values that a node reads, its branches and loops included."""
+    graphs = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
     return [name for name in node.input if name] + [name for g in graphs for inner in g.node for name in _read(inner)]
 
 
 def _fused(node: Any, name: str, owners: set[str]) -> bool:
-    """Return whether a node is a batch norm with a convolution fused into it: it does not read what the module did."""
+    """Return whether a node is a batch norm with a fused convolution: its input is not the input of the module."""
     owner = node.input[1].rpartition(".")[0] if node.op_type == "Conv" else ""
     return owner in owners and owner != name and not owner.startswith(f"{name}.")
 
 
 def _scoped(graph: Any, weights: set[str]) -> list[Call]:
-    """Return the calls of a graph whose nodes name their modules."""
+    """Return the calls of a graph, if its nodes name their modules."""
     running, calls, counts = dict[str, Call](), list[Call](), dict[str, int]()
     seen: dict[str, str] = {}  # part of a name with the number of a call -> without it
     for number, node in enumerate(graph.node):
@@ -155,10 +157,10 @@ def _scoped(graph: Any, weights: set[str]) -> list[Call]:
 
 
 def _names(node: Any, weights: set[str], seen: dict[str, str]) -> Mapping[str, str]:
-    """Return the names of the modules that a node is in, from the outside, and what they are told apart by."""
-    given = {each.key: each.value for each in node.metadata_props}.get(SCOPES)
-    if given is not None:
-        return {name: "" for name in ast.literal_eval(given)[:-1] if name and not name.startswith("_empty_nn_module")}
+    """Return the modules around a node, outermost first, and the part of the node name that separates their calls."""
+    scopes = {metadata.key: metadata.value for metadata in node.metadata_props}.get(SCOPES)
+    if scopes is not None:
+        return {name: "" for name in ast.literal_eval(scopes)[:-1] if name and not name.startswith("_empty_nn_module")}
     if not node.name.startswith("/"):
         return {}
     names, name, last = dict[str, str](), "", ""

@@ -1,4 +1,4 @@
-"""The page of a comparison of two versions of a network."""
+"""Report page for the comparison of two versions of a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COLUMNS = ("module", "in the second network", "class", "difference", "null", "ra
 
 
 def section(result: Sameness) -> Section:
-    """Describe where the networks differ: one curve over the modules, the findings, and every number."""
+    """Describe where the networks differ: a curve over the modules, the findings, and a table of all modules."""
     rows = [
         (
             row.name + f" (call {row.call + 1})" * (row.call > 0) or "(output)", row.other, row.kind,
@@ -42,10 +42,10 @@ def section(result: Sameness) -> Section:
         }
     )  # fmt: skip
     layout = {
-        "height": 420, "xaxis": {"title": {"text": "module, in the order in which they end"}},
+        "height": 420, "xaxis": {"title": {"text": "module, in order of execution"}},
         "yaxis": {"type": "log", "automargin": True, "title": {"text": "difference over null"}},
     }  # fmt: skip
-    caption = f"How much each module differs, in units of its null. Equal outputs are drawn at {LEAST:g}."
+    caption = f"Difference of each module in units of its null. Equal outputs are drawn at {LEAST:g}."
     figure = Figure([View("", caption, traces, Table(COLUMNS, rows))], layout)
     tables = {}
     if result.findings:
@@ -57,19 +57,19 @@ def section(result: Sameness) -> Section:
             ],
         )
     if result.settings or result.inputs:
-        told = [("input", text) for text in result.inputs] + [("setting", text) for text in result.settings]
-        tables["Settings and inputs"] = Table(("kind", "first against second"), told)
-    paired = "names" if result.by_names else "values and weights, in their order"
+        differences = [("input", text) for text in result.inputs] + [("setting", text) for text in result.settings]
+        tables["Settings and inputs"] = Table(("kind", "first against second"), differences)
+    paired = "names" if result.by_names else "values and weights, in order"
     notes = [
-        f"Modules are paired by {paired}. The null is what computing in {result.null} instead of {result.reference} "
-        f"does to the first network; a module differs from {result.tolerance:g} times that on.",
+        f"Modules are paired by {paired}. The null is the effect of computing the first network in {result.null} "
+        f"instead of {result.reference}; a module differs if it exceeds {result.tolerance:g} times its null.",
     ]
-    lists = {"Different, but not what is around them": result.inside}
+    lists = {"Different inside equal modules": result.inside}
     lists |= {"Only in the first network": result.missing, "Only in the second network": result.extra}
     for label, left in lists.items():
         if left:
             more = f" and {len(left) - 20} more" if len(left) > 20 else ""
             notes.append(f"{label}: {', '.join(left[:20])}{more}.")
     first, second = (result.a, result.b) if result.a != result.b else ("the first network", "the second")
-    asked = f"Is {second} the same network as {first}, and where do they first differ?"
-    return Section("Two versions", asked, result.verdict, [figure], tables=tables, notes=notes, data=result.data)
+    question = f"Is {second} the same network as {first}, and where do they first differ?"
+    return Section("Two versions", question, result.verdict, [figure], tables=tables, notes=notes, data=result.data)

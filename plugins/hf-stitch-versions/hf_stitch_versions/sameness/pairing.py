@@ -1,4 +1,4 @@
-"""Which module of one network is which of the other."""
+"""Pair the modules of two networks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hf_stitch_versions.recording import Event, Key
 from hf_stitch_versions.sameness.distances import rows_of
 
 PLACES = 1024
-"""Number of random places of values that are compared, to see which values are alike."""
+"""Number of randomly sampled values of an output that are compared."""
 
 FAR = 0.5
-"""Relative difference from which on values are not alike."""
+"""Minimum relative difference of outputs that are not similar."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A call, without its values: what pairs it with one of another network."""
+    """Summary of a call, used to pair it with a call of the second network."""
 
     key: Key
     kind: str
-    size: int  # numbers in its first output; 0 if it has none
-    sizes: frozenset[int]  # numbers in each of its outputs, also those of padding
-    sketch: NDArray[np.float64]  # some numbers of its first output
+    size: int  # number of values in its first output; 0 without outputs
+    sizes: frozenset[int]  # number of values in each of its outputs, padding included
+    sketch: NDArray[np.float64]  # sampled values of its first output
     weights: tuple[float, ...]  # norms of its own weights, sorted
 
 
@@ -45,7 +45,7 @@ class Pairing:
 
 
 def trace(event: Event, module: nn.Module | None, mask: Tensor | None) -> Trace:
-    """Return what pairs a call: the size of its first output, a sketch of it, and the norms of its weights."""
+    """Summarize a call: the size and a sketch of its first output, and the norms of its weights."""
     values = rows_of(next(iter(event.outputs.values())), mask) if event.outputs else torch.zeros(0)
     flat = values.flatten().cpu().nan_to_num()
     weights = (
@@ -56,10 +56,10 @@ def trace(event: Event, module: nn.Module | None, mask: Tensor | None) -> Trace:
 
 
 def pair(one: Sequence[Trace], two: Sequence[Trace], *, sized: bool = False) -> Pairing:
-    """Pair the calls of two networks: by names, up to a prefix, where most agree; else in order, by values and weights.
+    """Pair the calls of two networks by names, up to a prefix, if most agree; else in order, by values and weights.
 
-    A pair by values needs outputs of as many numbers that are alike, or the same weights; one by names needs an output
-    of as many numbers if it is not certain which values are those of a module (``sized``).
+    A pair by values requires outputs of equal size with similar values, or equal weights. With ``sized``, if the
+    outputs of a module are uncertain, a pair by names requires an output of equal size as well.
     """
     names = {trace.key[0] for trace in one if trace.key[0]}, {trace.key[0] for trace in two if trace.key[0]}
     strip_one, strip_two = _prefixes(*names)
@@ -71,29 +71,29 @@ def pair(one: Sequence[Trace], two: Sequence[Trace], *, sized: bool = False) -> 
     by_names = 2 * len(named) > min(len(one), len(two))
     if sized:
         sizes = {trace.key: trace.sizes for trace in two}
-        own = {trace.key: trace.sizes for trace in one}
-        named = {mine: theirs for mine, theirs in named.items() if not mine[0] or own[mine] & sizes[theirs]}
+        sizes_a = {trace.key: trace.sizes for trace in one}
+        named = {mine: theirs for mine, theirs in named.items() if not mine[0] or sizes_a[mine] & sizes[theirs]}
     calls = named if by_names else _aligned(one, two)
-    ends = one[-1], two[-1]  # the networks as wholes, also if they have other names inside of wrappers
+    ends = one[-1], two[-1]  # the whole networks, also if wrappers change their names
     if all(end.key[0] == "" for end in ends) and ends[0].size == ends[1].size:
         calls = {a: b for a, b in calls.items() if b != ends[1].key} | {ends[0].key: ends[1].key}
-    found = {key[0] for key in calls}, {key[0] for key in calls.values()}
+    paired_names = {key[0] for key in calls}, {key[0] for key in calls.values()}
     missing, extra = (
-        tuple(dict.fromkeys(each.key[0] for each in side if each.key[0] not in paired))
-        for side, paired in zip((one, two), found, strict=True)
+        tuple(dict.fromkeys(call.key[0] for call in side if call.key[0] not in paired))
+        for side, paired in zip((one, two), paired_names, strict=True)
     )
     return Pairing(calls, by_names, missing, extra)
 
 
 def _without(name: str, prefix: str) -> str:
-    """Return a name without a prefix. The whole network inside of which the prefix leads keeps a name of its own."""
+    """Return a name without a prefix; a wrapper outside of the prefix becomes ``(whole)``."""
     if name == prefix.rstrip("."):
         return ""
     return name.removeprefix(prefix) or "(whole)"
 
 
 def _prefixes(one: set[str], two: set[str]) -> tuple[str, str]:
-    """Return the prefix of the names of each network that the names of the other do not have."""
+    """Return the prefix of each network that must be removed to match the names of the second network."""
     most, best = len(one & two), ("", "")
     for swap, (short, long) in enumerate(((one, two), (two, one))):
         ends = {name.rpartition(".")[2] for name in short}
@@ -108,21 +108,21 @@ def _prefixes(one: set[str], two: set[str]) -> tuple[str, str]:
 
 
 def _sketch(values: Tensor) -> NDArray[np.float64]:
-    """Return values at random places, which are the same for all values of this size."""
+    """Return values at random positions, which depend on the size only."""
     if values.numel() > PLACES:
         values = values[torch.from_numpy(np.random.default_rng(values.numel()).integers(0, values.numel(), PLACES))]
     return values.numpy()
 
 
 def _aligned(one: Sequence[Trace], two: Sequence[Trace]) -> dict[Key, Key]:
-    """Pair calls in their order, so that the sum of likenesses is the greatest."""
+    """Pair calls in order, with the largest sum of similarities."""
     likeness = np.array([[_likeness(a, b) for b in two] for a in one])
     best = np.zeros((len(one) + 1, len(two) + 1))
     for i in range(len(one)):
         with_pair = best[i, :-1] + likeness[i]
         best[i + 1, 1:] = np.maximum(with_pair, best[i, 1:])
         best[i + 1] = np.maximum.accumulate(best[i + 1])
-    found, i, j = {}, len(one), len(two)
+    pairs, i, j = {}, len(one), len(two)
     while i and j:
         if best[i, j] == best[i - 1, j]:
             i -= 1
@@ -130,12 +130,12 @@ def _aligned(one: Sequence[Trace], two: Sequence[Trace]) -> dict[Key, Key]:
             j -= 1
         else:
             i, j = i - 1, j - 1
-            found[one[i].key] = two[j].key
-    return found
+            pairs[one[i].key] = two[j].key
+    return pairs
 
 
 def _likeness(a: Trace, b: Trace) -> float:
-    """Return 0 for calls that cannot be a pair, and more the more they are alike."""
+    """Return the similarity of two calls; 0 if they cannot be a pair."""
     if a.size != b.size or not a.size:
         return 0.0
     scale = float(np.linalg.norm(a.sketch))

@@ -1,4 +1,4 @@
-"""The answer: whether two networks are the same, and where they first differ."""
+"""Result of :func:`same`: whether two networks are the same, and where they first differ."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FINDINGS = 8
-"""Most findings that are looked for, one after the other."""
+"""Maximum number of findings."""
 
-REPAIRED = "; with all of them repaired the networks are the same"
-"""What is added to several findings that explain everything."""
+REPAIRED = "; with all of them repaired, the networks are the same"
+"""Suffix of the verdict if several findings explain all differences."""
 
-UNEQUAL = "of another shape, or finite on one side only"
-"""What stands in the place of an infinite difference."""
+UNEQUAL = "with a different shape, or finite on one side only"
+"""Text of an infinite difference."""
 
 AS_THEY_ARE = "as they are"
 """Name of the curve of all differences."""
 
 LEAST = 1e-3
-"""Where a plot shows what is less, in units of the null: zero has no place on a logarithmic scale."""
+"""Lower end of plots, in units of the null: a logarithmic scale excludes zero."""
 
 FEW = 3
-"""Most settings in the answer."""
+"""Maximum number of settings in the verdict."""
 
 BEFORE, BEHIND = 3, 8
-"""Modules before the first difference, and from there on, in a table as text."""
+"""Number of modules before and from the first difference in a table as text."""
 
 PROOF = {
-    True: "; the output of the first network, put there, restores the outputs of the network",
+    True: "; replacing its output by the output of the first network restores the network's outputs",
     False: "",
-    None: "; at the outputs of the network nothing of it is left",
+    None: "; the network's outputs do not show it",
 }
-"""What replacing the output of a module by that of the first network has shown."""
+"""Effect of replacing the output of a module by the output in the first network."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """How much one call of a module differs.
+    """Difference of one call of a module.
 
     Attributes:
         name: Name in the first network; empty for the whole network.
         other: Name in the second network.
-        call: Number of the call in one forward, from 0.
+        call: Number of the call in one forward pass, from 0.
         kind: Class of the module in the first network.
-        difference: Root mean square of the difference of the outputs, over that of the first network's output.
-        null: What rounding alone does to this output, in the same unit.
-        repaired: The difference when the modules of all findings yield what they do in the first network.
+        difference: Root mean square of the difference of the outputs, relative to the first network's output.
+        null: Effect of rounding alone on this output, in the same unit.
+        repaired: The difference if the modules of all findings return their outputs from the first network.
     """
 
     name: str
@@ -73,21 +73,21 @@ class Module:
 
 @dataclass(frozen=True)
 class Finding:
-    """A module that computes something else from the same input.
+    """Module with different outputs for the same input.
 
     Attributes:
-        module: Its name in the first network; empty if it is the network's own code, between its modules.
+        module: Its name in the first network; empty for the network's own code, between its modules.
         other: Its name in the second network.
         kind: Its class in the first network.
-        seen_at: The first output that differs: that of the module, or of one inside of it whose input its code makes.
-        ratio: How much that output differs, in units of the null.
-        compared: What could be compared of both networks: ``weights``, ``input``.
-        weights: Which weights differ, in words.
-        settings: Which attributes or classes differ, in words.
-        masks: Share of the places where a mask differs that the module makes; 0 if it is equal or there is none.
-        restored: Whether the outputs of the networks agree when this module, and those of earlier findings, yield what
-            they do in the first network; ``None`` if they agree anyway.
-        places: Names of all modules that differ in the same way, this one among them; empty if it is the only one.
+        seen_at: The first output that differs: of the module, or of a submodule with an input made by the module.
+        ratio: Difference of that output, in units of the null.
+        compared: Quantities known in both networks: ``weights``, ``input``.
+        weights: Weights that differ, in words.
+        settings: Attributes or classes that differ, in words.
+        masks: Share of positions at which a mask made by the module differs; 0 without differences or masks.
+        restored: Whether the outputs of the networks agree if the modules of this and all earlier findings return their
+            outputs from the first network; ``None`` if they agree anyway.
+        places: Names of all modules that differ in the same way, this one included; empty if it is the only one.
     """
 
     module: str
@@ -104,17 +104,17 @@ class Finding:
 
     @property
     def cause(self) -> str:
-        """What differs, in words."""
+        """The difference in words."""
         if self.weights:
             more = f" and {len(self.weights) - 1} more" * (len(self.weights) > 1)
-            known = "its input is equal, its weights are not" if "input" in self.compared else "its weights differ"
-            return f"{known}: {self.weights[0]}{more}"
+            prefix = "its input is equal, its weights differ" if "input" in self.compared else "its weights differ"
+            return f"{prefix}: {self.weights[0]}{more}"
         equal = (
-            " and ".join(f"its {each}" for each in self.compared)
+            " and ".join(f"its {name}" for name in self.compared)
             + f" {'are' if 'weights' in self.compared else 'is'} equal"
         )
         if self.masks:
-            return f"{equal}; the mask that it makes differs at {self.masks:.0%} of places"
+            return f"{equal}; the mask that it makes differs at {self.masks:.0%} of positions"
         if len(self.compared) == 2:
             equal += ", so it is the operation"
         elif self.compared:
@@ -135,40 +135,40 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sameness(Result):
-    """Whether two networks are the same, returned by :func:`same`.
+    """Result of :func:`same`: whether two networks are the same, and where they first differ.
 
     Attributes:
-        a: What the first network is.
-        b: What the second network is.
-        tolerance: Multiple of the null from which on outputs differ.
-        reference: dtype in which the first network was computed as the reference.
-        null: What the null is, in words.
+        a: Name of the first network.
+        b: Name of the second network.
+        tolerance: Multiple of the null above which outputs differ.
+        reference: dtype of the first network as the reference.
+        null: dtype that defines the null.
         n: Number of samples.
-        data: Fingerprint of the samples; ``None`` if they were random.
-        inputs: How the inputs differ that both make of the same samples, in words. The second network then ran on those
-            of the first.
+        data: Fingerprint of the samples; ``None`` for random inputs.
+        inputs: Differences between the two networks' own inputs for the same samples, in words. The second network then
+            ran on the inputs of the first.
         settings: Settings that differ, in words.
-        findings: Modules that compute something else, in the order in which they run.
-        complete: Whether all differences are explained by the findings: the outputs agree when these are repaired.
-        modules: Every call that was compared, in the order in which they end.
+        findings: Modules that differ, in order of execution.
+        complete: Whether the findings explain all differences: the outputs agree after repairing them.
+        modules: All compared calls, in order of completion.
         missing: Modules of the first network without a partner in the second.
         extra: Modules of the second network without a partner in the first.
-        inside: Modules whose outputs differ while those of the module around them and of the network do not: layers
-            were fused or split, or what differs has no effect.
-        by_names: Whether modules were paired by their names; else by values and weights, in their order.
-        bound: Up to where the networks are known to be the same, in words: random inputs may not reach past a length
-            that the networks name, and outputs may not be finite. Empty without a bound.
-        quantized: Which network is quantised, and what share of its weights; empty if both are, alike, or none is. In a
-            file of a quantised network, differences of modules are not looked for: each of them differs.
+        inside: Modules that differ inside a module with equal outputs, in networks with equal outputs: layers were
+            fused or split, or the difference does not have an effect.
+        by_names: Whether modules were paired by names; else by values and weights, in order.
+        bound: Limits of the comparison, in words: random inputs may be shorter than a length that the networks name,
+            and outputs may not be finite. Empty without limits.
+        quantized: Which network is quantized, and the share of quantized weights; empty if both are quantized alike or
+            neither is. In the file of a quantized network all modules differ, so findings are not searched.
 
     Example:
         >>> row = Module("", "", 0, "ViT", 2e-8, 1e-7, 2e-8)
         >>> none: tuple[str, ...] = ()
-        >>> found = Sameness(
+        >>> sameness = Sameness(
         ...     "a", "b", 4.0, "float64", "float32", 8, "sha256:0", none, none, (), True, (row,), none, none, none, True
         ... )
-        >>> print(found.verdict)
-        The networks are the same: no output differs by more than 0.2 times what rounding does (float32), on 8 samples.
+        >>> print(sameness.verdict)
+        The networks are the same: no output differs by more than 0.2 times its null (float32 rounding), on 8 samples.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("verdict", "is_same")
@@ -195,42 +195,44 @@ class Sameness(Result):
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs: neither the inputs nor what modules compute."""
+        """Whether neither the inputs nor the outputs of any module differ."""
         return not self.inputs and not self.findings and self.complete
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence or two."""
+        """Summary in one or two sentences."""
         most = max((row.ratio for row in self.modules if row.name not in self.inside), default=0.0)
         samples = f"on {self.n} {'random ' if self.data is None else ''}samples"
         if self.is_same:
-            far = f"differs by more than {most:.2g} times what rounding does ({self.null})" if most else "differs"
-            what = "The networks are" if any(not row.name for row in self.modules) else "What both networks have is"
+            far = f"differs by more than {most:.2g} times its null ({self.null} rounding)" if most else "differs"
+            subject = "The networks are" if any(not row.name for row in self.modules) else "The common modules are"
             aside = f" Settings differ: {'; '.join(self.settings[:FEW])}." if self.settings else ""
             bound = f" This holds for {self.bound}." if self.bound else ""
-            return f"{what} the same: no output {far}, {samples}.{bound}{aside}"
-        told = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
+            return f"{subject} the same: no output {far}, {samples}.{bound}{aside}"
+        sentences = [f"The inputs differ: {self.inputs[0]}."] if self.inputs else []
         if self.quantized:
             end = self.modules[-1]
-            told.append(
+            sentences.append(
                 f"{self.quantized}. The outputs differ by {end.difference:.2g} of their norm, {end.ratio:,.1f} times "
                 "the null."
             )
         if self.findings:
             more = len(self.findings) - 1
-            told.append(f"First difference: {self.findings[0]}.")
-            told += [f"{more} more difference{'s' * (more > 1)} behind it{REPAIRED * self.complete}."] if more else []
+            sentences.append(f"First difference: {self.findings[0]}.")
+            sentences += (
+                [f"{more} more difference{'s' * (more > 1)} after it{REPAIRED * self.complete}."] if more else []
+            )
         elif self.complete:
-            told.append("On the same inputs, the networks are the same.")
+            sentences.append("On the same inputs, the networks are the same.")
         if not self.complete:
-            stopped = f"The search stopped after {FINDINGS} findings: more differs."
-            missed = stopped if len(self.findings) >= FINDINGS else "Something else differs that is not found."
+            stopped = f"The search stopped after {FINDINGS} findings; the networks still differ."
+            missed = stopped if len(self.findings) >= FINDINGS else "Further differences were not located."
             untold = self.quantized and not self.findings
-            told.append("The outputs have other sizes." if "" in self.missing else missed * (not untold))
-        return " ".join(filter(None, told))
+            sentences.append("The outputs have different sizes." if "" in self.missing else missed * (not untold))
+        return " ".join(filter(None, sentences))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return one row per call of a module, in the order in which they end.
+        """Return one row per call of a module, in order of completion.
 
         Returns:
             The columns ``module``, ``other``, ``call``, ``kind``, ``difference``, ``null``, ``ratio`` and ``repaired``.
@@ -248,13 +250,13 @@ class Sameness(Result):
         )  # fmt: skip
 
     def __rich__(self) -> Table:
-        """Return the table that ``rich`` prints: the sentence, what was found, and modules around the differences."""
+        """Return the table that ``rich`` prints: the verdict, the findings, and modules around the differences."""
         from rich.table import Table
         from rich.text import Text
 
         notes = [f"settings: {'; '.join(self.settings)}"] * bool(self.settings)
         notes += [str(finding) for finding in self.findings[1:]]
-        listed = {"differ, but not what is around them": self.inside}
+        listed = {"differ inside equal modules": self.inside}
         listed |= {"only in the first": self.missing, "only in the second": self.extra}
         for label, names in listed.items():
             notes += [f"{label}: {', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}"] * bool(
@@ -264,13 +266,13 @@ class Sameness(Result):
         table.caption = Text("\n".join(notes)) if notes else None
         for row in self.shown:
             ratio = Text(f"{row.ratio:.3g}", style="bold red" if row.ratio > self.tolerance else "")
-            other = "" if row.other == row.name else row.other
-            table.add_row(Text(row.name or "(output)"), Text(other), f"{row.difference:.2g}", f"{row.null:.2g}", ratio)
+            name_b = "" if row.other == row.name else row.other
+            table.add_row(Text(row.name or "(output)"), Text(name_b), f"{row.difference:.2g}", f"{row.null:.2g}", ratio)
         return table
 
     @property
     def shown(self) -> Sequence[Module]:
-        """The modules in a table as text: those at the first difference, or the one most apart, and the output."""
+        """The modules in a table as text: around the first difference, or with the largest ratio, and the output."""
         far = [place for place, row in enumerate(self.modules) if row.ratio > self.tolerance]
         if not far:
             return sorted(self.modules[:-1], key=lambda row: row.ratio)[-1:] + list(self.modules[-1:])
@@ -278,7 +280,7 @@ class Sameness(Result):
         return [*self.modules[max(0, far[0] - BEFORE) : min(far[0] + BEHIND, end)], self.modules[end]]
 
     def plot(self) -> Figure:
-        """Plot the difference of every module in units of the null, in the order in which they end.
+        """Plot the difference of every module in units of the null, in order of completion.
 
         Returns:
             The matplotlib figure, with a logarithmic scale.
@@ -293,10 +295,10 @@ class Sameness(Result):
     @property
     def series(self) -> dict[str, dict[float, tuple[float, float, float]]]:
         """The curves of the plot: name -> number of the module -> value, low and high."""
-        found = {AS_THEY_ARE: {i: row.ratio for i, row in enumerate(self.modules)}}
+        ratios = {AS_THEY_ARE: {i: row.ratio for i, row in enumerate(self.modules)}}
         if self.findings:
-            found["with the findings repaired"] = {i: row.repaired / row.null for i, row in enumerate(self.modules)}
+            ratios["with the findings repaired"] = {i: row.repaired / row.null for i, row in enumerate(self.modules)}
         return {
             name: {float(i): (max(v, LEAST),) * 3 for i, v in points.items() if math.isfinite(v)}
-            for name, points in found.items()
+            for name, points in ratios.items()
         }

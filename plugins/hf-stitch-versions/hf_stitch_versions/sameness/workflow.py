@@ -1,4 +1,4 @@
-"""Whether two networks are the same: :func:`same`."""
+"""Test whether two networks are the same: :func:`same`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_stitch_versions.sameness.result import Sameness
 from hf_stitch_versions.sources import Recorded, Source, in_memory
 
 BATCH = 8
-"""Samples per forward: the values of all modules are in memory at the same time."""
+"""Samples per forward pass; the outputs of all modules are in memory at the same time."""
 
 
 @checked
@@ -27,31 +27,31 @@ def same(
     a: str | nn.Module | Adapter, b: str | Path | nn.Module | Adapter | Activations, data: Data | None = None, *,
     tolerance: Positive = 4.0, **options: Unpack[RunOptions],
 ) -> Sameness:  # fmt: skip
-    """Tell whether two networks are the same, and where they first differ.
+    """Test whether two networks are the same, and find where they first differ.
 
-    The first network, computed in float64, is the reference. What rounding does to each module, in float32 or in the
-    coarser of their dtypes if these differ, is the null. The first module of the second network (also computed in
-    float64, if it is here) that differs by more than ``tolerance`` times its null is looked at: if its inputs differ,
-    too, not the module is the cause, but what called it. Then its output is replaced by that of the reference, and the
-    next difference is looked for.
+    The first network, computed in float64, is the reference. The null of a module is the effect of rounding on its
+    output: in float32, or in the coarser dtype if the networks have different dtypes. The second network is also
+    computed in float64 if it can run here. The search starts at the first module that differs by more than
+    ``tolerance`` times its null. If its inputs differ as well, the module that calls it is the cause. The output of
+    the cause is then replaced by the output of the reference, and the search continues.
 
     Args:
         a: The first network: an adapter, a module, or a name for :func:`hf_stitch.load`.
-        b: The second network, also a module that takes the inputs of the first, or what ``torch.compile`` returned; or
-            a file of an exported one (``….onnx``), or recorded activations of layers that have the names of the first
-            network's (:class:`hf_stitch.Activations`, or a file of them).
-        data: Raw samples; some tens suffice. Default: random inputs within the bounds of the first network, of several
-            lengths, padded on both sides.
-        tolerance: Multiple of the null from which on a module differs.
-        **options: Options of the run: ``batch_size`` (here 8), ``seed`` (of random inputs), ``progress`` and
+        b: The second network, as ``a``. Also a module that accepts the inputs of the first network, a module from
+            ``torch.compile``, an exported file (``….onnx``), or recorded activations under the layer names of the first
+            network (:class:`hf_stitch.Activations`, or a file of them).
+        data: Raw samples; a few dozen suffice. Default: random inputs within the bounds of the first network, of
+            several lengths, padded on both sides.
+        tolerance: A module differs if it exceeds this multiple of its null.
+        **options: Options of the run: ``batch_size`` (default 8), ``seed`` (of random inputs), ``progress`` and
             ``accelerator``, as in :class:`hf_stitch.running.RunOptions`. Processes share the samples.
 
     Returns:
-        The answer in a sentence, the modules that compute something else, and a table of all modules.
+        The verdict, the modules that differ, and a table of all modules.
 
     Raises:
-        ValueError: If the networks have other widths (then use :func:`hf_stitch.compare`), the second one does not run
-            on the inputs of the first, recorded activations are of other samples or of no layer of the first network.
+        ValueError: If the networks have different widths (then use :func:`hf_stitch.compare`), the second network does
+            not run on the inputs of the first, or recorded activations do not match the samples or the layers.
 
     Example:
         >>> import torch, hf_stitch
@@ -59,9 +59,9 @@ def same(
         >>> net = Sequential(Linear(4, 8), LayerNorm(8), Linear(8, 2))
         >>> port = Sequential(Linear(4, 8), LayerNorm(8, eps=1e-3), Linear(8, 2))
         >>> _ = port.load_state_dict(net.state_dict())
-        >>> a, b = (hf_stitch.load(each, example_inputs=torch.randn(2, 4)) for each in (net, port))
-        >>> found = same(a, b, torch.randn(20, 4), progress=False)
-        >>> found.is_same, found.findings[0].module, found.findings[0].settings
+        >>> a, b = (hf_stitch.load(model, example_inputs=torch.randn(2, 4)) for model in (net, port))
+        >>> sameness = same(a, b, torch.randn(20, 4), progress=False)
+        >>> sameness.is_same, sameness.findings[0].module, sameness.findings[0].settings
         (False, '1', ('eps 1e-05 against 0.001',))
         >>> same(a, a).is_same
         True
@@ -69,15 +69,15 @@ def same(
     options.setdefault("batch_size", BATCH)
     with Run.of(same, options, takes=WITHOUT_STATE) as run:
         first = in_memory(load_on(a, run.processes.device))
-        other = _source(b, first, run)
-        other = in_memory(other) if isinstance(other, Adapter) else other
+        second = _source(b, first, run)
+        second = in_memory(second) if isinstance(second, Adapter) else second
         samples = None if data is None else Samples.of(data)
         code = b if isinstance(b, nn.Module) and hasattr(b, "_orig_mod") else None
-        return Comparison(first, other, samples, tolerance, run, code).answer()
+        return Comparison(first, second, samples, tolerance, run, code).answer()
 
 
 def _source(b: Any, first: Adapter, run: Run) -> Adapter | Source:
-    """Return the second network, or what reads its file."""
+    """Return the second network, or the source that reads its file."""
     place = Path(b) if isinstance(b, (str, Path)) else None
     if place is not None and place.suffix == ".onnx":
         from hf_stitch_versions.sameness.exports import Onnx
