@@ -73,9 +73,7 @@ class Curves(Result):
                     f"{getattr(other, attribute)}"
                 )
         if twice := self.scores.keys() & other.scores.keys():
-            raise ValueError(
-                f"join requires curves with different names, got {', '.join(sorted(twice))} twice; rename one"
-            )
+            raise ValueError(f"join requires different names of curves, got {', '.join(sorted(twice))} in both")
         return replace(self, scores={**self.scores, **other.scores})
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -214,8 +212,8 @@ def relative_accuracies(
         Name -> (1 + resamples,) float64, with the relative accuracy on all samples first.
 
     Raises:
-        ValueError: If a layer is at different cuts, the samples do not have labels, or the target classifies none of
-            them correctly.
+        ValueError: If a layer is at different cuts, the samples do not have labels, or the target misclassifies all
+            of them.
     """
     for name, layer in layers.items():
         check_place(stitched, name, layer)
@@ -230,8 +228,6 @@ def relative_accuracies(
     scoring = Scoring(scored_target(stitched, target), {"": halves}, list(halves.predictors(layers)), task)
     outputs = scoring.run(PairedSamples.of(samples), run).answers[""]
     if not outputs["target"]["right"].any():
-        raise ValueError(
-            f"the target classifies none of the {len(samples)} samples correctly: relative accuracy is undefined"
-        )
+        raise ValueError(f"relative accuracy is undefined: the target misclassifies all {len(samples)} samples")
     resampled = task.drawn(outputs, resamples=resamples, seed=seed)
     return {name: resampled[name]["relative_accuracy"] for name in layers}

@@ -108,7 +108,7 @@ class Energy(Detector):
             'energy(width=16, blocks=2, size=16, epochs=1, fine_tune_epochs=4, batch_size=32)'
         """
         if name not in PRESETS:
-            raise ValueError(f"name must be a preset of Energy, {' or '.join(PRESETS)}, got {name!r}")
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         return cls(**{**PRESETS[name], **changes})
 
     def _fit(
@@ -117,9 +117,7 @@ class Energy(Detector):
         inliers = _SampleStore(activations)
         outliers = _SampleStore(auxiliary, inliers.like)
         if len(labels) != len(inliers):
-            raise ValueError(
-                f"labels must contain one label per sample, got {len(inliers)} samples, {len(labels)} labels"
-            )
+            raise ValueError(f"labels must have one entry per sample ({len(inliers)}), got {len(labels)}")
         if min(len(inliers), len(outliers)) < FEWEST:
             raise ValueError(
                 f"Energy requires at least {FEWEST} samples and {FEWEST} auxiliary samples, got {len(inliers)} and "

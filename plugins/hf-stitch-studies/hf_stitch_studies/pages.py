@@ -16,13 +16,8 @@ def of_curves(result: Curves) -> Section:
     }
     question = f"How does relative accuracy depend on {result.axis}, on {result.n} held-out samples?"
     verdict = ends(series, result.axis)
-    return Section(
-        f"Relative accuracy by {result.axis}",
-        question,
-        verdict,
-        [drawn(series, result.axis, verdict)],
-        data=result.data,
-    )
+    figure = curves_of(series, result.axis, verdict)
+    return Section(f"Relative accuracy by {result.axis}", question, verdict, [figure], data=result.data)
 
 
 def of_trajectory(result: Trajectory) -> Section:

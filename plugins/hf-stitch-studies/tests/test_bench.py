@@ -145,7 +145,7 @@ def test_given_distances_are_looked_up() -> None:
     [
         ({"pooling": "none"}, "pooling must be one of 'mean', 'cls', 'last', 'flatten', got 'none'"),
         ({"layers": {"d": ["1"]}}, "layers contains d, but the networks are a, b, c"),
-        ({"metrics": [], "matchers": []}, "at least one metric, matcher or given distance"),
+        ({"metrics": [], "matchers": []}, "at least one metric, matcher or distance"),
         ({"references": 1}, "references must be an integer >= 2, got 1"),
     ],
 )
@@ -181,7 +181,7 @@ class Around(nn.Module):
             r"sensitivity_layers must be a list or None, got '13'; write \['13'\]",
         ),
         ({"sensitivity_layers": ["3", "3"]}, ValueError, "sensitivity_layers contains '3' more than once"),
-        ({"sensitivity_layers": ["2"]}, ValueError, "sensitivity_layers contains '2', but the layers are 1, 3"),
+        ({"sensitivity_layers": ["2"]}, ValueError, "sensitivity_layers must be among 1, 3, got '2'"),
         ({"test_data": SAMPLES.take(50)}, ValueError, "100.0% of test_data are also in data"),
     ],
 )

@@ -204,7 +204,7 @@ def test_curves_over_the_same_axis_and_samples_join(place: Any) -> None:
     assert str(both["direct"][1]) in text_of(both)
     assert "–" in text_of(both)
     assert [line.get_label() for line in both.plot().axes[0].lines] == ["direct", "trained"]
-    with pytest.raises(ValueError, match="curves with different names"):
+    with pytest.raises(ValueError, match="different names of curves"):
         both.join(trained)
     with pytest.raises(ValueError, match="the same axis, got rank and sparsity"):
         direct.join(sparsity_curve(place.stitched, place.test, [0.5], **QUICK))

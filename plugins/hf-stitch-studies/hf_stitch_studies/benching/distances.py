@@ -204,8 +204,8 @@ def structural_distances(matchers: Iterable[str | Mapping[str, Any] | Matcher]) 
     for matcher in map(registries.matchers.build, matchers):
         if not isinstance(matcher, ClosedFormMatcher):
             raise ValueError(
-                f"matcher {matcher.label} is trained through a target, but structural distances require closed-form "
-                "matchers; pass it in functional="
+                f"structural distances require closed-form matchers, got {matcher.label}, which trains through a "
+                "target; pass it in functional="
             )
         label = f"{matcher.label}, structural"
         if label in distances:

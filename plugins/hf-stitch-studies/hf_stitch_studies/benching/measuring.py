@@ -72,8 +72,8 @@ class BenchData:
         counts = {name: len(activations.layers) for name, activations in self.train.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(
-                "bench requires networks with the same number of layers, got "
-                f"{', '.join(f'{name}: {count}' for name, count in counts.items())}; select them with layers="
+                "networks must have the same number of layers, because layers correspond by index, got "
+                f"{', '.join(f'{name}: {count}' for name, count in counts.items())}; select layers with layers="
             )
         if shared := set(self.selection) & set(self.scoring):
             raise ValueError(f"selection and scoring must not share samples, got test sample {min(shared)} in both")
@@ -318,7 +318,7 @@ def measure(
             is undefined for all pairs of a test.
     """
     if not methods:
-        raise ValueError("bench requires at least one metric, matcher or given distance, got none")
+        raise ValueError("bench requires at least one metric, matcher or distance, got none")
     distances = {**methods, **dict(zip(BASELINES, (DepthDistance(), RankDistance()), strict=True))}
     kinds = {**{label: distance.kind for label, distance in distances.items()}, RELIABILITY: "reliability"}
     approximated = layer_numbers(data.layers, sensitivity_layers)
@@ -387,7 +387,7 @@ def layer_numbers(layers: Sequence[str], names: Iterable[str] | None) -> tuple[i
         return ()  # without a sensitivity test
     chosen = layer_names("sensitivity_layers", names)
     if unknown := [name for name in chosen if name not in layers]:
-        raise ValueError(f"sensitivity_layers contains {unknown[0]!r}, but the layers are {', '.join(layers)}")
+        raise ValueError(f"sensitivity_layers must be among {', '.join(layers)}, got {unknown[0]!r}")
     return tuple(layers.index(name) for name in chosen)
 
 

@@ -316,7 +316,7 @@ def _given_distances(
 ) -> dict[str, Distance]:
     """Return the precomputed distances as methods."""
     if twice := sorted(distances.keys() & {*taken, *BASELINES}):
-        raise ValueError(f"distances contains the name of another method, {twice[0]!r}; rename it")
+        raise ValueError(f"names in distances must differ from all methods, got {twice[0]!r}; rename it")
     names = tuple(layers)
     shape = (len(names), len(layers[names[0]])) * 2
     methods: dict[str, Distance] = {}
