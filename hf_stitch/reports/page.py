@@ -210,7 +210,7 @@ def section(result: Result) -> Section:
     notes = [f"The table shows {MOST} of {len(frame)} rows; all are in the data."] if len(frame) > MOST else []
     stated, text = getattr(result, "verdict", None), str(result)
     printed: Any = result.__rich__()
-    first = getattr(printed.shown, "title", None)  # a narrow table would break it into lines
+    first = getattr(printed.renderable, "title", None)  # a narrow table would break it into lines
     verdict = f"{stated.rstrip('.')}." if isinstance(stated, str) else str(first or text.split("\n")[0].strip())
     numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
     plot, reason = _plot(result) if hasattr(result, "plot") else ("", "")

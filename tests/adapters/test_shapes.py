@@ -219,9 +219,9 @@ def test_rows_are_refused_if_the_positions_of_padding_are_unknown() -> None:
         if policy == "cls":
             assert representation.rows(policy).shape == (2, 16)
         else:
-            with pytest.raises(ValueError, match="would count padding"):
+            with pytest.raises(ValueError, match="would include padding"):
                 representation.rows(policy)
-    with pytest.raises(ValueError, match="would count padding"):
+    with pytest.raises(ValueError, match="would include padding"):
         representation.row_samples("none")
     assert read(Reader(merge=2), 9, 9, masked=False).rows().shape == (10, 16)
 
@@ -232,7 +232,7 @@ def test_padding_of_longer_texts_only_is_unknown() -> None:
             return super().forward(ids if ids.shape[1] < 8 else functional.pad(ids, (0, -ids.shape[1] % 8)))
 
     assert read(Chunked(), 3, 7).rows().shape == (10, 16)
-    with pytest.raises(ValueError, match="would count padding"):
+    with pytest.raises(ValueError, match="would include padding"):
         read(Chunked(), 3, 13).rows("mean")
 
 

@@ -107,7 +107,7 @@ def test_compare_prints_and_saves(folders: dict[str, Path], tmp_path: Path) -> N
     assert all(Path(path).is_file() for path in record["saved"].values()) and len(record["saved"]) == 3
     planned = recorded(*call, "--plan")
     assert {route["metric"] for route in planned["routes"] if route["chosen"]} == set(record["values"])
-    for bad, what in (("mutual_knn:q=3", "has no option 'q'"), ("mutual_knn:q", "key=value")):
+    for bad, what in (("mutual_knn:q=3", "got an unexpected option 'q'"), ("mutual_knn:q", "key=value")):
         assert what in usage_error(*call, "--metric", bad)
     unaligned = error_line(*call, "--metric", "rsa", "--rows", "positions", "--align", "offsets")
     assert "--align offsets requires texts, but sample" in unaligned
@@ -327,7 +327,7 @@ ERRORS = {
     "layers {empty}": "no config.json",
     # before data are read
     "compare timm:nosuch timm:nosuch --data {empty}/nodata": "nosuch",
-    "evaluate {empty} --data {empty}/nodata": "contains no stitcher",
+    "evaluate {empty} --data {empty}/nodata": "is not a stitcher",
     "layers timm:resnet_18": r"did you mean 'resnet18'\?",
     f"evaluate {{vit}} {OF_DIGITS}": "not of a stitched",
     f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "pass held-out samples to audit it",
@@ -351,10 +351,10 @@ USAGE = {
     "compare a b --data d --rows nosuch": "nosuch",
     "compare a b --data d --rows positions --permutations 9": "permutations",
     f"{STITCH} --matcher ridge:rigde=1": "did you mean 'ridge'",
-    f"{STITCH} --matcher low_rank": "needs the option 'rank'",
+    f"{STITCH} --matcher low_rank": "requires the option 'rank'",
     f"{STITCH} --matcher procustes": "did you mean 'procrustes'?",
     f"{STITCH} --matcher ridge:ridge=-1": "ridge",
-    f"{STITCH} --matcher ridge:rank": "are written key=value",
+    f"{STITCH} --matcher ridge:rank": "must have the form key=value",
     f"{STITCH} --pooling all": "is not one of 'none'",
     f"{STITCH} --test-size 1.5": "must be a share below 1",
     f"{SWAP} --anchors 9": "requires --target-layer",

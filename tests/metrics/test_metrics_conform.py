@@ -39,7 +39,7 @@ def test_the_catalogue_describes_the_built_in_metrics() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("cca", {"rigde": 1.0}, TypeError, "no option 'rigde'; did you mean 'ridge'.* squared, ridge"),
+        ("cca", {"rigde": 1.0}, TypeError, "unexpected option 'rigde'; did you mean 'ridge'.* squared, ridge"),
         ("cca", {"ridge": -1}, ValueError, "ridge must be a number >= 0, got -1"),
         ("svcca", {"variance": 0}, ValueError, "variance must be a number > 0 and <= 1, got 0"),
         ("jaccard", {"k": 2.5}, ValueError, "k must be an integer >= 1, got 2.5"),

@@ -185,7 +185,7 @@ def test_folder_of_another_job_raises_with_the_differences(tmp_path: Path) -> No
         ("validation_data", samples(), {"validation_data": samples(20)}),
         ("augment", samples(), {"augment": lambda images, generator: images}),
     ):
-        with pytest.raises(ValueError, match=f"another job, which differs in {name} "):
+        with pytest.raises(ValueError, match=f"a different job: {name} "):
             fit(matcher(), data=data, checkpoint_dir=tmp_path, **options)
 
 
@@ -484,7 +484,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
         matcher(penalties={"proximal_l1": 0.1}), stitched(**OF_RANK_2)
     ),
     "without trainable parameters; start from another map": lambda: fit(matcher(), doubling()),
-    "no parameter that takes a gradient; stitch with another": lambda: stitched(matcher="identity").freeze_networks(),
+    "does not have trainable parameters; stitch with another": lambda: stitched(matcher="identity").freeze_networks(),
     "target of the stitched model in weights": lambda: fit(matcher(labels="target"), target=adapters()[0]),
     r"stitched model in processor \(class not set, now 'user code'; image_mean": lambda: fit(**of_another_processor()),
 }

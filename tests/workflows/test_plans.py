@@ -91,7 +91,7 @@ NAMED = {"data": None, "a": OWN, "b": OWN}
     [
         (hf_stitch.load, {}, TypeError, r"job must be one of .*hf_stitch.stitch_grid.*, got .*load"),
         (hf_stitch.compare, {**NAMED, "a": 3}, TypeError, "a network must be a name, a config of transformers"),
-        (hf_stitch.compare, {**NAMED, "bacth_size": 8}, TypeError, "compare has no option 'bacth_size'; did you mean"),
+        (hf_stitch.compare, {**NAMED, "bacth_size": 8}, TypeError, "compare got an unexpected option 'bacth_size'"),
         (hf_stitch.compare, NAMED, ValueError, "the config names MyLlama, which is not a class of transformers"),
         (hf_stitch.evaluate, {"stitched": None, "data": None}, ValueError, "evaluate without data requires networks"),
     ],

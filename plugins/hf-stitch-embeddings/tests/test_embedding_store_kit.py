@@ -249,13 +249,13 @@ def test_stores_are_opened_by_path_or_name(tmp_path: Path) -> None:
         ("sqlit:docs.db", {}, UnknownNameError, "no 'sqlit' among embedding_stores; did you mean 'sqlite'"),
         (tmp_path / "absent.npy", {}, FileNotFoundError, "pass a file, a folder, or NAME:PLACE"),
         (tmp_path / "notes", {}, ValueError, "no store recognises .*one of: arrays, faiss, lancedb, qdrant"),
-        (tmp_path / "old.npy", {}, TypeError, "'arrays' among embedding_stores needs the option 'target'"),
-        (tmp_path / "docs.db", {"target": "x"}, TypeError, "has no option 'target'. Its options: none$"),
+        (tmp_path / "old.npy", {}, TypeError, "'arrays' among embedding_stores requires the option 'target'"),
+        (tmp_path / "docs.db", {"target": "x"}, TypeError, "got an unexpected option 'target'. Its options: none$"),
         (
             tmp_path / "old.npy",
             {"source": "x"},
             TypeError,
-            "has no option 'source'.* Its options: target, metric, quantization, ranges$",
+            "got an unexpected option 'source'.* Its options: target, metric, quantization, ranges$",
         ),
     ):
         with pytest.raises(error, match=message):

@@ -91,7 +91,7 @@ def test_labels_are_resampled_with_their_rows() -> None:
 
 def test_a_registered_metric_takes_no_labels() -> None:
     assert "accuracy_difference" not in registries.metrics
-    with pytest.raises(TypeError, match="linear_cka has no option 'labels'"):
+    with pytest.raises(TypeError, match="linear_cka got an unexpected option 'labels'"):
         bootstrap("linear_cka", X, Y, labels=np.zeros(80))
 
 
