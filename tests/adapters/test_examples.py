@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "content of transformers": (bert, {"content": "y"}, "an argument of BertModel, got 'y'; it accepts input_ids, "),
     "a network of a plugin": (
         lambda: nn.Sequential(type("GCNConv", (nn.Linear,), {"__module__": "torch_geometric.nn.conv"})(4, 4)), {},
-        "For networks of torch_geometric: pip install hf-stitch-graphs, and see its README",
+        "For networks of torch_geometric: pip install hf-stitch-graphs, see its README",
     ),
     "lazy weights": (lambda: nn.Sequential(nn.LazyLinear(4)), {"example_inputs": X}, "module '0' .* has lazy weights"),
     "a mistyped name of timm": (lambda: "timm:rexnt_100", {}, "did you mean 'rexnet_100'"),
