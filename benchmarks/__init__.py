@@ -1,7 +1,7 @@
 """Benchmarks, reported as ratios to a baseline measured in the same run.
 
-``python -m benchmarks`` runs all benchmarks, ``python -m benchmarks cuts`` runs one. Those of a plugin are in its
-folder ``benchmarks``, and run in the same way: ``python -m benchmarks same``.
+``python -m benchmarks`` runs all benchmarks, ``python -m benchmarks cuts`` runs one. The benchmarks of a plugin are in
+its folder ``benchmarks``, and run in the same way: ``python -m benchmarks same``.
 """
 
 from pathlib import Path

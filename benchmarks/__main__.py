@@ -1,4 +1,4 @@
-"""Run the named benchmarks, or all benchmarks if no name is given."""
+"""Run the named benchmarks, or all benchmarks without a name."""
 
 import importlib
 import sys

@@ -1,11 +1,11 @@
 """Comparison of all pairs of layers: time over the forward passes of both networks, and error, for several tools.
 
 Random weights, real sizes, float32. Times are processor seconds, which on one thread equal wall-clock seconds on an
-idle machine. Limits are those of the machine: no tool can take less time. Errors are the maximum over all pairs,
+idle machine. Limits are lower bounds of the machine: a tool cannot be faster. Errors are the maximum over all pairs,
 against the same estimator in float64 on the activations that the tool uses. Activations are flattened. hf-stitch leaves
-out tokens without a position (CLS), and takes the mean for texts, because their lengths vary.
+out tokens without a position (CLS), and averages over tokens of texts, because their lengths vary.
 
-Install the other tools with ``pip install "hf-stitch[bench]"``. Tools that are not installed are reported and left out.
+Install the other tools with ``pip install "hf-stitch[bench]"``. Missing tools are reported and left out.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Shift(nn.Module):
 
 
 def _far(seed: int, deviations: float) -> nn.Module:
-    """Build three layers whose outputs have a standard deviation of about 1 and a mean of ``deviations``."""
+    """Build three layers with outputs of standard deviation about 1 and mean ``deviations``."""
     torch.manual_seed(seed)
     widths = (64, 512, 512, 512)
     layers = []
@@ -171,8 +171,8 @@ def _pytorch_cka(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, 
     from cka import compute_cka
 
     loader = DataLoader(TensorDataset(inputs), batch)
-    (values,) = compute_cka(a.model, b.model, loader, layers=list(layers), device="cpu", progress=False)
-    return values.double().numpy()
+    (similarities,) = compute_cka(a.model, b.model, loader, layers=list(layers), device="cpu", progress=False)
+    return similarities.double().numpy()
 
 
 def _others() -> dict[str, Tool]:
@@ -195,7 +195,7 @@ def _bare(a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: 
 # -- limits ------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does per processor second: products of large matrices, and reads of what no cache holds."""
+    """Work of the machine per processor second: products of large matrices, and reads from beyond the caches."""
 
     single: float  # floating-point operations in float32
     double: float  # the same in float64
@@ -203,7 +203,7 @@ class Rates:
 
     @classmethod
     def measured(cls) -> Rates:
-        """Take the best of a few runs."""
+        """Return the best rates of a few runs."""
 
         def fastest(function: Callable[[], object]) -> float:
             return min(in_turn({"": function}, 5, time.process_time)[""])
@@ -226,7 +226,7 @@ def _limits(
 ) -> tuple[float, float]:
     """Return the least seconds of debiased CKA of means, and of minibatch CKA: all products once, all values read once.
 
-    Of a symmetric matrix, half is computed. Debiased CKA takes co-moments or Gram matrices, whichever are less.
+    Only half of a symmetric matrix counts. Debiased CKA uses co-moments or Gram matrices, whichever is cheaper.
     """
     mean, rows = (_work(a, b, layers, inputs, ROWS_OF[pooling]) for pooling in ("mean", case.rows))
     n, pairs = case.n, len(rows.x) * len(rows.y)
@@ -249,23 +249,23 @@ def _reference(
     for part in inputs.split(batch):
         grams: list[Tensor] = []
         for adapter in (a, b):
-            found: dict[str, Tensor] = {}
+            grams_by_layer: dict[str, Tensor] = {}
 
-            def keep(name: str, representation: Any, found: dict[str, Tensor] = found) -> None:
+            def keep(name: str, representation: Any, grams_by_layer: dict[str, Tensor] = grams_by_layer) -> None:
                 taken = representation.rows(pooling) if pooling else representation.values.flatten(1)
                 exact = taken.double() - taken.double().mean(0)
-                found[name] = (exact @ exact.T).fill_diagonal_(0)
+                grams_by_layer[name] = (exact @ exact.T).fill_diagonal_(0)
 
             adapter.run_with_callback(adapter.preprocess(list(part)), layers, keep)
-            grams += [found[name] for name in layers]
+            grams += [grams_by_layer[name] for name in layers]
         k, n = torch.stack(grams), len(part)
         ends = k.sum(2)
         totals = ends.sum(1)
         squares = k.flatten(1) @ k.flatten(1).T
         sums = sums + squares + torch.outer(totals, totals) / ((n - 1) * (n - 2)) - 2 / (n - 2) * ends @ ends.T
-    own = sums.diagonal().sqrt()
-    values: Array = (sums / torch.outer(own, own))[: len(layers), len(layers) :].numpy()
-    return values
+    norms = sums.diagonal().sqrt()
+    similarities: Array = (sums / torch.outer(norms, norms))[: len(layers), len(layers) :].numpy()
+    return similarities
 
 
 def _errors(
@@ -291,7 +291,7 @@ def main() -> None:
     others = _others()
     console = Console(width=160)
     table = Table(title=f"seconds of compare over seconds of the forward passes ({machine()})")
-    heads = [f"{name}{what}" for name in (OURS, *others) for what in ("", " error")]
+    heads = [f"{name}{suffix}" for name in (OURS, *others) for suffix in ("", " error")]
     for column in ("networks", "layers", "n", "batch", "forward s", DEBIASED, "limit", *heads, "limit"):
         table.add_column(column)
     for title, case in CASES.items():
@@ -324,8 +324,8 @@ def main() -> None:
     for deviations in DEVIATIONS:
         inputs = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
         a, b = (hf_stitch.load(_far(seed, deviations), example_inputs=inputs[:2]) for seed in (0, 1))
-        found = _errors(tools, "flatten", a, b, ["2", "5", "8"], inputs, 64)
-        moved.add_row(str(deviations), *(f"{error:.0e}" for error in found.values()))
+        errors_by_tool = _errors(tools, "flatten", a, b, ["2", "5", "8"], inputs, 64)
+        moved.add_row(str(deviations), *(f"{error:.0e}" for error in errors_by_tool.values()))
     console.print(moved)
 
 
@@ -344,4 +344,4 @@ def _seconds(
 
 def _ratio(seconds: Sequence[float], bare: Sequence[float]) -> str:
     """Format the median over rounds of the ratio of seconds."""
-    return f"{statistics.median(one / other for one, other in zip(seconds, bare, strict=True)):.3f}"
+    return f"{statistics.median(measured / baseline for measured, baseline in zip(seconds, bare, strict=True)):.3f}"

@@ -1,10 +1,10 @@
-"""Processor time of the command line on small networks by part, over a process that imports and loads the same.
+"""Processor time of the command line on small networks by part, relative to a process that imports and loads the same.
 
-The networks are those of the quickstart and a tiny BERT, with random weights; one thread. Each command runs in a
-process of its own, in which what it imports, loads and verifies is timed; *rest* is what remains: the parser, reading
-data, the work itself (maps, scores) and tables. The floor imports torch, transformers and the library of each network,
-and loads the networks with it; the second floor also reads the data with datasets and scikit-learn, and imports
-matplotlib where the command draws.
+The networks are the quickstart's and a tiny BERT, with random weights; one thread. Each command runs in a separate
+process, which times imports, loading and verification; *rest* is the remaining time: the parser, reading data, the
+work (maps, scores) and tables. The floor imports torch, transformers and the library of each network, and loads the
+networks with it; the second floor also reads the data with datasets and scikit-learn, and imports matplotlib where the
+command draws.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def seconds(*command: str) -> float:
 
 
 def commands(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
-    """Return each command with its arguments and what its floors load."""
+    """Return each command with its arguments and the code of its floors."""
     cnn, vit, bert, out = (str(folder / name) for name in ("cnn", "vit", "bert", "out"))
     digits = ["--data", "sklearn:digits", "--split", "test"]
     cells = ["--source-layer", "layer2.0", "--target-layer", "vit.layers.1"]
@@ -130,23 +130,23 @@ def rows() -> Iterator[tuple[str, ...]]:
         folder = Path(name)
         make(folder)
         for command, (arguments, loads) in commands(folder).items():
-            lines = ["import torch, transformers", *(FLOORS[each].format(folder / each) for each in loads)]
-            networks_only = [line for line, each in zip(lines, ["cnn", *loads], strict=True) if each in NETWORKS]
+            lines = ["import torch, transformers", *(FLOORS[key].format(folder / key) for key in loads)]
+            networks_only = [line for line, key in zip(lines, ["cnn", *loads], strict=True) if key in NETWORKS]
             floors = "\n".join(networks_only), "\n".join(lines)
-            found, parts = list[float](), dict[str, list[float]]()
+            totals, parts = list[float](), dict[str, list[float]]()
             least = list[float](), list[float]()
-            for each in range(ROUNDS):
+            for repeat in range(ROUNDS):
                 for floor, spent in zip(floors, least, strict=True):
                     spent.append(seconds("-c", floor))
-                written = [str(folder / f"out-{each}") if part == str(folder / "out") else part for part in arguments]
-                found.append(seconds("-c", DRIVER, str(folder / "parts.json"), *written))
-                for part, value in json.loads((folder / "parts.json").read_text()).items():
-                    parts.setdefault(part, []).append(value)
+                written = [str(folder / f"out-{repeat}") if part == str(folder / "out") else part for part in arguments]
+                totals.append(seconds("-c", DRIVER, str(folder / "parts.json"), *written))
+                for part, spent_seconds in json.loads((folder / "parts.json").read_text()).items():
+                    parts.setdefault(part, []).append(spent_seconds)
             figures = {part: statistics.median(values) for part, values in parts.items()}
-            row = [*figures.values(), statistics.median(found)]
+            row = [*figures.values(), statistics.median(totals)]
             for spent in least:
                 row += [statistics.median(spent), (row[4] - figures["rest"]) / statistics.median(spent)]
-            yield command, *(f"{value:.2f}" for value in row)
+            yield command, *(f"{figure:.2f}" for figure in row)
 
 
 def main() -> None:

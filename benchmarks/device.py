@@ -1,12 +1,12 @@
-"""What each verb copies between devices, and how often it waits for the device: per job, batch and layer.
+"""Copies of each verb between devices, and its waits for the device: per job, batch and layer.
 
-There need be no GPU. Networks are on an emulated device: its tensors are of a subclass that holds their values on the
-CPU, and a dispatch mode sees every operation, copies between the devices, and what makes a CPU wait for a GPU. As on a
-GPU, an operation on tensors of two devices is an error, and so is ``numpy()``. Each verb runs with 2 and with 4 batches
-and with networks of 2 and of 3 layers; what it does per batch, and per batch and layer, are the slopes.
+This does not need a GPU. Networks are on an emulated device: its tensors are of a subclass that holds their values on
+the CPU, and a dispatch mode sees every operation, copies between the devices, and operations that make a CPU wait for a
+GPU. As on a GPU, an operation on tensors of two devices is an error, and so is ``numpy()``. Each verb runs with 2 and
+with 4 batches and with networks of 2 and of 3 layers; the slopes are the counts per batch, and per batch and layer.
 
-What it cannot see: whether a kernel of a GPU waits inside (an SVD does), seconds, and layouts of memory. Work of NumPy
-on what was copied is none of the device.
+It cannot see waits inside a kernel of a GPU (an SVD waits), seconds, and layouts of memory. NumPy operations on copied
+values do not count as work of the device.
 
 ``python -m benchmarks device`` prints the table, ``python -m benchmarks.device KIND VERB …`` also the lines that wait.
 """
@@ -39,12 +39,12 @@ NAME = "emulated"
 BATCH = 8
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
          "bincount", "repeat_interleave", "_linalg_check_errors", "tolist"}  # fmt: skip
-"""Operations after which the CPU waits for the device: it takes a value, the shape of the result depends on values, or
-errors are looked for."""
+"""Operations after which the CPU waits for the device: they read a value, check for errors, or return a shape that
+depends on values."""
 
 
 class Counts(NamedTuple):
-    """What a verb did."""
+    """Counts of a verb."""
 
     waits: Counter[str]  # line of hf_stitch -> operations that wait, copies from the device among them
     sent: Counter[str]  # line -> copies to the device
@@ -52,29 +52,29 @@ class Counts(NamedTuple):
 
 
 class _Module(registration._DummyBackendModule):  # type: ignore[name-defined, misc]
-    """What torch asks of the module of a device."""
+    """Functions that torch requires of the module of a device."""
 
     def get_rng_state(self, device: object = None) -> Tensor:
-        """Return that of the CPU, which draws."""
+        """Return the random state of the CPU, which draws the numbers."""
         return torch.get_rng_state()
 
     def set_rng_state(self, state: Tensor, device: object = None) -> None:
-        """Set that of the CPU."""
+        """Set the random state of the CPU."""
         torch.set_rng_state(state)
 
 
 @functools.cache
 def device() -> torch.device:
-    """Return the emulated device, which is registered for the whole process the first time."""
+    """Return the emulated device; the first call registers it for the whole process."""
     registration._setup_privateuseone_for_python_backend(NAME, _Module())
     library = torch.library.Library("aten", "IMPL")  # torch.tensor(…, device=…) passes below the dispatch mode
     library.impl("empty_strided", lambda *size, dtype=None, **_: Emulated(torch.empty_strided(*size, dtype=dtype)),
                  "PrivateUse1")  # fmt: skip
     library.impl("_copy_from", lambda source, to, _=False: _copied(to, source), "PrivateUse1")
-    place = torch.device(NAME, 0)
-    accelerate.PartialState(cpu=True).device = place  # accelerate knows no emulated device
+    emulated = torch.device(NAME, 0)
+    accelerate.PartialState(cpu=True).device = emulated  # accelerate does not support the emulated device
     _kept.append(library)
-    return place
+    return emulated
 
 
 _kept: list[Any] = []
@@ -88,12 +88,12 @@ class Emulated(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor) -> Emulated:
         """Wrap values."""
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        wrapper = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
             device=device(), requires_grad=held.requires_grad,
         )  # fmt: skip
-        made.held = held
-        return made
+        wrapper.held = held
+        return wrapper
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -112,12 +112,12 @@ class Emulated(Tensor):
         self.held = value.held
 
     def tolist(self) -> Any:
-        """Return numbers, for which the CPU waits."""
+        """Return numbers; the CPU waits for them."""
         _note("waits", "tolist", self)
         return self.held.tolist()
 
     def data_ptr(self) -> int:
-        """Return the place of the values, which tells tensors apart."""
+        """Return the address of the values, which distinguishes tensors."""
         return self.held.data_ptr()
 
     def untyped_storage(self) -> Any:
@@ -125,18 +125,18 @@ class Emulated(Tensor):
         return self.held.untyped_storage()
 
     def numpy(self, **_: Any) -> Any:
-        """Refuse, as a tensor on a GPU does."""
+        """Raise an error, as a tensor on a GPU does."""
         raise TypeError(f"can't convert {self.device} device type tensor to numpy; use Tensor.cpu()")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        made = Emulated(self.held.detach().clone()).requires_grad_(self.requires_grad)
+        clone = Emulated(self.held.detach().clone()).requires_grad_(self.requires_grad)
         if isinstance(self, nn.Parameter):
-            made._is_param = True  # type: ignore[attr-defined]
-        return memo.setdefault(id(self), made)
+            clone._is_param = True  # type: ignore[attr-defined]
+        return memo.setdefault(id(self), clone)
 
 
 class _Mode(TorchDispatchMode):
-    """Runs all operations of a verb, those that make tensors too."""
+    """Dispatch mode that runs all operations of a verb, also those that create tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
@@ -145,16 +145,14 @@ class _Mode(TorchDispatchMode):
 _counts: list[Counts] = []
 
 
-def _note(kind: str, what: str, tensor: Tensor | None = None) -> None:
-    """Count what happens under the line of hf_stitch that is at work."""
+def _note(kind: str, event: str, tensor: Tensor | None = None) -> None:
+    """Add an event to the counts of the running line of hf_stitch."""
     frame: Any = sys._getframe(1)
     while frame is not None and "/hf_stitch/" not in frame.f_code.co_filename:
         frame = frame.f_back
-    place = (
-        "elsewhere" if frame is None else f"{frame.f_code.co_filename.rpartition('/hf_stitch/')[2]}:{frame.f_lineno}"
-    )
+    line = "elsewhere" if frame is None else f"{frame.f_code.co_filename.rpartition('/hf_stitch/')[2]}:{frame.f_lineno}"
     if _counts:
-        getattr(_counts[-1], kind)[f"{place} {what}"] += 1
+        getattr(_counts[-1], kind)[f"{line} {event}"] += 1
         if kind == "waits" and tensor is not None:
             _counts[-1] = _counts[-1]._replace(numbers=_counts[-1].numbers + tensor.numel())
 
@@ -164,7 +162,7 @@ def _on(value: object) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Return the values of a tensor on the device; in place of the device, the CPU."""
+    """Return the values of a tensor on the device; replace the device by the CPU."""
     if isinstance(value, torch.device) and value.type == NAME:
         return torch.device("cpu")
     return value.held if isinstance(value, Emulated) else value
@@ -178,45 +176,47 @@ def _copied(to: Tensor, source: Tensor) -> Tensor:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the CPU, count what it would do on a GPU, and return tensors on the device if it is there."""
+    """Run an operation on the CPU, count its waits and copies on a GPU, and wrap its outputs for the device."""
     name = func._schema.name.partition("::")[2]
     if name == "copy_":
         return _copied(*args[:2])
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    own = {id(each.held): each for each in tensors if isinstance(each, Emulated)}
-    asked = kwargs.get("device")
-    there = bool(own) if asked is None else torch.device(asked).type == NAME
+    tensors = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+    originals = {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, Emulated)}
+    requested = kwargs.get("device")
+    on_device = bool(originals) if requested is None else torch.device(requested).type == NAME
     if name == "_to_copy":
-        if there is not bool(own) and str(asked) != "meta":
-            _note("sent" if there else "waits", "copy", tensors[0])
-    elif own:
+        if on_device is not bool(originals) and str(requested) != "meta":
+            _note("sent" if on_device else "waits", "copy", tensors[0])
+    elif originals:
         indices = (
-            [each for each in tree_leaves(args[1]) if isinstance(each, Tensor)] if name.startswith("index") else []
+            [tensor for tensor in tree_leaves(args[1]) if isinstance(tensor, Tensor)]
+            if name.startswith("index")
+            else []
         )
-        if not name.startswith("index") and any(each.dim() and not _on(each) for each in tensors):
+        if not name.startswith("index") and any(tensor.dim() and not _on(tensor) for tensor in tensors):
             raise RuntimeError(f"{func}: tensors are on {NAME} and on the CPU")
-        if any(not _on(each) for each in indices):
+        if any(not _on(tensor) for tensor in indices):
             _note("sent", "index")
-        masked = any(each.dtype == torch.bool for each in indices) and not (len(args) > 2 and not args[2].dim())
+        masked = any(tensor.dtype == torch.bool for tensor in indices) and not (len(args) > 2 and not args[2].dim())
         if masked or name in WAITS:
             _note("waits", name, tensors[0] if name == "_local_scalar_dense" else None)
-    elif there and getattr(kwargs.get("generator"), "device", None) == torch.device("cpu"):
+    elif on_device and getattr(kwargs.get("generator"), "device", None) == torch.device("cpu"):
         raise RuntimeError(f"{func}: a generator of the CPU draws on {NAME}")
-    found = func(*tree_map(_bare, args), **tree_map(_bare, kwargs))
-    if not there:
-        return found
+    outputs = func(*tree_map(_bare, args), **tree_map(_bare, kwargs))
+    if not on_device:
+        return outputs
 
     def wrapped(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return own[id(value)] if id(value) in own else Emulated(value)
+        return originals[id(value)] if id(value) in originals else Emulated(value)
 
-    return tree_map(wrapped, found)
+    return tree_map(wrapped, outputs)
 
 
 @contextmanager
 def counting() -> Iterator[list[Counts]]:
-    """Count what happens inside; the counts are in the list afterwards."""
+    """Count the operations inside; append the counts to the list."""
     device()
     _counts[:] = [Counts(Counter(), Counter(), 0)]
     with _Mode():
@@ -225,14 +225,16 @@ def counting() -> Iterator[list[Counts]]:
 
 def put(module: nn.Module) -> None:
     """Put a network on the device, in place; ``Module.to`` would not keep weights tied."""
-    made: dict[int, Tensor] = {}
-    for each in module.modules():
-        for store in (each._parameters, each._buffers):
+    moved: dict[int, Tensor] = {}
+    for submodule in module.modules():
+        for store in (submodule._parameters, submodule._buffers):
             for name, tensor in store.items():
                 if tensor is not None:
-                    new = Emulated(tensor.detach())
-                    own = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-                    store[name] = made.setdefault(id(tensor), own)
+                    emulated = Emulated(tensor.detach())
+                    replacement = (
+                        nn.Parameter(emulated, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else emulated
+                    )
+                    store[name] = moved.setdefault(id(tensor), replacement)
 
 
 # -- verbs ------------------------------------------------------------------------------------------------------------
@@ -252,7 +254,7 @@ KINDS: dict[str, Callable[[int], nn.Module]] = {
 
 
 class Setting(NamedTuple):
-    """Two networks on the device whose cuts are listed already, and samples for some batches."""
+    """Two networks on the device with their cuts already listed, and samples for several batches."""
 
     kind: str
     networks: Sequence[hf_stitch.Adapter]
@@ -267,20 +269,20 @@ class Setting(NamedTuple):
         """Stitch the networks at their first layers."""
         a, b = self.networks
         layers = {"source_layer": a.layers[0], "target_layer": b.layers[0]}
-        own = {"test_data": self.data(1), "matcher": "lstsq", **layers, **self.options}
-        return hf_stitch.stitch(a, b, self.data(), **own)
+        options = {"test_data": self.data(1), "matcher": "lstsq", **layers, **self.options}
+        return hf_stitch.stitch(a, b, self.data(), **options)
 
     def relative(self) -> hf_stitch.StitchedModel:
-        """Build a model whose head reads similarities to anchors."""
+        """Build a model with a head that reads similarities to anchors."""
         network = self.networks[0]
-        own: Any = {"layer": network.layers[-1], "num_labels": CLASSES, **self.options}
-        return hf_stitch.relative_model(network, self.data(2), "cosine", **own)
+        options: Any = {"layer": network.layers[-1], "num_labels": CLASSES, **self.options}
+        return hf_stitch.relative_model(network, self.data(2), "cosine", **options)
 
 
 def _swap(s: Setting) -> Callable[[], object]:
     model = s.relative()
-    given: Any = {"anchors": s.data(2), "encoder_layer": s.networks[1].layers[-1], "data": s.data(3)}
-    return lambda: hf_stitch.swap(model, s.networks[1], **given, **s.options)
+    arguments: Any = {"anchors": s.data(2), "encoder_layer": s.networks[1].layers[-1], "data": s.data(3)}
+    return lambda: hf_stitch.swap(model, s.networks[1], **arguments, **s.options)
 
 
 def _audit(s: Setting) -> Callable[[], object]:
@@ -318,7 +320,7 @@ VERBS: dict[str, Callable[[Setting], Callable[[], object]]] = {
 }
 """Verb -> function of a setting that prepares a job and returns it."""
 LAYERED = ("compare", "compare_all", "extract_activations", "stitch_grid")
-"""Verbs that read all layers; the others read one of each network."""
+"""Verbs that read all layers; the rest read one layer of each network."""
 OF_SAMPLES = ("relative_model", "swap")
 """Verbs that score one prediction for each sample."""
 
@@ -326,37 +328,37 @@ OF_SAMPLES = ("relative_model", "swap")
 @functools.cache
 def networks(kind: str, depth: int) -> tuple[hf_stitch.Adapter, ...]:
     """Build two networks with random weights, list their cuts, and put them on the device."""
-    made = []
+    adapters = []
     for seed in range(2):
         torch.manual_seed(seed)
-        given: Any = {"example_inputs": images(2)} if kind == "vit" else {"processor": tokenizer()}
-        adapter = hf_stitch.load(shaken(KINDS[kind](depth)), **given)
+        inputs: Any = {"example_inputs": images(2)} if kind == "vit" else {"processor": tokenizer()}
+        adapter = hf_stitch.load(shaken(KINDS[kind](depth)), **inputs)
         assert len(adapter.layers) >= depth
         put(adapter.model)
-        made.append(adapter)
-    return tuple(made)
+        adapters.append(adapter)
+    return tuple(adapters)
 
 
 @functools.cache
 def counted(kind: str, verb: str, batches: int, depth: int) -> Counts:
-    """Run a verb on the device, and count."""
-    with warnings.catch_warnings(), counting() as found:
+    """Run a verb on the device, and return its counts."""
+    with warnings.catch_warnings(), counting() as counts:
         warnings.simplefilter("ignore")
         setting = Setting(kind, networks(kind, depth), batches, {"batch_size": BATCH, "progress": False})
         job = VERBS[verb](setting)
-        found[:] = [Counts(Counter(), Counter(), 0)]
+        counts[:] = [Counts(Counter(), Counter(), 0)]
         job()
-        return found[0]
+        return counts[0]
 
 
 class Slopes(NamedTuple):
-    """What a verb does for each batch with networks of 2 layers, and in addition with a third layer."""
+    """Counts of a verb for each batch with networks of 2 layers, and the increase with a third layer."""
 
     waits: float
     waits_of_layer: float
     sent: float
     sent_of_layer: float
-    numbers: float  # numbers that are copied from the device for each sample, of a batch of networks with 2 layers
+    numbers: float  # numbers copied from the device per sample, for networks with 2 layers
 
 
 def slopes(kind: str, verb: str) -> Slopes:
@@ -369,7 +371,7 @@ def slopes(kind: str, verb: str) -> Slopes:
 
 
 def lines(kind: str, verb: str, depth: int = 2) -> dict[str, float]:
-    """Return the lines that wait and how often per batch."""
+    """Return the lines that wait, with their number of waits per batch."""
     few, many = (counted(kind, verb, batches, depth).waits for batches in (2, 4))
     return {line: (count - few[line]) / 2 for line, count in many.items() if count != few[line]}
 

@@ -41,7 +41,7 @@ def fresh(adapter: Adapter) -> Iterator[dict[str, Any]]:
 
 
 def batch(adapter: Adapter, samples: int) -> dict[str, Any]:
-    """Draw inputs for some samples. Texts have :data:`TOKENS` tokens, or the maximum of the model if it is lower."""
+    """Draw inputs for ``n`` samples. Texts have :data:`TOKENS` tokens, or the maximum of the model if it is lower."""
     if adapter.interface.modality != "text":
         return {name: _drawn(value, samples, 31) for name, value in adapter.example.items()}
     return _texts(adapter, samples, min(TOKENS, adapter.interface.max_tokens or TOKENS), "right", 31)
@@ -114,8 +114,8 @@ def check(adapter: Adapter, layers: tuple[str, ...]) -> None:
 
     Raises:
         InexactError: If a layer is not exact, or the context contains the content.
-        ValueError: If the model returns no finite number, or the same output for different inputs, so that the check
-            would be meaningless.
+        ValueError: If the model does not return finite numbers, or returns the same output for different inputs. The
+            check would then be meaningless.
     """
     outputs = []
     for number, inputs in enumerate(fresh(adapter)):
@@ -127,14 +127,14 @@ def check(adapter: Adapter, layers: tuple[str, ...]) -> None:
             if not agree(got, expected):
                 raise InexactError(f"{layer!r}: decode(encode(x)) differs from model(x) on inputs {number}")
     if not any(bool(t.isfinite().any()) for t in outputs[-1] if t.is_floating_point()):
-        raise ValueError("the model returns no finite number")
+        raise ValueError("the model does not return finite numbers")
     _check_that_inputs_matter(adapter)
 
 
 def _output(adapter: Adapter, inputs: dict[str, Any]) -> Any:
-    """Return the output of the network itself, of which that counts which the adapter counts.
+    """Return the output of the plain network, reduced to the outputs that the adapter uses.
 
-    Where texts of one length run together, the network itself computes something else for padded texts.
+    Where texts of one length run together, the plain network computes different values for padded texts.
     """
     if not adapter.interface.sides:
         return adapter.forward(inputs)
@@ -143,30 +143,30 @@ def _output(adapter: Adapter, inputs: dict[str, Any]) -> Any:
 
 def _check_context(adapter: Adapter, context: Any, inputs: Any, layer: str) -> None:
     for name in adapter.interface.content:
-        value, erased = inputs[name], context[name]
-        if value.is_floating_point():
-            kept = bool(erased.any())
+        content, erased = inputs[name], context[name]
+        if content.is_floating_point():
+            leaked = bool(erased.any())
         else:
             allowed = torch.tensor([*adapter.interface.special_ids, adapter.interface.filler_id])
-            kept = not bool(torch.isin(erased, allowed).all())
-        if kept:
+            leaked = not bool(torch.isin(erased, allowed).all())
+        if leaked:
             raise InexactError(f"{layer!r}: the context contains {name}")
 
 
 def _check_that_inputs_matter(adapter: Adapter) -> None:
     inputs = next(iter(fresh(adapter)))
     name = adapter.interface.content[0]
-    other = {**inputs, name: inputs[name].flip(0)}
-    if agree(bits(_output(adapter, inputs)), bits(_output(adapter, other))):
+    flipped = {**inputs, name: inputs[name].flip(0)}
+    if agree(bits(_output(adapter, inputs)), bits(_output(adapter, flipped))):
         raise ValueError("the model returns the same output for different inputs")
 
 
 @torch.no_grad()
 def cost(adapter: Adapter, layer: str, inputs: dict[str, Any]) -> float | None:
-    """Count floating-point operations of encode and decode at a layer, over those of one forward pass.
+    """Return the floating-point operations of encode and decode at a layer, relative to one forward pass.
 
     Returns:
-        The ratio, or ``None`` if the forward pass has no operations that are counted.
+        The ratio, or ``None`` if the forward pass does not contain operations that are counted.
     """
     counts = []
     for run in (lambda: adapter.forward(inputs), lambda: adapter.decode(adapter.encode(inputs, layer)[layer], layer)):

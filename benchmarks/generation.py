@@ -1,8 +1,8 @@
-"""Generation of stitched language models, beside their own networks, without a cache, and beside left padding.
+"""Generation of stitched language models, compared with their networks alone, without a cache, and with left padding.
 
 ``python -m benchmarks generation`` measures pairs of four families with random weights. A network that is stitched to
-itself with the identity must generate what it generates alone. ``python -m benchmarks.generation zoo FILE`` tries this
-with every causal type of transformers, each in a process of its own, and appends one line of JSON per type.
+itself with the identity must generate the same text as alone. ``python -m benchmarks.generation zoo FILE`` tests this
+with every causal type of transformers, each in a separate process, and appends one line of JSON per type.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ FAMILIES: dict[str, tuple[str, Callable[[], Any]]] = {
     "t5": ("encoder.block.2", lambda: transformers.T5EncoderModel(transformers.T5Config(
         d_model=256, num_layers=6, num_heads=8, d_ff=512, d_kv=32, **IDS))),
 }  # fmt: skip
-"""Family -> a cut in the middle, and a function that makes a network."""
+"""Family -> a cut in the middle, and a function that creates a network."""
 
 
 def tokenizer(seed: int) -> Any:
-    """Return a tokenizer of words; each seed numbers them otherwise."""
+    """Return a tokenizer of words; the seed determines the order of their ids."""
     words = random.Random(seed).sample(WORDS, len(WORDS))
     vocabulary = {word: index for index, word in enumerate(["[PAD]", "<s>", "</s>", "[UNK]", *words])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    named = {"pad_token": "[PAD]", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "[UNK]"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **named)
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "[PAD]", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "[UNK]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", **special)
 
 
 def network(family: str, seed: int, words: int = 0) -> hf_stitch.Adapter:
@@ -70,9 +70,9 @@ def texts(count: int, words: int) -> list[str]:
 def run(model: Any, inputs: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor, float]:
     """Return the new tokens, their logits (tokens, batch, vocabulary), and the seconds per token."""
     start = time.perf_counter()
-    found = model.generate(**inputs, max_new_tokens=TOKENS, **{**GREEDY, **options})
+    output = model.generate(**inputs, max_new_tokens=TOKENS, **{**GREEDY, **options})
     seconds = (time.perf_counter() - start) / TOKENS
-    return found.sequences[:, -TOKENS:], torch.stack(found.logits), seconds
+    return output.sequences[:, -TOKENS:], torch.stack(output.logits), seconds
 
 
 def same(a: tuple[Tensor, Tensor, float], b: tuple[Tensor, Tensor, float]) -> str:
@@ -80,20 +80,20 @@ def same(a: tuple[Tensor, Tensor, float], b: tuple[Tensor, Tensor, float]) -> st
     return f"{'equal' if torch.equal(a[0], b[0]) else 'DIFFERENT'} {float((a[1] - b[1]).abs().max()):.0e}"
 
 
-def row(model: Any, prompts: list[str], own: Any = None) -> list[str]:
-    """Measure one model, beside its own network if it is stitched to itself."""
+def row(model: Any, prompts: list[str], plain: Any = None) -> list[str]:
+    """Measure one model; compare it with its network if it is stitched to itself."""
     batch = {name: model.processor(prompts, padding=True, return_tensors="pt")[name] for name in NAMES}
     alone = [{name: model.processor([text], return_tensors="pt")[name] for name in NAMES} for text in prompts]
     run(model, alone[0])  # the first time, the cache is checked
     with_cache, without = run(model, batch), run(model, batch, use_cache=False)
-    singles = [run(model, each) for each in alone]
-    together = torch.cat([each[0] for each in singles]), torch.cat([each[1] for each in singles], 1), 0.0
-    network = None if own is None else run(own, batch)
+    singles = [run(model, outcome) for outcome in alone]
+    together = torch.cat([outcome[0] for outcome in singles]), torch.cat([outcome[1] for outcome in singles], 1), 0.0
+    network = None if plain is None else run(plain, batch)
     return [
         "–" if network is None else same(with_cache, network),
         same(with_cache, without),
         same(with_cache, together),
-        *(f"{1000 * each[2]:.1f}" for each in (with_cache, without)),
+        *(f"{1000 * outcome[2]:.1f}" for outcome in (with_cache, without)),
         "–" if network is None else f"{1000 * network[2]:.1f}",
         "no" if model.uncached else "yes",
     ]
@@ -128,13 +128,13 @@ def main() -> None:
 
 
 def examine(family: str) -> dict[str, Any]:
-    """Stitch a causal type to itself with the identity; generate with a cache, without, and by the network itself."""
-    found: dict[str, Any] = {"family": family}
+    """Stitch a causal type to itself with the identity; generate with a cache, without, and with the plain network."""
+    record: dict[str, Any] = {"family": family}
     try:
         adapter = zoo.adapter_of("causal", family)
-        found["cuts"] = len(adapter.layers)
+        record["cuts"] = len(adapter.layers)
         if not adapter.layers:
-            return found
+            return record
         cut = adapter.layers[len(adapter.layers) // 2]
         spec = adapter.spec(cut)
         stitch = StitchingLayer(spec, spec, "none", IdentityStitch(spec.width, spec.width))
@@ -143,32 +143,32 @@ def examine(family: str) -> dict[str, Any]:
         prompt["attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
         for name, inputs in (("text", {"input_ids": prompt["input_ids"][:1]}), ("padded", prompt)):
             runs, plain = {}, {"use_cache": False}
-            for who, network, options in (
+            for variant, network, options in (
                 ("cache", model, {}),
                 ("plain", model, plain),
                 ("network", adapter.model, {}),
             ):
                 try:
-                    runs[who] = run(network, inputs, pad_token_id=0, **options)
+                    runs[variant] = run(network, inputs, pad_token_id=0, **options)
                 except Exception as error:
-                    found[f"{name}: {who}"] = f"{type(error).__name__}: {error}"[:200]
-            for other in ("plain", "network"):
-                if {"cache", other} <= runs.keys():
-                    close = torch.allclose(runs["cache"][1], runs[other][1], rtol=1e-3, atol=1e-3)
-                    found[f"{name}: cache / {other}"] = close and torch.equal(runs["cache"][0], runs[other][0])
-        found["uncached"] = model.uncached
+                    record[f"{name}: {variant}"] = f"{type(error).__name__}: {error}"[:200]
+            for reference in ("plain", "network"):
+                if {"cache", reference} <= runs.keys():
+                    close = torch.allclose(runs["cache"][1], runs[reference][1], rtol=1e-3, atol=1e-3)
+                    record[f"{name}: cache / {reference}"] = close and torch.equal(runs["cache"][0], runs[reference][0])
+        record["uncached"] = model.uncached
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"[:200]
-    return found
+        record["error"] = f"{type(error).__name__}: {error}"[:200]
+    return record
 
 
 def sweep(path: Path) -> None:
-    """Examine each causal type in a process of its own."""
+    """Examine each causal type in a separate process."""
     zoo.quiet()
     for family in tiny.types("causal"):
-        found = {"family": family, **zoo.apart(partial(examine, family), 120)}
+        record = {"family": family, **zoo.apart(partial(examine, family), 120)}
         with path.open("a") as file:
-            file.write(json.dumps(found) + "\n")
+            file.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

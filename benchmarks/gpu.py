@@ -1,7 +1,7 @@
 """Jobs on a GPU: time over the bare forward passes, error against float64 on the CPU, and peak memory.
 
-Random weights, real sizes. Forwards run in float32, in float32 with TF32, and in bfloat16; statistics must not. Without
-a GPU the benchmark says that it has not run. ``python -m benchmarks.gpu --device cpu --small`` runs the same code on
+Random weights, real sizes. Forwards run in float32, in float32 with TF32, and in bfloat16; statistics never do. Without
+a GPU the benchmark reports that it has not run. ``python -m benchmarks.gpu --device cpu --small`` runs the same code on
 tiny networks, to check it.
 """
 
@@ -73,17 +73,17 @@ def cases(small: bool) -> dict[str, Case]:
 
 def adapters(case: Case, dtype: torch.dtype, device: torch.device) -> tuple[Adapter, Adapter]:
     """Build two networks on a device."""
-    made = []
+    loaded = []
     for seed in range(2):
         torch.manual_seed(seed)
         model = case.create().eval().to(device, dtype)
         example = case.samples(2).to(device)
-        made.append(hf_stitch.load(model, example_inputs=example.to(dtype) if example.is_floating_point() else None))
-    return made[0], made[1]
+        loaded.append(hf_stitch.load(model, example_inputs=example.to(dtype) if example.is_floating_point() else None))
+    return loaded[0], loaded[1]
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the fastest of several runs after one that is not counted."""
+    """Return the seconds of the fastest of several runs, after one warm-up run."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -104,22 +104,24 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 def bare(a: Adapter, b: Adapter, samples: Tensor) -> None:
     """Run both networks on all samples."""
     for start in range(0, len(samples), BATCH):
-        for each in (a, b):
-            each.forward(each.preprocess(list(samples[start : start + BATCH])))
+        for network in (a, b):
+            network.forward(network.preprocess(list(samples[start : start + BATCH])))
 
 
 def error(case: Case, a: Adapter, b: Adapter, samples: Tensor) -> float:
     """Return the largest error of linear CKA: statistics of the device against float64 on the CPU, same activations."""
     few = samples[: 4 * BATCH]
-    found = hf_stitch.compare(a, b, few, batch_size=BATCH, metrics=["linear_cka", "minibatch_cka"], progress=False)
-    kept = [hf_stitch.analysis.extract_activations(each, few, batch_size=BATCH, progress=False) for each in (a, b)]
+    measured = hf_stitch.compare(a, b, few, batch_size=BATCH, metrics=["linear_cka", "minibatch_cka"], progress=False)
+    activations = [
+        hf_stitch.analysis.extract_activations(network, few, batch_size=BATCH, progress=False) for network in (a, b)
+    ]
     wide = [
         hf_stitch.Activations({name: v.double() for name, v in side.values.items()}, side.ids, side.pooling)
-        for side in kept
+        for side in activations
     ]
     exact = hf_stitch.compare(*wide, batch_size=BATCH, metrics=["linear_cka", "minibatch_cka"], progress=False)
-    assert found.undefined.keys() == exact.undefined.keys()  # pairs too wide for so few samples
-    return max(float(np.nanmax(abs(found[name] - exact[name]))) for name in ("linear_cka", "minibatch_cka"))
+    assert measured.undefined.keys() == exact.undefined.keys()  # pairs too wide for so few samples
+    return max(float(np.nanmax(abs(measured[name] - exact[name]))) for name in ("linear_cka", "minibatch_cka"))
 
 
 def measure(name: str, case: Case, forwards: str, device: torch.device) -> list[str]:
@@ -178,11 +180,11 @@ def run(device: torch.device, small: bool) -> list[Table]:
 
 
 def main(device: str | None = None, small: bool = False) -> None:
-    """Run the benchmark and print its tables; without a GPU, say so."""
+    """Run the benchmark and print its tables, or report that there is no GPU."""
     console = Console(width=140)
     if device is None and not torch.cuda.is_available():
         console.print(
-            "benchmarks.gpu has NOT run: there is no GPU. python -m benchmarks.gpu --device cpu --small checks it"
+            "benchmarks.gpu has NOT run: it requires a GPU. python -m benchmarks.gpu --device cpu --small checks it"
         )
         return
     for table in run(torch.device(device or "cuda"), small):

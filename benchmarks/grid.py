@@ -1,4 +1,4 @@
-"""Time of a grid of stitches over its floor: each network once per sample, and one half of the target per stitch.
+"""Time of a grid of stitches over its floor: each network once per sample, and the back half of the target per stitch.
 
 Direct matching with its fit, accuracies and structural errors, against the forwards alone, and against
 :func:`hf_stitch.stitch` for each pair of layers (timed on the diagonal and extrapolated). Random weights, real sizes,
@@ -25,7 +25,7 @@ REPEATS = 2
 
 
 def tiny10() -> nn.Module:
-    """Eight convolutions with BatchNorm and ReLU, as those of Csiszárik et al. 2021."""
+    """Eight convolutions with BatchNorm and ReLU, as in Csiszárik et al. 2021."""
     blocks = [
         nn.Sequential(nn.Conv2d(a, b, 1 if i == 7 else 3, 2 if i in STRIDED else 1), nn.BatchNorm2d(b), nn.ReLU())
         for i, (a, b) in enumerate(pairwise(WIDTHS))
@@ -57,7 +57,7 @@ def _adapter(create: Callable[[], nn.Module], seed: int) -> Adapter:
 
 @torch.no_grad()
 def _floor(a: Adapter, b: Adapter, train: torch.Tensor, test: torch.Tensor, batch: int) -> Callable[[], None]:
-    """Return a function that runs both networks once per image, and for each pair one half of the target."""
+    """Return a function that runs both networks once per image, and the back half of the target for each pair."""
     halves = {layer: b.back(layer) for layer in b.layers}
 
     def run() -> None:
@@ -88,8 +88,8 @@ def _row(name: str, create: Callable[[], nn.Module], count: int, scored: int, ba
     in_turn(ways, 1)
     seconds = {way: min(taken) for way, taken in in_turn(ways, REPEATS).items()}
     start = time.perf_counter()
-    for layer, other in zip(a.layers, b.layers, strict=True):
-        hf_stitch.stitch(a, b, data, source_layer=layer, target_layer=other, **options)
+    for layer, second in zip(a.layers, b.layers, strict=True):
+        hf_stitch.stitch(a, b, data, source_layer=layer, target_layer=second, **options)
     one_by_one = (time.perf_counter() - start) * len(b.layers)
     return [
         name, f"{count} + {scored}", f"{seconds['floor']:.2f}", f"{seconds['grid']:.2f}",

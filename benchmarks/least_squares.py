@@ -55,13 +55,16 @@ def dense(n: int, driver: str) -> tuple[float, Tensor]:
 def compared() -> Iterator[tuple[str, ...]]:
     """Run each method in a separate process, to measure its peak memory, and yield a row for each."""
     for n in SIZES:
-        found: dict[str, tuple[float, float, Tensor]] = {}
+        outcomes: dict[str, tuple[float, float, Tensor]] = {}
         for way in ("streamed", "gels", "gelsy"):
             seconds, peak, path = alone("least_squares", way, str(n)).split()
-            found[way] = (float(seconds), float(peak), torch.load(path, weights_only=True))
-            ratio, gap = found[way][0] / found["streamed"][0], (found[way][2] - found["streamed"][2]).abs().max()
+            outcomes[way] = (float(seconds), float(peak), torch.load(path, weights_only=True))
+            ratio, gap = (
+                outcomes[way][0] / outcomes["streamed"][0],
+                (outcomes[way][2] - outcomes["streamed"][2]).abs().max(),
+            )
             label = way if way == "streamed" else f"torch.linalg.lstsq ({way})"
-            yield f"{n:,}", label, f"{found[way][0]:.1f}", f"{ratio:.2f}", f"{found[way][1]:,.0f}", f"{gap:.1e}"
+            yield f"{n:,}", label, f"{outcomes[way][0]:.1f}", f"{ratio:.2f}", f"{outcomes[way][1]:,.0f}", f"{gap:.1e}"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Time to list the cuts of a network, verified, over one forward pass of two samples.
+"""Time to list and verify the cuts of a network, over one forward pass of two samples.
 
 Random weights, real sizes, processor time on one thread; the fastest of several forwards, one listing.
 """

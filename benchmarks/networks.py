@@ -1,4 +1,4 @@
-"""Tiny networks of several kinds with tokenizers, all of one width, and images and texts for them."""
+"""Tiny networks of several kinds, all of one width, with tokenizers, images and texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS: dict[str, Any] = {
     "roberta": hf.RobertaForSequenceClassification, "encoder": hf.BertModel, "gpt2": hf.GPT2LMHeadModel,
     "letters": hf.GPT2LMHeadModel, "llama": hf.LlamaForCausalLM,
 }  # fmt: skip
-"""Kind -> class, beside ``cnn``. ``letters`` has a tokenizer of characters."""
+"""Kind -> class, except ``cnn``. ``letters`` has a tokenizer of characters."""
 WORDS = [f"{a}{b}" for a in ("to", "ka", "mi", "ru", "se") for b in ("lan", "do", "vi", "pe")]
 
 
@@ -51,15 +51,15 @@ def tokenizer(letters: bool = False) -> Any:
     """Build a tokenizer of whole words, or of characters."""
     pieces = sorted({letter for word in WORDS for letter in word} | {" "}) if letters else WORDS
     vocabulary = {piece: index for index, piece in enumerate(["<pad>", "<s>", "</s>", "<unk>", *pieces])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated") if letters else pre_tokenizers.Whitespace()
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated") if letters else pre_tokenizers.Whitespace()
     names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return hf.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=core, **names)
 
 
 def build(kind: str, seed: int = 0) -> Adapter:
     """Build a tiny network with random weights, and load it."""
-    with torch.random.fork_rng():  # what is drawn later must not depend on whether a network is built or kept
+    with torch.random.fork_rng():  # later draws must not depend on whether a network is built or cached
         torch.manual_seed(seed)
         if kind == "cnn":
             model = timm.create_model("resnet10t", num_classes=CLASSES, channels=(16, 24, 32, 48))
@@ -68,8 +68,8 @@ def build(kind: str, seed: int = 0) -> Adapter:
             config.num_labels, config.hidden_size = CLASSES, WIDTH
             model = KINDS[kind](config)
     model = tiny.shaken(model)
-    given: Any = {"processor": tokenizer(kind == "letters")}
-    adapter = hf_stitch.load(model, **({"example_inputs": images(2)} if kind in IMAGES else given))
+    text_options: Any = {"processor": tokenizer(kind == "letters")}
+    adapter = hf_stitch.load(model, **({"example_inputs": images(2)} if kind in IMAGES else text_options))
     head: Any = list(model.modules())[-1]
     if getattr(head, "out_features", 0) == CLASSES:  # the network must not predict one class for all samples
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """A network larger than the memory: listed, cut, compared, stitched, saved and loaded with weights on the disk.
 
-Random weights in bfloat16 are written file by file. Every step runs in a process of its own, whose peak of anonymous
-memory above that after the imports is measured: pages of mapped files, which the system can drop, do not count.
+Random weights in bfloat16 are written file by file. Every step runs in a separate process and measures its peak of
+anonymous memory, minus the memory after the imports: pages of mapped files, which the system can drop, do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.timing import alone, show
 
 TEXTS = 64
 SIZES = {"large": (28, 1536, 8960, 12, 2, 151936), "small": (4, 64, 128, 4, 2, 80)}
-"""Layers, width, width inside, heads, heads of keys and values, words."""
+"""Layers, hidden size, intermediate size, heads, heads of keys and values, vocabulary size."""
 LAYER, WORDS = "model.layers.{}", 80
 
 
@@ -40,7 +40,7 @@ def config_of(name: str) -> hf.LlamaConfig:
 
 
 def write_model(name: str, folder: Path) -> None:
-    """Write random weights, a file for each block, so that the whole is never in memory."""
+    """Write random weights, one file per block, so that the whole model is never in memory."""
     config = config_of(name)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
@@ -75,7 +75,7 @@ def anonymous_gb() -> float:
 
 
 def peak_of(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Run a function; return its result, seconds, and the peak of anonymous memory above that before, in GB."""
+    """Run a function; return its result, its seconds, and its peak of anonymous memory above the start, in GB."""
     peak, ended, before = [anonymous_gb()], Event(), anonymous_gb()
 
     def watch() -> None:
@@ -130,10 +130,10 @@ def step(name: str, folder: Path) -> dict[str, Any]:
             return str(large.verify_cut(deep).status)
         if name == "compare two layers":
             small = load("small")
-            found = hf_stitch.compare(
+            summary = hf_stitch.compare(
                 large, small, data, layers_a=[LAYER.format(1), deep], layers_b=[LAYER.format(1)], progress=False
             )
-            return f"CKA {', '.join(f'{value:.3f}' for value in found.values['linear_cka'].ravel())}"
+            return f"CKA {', '.join(f'{similarity:.3f}' for similarity in summary.values['linear_cka'].ravel())}"
         stitched = hf_stitch.stitch(
             load("small"), large, data, source_layer=LAYER.format(1), target_layer=LAYER.format(2), batch_size=16
         )
@@ -141,8 +141,8 @@ def step(name: str, folder: Path) -> dict[str, Any]:
         size = sum(file.stat().st_size for file in (folder / "stitched").glob("*.safetensors"))
         return f"saved {size / 1e9:.2f} GB"
 
-    found, seconds, peak = peak_of(run)
-    return {"step": name, "found": found, "seconds": f"{seconds:.1f}", "peak": f"{peak:.2f}"}
+    summary, seconds, peak = peak_of(run)
+    return {"step": name, "found": summary, "seconds": f"{seconds:.1f}", "peak": f"{peak:.2f}"}
 
 
 STEPS = ("list the layers", "verify a cut", "compare two layers", "stitch and save", "load from its files")
@@ -156,7 +156,7 @@ def main() -> None:
             (folder / size).mkdir()
             write_model(size, folder / size)
         weights = sum(file.stat().st_size for file in (folder / "large").glob("*.safetensors")) / 1e9
-        rows = ([*json.loads(alone("offload", each, name)).values()] for each in STEPS)
+        rows = ([*json.loads(alone("offload", step_name, name)).values()] for step_name in STEPS)
         show(
             f"a model of {weights:.1f} GB on the disk", ("step", "found", "seconds", "peak GB above the imports"), rows
         )

@@ -1,4 +1,4 @@
-"""How far the activations of a text move with the texts beside it in a batch, padded on either side."""
+"""Change of the activations of a text with the rest of its batch, with padding on either side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTHS = (9, 5, 7, 2)
 
 
 class Words:
-    """A tokenizer whose texts are the ids of their tokens."""
+    """Tokenizer for texts that consist of token ids."""
 
     pad_token, is_fast = "[PAD]", False
 
@@ -36,7 +36,7 @@ class Words:
 
 
 def texts(adapter: Adapter, count: int) -> list[str]:
-    """Draw texts of the words of a network; each ends with its token for the end of text."""
+    """Draw texts from the vocabulary of a network; each ends with the end-of-text token."""
     config: Any = adapter.model.config
     text, draw = config.get_text_config() if hasattr(config, "get_text_config") else config, random.Random(7)
     words = [i for i in range(getattr(text, "vocab_size", 200)) if i not in adapter.interface.special_ids]
@@ -55,33 +55,33 @@ def tokenizing(adapter: Adapter, side: str = "right") -> Adapter:
 
 @torch.no_grad()
 def moved(network: Adapter, side: str, batch: int, count: int = 8) -> float:
-    """Return the largest difference of activations from those of each text alone, relative to the largest of them.
+    """Return the largest difference of activations from each text alone, relative to the largest activation.
 
     Args:
-        network: A network, :func:`tokenizing`.
-        side: Side on which its tokenizer pads from now on.
+        network: A network with the tokenizer of :func:`tokenizing`.
+        side: Side to pad on. It is set on the tokenizer of the network.
         batch: Number of texts that run together.
         count: Number of texts.
     """
-    network.processor.padding_side, given = side, texts(network, count)
+    network.processor.padding_side, samples = side, texts(network, count)
 
     def rows(some: list[str]) -> dict[str, list[Tensor]]:
-        found: dict[str, list[Tensor]] = {}
+        rows_of_layer: dict[str, list[Tensor]] = {}
 
         def keep(layer: str, r: hf_stitch.Representation) -> None:
             pooling = "cls" if r.padding_unknown else "none"
-            owners, values = r.row_samples(pooling), r.rows(pooling).clone()
-            found[layer] = [values[owners == text] for text in range(len(some))]
+            owners, hidden = r.row_samples(pooling), r.rows(pooling).clone()
+            rows_of_layer[layer] = [hidden[owners == text] for text in range(len(some))]
 
         network.run_with_callback(network.preprocess(some), network.candidates, keep)
-        return found
+        return rows_of_layer
 
-    alone, largest = [rows([text]) for text in given], 0.0
+    alone, largest = [rows([text]) for text in samples], 0.0
     for start in range(0, count, batch):
-        for layer, found in rows(given[start : start + batch]).items():
-            for text, values in enumerate(found, start):
+        for layer, rows_of_layer in rows(samples[start : start + batch]).items():
+            for text, hidden in enumerate(rows_of_layer, start):
                 (expected,) = alone[text][layer]
-                if values.shape != expected.shape or not bool(values.isfinite().all()):
+                if hidden.shape != expected.shape or not bool(hidden.isfinite().all()):
                     return float("inf")  # padding counts as text
-                largest = max(largest, float((values - expected).abs().max() / expected.abs().max()))
+                largest = max(largest, float((hidden - expected).abs().max() / expected.abs().max()))
     return largest

@@ -1,7 +1,7 @@
-"""Processor time of permutation tests over computing the metric anew from the rows for every permutation, in turn.
+"""Processor time of permutation tests, relative to a new computation of the metric for every permutation.
 
-Random activations with a falling spectrum, a part that both networks share and a ReLU; one thread. A few permutations
-are computed anew, and their time is extrapolated.
+Random activations with a falling spectrum, a part that both networks share and a ReLU; one thread. The new computation
+runs for a few permutations, and its time is extrapolated.
 """
 
 from __future__ import annotations
@@ -39,33 +39,38 @@ CASES = [
 
 def activations(n: int, width: int, seed: int) -> Tensor:
     """Draw the activations of a layer."""
-    own, shared = torch.Generator().manual_seed(seed), torch.randn(n, 16, generator=torch.Generator().manual_seed(99))
-    noise = torch.randn(n, width, generator=own) * torch.logspace(0, -2, width)
-    return (shared @ torch.randn(16, width, generator=own) / 4 + noise).relu().double()
+    generator, shared = (
+        torch.Generator().manual_seed(seed),
+        torch.randn(n, 16, generator=torch.Generator().manual_seed(99)),
+    )
+    noise = torch.randn(n, width, generator=generator) * torch.logspace(0, -2, width)
+    return (shared @ torch.randn(16, width, generator=generator) / 4 + noise).relu().double()
 
 
 def rows() -> Iterator[tuple[str, ...]]:
     """Yield a row for each case."""
-    for name, what, n, widths_x, widths_y in CASES:
+    for name, case, n, widths_x, widths_y in CASES:
         metric = registries.metrics.build(name)
         x, y = ([activations(n, w, 10 * w + side) for w in widths] for side, widths in enumerate((widths_x, widths_y)))
         many = PERMUTATIONS if len(x) == 1 else PERMUTATIONS // 4
         ratios, before, after, apart = [], [], [], 0.0
-        for each in range(ROUNDS):
-            order = torch.from_numpy(np.random.default_rng(each).permutation(n))
-            found = np.empty((len(x), len(y)))
+        for round_index in range(ROUNDS):
+            order = torch.from_numpy(np.random.default_rng(round_index).permutation(n))
+            recomputed = np.empty((len(x), len(y)))
 
-            def anew(found: Any = found, order: Tensor = order, x: Any = x, y: Any = y, metric: Any = metric) -> None:
-                for i, j in np.ndindex(found.shape):
-                    found[i, j] = metric.function(x[i], y[j][order], **metric.options).item()
+            def anew(
+                recomputed: Any = recomputed, order: Tensor = order, x: Any = x, y: Any = y, metric: Any = metric
+            ) -> None:
+                for i, j in np.ndindex(recomputed.shape):
+                    recomputed[i, j] = metric.function(x[i], y[j][order], **metric.options).item()
 
             before.append(PERMUTATIONS * seconds(anew)[0])
-            shared = partial(maximum_test, metric, x, y, permutations=many, seed=each, memory=MEMORY)
+            shared = partial(maximum_test, metric, x, y, permutations=many, seed=round_index, memory=MEMORY)
             after.append(PERMUTATIONS / many * seconds(shared)[0])
             ratios.append(before[-1] / after[-1])
-            apart = max(apart, abs(pairing(metric, x[-1], y[-1])(order) - found[-1, -1]))
-        figures = (f"{statistics.median(each):.1f}" for each in (before, after, ratios))
-        yield name, what, str(n), *figures, f"{apart:.0e}"
+            apart = max(apart, abs(pairing(metric, x[-1], y[-1])(order) - recomputed[-1, -1]))
+        figures = (f"{statistics.median(round_index):.1f}" for round_index in (before, after, ratios))
+        yield name, case, str(n), *figures, f"{apart:.0e}"
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""Plans without data and weights, against what the same jobs take here; and plans of pairs that fit on no CPU.
+"""Plans without data and weights, compared with the measured cost of the same jobs; and plans of very large pairs.
 
-Small pairs run: a process each builds both networks, verifies a cut and does the job. Its seconds are processor time
-without the verification, its memory is the peak of anonymous memory above that after the imports, and its passes are
-the operations of matrices and convolutions over those of one forward of both networks for each sample. Plans assume the
-speed of a matrix product here, in processor time. Large pairs are planned from configs alone, for devices that are not
-here.
+Small pairs run: one process per pair builds both networks, verifies a cut and does the job. Its seconds are processor
+time without the verification, its memory is the peak of anonymous memory minus the memory after the imports, and its
+passes are the operations of matrices and convolutions over one forward of both networks for each sample. Plans assume
+the speed of a matrix product on this machine, in processor time. Pairs that do not fit on a CPU are planned from
+configs alone, for other devices.
 
 ``python -m benchmarks plans`` prints both tables.
 """
@@ -41,7 +41,7 @@ METRIC: dict[str, Any] = {"metrics": ["linear_cka:debiased=True"]}  # samples ar
 class Case(NamedTuple):
     """Two networks of one architecture, and samples for them."""
 
-    named: Any  # a name or config, of which a plan needs no more
+    named: Any  # a name or config is enough for a plan
     build: Callable[[], nn.Module]
     samples: Callable[[int], Tensor]
     n: int
@@ -80,7 +80,7 @@ LARGE = (
 )  # fmt: skip
 """The shapes of Llama 3 70B and Qwen2 72B."""
 DEVICES = {"80 GB": (80e9, 4e14), "141 GB": (141e9, 4e14), "24 GB": (24e9, 8e13)}
-"""Name -> bytes, and operations per second in bfloat16, about 40% of what makers name. Assumed, not measured."""
+"""Name -> bytes, and operations per second in bfloat16, about 40% of the vendor's peak. Assumed, not measured."""
 
 
 def rate() -> float:
@@ -90,49 +90,49 @@ def rate() -> float:
 
 
 def planned(job: str, networks: Any, n: int, batch: int, tokens: int) -> tuple[Any, float]:
-    """Return a plan without data for some samples, and its seconds of processor time."""
+    """Return a plan without data for a number of samples, and its seconds of processor time."""
     start = time.process_time()
     with patch.multiple(_plan, SAMPLES=n, TOKENS=tokens):
-        found = hf_stitch.plan(getattr(hf_stitch, job), *networks, None, batch_size=batch)
-    return found, time.process_time() - start
+        estimate = hf_stitch.plan(getattr(hf_stitch, job), *networks, None, batch_size=batch)
+    return estimate, time.process_time() - start
 
 
 def taken(name: str, job: str) -> dict[str, float]:
     """Plan a job, do it, and return both in this process."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    case, found = CASES[name], dict[str, float]()
+    case, measured = CASES[name], dict[str, float]()
 
     def work() -> Callable[[], object]:
-        made = [case.build().eval() for _ in range(2)]
+        models = [case.build().eval() for _ in range(2)]
         samples = case.samples(case.n)
-        a, b = (hf_stitch.load(each, example_inputs=samples[:2]) for each in made)
-        for each in (a, b):
-            each.verify_cut(case.layer)
+        a, b = (hf_stitch.load(verb, example_inputs=samples[:2]) for verb in models)
+        for verb in (a, b):
+            verb.verify_cut(case.layer)
         ends = {"source_layer": case.layer, "target_layer": case.layer, "matcher": "ridge"}  # some parts have few rows
-        given: dict[str, Any] = ends if job == "stitch" else METRIC
-        do = partial(getattr(hf_stitch, job), a, b, samples, batch_size=BATCH, progress=False, **given)
+        options: dict[str, Any] = ends if job == "stitch" else METRIC
+        do = partial(getattr(hf_stitch, job), a, b, samples, batch_size=BATCH, progress=False, **options)
         start = time.process_time()
         do()
-        found["seconds"] = time.process_time() - start
+        measured["seconds"] = time.process_time() - start
         return do
 
     plan, _ = planned(job, [described(case.named) for _ in range(2)], case.n, BATCH, TOKENS)
     plan, few = plan.on("this CPU", 1e12, rate()), torch.randn(99, 4)
     tiny = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), example_inputs=few[:2])
-    for each in (hf_stitch.compare, hf_stitch.stitch):  # imports all that the job does
-        each(tiny, tiny, few, progress=False)
+    for verb in (hf_stitch.compare, hf_stitch.stitch):  # imports everything that the job needs
+        verb(tiny, tiny, few, progress=False)
     do, _, peak = peak_of(work)
     with FlopCounterMode(display=False) as counter:
         do()
     return {
-        **found, "peak": peak, "passes": counter.get_total_flops() / plan.seconds / plan.speed,
+        **measured, "peak": peak, "passes": counter.get_total_flops() / plan.seconds / plan.speed,
         "planned seconds": plan.seconds, "planned memory": sum(plan.memory.values()) / 1e9,
     }  # fmt: skip
 
 
 def small() -> Iterator[tuple[str, ...]]:
-    """Yield what small pairs take."""
+    """Yield plans and measurements of small pairs."""
     for name, case in CASES.items():
         for job in JOBS:
             row = json.loads(alone("plans", name, job))
@@ -146,9 +146,9 @@ def small() -> Iterator[tuple[str, ...]]:
 def large() -> Iterator[tuple[str, ...]]:
     """Yield plans of a large pair."""
     for job in JOBS:
-        found, seconds = planned(job, LARGE, 1000, 64, 512)
+        estimate, seconds = planned(job, LARGE, 1000, 64, 512)
         for name, (memory, speed) in DEVICES.items():
-            plan = found.on(name, memory, speed)
+            plan = estimate.on(name, memory, speed)
             sizes = sum(plan.memory.values()) / 1e9, plan.memory["statistics"] / 1e9
             hours = plan.seconds / 3600, plan.seconds / 3.6
             figures = (*sizes, *hours, seconds)
@@ -158,7 +158,7 @@ def large() -> Iterator[tuple[str, ...]]:
 def main() -> None:
     """Print the tables."""
     columns = "pair", "job", "samples", "passes", "seconds", "planned", "ratio", "peak GB", "planned", "ratio"
-    show("plans without data, and what was taken", columns, small())
+    show("plans without data, and measurements", columns, small())
     columns = "job", "device", "number", "memory GB", "statistics GB", "hours for 1,000", "for 1,000,000", "plan s"
     show("plans of a large pair", columns, large())
 

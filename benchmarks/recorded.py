@@ -1,8 +1,8 @@
-"""Recorded jobs: what every verb computes on tiny deterministic networks, to compare two versions bit for bit.
+"""Recorded jobs: results of every verb on tiny deterministic networks, to compare two versions bit for bit.
 
-``python benchmarks/recorded.py write FOLDER`` runs all jobs and writes a file for each; ``check FOLDER`` runs them
-again, prints each value that differs, and exits with 1 if there is any. Jobs use the ``hf_stitch`` that Python finds
-first, by its public names alone, so that another version is checked by way of ``PYTHONPATH``.
+``python benchmarks/recorded.py write FOLDER`` runs all jobs and writes one file per job; ``check FOLDER`` runs them
+again, prints each value that differs, and exits with 1 if any does. Jobs use the ``hf_stitch`` that Python finds first,
+by its public names alone, so ``PYTHONPATH`` selects the version to check.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ import hf_stitch
 from hf_stitch import Samples, StitchedModel
 from hf_stitch.training import SimilarityCallback, StitchabilityCallback, TaskLoss
 
-if not __package__:  # run as a script: this folder's networks, whichever hf_stitch was found
+if not __package__:  # as a script, import the networks of this folder, whichever hf_stitch is installed
     sys.path[0] = str(Path(__file__).parents[1])
 
 from benchmarks.networks import CLASSES, IMAGES, build, data, images, net, texts, tokenizer
 
 LEFT_OUT = ("versions", "transformers_version", "checksum")
-"""Keys whose values are bound to versions: the checksum is that of a record with versions in it."""
+"""Keys with values that depend on versions: the checksum covers a record that contains versions."""
 
 QUIET: dict[str, Any] = {"batch_size": 16, "progress": False}
 SHORT: dict[str, Any] = {"epochs": 2, "batch_size": 16}
 
 
 # -- jobs -----------------------------------------------------------------------------------------------------------
-def stitched(a: str = "vit", b: str = "vit", samples: Any = None, places: Any = (1, 2), **options: Any) -> Any:
+def stitched(a: str = "vit", b: str = "vit", samples: Any = None, cuts: Any = (1, 2), **options: Any) -> Any:
     """Stitch two networks."""
-    layers = {"source_layer": net(a).layers[places[0]], "target_layer": net(b, 1).layers[places[1]]}
+    layers = {"source_layer": net(a).layers[cuts[0]], "target_layer": net(b, 1).layers[cuts[1]]}
     return hf_stitch.stitch(net(a), net(b, 1), samples or data(a), **{**layers, **QUIET, **options})
 
 
@@ -60,9 +60,9 @@ def grid(a: str = "vit", b: str = "vit", matchers: Any = ("ridge",), count: int 
 def unsupervised() -> Any:
     """Stitch a network of points in clusters to itself, without pairs (by the plugin hf-stitch-embeddings)."""
     points = (3 * torch.randn(25, 8)).repeat(24, 1) + 0.3 * torch.randn(600, 8)
-    own = hf_stitch.load(nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3)), example_inputs=points[:2])
+    network = hf_stitch.load(nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3)), example_inputs=points[:2])
     layers: Any = {"source_layer": "0", "target_layer": "0", "clusters": (25,), "restarts": 50}
-    model = hf_stitch.stitch(own, own, points, matcher="unsupervised", **layers, **QUIET)
+    model = hf_stitch.stitch(network, network, points, matcher="unsupervised", **layers, **QUIET)
     return [model.stitch, model.config.recipe, model.evaluation]
 
 
@@ -74,24 +74,24 @@ def chained() -> Any:
 
 
 def relative(similarities: Any = "cosine", seed: int = 0, **options: Any) -> Any:
-    """Build a model whose head reads similarities to anchors."""
+    """Build a model with a head that reads similarities to anchors."""
     encoder = net("vit", seed)
     torch.manual_seed(3)
-    given: Any = {"layer": encoder.layers[2], "num_labels": CLASSES, **QUIET, **options}
-    return hf_stitch.relative_model(encoder, data(n=30, seed=2), similarities, **given)
+    arguments: Any = {"layer": encoder.layers[2], "num_labels": CLASSES, **QUIET, **options}
+    return hf_stitch.relative_model(encoder, data(n=30, seed=2), similarities, **arguments)
 
 
 def swapped(model: Any, encoder: str = "cnn", **options: Any) -> Any:
     """Exchange the encoder of a model, and score it."""
-    new = net(encoder, 1)
-    given = {"anchors": data(n=30, seed=2), "encoder_layer": new.layers[1], "data": data(seed=3)}
-    return hf_stitch.swap(model, new, **{**given, **QUIET, **options})
+    new_encoder = net(encoder, 1)
+    arguments = {"anchors": data(n=30, seed=2), "encoder_layer": new_encoder.layers[1], "data": data(seed=3)}
+    return hf_stitch.swap(model, new_encoder, **{**arguments, **QUIET, **options})
 
 
 def audited(models: Any, kind: str = "vit", **options: Any) -> Any:
-    """Audit stitched models, which keep the verdict in their recipes."""
-    found = hf_stitch.audit(models, data(kind, seed=1), resamples=200, **QUIET, **options)
-    return [found, [each.config.recipe for each in (models if isinstance(models, list) else [models])]]
+    """Audit stitched models; their recipes store the verdict."""
+    audits = hf_stitch.audit(models, data(kind, seed=1), resamples=200, **QUIET, **options)
+    return [audits, [model.config.recipe for model in (models if isinstance(models, list) else [models])]]
 
 
 def compared(a: str, b: str, samples: Any, *metrics: str, **options: Any) -> Any:
@@ -112,7 +112,9 @@ def loaded(model: StitchedModel) -> Any:
         model.stitcher.save_pretrained(f"{folder}/stitcher")
         again = StitchedModel.from_pretrained(f"{folder}/model")
         attached = hf_stitch.Stitcher.from_pretrained(f"{folder}/stitcher").attach(net("vit"), net("vit", 1))
-    return [evaluated(each, data(seed=1), target=net("vit", 1), source=net("vit")) for each in (again, attached)]
+    return [
+        evaluated(restored, data(seed=1), target=net("vit", 1), source=net("vit")) for restored in (again, attached)
+    ]
 
 
 def trained(a: str = "vit", b: str = "vit", **options: Any) -> Any:
@@ -122,32 +124,32 @@ def trained(a: str = "vit", b: str = "vit", **options: Any) -> Any:
 
 def watched() -> Any:
     """Train a network for two epochs, with both callbacks."""
-    own, rows = build("vit", 5), zip(images(), data().labels or (), strict=True)
+    network, rows = build("vit", 5), zip(images(), data().labels or (), strict=True)
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             folder, num_train_epochs=2, per_device_train_batch_size=16, report_to=[], seed=3, use_cpu=True,
             disable_tqdm=True, save_strategy="no", logging_strategy="no",
         )  # fmt: skip
         pairs: Any = [{"pixel_values": image, "labels": label} for image, label in rows]
-        trainer = transformers.Trainer(own.model, arguments, train_dataset=pairs)
+        trainer = transformers.Trainer(network.model, arguments, train_dataset=pairs)
         trainer.remove_callback(transformers.PrinterCallback)
         callbacks = [
-            StitchabilityCallback(net("vit", 1), data(), own.layers[:2], batch_size=16),
-            SimilarityCallback("start", images(32, 1), own.layers, ("linear_cka", "procrustes"), batch_size=16),
-            SimilarityCallback(net("cnn"), images(32, 1), own.layers[:2], every=3, batch_size=16),
+            StitchabilityCallback(net("vit", 1), data(), network.layers[:2], batch_size=16),
+            SimilarityCallback("start", images(32, 1), network.layers, ("linear_cka", "procrustes"), batch_size=16),
+            SimilarityCallback(net("cnn"), images(32, 1), network.layers[:2], every=3, batch_size=16),
         ]
         for callback in callbacks:
-            callback.attach(trainer, own)
+            callback.attach(trainer, network)
         trainer.train()
-    return [own.model, [callback.to_history() for callback in callbacks]]
+    return [network.model, [callback.to_history() for callback in callbacks]]
 
 
 def generated() -> Any:
     """Generate with two stitched decoders."""
     prompts = tokenizer()(texts(3, 4), return_tensors="pt", padding=True, padding_side="left")
-    asked: Any = {"input_ids": prompts["input_ids"], "attention_mask": prompts["attention_mask"], "pad_token_id": 0}
+    inputs: Any = {"input_ids": prompts["input_ids"], "attention_mask": prompts["attention_mask"], "pad_token_id": 0}
     models = stitched("gpt2", "llama"), stitched("letters", "llama", align="prefix")
-    return [each.generate(**asked, max_new_tokens=6, do_sample=False) for each in models]
+    return [model.generate(**inputs, max_new_tokens=6, do_sample=False) for model in models]
 
 
 CLOSED = """
@@ -225,37 +227,37 @@ JOBS: dict[str, Callable[[], Any]] = {
 
 
 # -- records --------------------------------------------------------------------------------------------------------
-def values(found: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of a result with their places: floats in hexadecimal, tensors as hashes."""
-    if isinstance(found, StitchedModel):
-        found = {"evaluation": found.evaluation, "saved": saved(found)}
-    elif isinstance(found, hf_stitch.analysis.StitchGrid):
-        found = {**found.to_dict(), "stitches": found.stitches}
-    elif isinstance(found, nn.Module):
-        found = {"weights": found.state_dict(), **(found.to_dict() if hasattr(found, "to_dict") else {})}
-    elif hasattr(found, "to_dict"):
-        found = found.to_dict()
-    if isinstance(found, Tensor):
-        content = found.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        yield place, f"{found.dtype} {tuple(found.shape)} {hashlib.sha256(content).hexdigest()}"
-    elif isinstance(found, Mapping | list | tuple) and found:
-        for key, value in found.items() if isinstance(found, Mapping) else enumerate(found):
+def values(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values of a result with their paths: floats in hexadecimal, tensors as hashes."""
+    if isinstance(node, StitchedModel):
+        node = {"evaluation": node.evaluation, "saved": saved(node)}
+    elif isinstance(node, hf_stitch.analysis.StitchGrid):
+        node = {**node.to_dict(), "stitches": node.stitches}
+    elif isinstance(node, nn.Module):
+        node = {"weights": node.state_dict(), **(node.to_dict() if hasattr(node, "to_dict") else {})}
+    elif hasattr(node, "to_dict"):
+        node = node.to_dict()
+    if isinstance(node, Tensor):
+        content = node.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield path, f"{node.dtype} {tuple(node.shape)} {hashlib.sha256(content).hexdigest()}"
+    elif isinstance(node, Mapping | list | tuple) and node:
+        for key, child in node.items() if isinstance(node, Mapping) else enumerate(node):
             if key not in LEFT_OUT:
-                yield from values(value, f"{place}/{key}")
+                yield from values(child, f"{path}/{key}")
     else:
-        yield place, found.hex() if isinstance(found, float) else repr(found)
+        yield path, node.hex() if isinstance(node, float) else repr(node)
 
 
 def saved(model: StitchedModel) -> dict[str, Any]:
-    """Return what a stitched model writes to a folder: tensors and records."""
+    """Return the files of a saved stitched model: tensors and records."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        found: dict[str, Any] = {path.name: load_file(path) for path in Path(folder).rglob("*.safetensors")}
-        return found | {path.name: json.loads(path.read_text()) for path in Path(folder).rglob("*.json")}
+        files: dict[str, Any] = {path.name: load_file(path) for path in Path(folder).rglob("*.safetensors")}
+        return files | {path.name: json.loads(path.read_text()) for path in Path(folder).rglob("*.json")}
 
 
 def run(name: str) -> dict[str, str]:
-    """Run a job, and return the place of each value -> the value; of a job that fails, the error."""
+    """Run a job, and return path -> value, or the error of a job that fails."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -266,7 +268,7 @@ def run(name: str) -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the records of all jobs, or compare them with those of a folder."""
+    """Write the records of all jobs, or compare them with the records in a folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=("write", "check"))
     parser.add_argument("folder", type=Path)
@@ -279,15 +281,15 @@ def main() -> int:
         parser.error(f"no job matches {options.only!r}: {', '.join(JOBS)}")
     for name in chosen:
         path, start = options.folder / f"{name}.json", time.process_time()
-        found = run(name)
+        current = run(name)
         if options.action == "write":
-            path.write_text(json.dumps(found, indent=0) + "\n")
+            path.write_text(json.dumps(current, indent=0) + "\n")
         before = json.loads(path.read_text()) if path.exists() else {}
-        places = [place for place in {**before, **found} if place == "error" or before.get(place) != found.get(place)]
-        failed += bool(places)
-        print(f"{name}: {len(found)} values, {len(places)} differ, {time.process_time() - start:.1f} s", flush=True)
-        for place in places:
-            print(f"  {place}: {before.get(place, 'absent')} -> {found.get(place, 'absent')}")
+        changed = [key for key in {**before, **current} if key == "error" or before.get(key) != current.get(key)]
+        failed += bool(changed)
+        print(f"{name}: {len(current)} values, {len(changed)} differ, {time.process_time() - start:.1f} s", flush=True)
+        for key in changed:
+            print(f"  {key}: {before.get(key, 'absent')} -> {current.get(key, 'absent')}")
     print(f"{failed} of {len(chosen)} jobs differ or fail")
     return int(failed > 0)
 

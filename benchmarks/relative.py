@@ -34,7 +34,7 @@ Way = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def made(n: int, width: int, anchors: int) -> tuple[Tensor, Tensor]:
-    """Draw random rows ``(n, width)``, and take the first ``anchors`` of them as anchors."""
+    """Draw random rows ``(n, width)``, and use the first ``anchors`` of them as anchors."""
     rows = torch.randn(n, width, generator=torch.Generator().manual_seed(0))
     return rows, rows[:anchors].clone()
 
@@ -47,7 +47,7 @@ def ours(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_chunks(rows: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute them with hf-stitch, with rows that stream."""
+    """Compute relative representations and neighbours with hf-stitch on streamed rows."""
     with torch.no_grad():
         relative = RelativeProjection.of(anchors)(rows)
     return relative, nearest(relative, relative.split(CHUNK), NEIGHBOURS)[1]
@@ -84,9 +84,9 @@ def timed(way: str, sizes: Sizes) -> tuple[float, Tensor, Tensor]:
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        relative, places = WAYS[way](rows, anchors)
+        relative, indices = WAYS[way](rows, anchors)
         seconds.append(time.perf_counter() - start)
-    return min(seconds), relative, places
+    return min(seconds), relative, indices
 
 
 def streamed(sizes: Sizes) -> tuple[float, Tensor, Tensor]:
@@ -97,8 +97,8 @@ def streamed(sizes: Sizes) -> tuple[float, Tensor, Tensor]:
     start = time.perf_counter()
     projection = RelativeProjection.of(first[:anchors])
     relative = projection(first[:20])
-    places = nearest(relative, projection.stream(rows, CHUNK), NEIGHBOURS)[1]
-    return time.perf_counter() - start, relative, places
+    indices = nearest(relative, projection.stream(rows, CHUNK), NEIGHBOURS)[1]
+    return time.perf_counter() - start, relative, indices
 
 
 def peak() -> float:
@@ -112,18 +112,18 @@ def peak() -> float:
 def measured(way: str, sizes: Sizes) -> tuple[float, float, Tensor, Tensor]:
     """Run a method alone; return seconds, peak memory in MB, relative representations and neighbours."""
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "found.pt"
-        seconds, most = map(float, alone("relative", way, str(place), *map(str, sizes)).split())
-        return seconds, most, *torch.load(place, weights_only=True)
+        path = Path(folder) / "found.pt"
+        seconds, most = map(float, alone("relative", way, str(path), *map(str, sizes)).split())
+        return seconds, most, *torch.load(path, weights_only=True)
 
 
 def compared(sizes: Sizes) -> Iterator[tuple[str, ...]]:
     """Compare all methods on the same rows."""
-    found = {way: measured(way, sizes) for way in WAYS}
-    base = found["plain"]
-    for way, (seconds, most, relative, places) in found.items():
+    outcomes = {way: measured(way, sizes) for way in WAYS}
+    base = outcomes["plain"]
+    for way, (seconds, most, relative, indices) in outcomes.items():
         gap = (relative - base[2]).abs().max()
-        same = (places[:, :, None] == base[3][:, None]).any(2).float().mean()
+        same = (indices[:, :, None] == base[3][:, None]).any(2).float().mean()
         yield way, f"{seconds:.2f}", f"{seconds / base[0]:.2f}", f"{most:,.0f}", f"{gap:.1e}", f"{same:.4%}"
 
 

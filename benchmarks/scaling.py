@@ -1,11 +1,11 @@
-"""What the time of a job grows with: measured curves, a model fitted to them, and what it predicts beyond them.
+"""Growth of the time of a job with its size: measured curves, a model fitted to them, and its predictions.
 
 ``python -m benchmarks scaling`` measures and prints the page. ``python -m benchmarks.scaling FOLDER`` writes
 ``scaling.json``, ``scaling.md`` and ``scaling.png`` there, and ``python -m benchmarks.scaling FOLDER --again`` writes
 the page again from the JSON.
 
-Processor time on one thread, minimum of two runs. Networks do not run: activations are random rows in memory, so that
-the curves are those of hf-stitch alone.
+Processor time on one thread, minimum of two runs. Networks do not run: activations are random rows in memory, so the
+curves show hf-stitch alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Size:
     Attributes:
         n: Number of rows.
         d: Width of the layers.
-        layers: Number of layers of each of two networks; each of one is compared with each of the other.
+        layers: Number of layers of each of two networks; all pairs of layers are compared.
     """
 
     n: int
@@ -61,13 +61,13 @@ class Job:
     """A kind of work.
 
     Attributes:
-        title: What is done.
-        run: Function that makes the inputs of a size and returns the work on them.
+        title: Description of the work.
+        run: Function that creates the inputs of a size and returns the work on them.
         terms: Name -> number of operations (in units of 1e9) as a function of the size. The time is modelled as a
             constant plus a rate times each.
         sizes: Measured sizes.
-        beyond: Sizes for which the model predicts.
-        memory: Bytes that the work keeps beside its inputs, as a function of the size.
+        beyond: Sizes to predict with the model.
+        memory: Bytes that the work needs in addition to its inputs, as a function of the size.
     """
 
     title: str
@@ -197,7 +197,7 @@ def predicted(job: Job, rates: Mapping[str, float], size: Size) -> float:
 
 
 def measured(job: Job) -> list[dict[str, Any]]:
-    """Measure a job in all its sizes: a row per size, with its seconds."""
+    """Measure a job in all its sizes; return one row per size, with its seconds."""
     return [{**asdict(size), "seconds": min(seconds(job.run(size), REPEATS))} for size in job.sizes]
 
 
@@ -224,7 +224,7 @@ def record() -> dict[str, Any]:
 
 
 def shared(count: int) -> float:
-    """Return the seconds of a comparison of two networks that some processes of one thread each share."""
+    """Return the seconds of a comparison of two networks, shared by several processes of one thread each."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -258,13 +258,13 @@ def _bytes(size: float) -> str:
     return f"{size / 2**30:.2g} GiB" if size > 2**28 else f"{size / 2**20:.2g} MiB"
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(record: Mapping[str, Any]) -> str:
     """Return the page of a record: measured curves, the fitted model, and predictions."""
     parts = [
         "# Scaling",
         "",
         "This page shows how the time of a job grows with its size. `python -m benchmarks.scaling docs` wrote it "
-        f"({found['machine']}). Times are processor time of one thread, without networks: activations are random rows "
+        f"({record['machine']}). Times are processor time of one thread, without networks: activations are random rows "
         "in memory, so the curves show the cost of hf-stitch. A network adds its forward passes "
         "([benchmarks](benchmarks.md)).",
         "",
@@ -276,7 +276,7 @@ def page(found: Mapping[str, Any]) -> str:
         "",
     ]
     for name, job in JOBS.items():
-        rows = found["jobs"][name]
+        rows = record["jobs"][name]
         rates, left_out = modelled(job, rows)
         errors = [abs(guess / row["seconds"] - 1) for guess, row in zip(left_out, rows, strict=True)]
         terms = ", ".join(f"{rate:.3g} s per 10⁹ {term}" for term, rate in rates.items() if term != "constant" and rate)
@@ -302,7 +302,7 @@ def page(found: Mapping[str, Any]) -> str:
             ),
             "",
         ]
-    one, two = (found["processes"][count] for count in ("1", "2"))
+    one, two = (record["processes"][count] for count in ("1", "2"))
     parts += [
         "## Several processes, GPUs and nodes",
         "",
@@ -324,8 +324,8 @@ def page(found: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def plot(found: Mapping[str, Any]) -> Any:
-    """Draw measured seconds over those of the model, one panel per job."""
+def plot(record: Mapping[str, Any]) -> Any:
+    """Plot measured seconds against predicted seconds, one panel per job."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -333,7 +333,7 @@ def plot(found: Mapping[str, Any]) -> Any:
 
     figure, panels = pyplot.subplots(1, len(JOBS), figsize=(4 * len(JOBS), 3.6), layout="constrained")
     for panel, (name, job) in zip(panels, JOBS.items(), strict=True):
-        rows = found["jobs"][name]
+        rows = record["jobs"][name]
         taken, guesses = [row["seconds"] for row in rows], modelled(job, rows)[1]
         panel.loglog(guesses, taken, "o", color="#0072b2")
         ends = [min(taken + guesses), max(taken + guesses)]

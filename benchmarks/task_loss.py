@@ -80,17 +80,17 @@ def _naive(a: Adapter, b: Adapter, model: StitchedModel, layers: tuple[str, str]
     source, target = (net.model.eval().requires_grad_(False) for net in (a, b))
     stitch = model.stitch.requires_grad_(True)
     optimizer = torch.optim.Adam(stitch.parameters())
-    cut, kept = a.cut(layers[0])[0], {}
+    cut, hidden = a.cut(layers[0])[0], {}
     take = source.get_submodule(layers[0])
     put = target.get_submodule(layers[1])
 
     def step() -> None:
-        handle = take.register_forward_hook(lambda m, args, output: kept.__setitem__("x", output))
+        handle = take.register_forward_hook(lambda m, args, output: hidden.__setitem__("x", output))
         with torch.no_grad():
             source(images)
             soft = target(images).softmax(-1)
         handle.remove()
-        stitched = stitch(cut.represent(kept["x"], {a.interface.content[0]: images}, a.interface)).values
+        stitched = stitch(cut.represent(hidden["x"], {a.interface.content[0]: images}, a.interface)).values
         handle = put.register_forward_hook(lambda m, args, output: stitched)
         functional.cross_entropy(target(images), soft).backward()
         handle.remove()

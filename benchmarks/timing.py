@@ -1,4 +1,4 @@
-"""Paired timings: functions run in turn, so that a drift of the machine affects all of them."""
+"""Paired timings: functions run alternately, so that a drift of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 
 
 def paired(first: Callable[[], object], second: Callable[[], object], repeats: int) -> tuple[float, float, float]:
-    """Time two functions in turn, after one warm-up run of each.
+    """Time two functions alternately, after one warm-up run of each.
 
     Args:
         first: First function.
@@ -36,7 +36,7 @@ def paired(first: Callable[[], object], second: Callable[[], object], repeats: i
 def in_turn(
     functions: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Time several functions in turn.
+    """Time several functions alternately.
 
     Args:
         functions: Functions by name.
@@ -61,7 +61,7 @@ def seconds(job: Callable[[], object], repeats: int = 1) -> list[float]:
 
 
 def alone(module: str, *arguments: str) -> str:
-    """Run a benchmark in a process of its own, and return the last line that it prints."""
+    """Run a benchmark in a separate process, and return the last line that it prints."""
     call = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     child = subprocess.run(call, capture_output=True, text=True, check=False)
     if child.returncode:
@@ -70,7 +70,7 @@ def alone(module: str, *arguments: str) -> str:
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table, with the machine in its title, when all of its rows are there."""
+    """Print a table with the machine in its title, after all rows are computed."""
     table = Table(*columns, title=f"{title} ({machine()})")
     for row in rows:
         table.add_row(*map(str, row))

@@ -1,7 +1,7 @@
 """Tiny random networks of every type in transformers and timm.
 
-Sizes are reduced by the names of config fields. :data:`EXCEPTIONS` lists the types whose sizes depend on each other in
-a way that the names do not show.
+Sizes are reduced by the names of config fields. :data:`EXCEPTIONS` lists the types with sizes that depend on each other
+in a way that the names do not show.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ SIZES = {name: size for size, names in {**NAMES, LAYERS: NAMES[LAYERS] + COUNTS}
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 OWN_IDS = ("vocab_size", *SPECIAL)
-"""Fields with which a type keeps the special ids of its config, some of which are ``None``."""
+"""Fields that keep the special ids of a type's config, where some are ``None``."""
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 HYBRID = ["linear_attention", "full_attention"] * 2
@@ -155,7 +155,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 def types(suite: str) -> dict[str, str]:
     """Return the model types of a suite, with the name of the model class of each."""
     table = getattr(modeling_auto, SUITES[suite][0])
-    return {kind: made if isinstance(made, str) else made[0] for kind, made in table.items()}
+    return {kind: class_name if isinstance(class_name, str) else class_name[0] for kind, class_name in table.items()}
 
 
 def config(kind: str, keep: tuple[str, ...] = ()) -> Any:
@@ -201,11 +201,11 @@ def _shrunk(default: Any, keep: tuple[str, ...], exceptions: dict[str, Any]) -> 
         if isinstance(value, (list, tuple)) and len(value) in before and len(value) > LAYERS and name not in values
     }
     try:
-        made = kind(**values)
+        shrunk = kind(**values)
     except Exception:  # lists with one entry per layer are not derived: shorten them too
-        made = kind(**values, **{name: _some(value) for name, value in lists.items()})
-    left = {name: _some(value) for name, value in lists.items() if len(getattr(made, name, None) or ()) == len(value)}
-    return kind(**values, **left) if left else made
+        shrunk = kind(**values, **{name: _some(value) for name, value in lists.items()})
+    left = {name: _some(value) for name, value in lists.items() if len(getattr(shrunk, name, None) or ()) == len(value)}
+    return kind(**values, **left) if left else shrunk
 
 
 def _some(entries: Any) -> Any:
@@ -249,32 +249,32 @@ Attempt = Callable[[], tuple[nn.Module, Any]]
 """Creates a model and example inputs (``None``: the adapter invents them). It may raise."""
 
 
-def attempts(suite: str, kind: str, own: tuple[str, ...] = ()) -> Iterator[Attempt]:
+def attempts(suite: str, kind: str, kept_ids: tuple[str, ...] = ()) -> Iterator[Attempt]:
     """Yield attempts to create a model of a type, the smallest first.
 
     Args:
         suite: One of :data:`SUITES`.
         kind: Model type, e.g. ``bert``.
-        own: Fields that keep their default, e.g. :data:`OWN_IDS`.
+        kept_ids: Fields that keep their default, e.g. :data:`OWN_IDS`.
     """
-    made: Any = getattr(transformers, types(suite)[kind])
+    model_class: Any = getattr(transformers, types(suite)[kind])
 
     def attempt(keep: tuple[str, ...]) -> tuple[nn.Module, Any]:
         small = config(kind, keep)
-        if not isinstance(small, made.config_class):  # the model class takes one of the nested configs
-            parts = [part for part in vars(small).values() if isinstance(part, made.config_class)]
+        if not isinstance(small, model_class.config_class):  # the model class takes one of the nested configs
+            parts = [part for part in vars(small).values() if isinstance(part, model_class.config_class)]
             small = parts[0] if parts else small
         if suite == "causal" and hasattr(small, "is_decoder"):
             small.is_decoder = True
         torch.manual_seed(0)
-        model = shaken(made._from_config(small))
+        model = shaken(model_class._from_config(small))
         return model, example(model)
 
-    yield from (functools.partial(attempt, (*own, *keep)) for keep in ((), ("image_size",)))
+    yield from (functools.partial(attempt, (*kept_ids, *keep)) for keep in ((), ("image_size",)))
 
 
 def example(model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Return small images for image models whose config has no image size, and ``None`` for all other models."""
+    """Return small images for image models without an image size in the config, and ``None`` for all other models."""
     name = getattr(model, "main_input_name", "")
     generator = torch.Generator().manual_seed(0)
     config: Any = model.config

@@ -1,9 +1,9 @@
 """Verify real checkpoints of the Hub: their cuts are exact, and the example of README runs.
 
 ``python -m benchmarks.verify_hub`` (``make verify-hub``) loads a dozen networks of different libraries and families,
-lists their cuts, and compares the middle one with the network itself on raw samples, bit for bit. It writes what it
-verified to ``build/hub.json``, after each network, and a page beside it. A second run goes on with the networks that
-are missing, have failed, or were verified at another revision or with other versions.
+lists their cuts, and compares the middle cut with the plain network on raw samples, bit for bit. After each network, it
+writes its results to ``build/hub.json``, with a page next to it. A second run continues with the networks that are
+missing, have failed, or were verified at another revision or with other versions.
 
 The process exits with 1 if anything differs or fails, and with 2 if the Hub cannot be reached.
 """
@@ -48,10 +48,10 @@ CHECKPOINTS: dict[str, str | None] = {
     "HuggingFaceTB/SmolLM2-135M": None,
     "Qwen/Qwen2.5-0.5B": None,
 }
-"""Id of a network -> the head to load; ``None`` for the one that its config names."""
+"""Id of a network -> the head to load; ``None`` for the head in its config."""
 TEXTS = [
-    "A stitch carries activations over.",
-    "Two networks that were trained apart can represent the same things in different coordinates.",
+    "A stitch maps activations.",
+    "Two independently trained networks can represent the same things in different coordinates.",
     "Short.",
     "Padding on either side must change nothing.",
 ]
@@ -59,9 +59,9 @@ IMAGES = 60
 
 
 def images(count: int) -> list[Any]:
-    """Return pictures of digits in colour."""
+    """Return images of digits in RGB."""
     digits = hf_stitch.data.read_data("sklearn:digits", split="test")
-    return [digits[place]["image"].convert("RGB") for place in range(count)]
+    return [digits[index]["image"].convert("RGB") for index in range(count)]
 
 
 @torch.no_grad()
@@ -78,26 +78,27 @@ def verify(name: str, task: str | None) -> dict[str, Any]:
     got = exactness.bits(network.decode(network.encode(inputs, middle)[middle], middle))
     return {
         "class": type(network.model).__name__, "library": network.library, "revision": network.reference.revision,
-        "parameters": sum(each.numel() for each in network.model.parameters()), "cuts": list(cuts), "checked": middle,
-        **_compared(got, expected),
+        "parameters": sum(weight.numel() for weight in network.model.parameters()), "cuts": list(cuts),
+        "checked": middle, **_compared(got, expected),
     }  # fmt: skip
 
 
 @torch.no_grad()
 def verify_example() -> dict[str, Any]:
-    """Run the first snippet of README on images, and compare the model that it saved and loaded with the one before."""
+    """Run the first snippet of README on images, and compare its model before saving and after loading."""
     (code, *_) = re.findall(r"^```python\n(.*?)^```", (ROOT / README).read_text(encoding="utf-8"), re.M | re.S)
-    named: dict[str, Any] = {"images": images(IMAGES)}
+    namespace: dict[str, Any] = {"images": images(IMAGES)}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, chdir(folder):
-        exec(compile(code, README, "exec"), named)
+        exec(compile(code, README, "exec"), namespace)
     before, after = (
-        exactness.bits(each(**each.preprocess(named["images"]))) for each in (named["stitched"], named["again"])
+        exactness.bits(model(**model.preprocess(namespace["images"])))
+        for model in (namespace["stitched"], namespace["again"])
     )
     return {
-        "class": type(named["stitched"]).__name__, "library": "hf_stitch",
-        "revision": ", ".join(str(named[side].reference.revision) for side in "ab"),
-        "cuts": [named["stitched"].source.cut.layer, named["stitched"].target.cut.layer],
-        "checked": "save and load", "scores": named["stitched"].evaluation.for_card(),
+        "class": type(namespace["stitched"]).__name__, "library": "hf_stitch",
+        "revision": ", ".join(str(namespace[side].reference.revision) for side in "ab"),
+        "cuts": [namespace["stitched"].source.cut.layer, namespace["stitched"].target.cut.layer],
+        "checked": "save and load", "scores": namespace["stitched"].evaluation.for_card(),
         **_compared(after, before),
     }  # fmt: skip
 
@@ -109,19 +110,30 @@ def _compared(got: list[torch.Tensor], expected: list[torch.Tensor]) -> dict[str
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return what was verified as Markdown."""
-    found = record["verified"]
-    exact = sum(bool(each.get("exact")) for each in found.values())
+    """Return the verification results as Markdown."""
+    results = record["verified"]
+    exact = sum(bool(result_row.get("exact")) for result_row in results.values())
     lines = [
         "# Checkpoints of the Hub", "",
-        f"{exact} of {len(found)} are exact: the network that is run up to a cut and from it returns its own outputs, "
+        f"{exact} of {len(results)} are exact: running the network up to a cut and on from it returns its own outputs, "
         "bit for bit.", "",
         "| checkpoint | revision | class | cuts | checked | difference |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for name, each in found.items():
-        revision = ", ".join(part[:8] for part in str(each.get("revision", "")).split(", "))
-        result = f"{each['difference']:g}" if "difference" in each else f"failed: {each['error']}".replace("|", "\\|")
-        cells = (name, revision, each.get("class", ""), len(each.get("cuts", ())), each.get("checked", ""), result)
+    for name, result_row in results.items():
+        revision = ", ".join(part[:8] for part in str(result_row.get("revision", "")).split(", "))
+        result = (
+            f"{result_row['difference']:g}"
+            if "difference" in result_row
+            else f"failed: {result_row['error']}".replace("|", "\\|")
+        )
+        cells = (
+            name,
+            revision,
+            result_row.get("class", ""),
+            len(result_row.get("cuts", ())),
+            result_row.get("checked", ""),
+            result,
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     used = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return "\n".join([*lines, "", f"With {used} on {record['machine']}.", ""])
@@ -130,44 +142,44 @@ def page(record: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Verify all checkpoints, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("build") / "hub.json", help="file for what was verified")
+    parser.add_argument("--out", type=Path, default=Path("build") / "hub.json", help="file for the results")
     parser.add_argument("names", nargs="*", help=f"ids of networks, or {README} (default: all)")
-    given = parser.parse_args(arguments)
-    asked = given.names or [README, *CHECKPOINTS]
-    kept = json.loads(given.out.read_text(encoding="utf-8"))["verified"] if given.out.is_file() else {}
-    record: dict[str, Any] = {"versions": versions(), "machine": machine(), "verified": kept}
-    for name in asked:
+    options = parser.parse_args(arguments)
+    names = options.names or [README, *CHECKPOINTS]
+    results = json.loads(options.out.read_text(encoding="utf-8"))["verified"] if options.out.is_file() else {}
+    record: dict[str, Any] = {"versions": versions(), "machine": machine(), "verified": results}
+    for name in names:
         if hub.is_out_of_reach(next(iter(CHECKPOINTS)) if name == README else name):
             print(
-                f"error: the Hub cannot be reached, so that nothing more is verified. Connect this machine, and run it "
-                f"again; what was verified stays in {given.out}.", file=sys.stderr,
+                f"error: the Hub cannot be reached. Connect this machine and run again; results so far are in "
+                f"{options.out}.", file=sys.stderr,
             )  # fmt: skip
             return 2
-        if name != README and _is_done(kept.get(name), name):
+        if name != README and _is_done(results.get(name), name):
             print(f"{name}: done")
             continue
         start = time.perf_counter()
         try:
-            found = verify_example() if name == README else verify(name, CHECKPOINTS.get(name))
-        except Exception as error:  # of one network; the others are verified
-            found = {"error": " ".join(f"{type(error).__name__}: {error}".split()), "exact": False}
-        kept[name] = {**found, "seconds": round(time.perf_counter() - start, 1), "versions": record["versions"]}
-        print(f"{name}: {found.get('error') or ('exact' if found['exact'] else 'differs')}", flush=True)
-        _write(given.out, json.dumps(record, indent=1) + "\n")
-        _write(given.out.with_suffix(".md"), page(record))
-    return 0 if all(kept[name]["exact"] for name in asked) else 1
+            outcome = verify_example() if name == README else verify(name, CHECKPOINTS.get(name))
+        except Exception as error:  # of one network; continue with the rest
+            outcome = {"error": " ".join(f"{type(error).__name__}: {error}".split()), "exact": False}
+        results[name] = {**outcome, "seconds": round(time.perf_counter() - start, 1), "versions": record["versions"]}
+        print(f"{name}: {outcome.get('error') or ('exact' if outcome['exact'] else 'differs')}", flush=True)
+        _write(options.out, json.dumps(record, indent=1) + "\n")
+        _write(options.out.with_suffix(".md"), page(record))
+    return 0 if all(results[name]["exact"] for name in names) else 1
 
 
 def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, lambda place: place.write_text(text, encoding="utf-8"))
+    write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def _is_done(found: dict[str, Any] | None, name: str) -> bool:
-    """Return whether the present revision of a network was verified with the present versions."""
-    if not found or not found["exact"] or found["versions"] != versions():
+def _is_done(row: dict[str, Any] | None, name: str) -> bool:
+    """Return whether the current revision of a network was verified with the current versions."""
+    if not row or not row["exact"] or row["versions"] != versions():
         return False
-    return HfApi().model_info(name).sha == found["revision"]
+    return HfApi().model_info(name).sha == row["revision"]
 
 
 if __name__ == "__main__":

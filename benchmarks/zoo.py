@@ -1,9 +1,9 @@
 """Sweep over model families: the smallest model of every timm module and a tiny config of every transformers type.
 
-``python -m benchmarks.zoo`` renews ``docs/zoo.json``, a row per family, of which the documentation makes a page. It
-examines the families whose row was measured with other versions of torch, timm and transformers, or that have none, so
-that a second run resumes where the first one stopped. Each runs in a separate process: a crash or a timeout does not
-affect the others.
+``python -m benchmarks.zoo`` renews ``docs/zoo.json``, with one row per family; the documentation makes a page of it. It
+examines the families without a row, or with a row of other versions of torch, timm and transformers, so that a second
+run resumes where the first one stopped. Each family runs in a separate process: a crash or a timeout does not affect
+the rest.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def adapter_of(suite: str, family: str, name: str | None = None) -> hf_stitch.Ad
     Args:
         suite: One of :data:`SUITES`.
         family: A family of the suite.
-        name: Model of timm. Default: the one with the fewest parameters, which takes seconds to find.
+        name: Model of timm. Default: the model with the fewest parameters; finding it takes seconds.
     """
     attempts = tiny.timm_attempts(name or tiny.smallest(family)) if suite == "timm" else tiny.attempts(suite, family)
     failures = []
@@ -85,7 +85,7 @@ def told(error: Exception) -> str:
 
 
 def quiet() -> None:
-    """Run on one thread, and without warnings."""
+    """Set one thread, and turn off warnings."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -127,7 +127,7 @@ def _examined(record: Record, adapter: hf_stitch.Adapter) -> Record:
     if adapter.interface.modality == "text":
         network = padding.tokenizing(adapter)
         record = dataclasses.replace(record, padding=network._padded().padding)
-        with suppress(Exception):  # a network that takes no text of two tokens
+        with suppress(Exception):  # a network that does not accept texts of two tokens
             moved = max(padding.moved(network, side, 8) for side in ("right", "left"))
             record = dataclasses.replace(record, moved=moved)
     return dataclasses.replace(
@@ -152,14 +152,14 @@ def busy(adapter: hf_stitch.Adapter) -> dict[str, Any]:
 def _child(pipe: Connection, work: Callable[[], Any]) -> None:
     limit = GIGABYTES * 2**30
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    found = work()
-    pipe.send(found if isinstance(found, dict) else dataclasses.asdict(found))
+    record = work()
+    pipe.send(record if isinstance(record, dict) else dataclasses.asdict(record))
 
 
 def examined(suite: str, family: str, seconds: int = SECONDS) -> Record:
-    """Return the row of a family, which is examined in a separate process."""
-    found = apart(partial(examine, suite, family), seconds)
-    return Record(**{"suite": suite, "family": family, "versions": VERSIONS, **found})
+    """Examine a family in a separate process, and return its row."""
+    fields = apart(partial(examine, suite, family), seconds)
+    return Record(**{"suite": suite, "family": family, "versions": VERSIONS, **fields})
 
 
 def apart(work: Callable[[], Any], seconds: int = SECONDS) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def apart(work: Callable[[], Any], seconds: int = SECONDS) -> dict[str, Any]:
         seconds: The limit on time.
 
     Returns:
-        The fields of the record, or a ``reason`` why there is none.
+        The fields of the record, or the ``reason`` of a failure.
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_child, args=(theirs, work), daemon=True)
@@ -191,13 +191,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", choices=SUITES, action="append", help="suite to examine, repeatable; default: all")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="examine families that match, e.g. 'resnet*'")
-    parser.add_argument("--again", action="store_true", help="examine families again that have a row of these versions")
-    parser.add_argument("--failed", action="store_true", help="examine families again whose row contains a failure")
+    parser.add_argument("--again", action="store_true", help="also examine families with a row of these versions")
+    parser.add_argument("--failed", action="store_true", help="also examine families with a failure in their row")
     parser.add_argument("--records", type=Path, default=FILE, help="file of the rows [default: docs/zoo.json]")
     options = parser.parse_args()
     quiet()
     done = read(options.records)
-    wanted = [
+    pending = [
         (suite, family)
         for suite in options.suite or SUITES
         for family in families(suite)
@@ -210,7 +210,7 @@ def main() -> None:
         )
     ]
     adapter_of("text", "llama")  # import shared modules before forking
-    for suite, family in tqdm(wanted, "families", file=sys.stderr):
+    for suite, family in tqdm(pending, "families", file=sys.stderr):
         record = done[suite, family] = examined(suite, family)
         write(done.values(), options.records)
         print(

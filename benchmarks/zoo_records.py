@@ -1,4 +1,4 @@
-"""The records of the sweep over model families, and the page that the documentation makes of them."""
+"""Records of the sweep over model families, and their page in the documentation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parents[1] / "docs" / "zoo.json"
-"""The records of the last sweep, a row per family."""
+"""The records of the last sweep, one row per family."""
 
 TITLES = {
     "timm": ("timm: the smallest model of every module", 94),
@@ -63,14 +63,14 @@ class Record:
         exact: Number of cuts that :mod:`benchmarks.exactness` found exact.
         plans: Plan -> number of cuts that use it.
         middle: The cut in the middle.
-        operations: Floating-point operations of encode and decode at the middle cut over those of one forward pass.
-        seconds: Seconds of encode and decode at the middle cut over those of one forward pass.
-        padding: Sides on which padding changes no activation of a text; empty for other modalities.
-        moved: Largest difference of the activations of texts padded on either side from those of each text alone,
-            relative to the largest of them.
-        reason: Why there are fewer than two cuts, or an empty string.
+        operations: Floating-point operations of encode and decode at the middle cut, relative to one forward pass.
+        seconds: Seconds of encode and decode at the middle cut, relative to one forward pass.
+        padding: Sides where padding does not change activations of a text; empty for other modalities.
+        moved: Largest difference of the activations of texts padded on either side from each text alone, relative to
+            the largest activation.
+        reason: Reason for fewer than two cuts, or an empty string.
         inexact: The cut that is not exact and the inputs that show it, or an empty string.
-        versions: Libraries with which the family was examined; empty in records from before they were noted.
+        versions: Versions of the libraries at the examination; empty in old records.
     """
 
     suite: str
@@ -101,14 +101,14 @@ def rows_of(kind: Callable[..., Any], path: Path) -> list[Any]:
 
 
 def write(records: Collection[Record], path: Path = FILE) -> None:
-    """Write records in the order of the page, a line each, so that a change of one family is a change of one line."""
+    """Write records in the order of the page, one per line, so that a changed family changes one line."""
     suites = list(TITLES)
     rows = sorted(records, key=lambda record: (suites.index(record.suite), record.family))
     write_rows(rows, path)
 
 
 def write_rows(rows: Iterable[Any], path: Path) -> None:
-    """Write rows, a line each."""
+    """Write rows, one per line."""
     lines = ",\n".join(json.dumps(dataclasses.asdict(row), ensure_ascii=False) for row in rows)
     part = path.with_suffix(".part")
     part.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
@@ -118,9 +118,9 @@ def write_rows(rows: Iterable[Any], path: Path) -> None:
 def report(records: Collection[Record]) -> str:
     """Render the page from the records of a sweep."""
     by_suite = {suite: sorted((r for r in records if r.suite == suite), key=lambda r: r.family) for suite in TITLES}
-    rows = [_summary(suite, found) for suite, found in by_suite.items() if found]
+    rows = [_summary(suite, members) for suite, members in by_suite.items() if members]
     head = "| suite | families | with two exact cuts or more | target | with inexact cuts |\n|---|---|---|---|---|\n"
-    sections = [_section(suite, found) for suite, found in by_suite.items() if found]
+    sections = [_section(suite, members) for suite, members in by_suite.items() if members]
     versions = sorted({r.versions for r in records if r.versions})
     measured = f"Measured with {'; '.join(versions)}.\n" if versions else ""
     return "\n".join([INTRODUCTION, head + "\n".join(rows) + "\n", measured, _costs(records), *sections])
@@ -151,12 +151,12 @@ def _costs(records: Collection[Record]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cost(what: str, found: Sequence[tuple[Record, float]], *, named: bool = True) -> str:
-    ratios = [ratio for _, ratio in found]
-    above = [f"{r.family} ({r.suite}) {ratio:.2f}" for r, ratio in found if ratio > DEAR]
-    share = 1 - len(above) / len(found)
+def _cost(title: str, ratios_of_records: Sequence[tuple[Record, float]], *, named: bool = True) -> str:
+    ratios = [ratio for _, ratio in ratios_of_records]
+    above = [f"{r.family} ({r.suite}) {ratio:.2f}" for r, ratio in ratios_of_records if ratio > DEAR]
+    share = 1 - len(above) / len(ratios_of_records)
     names = ", ".join(above) if named else str(len(above))
-    return f"| {what} | {len(found)} | {statistics.median(ratios):.2f} | {share:.0%} | {names or 'none'} |"
+    return f"| {title} | {len(ratios_of_records)} | {statistics.median(ratios):.2f} | {share:.0%} | {names or 'none'} |"
 
 
 def _section(suite: str, records: Sequence[Record]) -> str:
@@ -167,11 +167,11 @@ def _section(suite: str, records: Sequence[Record]) -> str:
     ]
     for r in records:
         plans = ", ".join(f"{count} {plan}" if len(r.plans) > 1 else plan for plan, count in r.plans.items())
-        figures = ["–" if value is None else f"{value:.2f}" for value in (r.operations, r.seconds)]
+        figures = ["–" if ratio is None else f"{ratio:.2f}" for ratio in (r.operations, r.seconds)]
         figures += [r.padding or "–", "–" if r.moved is None else f"{r.moved:.0e}"]
-        why = (r.inexact or r.reason).replace("|", "\\|")
-        why = why if r.model else f"not examined (could not be created and run in time): {why}"
+        reason = (r.inexact or r.reason).replace("|", "\\|")
+        reason = reason if r.model else f"not examined (could not be created and run in time): {reason}"
         middle = f"`{r.middle}`" if r.middle else "–"
         cells = [r.family, r.model, r.candidates or r.cuts, r.cuts, r.exact, plans or "–", middle]
-        lines.append("| " + " | ".join(map(str, [*cells, *figures, why])) + " |")
+        lines.append("| " + " | ".join(map(str, [*cells, *figures, reason])) + " |")
     return "\n".join(lines) + "\n"

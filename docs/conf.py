@@ -1,4 +1,4 @@
-"""Sphinx configuration: `make docs` builds the site, and a broken link or reference fails."""
+"""Sphinx configuration: `make docs` builds the site, and fails on a broken link or reference."""
 
 import pkgutil
 import re
@@ -34,34 +34,34 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-# Other libraries are named, not linked: the site builds without a network.
+# Names of other libraries are not linked, so that the site builds without a network.
 nitpick_ignore_regex = [(r"py:.*", r"(?!hf_stitch).*")]
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: Element, content: Element) -> Element | None:
-    """Link a name to the documentation of its object; names of undocumented objects stay text."""
+    """Link a name to the documentation of its object; leave names of undocumented objects as text."""
     target = node.get("reftarget", "")
     try:
-        found = pkgutil.resolve_name(target)
+        documented = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError):
-        return None  # which is a warning, and with -W an error
+        return None  # a warning, and with -W an error
     python = env.get_domain("py")
     last = target.rpartition(".")[2]
     for name, entry in python.objects.items():  # type: ignore[attr-defined]
-        if name.rpartition(".")[2] == last and _same(name, found):
+        if name.rpartition(".")[2] == last and _same(name, documented):
             return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content)
     return content
 
 
-def _same(name: str, found: Any) -> bool:
+def _same(name: str, documented: Any) -> bool:
     try:
-        return pkgutil.resolve_name(name) is found
+        return pkgutil.resolve_name(name) is documented
     except (ImportError, AttributeError, ValueError):
         return False
 
 
 def offer_outside(app: Sphinx, document: str, source: list[str]) -> None:
-    """Offer pages of plugins, which are no part of the site, as files: a link to them works in the repository only."""
+    """Offer pages of plugins as downloads: the site lacks them, and their links work in the repository only."""
     source[0] = re.sub(r"\[([^\]]+)\]\(((?:\.\./)+plugins/[^)#]+\.md)(?:#[^)]*)?\)", r"{download}`\1 <\2>`", source[0])
 
 
@@ -73,7 +73,7 @@ def make_pages(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the resolver and the offer, and make pages before Sphinx looks for them."""
+    """Connect the handlers, and write generated pages before Sphinx looks for them."""
     app.connect("source-read", offer_outside)
     app.connect("missing-reference", resolve)
     app.connect("builder-inited", make_pages)

@@ -1,4 +1,4 @@
-"""Does the score of a stitch mean that the networks are alike? Evaluate it, then audit it."""
+"""Check whether the score of a stitch shows that the networks are alike: evaluate it, then audit it."""
 
 from networks import cnn, digits, noise, vit
 
@@ -8,7 +8,12 @@ train, test = digits(), digits("test")
 stitched = hf_stitch.stitch(cnn(), vit(), train, source_layer="layer3.0", target_layer="vit.layers.1", test_data=test)
 
 scores = hf_stitch.evaluate(stitched, test)
-print(f"relative accuracy {scores['relative_accuracy']}, of the mean {scores.scores['mean_only']['relative_accuracy']}")
+print(
+    "relative accuracy:",
+    scores["relative_accuracy"],
+    "by the mean alone:",
+    scores.scores["mean_only"]["relative_accuracy"],
+)
 
 audit = hf_stitch.audit(stitched, test, train_data=train, far_data=noise(), detectors=["mahalanobis", "knn"])
 print(audit)  # does the target get activations like its own?

@@ -1,4 +1,4 @@
-"""Which layers of two networks are alike? Every layer with every layer, in one pass over the images."""
+"""Find the most similar layers of two networks: compare every pair of layers in one pass over the images."""
 
 from networks import cnn, digits, vit
 
@@ -6,7 +6,7 @@ import hf_stitch
 
 images = digits("test")
 atlas = hf_stitch.compare(cnn(), vit(), images, metrics=["linear_cka", "procrustes"], permutations=100)
-print(atlas)  # the best match of each layer, with p-values that count the search
+print(atlas)  # the best match of each layer, with p-values adjusted for the search
 
 a, b = atlas.best_pair()
 print(f"most alike: {a} and {b}")

@@ -1,4 +1,4 @@
-"""Compare many networks, by activations and by weights alone: which are alike?"""
+"""Compare many networks, by activations and by weights alone, to find the most similar ones."""
 
 from networks import cnn, digits, vit
 

@@ -1,4 +1,4 @@
-"""Run a network up to a layer, and on from there: the outputs are those of the whole network, bit for bit."""
+"""Run a network up to a layer, and on from there: the outputs equal the whole network's, bit for bit."""
 
 import torch
 from networks import images, vit

@@ -1,4 +1,4 @@
-"""Find which block of a tuned network carries the change, although all of it was rounded to int8 afterwards."""
+"""Find the block that carries the change of a fine-tuned network, although all weights were quantized to int8."""
 
 import copy
 
@@ -22,5 +22,5 @@ for weight in tuned.parameters():
         step = weight.data.flatten(1).abs().amax(1).view(-1, *[1] * (weight.dim() - 1)) / 127
         weight.data = (weight.data / step).round() * step
 
-found = diff(original, hf_stitch.load(tuned, processor=original.processor), images, progress=False)
-print(found.named("original", "tuned and rounded"))
+change = diff(original, hf_stitch.load(tuned, processor=original.processor), images, progress=False)
+print(change.named("original", "tuned and rounded"))

@@ -13,7 +13,7 @@ grid = hf_stitch.stitch_grid(
     layers_b=["vit.layers.1", "vit.layers.2"],
     matchers=["lstsq", "procrustes"],
     detectors=["knn"],
-    far_data=noise(),  # what the detector must find strange, or its figures are no evidence
+    far_data=noise(),  # a control: the detector counts only if it finds these strange
 )
 print(grid)
 print("out of distribution:", grid.is_strange("lstsq").tolist())

@@ -1,4 +1,4 @@
-"""Tiny networks and data for the examples: they train within seconds, on handwritten digits and on made sentences."""
+"""Tiny networks and data for the examples: they train within seconds, on handwritten digits and generated sentences."""
 
 from functools import cache
 from itertools import product
@@ -36,7 +36,7 @@ SENTENCES = [
 
 @cache
 def digits(split: str = "train") -> Samples:
-    """Read images of handwritten digits, with labels: the splits ``train`` (1,438) and ``test`` (359)."""
+    """Return images of handwritten digits, with labels: the splits ``train`` (1,438) and ``test`` (359)."""
     return Samples.of(read_data("sklearn:digits", split=split))
 
 
@@ -46,7 +46,7 @@ def images(n: int) -> list[Image]:
 
 
 def noise(n: int = 100) -> list[Image]:
-    """Return images that are no digits."""
+    """Return images of noise instead of digits."""
     return [fromarray(pixels) for pixels in np.random.default_rng(0).integers(0, 256, (n, 8, 8), dtype=np.uint8)]
 
 
@@ -66,7 +66,7 @@ def vit(seed: int = 0) -> Adapter:
 
 
 def untrained_vit(seed: int = 0) -> Adapter:
-    """Return the same with random weights."""
+    """Return the same transformer with random weights."""
     torch.manual_seed(seed)
     body = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
     config = ViTConfig(**body, image_size=SIZE, patch_size=8, num_channels=1, num_labels=10)
@@ -92,13 +92,13 @@ def fitted(network: Adapter, epochs: int = 6) -> Adapter:
 
 
 def pixels(network: Adapter, samples: Samples) -> torch.Tensor:
-    """Preprocess all images as a network does."""
+    """Return all images, preprocessed for a network."""
     return torch.cat([next(iter(network.preprocess(batch.samples).values())) for batch in samples.batches(256)])
 
 
 @cache
 def decoder(pieces: int = 300, width: int = 32) -> Adapter:
-    """Return a small GPT-2 with a tokenizer of so many pieces, trained on the sentences."""
+    """Return a small GPT-2 and its tokenizer with ``pieces`` tokens, trained on the sentences."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -127,9 +127,9 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 @cache
 def captioner() -> Adapter:
-    """Return a network that writes "this is a three" about an image: the body of a ViT, and a GPT-2 trained on it."""
+    """Return a captioner that writes "this is a three": the encoder of a ViT, and a GPT-2 trained on it."""
     words = ["<pad>", "<s>", "</s>", "this", "is", "a", *NUMBERS]
-    raw = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}))
+    raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
     torch.manual_seed(0)
@@ -145,28 +145,29 @@ def captioner() -> Adapter:
 
 
 def taught(model, inputs, labels, parameters, epochs=100, patience=4):
-    """Train parameters of a captioner until captions of a fifth of the images are no more likely."""
-    words = model.config.decoder.vocab_size - len(NUMBERS)  # <pad> <s> </s> this is a, then the numbers
-    captions = torch.tensor([[1, 3, 4, 5, words + label, 2] for label in labels])
-    parameters, cut = list(parameters), len(captions) * 4 // 5
+    """Train parameters of a captioner with early stopping on a fifth of the images."""
+    first = model.config.decoder.vocab_size - len(NUMBERS)  # <pad> <s> </s> this is a, then the numbers
+    captions = torch.tensor([[1, 3, 4, 5, first + label, 2] for label in labels])
+    parameters, train_size = list(parameters), len(captions) * 4 // 5
     optimizer = torch.optim.AdamW(parameters, lr=3e-3)
-    best, kept, waited = float("inf"), [], 0
+    best, best_weights, epochs_without_gain = float("inf"), [], 0
 
     def loss(rows):
         logits = model(pixel_values=inputs[rows], decoder_input_ids=captions[rows, :-1]).logits
         return torch.nn.functional.cross_entropy(logits.mT, captions[rows, 1:])
 
     for _ in range(epochs):
-        for rows in torch.randperm(cut).split(32):
+        for rows in torch.randperm(train_size).split(32):
             loss(rows).backward(inputs=parameters)
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            now = float(loss(slice(cut, None)))
-        if now < best:
-            best, kept, waited = now, [each.detach().clone() for each in parameters], 0
-        elif (waited := waited + 1) == patience:
+            validation = float(loss(slice(train_size, None)))
+        if validation < best:
+            best, best_weights = validation, [weight.detach().clone() for weight in parameters]
+            epochs_without_gain = 0
+        elif (epochs_without_gain := epochs_without_gain + 1) == patience:
             break
     with torch.no_grad():
-        for each, value in zip(parameters, kept, strict=True):
-            each.copy_(value)
+        for weight, best_weight in zip(parameters, best_weights, strict=True):
+            weight.copy_(best_weight)

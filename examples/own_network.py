@@ -1,4 +1,4 @@
-"""Compare and stitch networks of your own: any module, and a function from an image to a tensor."""
+"""Compare and stitch your own networks: any module, and a function from an image to a tensor."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ import hf_stitch
 
 
 def pixels(image):
-    """Return an image as the networks take it."""
+    """Convert an image to the input of the networks."""
     return torch.from_numpy(np.array(image.convert("L").resize((8, 8)))).float().flatten() / 255
 
 

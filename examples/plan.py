@@ -1,4 +1,4 @@
-"""See what a job takes before it runs, and save activations for the next one."""
+"""Estimate time and memory of a job before it runs, and save activations for the next job."""
 
 import tempfile
 

@@ -1,4 +1,4 @@
-"""Represent images by their similarities to anchors: a head trained on one encoder accepts another one."""
+"""Represent images by their similarities to anchors: a head trained on one encoder accepts another encoder."""
 
 import torch
 from networks import cnn, digits
@@ -30,5 +30,5 @@ for _ in range(100):
     optimizer.step()
 
 for seed, name in enumerate(("its own encoder", "another encoder, no training")):
-    right = head(relative(cnn(seed), test)).argmax(-1) == torch.tensor(test.labels)
-    print(f"accuracy with {name}: {right.float().mean():.2f}")
+    correct = head(relative(cnn(seed), test)).argmax(-1) == torch.tensor(test.labels)
+    print(f"accuracy with {name}: {correct.float().mean():.2f}")

@@ -1,4 +1,4 @@
-"""Find where a port first differs: the eps of one of its norms is wrong, and its other weights are the same."""
+"""Find the first difference of a port: the eps of one of its norms is wrong, and all weights are equal."""
 
 import copy
 
@@ -10,9 +10,9 @@ import hf_stitch
 original, images = vit(), digits("test")
 port = copy.deepcopy(original.model)
 port.vit.layers[1].layernorm_after.eps = 1e-3
-found = same(original, hf_stitch.load(port, processor=original.processor), images.take(32), progress=False)
+comparison = same(original, hf_stitch.load(port, processor=original.processor), images.take(32), progress=False)
 
-print(found.verdict)
-for row in found.modules:
-    if row.ratio > found.tolerance:
+print(comparison.verdict)
+for row in comparison.modules:
+    if row.ratio > comparison.tolerance:
         print(f"{row.name or 'output':36} {row.ratio:10.1f} times the null")

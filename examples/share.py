@@ -1,4 +1,4 @@
-"""Save a stitched model, and the map alone: others load them from a folder or from the Hub."""
+"""Save a stitched model, and the map alone, to load them from a folder or from the Hub."""
 
 import tempfile
 from pathlib import Path
@@ -15,12 +15,12 @@ with tempfile.TemporaryDirectory() as folder:
     model, stitcher = Path(folder, "model"), Path(folder, "stitcher")
     stitched.save_pretrained(model)  # or stitched.push_to_hub("you/name")
     stitched.stitcher.save_pretrained(stitcher)  # the map, without the networks
-    for name in (model, stitcher):
-        size = sum(file.stat().st_size for file in name.rglob("*") if file.is_file())
-        print(f"{name.name}: {size // 1024} kB in {', '.join(sorted(file.name for file in name.iterdir()))}")
+    for path in (model, stitcher):
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        print(f"{path.name}: {size // 1024} kB in {', '.join(sorted(file.name for file in path.iterdir()))}")
 
     again = hf_stitch.StitchedModel.from_pretrained(model)
     attached = hf_stitch.Stitcher.from_pretrained(stitcher).attach(source, target)
     with torch.no_grad():
-        logits = [each(**inputs).logits for each in (stitched, again, attached)]
-    print("same logits:", all(each.equal(logits[0]) for each in logits))
+        logits = [network(**inputs).logits for network in (stitched, again, attached)]
+    print("same logits:", all(torch.equal(row, logits[0]) for row in logits))

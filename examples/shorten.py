@@ -1,4 +1,4 @@
-"""Remove half of the blocks of a transformer without training; then train it on, beside the same blocks dropped."""
+"""Remove half of the blocks of a transformer without training; then train it, and the same blocks only dropped."""
 
 import tempfile
 
@@ -24,11 +24,11 @@ dropped = shorten(whole, images, remove=2, keep=keep, matcher="drop", test_data=
 
 
 def divergence(network: hf_stitch.Adapter, batch: hf_stitch.data.Batch) -> torch.Tensor:
-    """Return how far the outputs of a network are from those of the whole one."""
+    """Return the divergence of a network's outputs from the whole network's."""
     inputs = whole.preprocess(batch.samples)
     with torch.no_grad():
-        wanted = whole.forward(inputs).logits.log_softmax(-1)
-    return kl_div(network.model(**inputs).logits.log_softmax(-1), wanted, log_target=True, reduction="batchmean")
+        reference = whole.forward(inputs).logits.log_softmax(-1)
+    return kl_div(network.model(**inputs).logits.log_softmax(-1), reference, log_target=True, reduction="batchmean")
 
 
 for name, network in (("refitted", hf_stitch.load(model, processor=whole.processor)), ("dropped", dropped.model)):

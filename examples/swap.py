@@ -1,4 +1,4 @@
-"""Give a trained network another encoder without training: only a few anchors are seen by both."""
+"""Give a trained network another encoder without training, by a map fitted on a few anchors."""
 
 from networks import cnn, digits, vit
 
@@ -10,4 +10,4 @@ swapped = hf_stitch.swap(
     vit(), cnn(), anchors, target_layer="vit.layers.2", encoder_layer="layer3.0", data=digits("test")
 )
 print(swapped.evaluation)
-print("map:", swapped.config.recipe["matcher"])  # chosen by how the head answers on anchors held out
+print("map:", swapped.config.recipe["matcher"])  # chosen by the outputs of the head on held-out anchors

@@ -1,4 +1,4 @@
-"""Train the map through the frozen target: where least squares falls short, the task tells what matters."""
+"""Train the map through the frozen target, where least squares falls short."""
 
 from networks import cnn, digits, vit
 

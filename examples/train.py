@@ -1,4 +1,4 @@
-"""Follow a network while a Trainer trains it: how similar is each layer to its start, and to another network?"""
+"""Monitor a network during training: the similarity of each layer to its start, and to another network."""
 
 import tempfile
 

@@ -1,4 +1,4 @@
-"""Carry a probe to another network: it was trained in one, and reads the other through a stitch, without labels."""
+"""Carry a probe from one network to another through a stitch, without labels."""
 
 import torch
 from hf_stitch_transfer import transfer_probe
@@ -19,9 +19,9 @@ def rows(network, layer, samples):
 
 probe = LogisticRegression(max_iter=2000).fit(rows(a, layer_a, train), train.labels)
 options = {"pooling": "mean", "task": None}
-there = hf_stitch.stitch(a, b, train, source_layer=layer_a, target_layer=layer_b, **options)
+forward = hf_stitch.stitch(a, b, train, source_layer=layer_a, target_layer=layer_b, **options)
 back = hf_stitch.stitch(b, a, train, source_layer=layer_b, target_layer=layer_a, **options)
 
-carried = transfer_probe(probe, there, reverse=back)
+carried = transfer_probe(probe, forward, reverse=back)
 print(f"in the network of the probe: {probe.score(rows(a, layer_a, test), test.labels):.2f}")
-print(f"carried to the other one:    {carried.score(rows(b, layer_b, test), test.labels):.2f}")
+print(f"in the second network:       {carried.score(rows(b, layer_b, test), test.labels):.2f}")

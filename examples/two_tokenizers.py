@@ -11,7 +11,7 @@ for network in (fine, coarse):
 stitched = hf_stitch.stitch(
     fine, coarse, SENTENCES, source_layer="transformer.h.0", target_layer="transformer.h.0", align="prefix", own=True
 )
-print(stitched.evaluation)  # bits per character, beside a map of the target's own embeddings
+print(stitched.evaluation)  # bits per character, with the baseline: a map of the target's own embeddings
 
 inputs = stitched.preprocess(["She is walk"])
 print(stitched.processor.decode(stitched.generate(**inputs, max_new_tokens=8)[0]))

@@ -1,4 +1,4 @@
-"""Serve a new embedding model on an old index: a map instead of embedding all documents again."""
+"""Serve a new embedding model on an old index: map the vectors instead of embedding all documents again."""
 
 import numpy as np
 from hf_stitch_embeddings import evaluate_retrieval, fit_embedding_map, verdict

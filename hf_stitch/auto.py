@@ -1,6 +1,6 @@
 """Registration of stitched models with the Auto classes and ``pipeline`` of transformers.
 
-``import hf_stitch`` suffices: transformers then imports this module when it reads the first stitched model.
+``import hf_stitch`` is enough: transformers then imports this module for the first stitched model.
 
 Example:
     >>> import hf_stitch.auto

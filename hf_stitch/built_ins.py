@@ -143,7 +143,7 @@ BUILT_INS: dict[str, dict[str, str]] = {
         "list": "hf_stitch.cli.listing:listing",
     },
 }
-"""From registry to built-in name to the class behind it, as ``module:attribute``."""
+"""Registry -> built-in name -> class, as ``module:attribute``."""
 
 BASES: dict[str, str] = {
     "adapters": "hf_stitch.adapters.libraries.base:Library",
@@ -160,4 +160,4 @@ BASES: dict[str, str] = {
     "results": "hf_stitch.results:Result",
     "commands": "types:FunctionType",
 }
-"""From registry to the base class of all its entries, as ``module:attribute``; commands are functions or typer apps."""
+"""Registry -> base class of its entries, as ``module:attribute``; commands are functions or typer apps."""

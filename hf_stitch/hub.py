@@ -1,4 +1,4 @@
-"""Download and upload of folders of the Hub, with errors that explain what happened and what to do."""
+"""Download and upload of folders on the Hub, with errors that state cause and remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DownloadOptions(TypedDict, total=False):
 
     Attributes:
         revision: Branch, tag or commit; default: the default branch.
-        token: Hub token; default: the token with which this machine is logged in.
+        token: Hub token; default: the saved login token.
         cache_dir: Folder for downloaded files; default: the cache of ``huggingface_hub``.
         local_files_only: Use cached files only (default: ``False``).
         force_download: Download files even if they are cached (default: ``False``).
@@ -41,8 +41,8 @@ class UploadOptions(TypedDict, total=False):
 
     Attributes:
         private: Whether a newly created model is private; default: the setting of the namespace.
-        token: Hub token; default: the token with which this machine is logged in.
-        revision: Branch, which is created if it does not exist; default: the default branch.
+        token: Hub token; default: the saved login token.
+        revision: Branch; created if missing. Default: the default branch.
         commit_message: Message of the commit (default: ``"Upload"``).
         create_pr: Open a pull request instead of committing (default: ``False``).
 
@@ -59,20 +59,20 @@ class UploadOptions(TypedDict, total=False):
 
 
 def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: Unpack[DownloadOptions]) -> Path:
-    """Download files of a model on the Hub that are not in the cache."""
+    """Download files of a Hub model that are not in the cache."""
     from huggingface_hub import snapshot_download
 
     revision = options.get("revision")
     place = f"{repo_id}@{revision}" if revision else repo_id
     with _readable_errors(f"{place} could not be downloaded"):
         below = f"{subfolder}/" if subfolder else ""
-        wanted, deeper = [f"{below}{pattern}" for pattern in files], [f"{below}*/*"]
-        folder = snapshot_download(repo_id, allow_patterns=wanted, ignore_patterns=deeper, **options)
+        patterns, deeper = [f"{below}{pattern}" for pattern in files], [f"{below}*/*"]
+        folder = snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=deeper, **options)
     return Path(folder, subfolder)
 
 
 def file_of(repo_id: str, name: str, *, subfolder: str = "", **options: Unpack[DownloadOptions]) -> Path | None:
-    """Return a file of a model: of a folder, or from the cache or the Hub; ``None`` if it is not available."""
+    """Return a file of a model from a folder, the cache or the Hub; ``None`` if it is not available."""
     from huggingface_hub import errors, hf_hub_download
 
     if (folder := Path(repo_id, subfolder)).is_dir():
@@ -86,38 +86,38 @@ def file_of(repo_id: str, name: str, *, subfolder: str = "", **options: Unpack[D
 def commit_of(
     repo_id: str, name: str = "config.json", *, subfolder: str = "", **options: Unpack[DownloadOptions]
 ) -> str | None:
-    """Resolve a revision of a model, which has a file, to a commit: all files of one load belong to one commit."""
+    """Resolve a revision of a model to a commit by one of its files, so that all loaded files are of one commit."""
     file = file_of(repo_id, name, subfolder=subfolder, **options)
     return file.parents[len(Path(subfolder or "").parts)].name if file else None
 
 
 def license_of(place: str, revision: str | None = None, *, ask: bool = False) -> str | None:
-    """Return the licence in the card of a model: in a folder, in the cache, or, if it is to be asked, on the Hub.
+    """Return the licence in the card of a model in a folder or the cache, or, with ``ask``, on the Hub.
 
-    ``None`` if none is found, whatever the reason: what needs it goes on without.
+    Returns ``None`` without a licence, also after errors.
     """
     from huggingface_hub import ModelCard
 
     if (file := file_of(place, CARD, revision=revision, local_files_only=not ask)) is None:
         return None
     try:
-        found = ModelCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
-    except Exception:  # of the Hub, of the file, or of its metadata
+        licence = ModelCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
+    except Exception:  # from the Hub, the file, or its metadata
         return None
-    return ", ".join(map(str, found)) if isinstance(found, list) else found
+    return ", ".join(map(str, licence)) if isinstance(licence, list) else licence
 
 
 def is_out_of_reach(repo_id: str, *, revision: str | None = None, token: str | bool | None = None) -> bool:
-    """Return whether no connection to the Hub can be made, by one request.
+    """Return whether the Hub cannot be reached, after a single request.
 
-    Its client repeats a request for a file that the cache lacks for 23 seconds, and libraries look for several files
+    The Hub client would retry each request for an uncached file for 23 seconds, and libraries look for several files
     that most models do not have.
     """
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     try:
         get_hf_file_metadata(hf_hub_url(repo_id, "config.json", revision=revision), token=token)
-    except errors.HfHubHTTPError:  # it answers
+    except errors.HfHubHTTPError:  # the Hub answered
         return False
     except (OSError, errors.HTTPError):
         return True
@@ -145,7 +145,7 @@ def upload(
         assert info.sha is not None
         there = {sibling.rfilename for sibling in info.siblings or ()}
         present = _read(api, repo_id, CARD, info.sha) if CARD in there else None
-        # Patterns would also match what is in subfolders, other artefacts.
+        # Patterns would also match files in subfolders, which belong to other artefacts.
         stale = [name for name in there if "/" not in name and any(fnmatch(name, p) for p in replaces)]
         (folder / CARD).write_bytes(card(repo_id, present).encode())
         return api.upload_folder(
@@ -167,26 +167,28 @@ def _read(api: HfApi, repo_id: str, name: str, commit: str) -> str:
 def explained(failure: str, error: BaseException) -> OSError | None:
     """Find the error of the Hub client behind an error, and turn it into a built-in exception with advice.
 
-    Libraries wrap errors of the client in their own, so the causes and contexts of the error are searched too.
+    Libraries wrap errors of the client, so the causes and contexts of the error are searched, too.
 
-    ``PermissionError`` stands for refused access (401, 403, gated models), ``FileNotFoundError`` for a missing
-    model, revision or file (404, or not cached and not contacted), ``ConnectionError`` for no answer (429, 5xx),
-    ``OSError`` for other statuses, and ``None`` for no error of the client.
+    Returns a ``PermissionError`` for refused access (401, 403, gated models), a ``FileNotFoundError`` for a missing
+    model, revision or file (404, or not cached and offline), a ``ConnectionError`` for a missing response (429, 5xx),
+    an ``OSError`` for other statuses, and ``None`` if the client did not raise an error.
     """
     from huggingface_hub import errors
 
     kinds = (errors.HTTPError, errors.EntryNotFoundError, errors.HFValidationError, errors.LocalTokenNotFoundError)
-    found = [link for link in _chain(error) if isinstance(link, kinds)]
-    if not found or not isinstance(error, (OSError, RuntimeError, *kinds)):
+    client_errors = [link for link in _chain(error) if isinstance(link, kinds)]
+    if not client_errors or not isinstance(error, (OSError, RuntimeError, *kinds)):
         return None
-    # A file that is not in the cache hides why the Hub did not send it.
-    cause = next((link for link in found if not isinstance(link, errors.LocalEntryNotFoundError)), found[0])
+    # The error for an uncached file hides the reason why the Hub did not send it.
+    cause = next(
+        (link for link in client_errors if not isinstance(link, errors.LocalEntryNotFoundError)), client_errors[0]
+    )
     status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else 0
     words = f" ({message})" if status and (message := getattr(cause, "server_message", None)) else ""
     table: tuple[tuple[bool, type[OSError], str], ...] = (
         (
             isinstance(cause, errors.HFValidationError), FileNotFoundError,
-            "it is neither a folder on this machine nor the id of a model on the Hub, 'owner/name'",
+            "it is neither a local folder nor a Hub id, 'owner/name'",
         ),
         (
             isinstance(cause, errors.GatedRepoError), PermissionError,
@@ -194,34 +196,34 @@ def explained(failure: str, error: BaseException) -> OSError | None:
         ),
         (
             isinstance(cause, errors.RevisionNotFoundError), FileNotFoundError,
-            "it has no such revision; check its branches and commits on the Hub",
+            "the revision does not exist; check the branches and commits on the Hub",
         ),
         (
             isinstance(cause, errors.RepositoryNotFoundError), FileNotFoundError,
-            "the Hub has no such model, or it is private and the token may not see it; check the id, log in (hf auth "
-            "login) or pass token=",
+            "the model does not exist on the Hub, or it is private and the token does not give access; check the id, "
+            "log in (hf auth login) or pass token=",
         ),
         (
             isinstance(cause, errors.LocalEntryNotFoundError), FileNotFoundError,
-            f"it is not in the cache (or not whole), and the Hub was not contacted{_reason(cause)}; connect to the "
+            f"it is not in the cache (or incomplete), and the Hub was not contacted{_reason(cause)}; connect to the "
             "network and download it once (local_files_only=False)",
         ),
         (isinstance(cause, errors.EntryNotFoundError), FileNotFoundError, str(error)),
         (
             isinstance(cause, errors.LocalTokenNotFoundError), PermissionError,
-            "this machine is not logged in; hf auth login, or pass token=",
+            "this machine is not logged in; log in (hf auth login) or pass token=",
         ),
         (
             status in (401, 403), PermissionError,
-            f"the token may not do this{words}; log in (hf auth login) or pass token=",
+            f"the token does not permit this{words}; log in (hf auth login) or pass token=",
         ),
         (
             status == 404, FileNotFoundError,
-            f"the Hub has no such model or file{words}; check the id and the revision",
+            f"the model or file does not exist on the Hub{words}; check the id and the revision",
         ),
         (
             status in (409, 412), OSError,
-            f"it changed while it was written{words}; check the changes and push again",
+            f"it changed during the upload{words}; check the changes and push again",
         ),
         (
             status == 429, ConnectionError,
@@ -231,7 +233,7 @@ def explained(failure: str, error: BaseException) -> OSError | None:
         (status > 0, OSError, f"the Hub returned status {status}{words}"),
         (
             True, ConnectionError,
-            f"the Hub did not respond, or the connection broke{_reason(cause)}; try again: nothing was left half done",
+            f"the Hub did not respond, or the connection broke{_reason(cause)}; try again, nothing was changed",
         ),
     )  # fmt: skip
     kind, advice = next((kind, advice) for applies, kind, advice in table if applies)
@@ -239,7 +241,7 @@ def explained(failure: str, error: BaseException) -> OSError | None:
 
 
 def refused(failure: str, repo_id: str, files: Sequence[str], **options: Unpack[DownloadOptions]) -> OSError | None:
-    """Ask the Hub why it does not send files, for libraries that take any error for a missing file."""
+    """Ask the Hub why it does not send files, for libraries that interpret any error as a missing file."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     if options.get("local_files_only"):
@@ -257,7 +259,7 @@ def refused(failure: str, repo_id: str, files: Sequence[str], **options: Unpack[
             return explained(failure, error)
         return None
     return FileNotFoundError(
-        f"{failure}: it has neither {' nor '.join(files)}, and files in other formats are not loaded"
+        f"{failure}: it contains neither {' nor '.join(files)}, and other formats are not supported"
     )
 
 
@@ -268,19 +270,19 @@ def _readable_errors(failure: str) -> Iterator[None]:
         yield
     except RuntimeError as error:  # raised for large files
         raise ConnectionError(
-            f"{failure}: the connection broke, or the upload was refused{_reason(error)}; try again: nothing was left "
-            "half done"
+            f"{failure}: the connection broke, or the upload was refused{_reason(error)}; try again, nothing was "
+            "changed"
         ) from error
     except Exception as error:
-        if (found := explained(failure, error)) is not None:
-            raise found from error
+        if (explanation := explained(failure, error)) is not None:
+            raise explanation from error
         if isinstance(error, OSError):
             raise OSError(f"{failure}: {error}") from error
         raise
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Iterate over an error and those that caused it, or that were handled when it was raised."""
+    """Iterate over an error and its causes and contexts."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,4 +1,4 @@
-"""Options: declared by annotations, checked in one place, read from one notation."""
+"""Options of functions and methods: checks against annotations, and parsing of ``name:key=value``."""
 
 from __future__ import annotations
 
@@ -42,34 +42,34 @@ CONTAINERS: dict[Any, str] = {
     set: "a set",
     frozenset: "a set",
 }
-"""Types of which the entries are checked, in words."""
+"""Container types with checked entries -> description."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class OptionError(TypeError, ValueError):
-    """Raised for a value that an option does not take, be it of the wrong type or out of its range."""
+    """Raised for an option with a value of the wrong type or out of range."""
 
 
 class Constraint(ABC):
-    """What ``Annotated`` says beyond the type: which values are valid, in a test and in words."""
+    """Constraint of ``Annotated`` in addition to the type: a test of values, and a description of valid values."""
 
     @abstractmethod
     def __contains__(self, value: Any) -> bool:
-        """Whether the value is valid; of any type."""
+        """Return whether a value, of any type, is valid."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """Describe what is valid, as it follows "must be"."""
+        """Describe the valid values, as a continuation of "must be"."""
 
     def hint(self, value: Any) -> str:
-        """Say what to do about a value that is often given by mistake; empty for others."""
+        """Return a hint on a common mistake; empty for other values."""
         return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Within(Constraint):
-    """A range of finite numbers: ``Annotated[float, Within(0, 1)]``; with ``int``, of whole numbers.
+    """Range of finite numbers: ``Annotated[float, Within(0, 1)]``; with ``int``, of integers.
 
     Args:
         low: Lower bound.
@@ -110,8 +110,8 @@ def check(kind: Any, /, **values: Any) -> None:
 
     Args:
         kind: A type: ``bool``, ``int``, ``float``, ``str``, a class, ``Literal[…]``, ``Annotated[…]`` with
-            :class:`Within`, lists and dictionaries of those, or a union. Anything else takes all values.
-        **values: What was given, by the name of the option.
+            :class:`Within`, lists and dictionaries of these types, or a union. Other annotations accept all values.
+        **values: Values by the name of the option.
 
     Example:
         >>> check(Count | None, rank=0)
@@ -123,12 +123,12 @@ def check(kind: Any, /, **values: Any) -> None:
 
 
 def check_call(function: Callable[..., Any], values: Mapping[str, Any], owner: str = "") -> None:
-    """Check arguments of a function, by name, against its annotations; ``owner`` begins the message."""
+    """Check arguments of a function, by name, against its annotations; messages begin with ``owner``."""
     _check(_kinds(function), values, owner)
 
 
 def checked(function: F) -> F:
-    """Check the arguments of a function, or of a method, against its annotations before it runs (decorator).
+    """Decorate a function or method to check its arguments against its annotations.
 
     Args:
         function: The function.
@@ -144,12 +144,12 @@ def checked(function: F) -> F:
         ...
         hf_stitch.options.OptionError: side must be one of 'left', 'right', got 'up'
     """
-    names = [each.name for each in inspect.signature(function).parameters.values()]
+    names = [*inspect.signature(function).parameters]
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        torch = sys.modules.get("torch")  # not imported here: `hf-stitch --help` needs none
-        if torch is None or not torch.compiler.is_compiling():  # dynamo cannot trace the reading of annotations
+        torch = sys.modules.get("torch")  # not imported here, to keep `hf-stitch --help` fast
+        if torch is None or not torch.compiler.is_compiling():  # dynamo cannot trace the checks
             check_call(function, {**dict(zip(names, args, strict=False)), **options})
         return function(*args, **options)
 
@@ -157,30 +157,30 @@ def checked(function: F) -> F:
 
 
 def check_fields(instance: Any) -> None:
-    """Check the fields of a frozen dataclass against their annotations, and convert numbers of NumPy, for JSON."""
+    """Check the fields of a frozen dataclass against their annotations, and convert NumPy numbers, for JSON."""
     values = {option.name: getattr(instance, option.name) for option in dataclasses.fields(instance)}
     _check(_kinds(type(instance)), values)  # type: ignore[arg-type]
-    for name, value in values.items():
-        if (number := plain(value)) is not value:
+    for name, setting in values.items():
+        if (number := plain(setting)) is not setting:
             object.__setattr__(instance, name, number)
 
 
 def plain(value: Any) -> Any:
-    """Return numbers and arrays of NumPy, also inside of lists and dictionaries, as those of Python."""
+    """Convert NumPy numbers and arrays, also in lists and dictionaries, to Python numbers and tuples."""
     if isinstance(value, tuple | list):
-        entries = [plain(each) for each in value]
+        entries = [plain(entry) for entry in value]
         return value if all(a is b for a, b in zip(entries, value, strict=True)) else type(value)(entries)
     if isinstance(value, dict):
-        return {plain(key): plain(each) for key, each in value.items()}
+        return {plain(key): plain(entry) for key, entry in value.items()}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        found = value.tolist()
-        return tuple(found) if isinstance(found, list) else found
+        converted = value.tolist()
+        return tuple(converted) if isinstance(converted, list) else converted
     return value
 
 
 @cache
 def defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Options of a function and their defaults; keyword-only parameters without a default are data."""
+    """Return the options of a function with their defaults; keyword-only parameters without a default are data."""
     parameters = inspect.signature(function).parameters.values()
     return MappingProxyType(
         {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
@@ -188,16 +188,18 @@ def defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 GONE = {"cache": "keep activations with extract_activations(…).save(path), and read them with Activations.load(path)"}
-"""Options that functions had before -> what to do instead, for messages alone."""
+"""Removed options of functions -> replacement, for messages."""
 
 
-def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse options that a function or a method does not have."""
-    for option in given:
-        if option not in known:
-            similar = did_you_mean(option, known)
+def check_names(owner: str, options: Iterable[str], valid: Collection[str]) -> None:
+    """Raise an error for unknown options of a function or method."""
+    for option in options:
+        if option not in valid:
+            similar = did_you_mean(option, valid)
             hint = f"; {GONE[option]}." if option in GONE else f"; did you mean {similar!r}?" if similar else "."
-            raise TypeError(f"{owner} has no option {option!r}{hint} Its options: {', '.join(known) or 'none'}")
+            raise TypeError(
+                f"{owner} got an unexpected option {option!r}{hint} Its options: {', '.join(valid) or 'none'}"
+            )
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
@@ -219,7 +221,7 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def options_in(spec: str) -> tuple[str, dict[str, Any]]:
-    """Split a name with its options, ``name:key=value,…``, as it is written on a command line.
+    """Parse a name with options, ``name:key=value,…``, as on the command line.
 
     Args:
         spec: A name, or a name with options. Values are JSON (``true``, ``0.5``, ``[1,2]``), or ``True``, ``False``,
@@ -234,24 +236,24 @@ def options_in(spec: str) -> tuple[str, dict[str, Any]]:
     name, _, rest = spec.partition(":")
     options: dict[str, Any] = {}
     for option in filter(None, re.split(r",(?=[^,=\[\]{}\"]*=)", rest)):
-        key, equals, value = (part.strip() for part in option.partition("="))
-        if not equals or not key or not value:
-            raise ValueError(f"options are written key=value, got {option!r}")
+        key, equals, text = (part.strip() for part in option.partition("="))
+        if not equals or not key or not text:
+            raise ValueError(f"options must have the form key=value, got {option!r}")
         if key in options:
             raise ValueError(f"option {key!r} is given twice")
         try:
-            options[key] = json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
+            options[key] = json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
         except json.JSONDecodeError:
-            options[key] = value
+            options[key] = text
     return name, options
 
 
 @dataclasses.dataclass(frozen=True)
 class Configured:
-    """Base class of methods in registries: frozen dataclasses whose fields are their options.
+    """Base class of methods in registries: frozen dataclasses with their options as fields.
 
-    The options are checked against the annotations of the fields. A subclass with a ``__post_init__``, for what no
-    annotation can say, calls that of this class.
+    The options are checked against the annotations of the fields. A subclass with a ``__post_init__``, for checks
+    beyond annotations, must call ``super().__post_init__()``.
 
     Attributes:
         name: Name in the registry.
@@ -271,41 +273,42 @@ class Configured:
         check_fields(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the name and all options as JSON values, for ``build`` of the registry."""
+        """Return the name and all options as JSON values, for the ``build`` method of the registry."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
     @property
     def label(self) -> str:
-        """The name with all options that differ from their defaults: ``ridge(ridge=0.5)``."""
+        """The name with all non-default options: ``ridge(ridge=0.5)``."""
         changed = []
         for option in dataclasses.fields(self):
             value = getattr(self, option.name)
-            shown = value.label if isinstance(value, Configured) else value
+            text = value.label if isinstance(value, Configured) else value
             factory = option.default_factory
-            if shown != (option.default if factory is dataclasses.MISSING else factory()):
-                changed.append(f"{option.name}={shown}")
+            if text != (option.default if factory is dataclasses.MISSING else factory()):
+                changed.append(f"{option.name}={text}")
         return self.name + (f"({', '.join(changed)})" if changed else "")
 
 
 @cache
 def _kinds(owner: Hashable) -> Mapping[str, Any]:
-    """The annotations of the fields of a class, or of the parameters of a function, that can be evaluated.
+    """Return the evaluated annotations of the fields of a class, or of the parameters of a function.
 
-    Names that only type checkers import cannot: these options are taken as they are.
+    Annotations with names that only type checkers import cannot be evaluated: these options accept all values.
     """
     if isinstance(owner, type):
-        names = {each.name for each in dataclasses.fields(owner)}
-        scopes = [(vars(sys.modules.get(each.__module__, builtins)), vars(each)) for each in reversed(owner.__mro__)]
-        declared = [(names_of, own.get("__annotations__", {})) for names_of, own in scopes]
+        names = {option.name for option in dataclasses.fields(owner)}
+        bases = reversed(owner.__mro__)
+        scopes = [(vars(sys.modules.get(base.__module__, builtins)), vars(base)) for base in bases]
+        declared = [(scope, members.get("__annotations__", {})) for scope, members in scopes]
     else:
         inner: Any = inspect.unwrap(owner)  # type: ignore[arg-type]
         names, declared = {*inner.__annotations__} - {"return"}, [(inner.__globals__, inner.__annotations__)]
     kinds: dict[str, Any] = {}
-    for known, own in declared:
-        for name in names & own.keys():
-            one = SimpleNamespace(__annotations__={name: own[name]})
+    for scope, declared_types in declared:
+        for name in names & declared_types.keys():
+            single = SimpleNamespace(__annotations__={name: declared_types[name]})
             try:
-                kinds |= get_type_hints(one, known, include_extras=True)
+                kinds |= get_type_hints(single, scope, include_extras=True)
             except NameError:
                 kinds[name] = Any
     return MappingProxyType(kinds)
@@ -318,44 +321,45 @@ def _check(kinds: Mapping[str, Any], values: Mapping[str, Any], owner: str = "")
 
 
 def violated(kind: Any, value: Any) -> bool:
-    """Whether a value does not fit an annotation."""
+    """Return whether a value does not match an annotation."""
     return _problem(kind, "", value) is not None
 
 
 def _message(kind: Any, name: str, value: Any) -> str:
-    """What is wrong with a value, in full; empty if nothing is."""
+    """Return the full error message for a value; empty for a valid value."""
     problem = _problem(kind, name, value)
     if problem is None:
         return ""
-    return problem or f"{name} must be {described(kind)}, got {_shown(value)}{_hint(kind, value)}"
+    return problem or f"{name} must be {described(kind)}, got {_formatted(value)}{_hint(kind, value)}"
 
 
 def _problem(kind: Any, name: str, value: Any) -> str | None:
-    """What is wrong inside of a value; empty if the value itself is wrong, ``None`` if nothing is."""
+    """Return the error message for the entries of a value; empty for an invalid value, ``None`` for a valid one."""
     origin, parts = get_origin(kind), get_args(kind)
     valid = True
     if origin in (Union, UnionType):
         problems = [_problem(part, name, value) for part in parts]
         return None if None in problems else next(filter(None, problems), "")
     if origin is Annotated:
-        inner, *constraints = parts
-        alone = any(not isinstance(each, Within) for each in constraints if isinstance(each, Constraint))
-        if not alone and (problem := _problem(inner, name, value)) is not None:
+        inner, *metadata = parts
+        constraints = [constraint for constraint in metadata if isinstance(constraint, Constraint)]
+        only_within = all(isinstance(constraint, Within) for constraint in constraints)
+        if only_within and (problem := _problem(inner, name, value)) is not None:
             return problem
-        valid = all(value in each for each in constraints if isinstance(each, Constraint))
+        valid = all(value in constraint for constraint in constraints)
     elif origin is Literal:
-        given = plain(value)
+        number = plain(value)
         valid = any(
-            isinstance(given, type(choice)) and isinstance(given, bool) is isinstance(choice, bool) and given == choice
-            for choice in parts
-        )
+            isinstance(number, type(choice)) and isinstance(number, bool) is isinstance(choice, bool)
+            and number == choice for choice in parts
+        )  # fmt: skip
     elif kind in (int, float):
         valid = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     elif origin in CONTAINERS:
         indexed = origin is Sequence and hasattr(value, "__len__") and hasattr(value, "__getitem__")
-        listed = origin is tuple and isinstance(value, list)  # as JSON has no tuples
-        alone = isinstance(value, str | bytes) or (isinstance(value, Mapping) and CONTAINERS[origin] != "a dictionary")
-        if alone or not (indexed or listed or isinstance(value, origin)):
+        listed = origin is tuple and isinstance(value, list)  # JSON does not have tuples
+        wrong = isinstance(value, str | bytes) or (isinstance(value, Mapping) and CONTAINERS[origin] != "a dictionary")
+        if wrong or not (indexed or listed or isinstance(value, origin)):
             return ""
         return "; ".join(islice(filter(None, _inside(origin, parts, name, value)), 5)) or None
     elif isinstance(kind := origin or kind, type) and kind is not Any:
@@ -364,39 +368,39 @@ def _problem(kind: Any, name: str, value: Any) -> str | None:
     return None if valid else ""
 
 
-def _inside(origin: Any, parts: tuple[Any, ...], name: str, given: object) -> Iterable[str]:
-    """What is wrong with the entries of a list or a dictionary. Iterators are not read."""
-    if not isinstance(given, Collection):
+def _inside(origin: Any, parts: tuple[Any, ...], name: str, container: object) -> Iterable[str]:
+    """Yield the error messages for the entries of a list or dictionary. Iterators are not read."""
+    if not isinstance(container, Collection):
         return
-    value: Any = given
+    value: Any = container
     entries: Iterable[tuple[Any, str, Any]] = ()
     if origin in (Mapping, dict):
         keys = [(parts[0], f"key {key!r} of {name}", key) for key in value]
-        entries = [*keys, *((parts[1], f"{name}[{key!r}]", each) for key, each in value.items())]
+        entries = [*keys, *((parts[1], f"{name}[{key!r}]", entry) for key, entry in value.items())]
     elif origin is tuple and parts[1:] != (...,):
         if len(value) != len(parts):
             yield f"{name} must be a tuple of {len(parts)}, got one of {len(value)}"
-        entries = [(part, f"{name}[{i}]", each) for i, (part, each) in enumerate(zip(parts, value, strict=False))]
+        entries = [(part, f"{name}[{i}]", entry) for i, (part, entry) in enumerate(zip(parts, value, strict=False))]
     elif parts[0] is not Any:
-        entries = ((parts[0], f"{name}[{place}]", each) for place, each in enumerate(value))
+        entries = ((parts[0], f"{name}[{i}]", entry) for i, entry in enumerate(value))
     yield from (_message(*entry) for entry in entries)
 
 
 def described(kind: Any) -> str:
-    """What an annotation takes, as it follows "must be"."""
+    """Describe the values of an annotation, as a continuation of "must be"."""
     origin, parts = get_origin(kind), get_args(kind)
-    plainly = {bool: "True or False", int: "an integer", float: "a number", str: "a text", PathLike: "a path"}
-    if (origin or kind) in plainly:
-        return plainly[origin or kind]
+    simple = {bool: "True or False", int: "an integer", float: "a number", str: "a text", PathLike: "a path"}
+    if (origin or kind) in simple:
+        return simple[origin or kind]
     if kind in (None, NoneType):
         return "None"
     if origin in (Union, UnionType):
         return " or ".join(map(described, parts))
     if origin is Annotated:
         inner, *constraints = parts
-        told = [str(each) for each in constraints if isinstance(each, Constraint)]
-        alone = told and not isinstance(constraints[0], Within)
-        return " ".join(told if alone else [described(inner), *told])
+        texts = [str(constraint) for constraint in constraints if isinstance(constraint, Constraint)]
+        without_type = texts and not isinstance(constraints[0], Within)
+        return " ".join(texts if without_type else [described(inner), *texts])
     if origin is Literal:
         return ("one of " if len(parts) > 1 else "") + ", ".join(map(repr, parts))
     if origin in CONTAINERS:
@@ -405,7 +409,7 @@ def described(kind: Any) -> str:
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
-def _shown(value: Any) -> str:
+def _formatted(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, str | Real | NoneType):

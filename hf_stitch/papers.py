@@ -1,4 +1,4 @@
-"""References to the papers that the methods come from."""
+"""References to the papers of the methods."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paper:
-    """A reference to a paper."""
+    """Reference to a paper."""
 
     title: str  # authors and title
     url: str  # link to the arXiv page or the DOI
 
 
 def arxiv(title: str, id: str) -> Paper:
-    """Make a reference to a paper on arXiv."""
+    """Create a reference to a paper on arXiv."""
     return Paper(title, f"https://arxiv.org/abs/{id}")
 
 

@@ -1,7 +1,7 @@
-"""Plugins: entry points of other distributions with the contracts they were built for, and single files.
+"""Plugins: entry points of other distributions, with their contracts, and single files.
 
-A distribution adds entries to a registry with entry points in the group ``hf_stitch.<registry>``, and states for which
-contract it was written, for example in its ``pyproject.toml``::
+A distribution adds entries to a registry with entry points in the group ``hf_stitch.<registry>``, and states its
+contract, for example in its ``pyproject.toml``::
 
     [project.entry-points."hf_stitch.matchers"]
     diagonal = "hf_stitch_diagonal:Diagonal"
@@ -9,7 +9,7 @@ contract it was written, for example in its ``pyproject.toml``::
     [project.entry-points."hf_stitch.contracts"]
     contract = "contract_1"
 
-A file registers its entries when it runs (``registries.matchers.register``), and runs only where it is named: with
+A file registers its entries when it runs (``registries.matchers.register``). It runs only if it is named, with
 :func:`load_plugin` or ``hf-stitch --plugin file.py``.
 """
 
@@ -34,29 +34,29 @@ from typing import Any
 __all__ = ["CONTRACT", "Entry", "FilePlugin", "PluginError", "load_plugin"]
 
 CONTRACT = "contract_1"
-"""The present contract of all registries. It rises when entries of plugins must be adapted."""
+"""The current contract of all registries. Its number increases when entries of plugins must be adapted."""
 
 VARIABLE = "HF_STITCH_PLUGINS"
-"""Environment variable that named files before; a warning tells how to name them."""
+"""Environment variable for plugin files in earlier versions; setting it gives a warning."""
 
 
 class PluginError(ImportError):
-    """Raised if an entry of a plugin cannot be used; ``__cause__`` holds the original error, if there is one."""
+    """Raised if an entry of a plugin cannot be used; ``__cause__`` is the original error, if any."""
 
 
 def normalized(distribution: str) -> str:
-    """Return the name of a distribution with hyphens and in lower case, as package indexes compare names."""
+    """Return the normalized name of a distribution, as in package indexes: hyphens and lower case."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 @dataclass(frozen=True)
 class FilePlugin:
-    """A file whose code has registered entries.
+    """File that has registered entries.
 
     Attributes:
         path: The file.
         sha256: Hash of its content, 64 hexadecimal digits.
-        undo: What takes back each of its registrations.
+        undo: Functions that undo its registrations.
 
     Example:
         >>> FilePlugin(Path("own.py"), "1f2e3d4c" * 8).origin
@@ -69,11 +69,11 @@ class FilePlugin:
 
     @property
     def origin(self) -> str:
-        """For example ``file own.py (sha256 1f2e3d4c)``."""
+        """Name and short hash, for example ``file own.py (sha256 1f2e3d4c)``."""
         return f"file {self.path.name} (sha256 {self.sha256[:8]})"
 
     def unload(self) -> None:
-        """Take back all registrations."""
+        """Undo all registrations."""
         _LOADED.pop(self.path, None)
         while self.undo:
             self.undo.pop()()
@@ -81,19 +81,19 @@ class FilePlugin:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a registry, and where it comes from; making it imports nothing.
+    """Entry of a registry with its origin; creating an entry imports nothing.
 
     Attributes:
         name: Its name.
         source: The class or function, as ``module:attribute``.
-        load: What imports and returns the class or function. Of plugins, it raises :class:`PluginError` if they are
-            broken, or were built for another contract.
-        about: What returns the summary.
+        load: Function that imports and returns the class or function. It raises :class:`PluginError` for a broken
+            plugin, and for a plugin with another contract.
+        about: Function that returns the summary.
         origin: ``built-in``, ``plugin <distribution> <version>``, ``file <name> (sha256 <hash>)`` or ``registered at
             run time``.
-        distribution: Name and version of the distribution; ``None`` for entries that no plugin installs.
-        file: The file that registered it; ``None`` for entries from elsewhere.
-        problem: Why it cannot be used with this version of hf-stitch; empty if nothing is known against it.
+        distribution: Name and version of the plugin's distribution; otherwise ``None``.
+        file: The file that registered it; otherwise ``None``.
+        problem: Reason why it is incompatible with this version of hf-stitch; otherwise empty.
 
     Example:
         >>> from hf_stitch import registries
@@ -115,7 +115,7 @@ class Entry:
 
     @classmethod
     def of(cls, name: str, factory: Callable[..., Any], file: FilePlugin | None = None) -> Entry:
-        """Describe a class or function that is registered at run time, perhaps by a file."""
+        """Describe a class or function registered at run time or by a file."""
         defined = factory if hasattr(factory, "__qualname__") else type(factory)
         return cls(
             name, f"{defined.__module__}:{defined.__qualname__}", lambda: factory,
@@ -125,12 +125,12 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring; of an entry of a plugin without one, the summary of its distribution."""
+        """The first line of the docstring, or else the summary of the plugin's distribution."""
         return self.about()
 
     @property
     def provider(self) -> tuple[str, str] | None:
-        """The distribution with its version, or the file with its hash, that an entry of a plugin comes from."""
+        """The plugin's distribution with its version, or file with its hash; otherwise ``None``."""
         return self.distribution if self.file is None else (self.file.path.name, f"sha256:{self.file.sha256}")
 
 
@@ -141,11 +141,11 @@ def first_line(docstring: str | None) -> str:
 
 @cache
 def tree_of(module: str) -> ast.Module:
-    """Parse the file of a module, which is not imported."""
+    """Parse the file of a module without importing it."""
     top, *inner = module.split(".")
     spec = find_spec(top)
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"no module {module!r}: name the verb of a command as module:function")
+        raise ModuleNotFoundError(f"no module {module!r}: a command must refer to its function as module:function")
     place = Path(spec.origin).parent.joinpath(*inner) if inner else Path(spec.origin)
     return ast.parse((place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_bytes())
 
@@ -153,17 +153,17 @@ def tree_of(module: str) -> ast.Module:
 def docstring_in(source: str) -> str:
     """Read the first line of the docstring of an entry, ``module:attribute``, without importing it.
 
-    A command that is made of a verb shares its docstring; a typer app has a help instead. Empty if there is none.
+    A command shares the docstring of its function; a typer app has a help text instead. Empty without a docstring.
     """
     module, _, name = source.partition(":")
-    for node in reversed(tree_of(module).body):  # a function stands behind its overloads
+    for node in reversed(tree_of(module).body):  # a function follows its overloads
         match node:
-            case ast.Assign([ast.Name(found)], ast.Call(keywords=options)) if found == name:
-                given = (each.value for each in options if each.arg == "help")
-                return next((str(text.value) for text in given if isinstance(text, ast.Constant)), "")
-            case ast.ClassDef(found) | ast.FunctionDef(found) if found == name:
-                for each in node.decorator_list:
-                    match each:
+            case ast.Assign([ast.Name(target)], ast.Call(keywords=options)) if target == name:
+                texts = (option.value for option in options if option.arg == "help")
+                return next((str(text.value) for text in texts if isinstance(text, ast.Constant)), "")
+            case ast.ClassDef(target) | ast.FunctionDef(target) if target == name:
+                for decorator in node.decorator_list:
+                    match decorator:
                         case ast.Call(args=[ast.Constant(str(verb))]) if ":" in verb:
                             return docstring_in(verb)
                 return first_line(ast.get_docstring(node))
@@ -171,33 +171,33 @@ def docstring_in(source: str) -> str:
 
 
 def entry_of(kind: str, point: EntryPoint) -> Entry:
-    """Describe the entry that an installed distribution adds to a registry."""
+    """Describe the registry entry of an entry point."""
     dist = point.dist
     origin = f"plugin {point.value}" if dist is None else f"plugin {dist.name} {dist.version}"
     stated = () if dist is None else dist.entry_points.select(group="hf_stitch.contracts")
-    other = next((each.value for each in stated if each.value != CONTRACT), "")
-    problem = (
-        other and f"it was built for {other}, and this hf-stitch has {CONTRACT}; install versions of both that fit"
+    contract = next((stated_point.value for stated_point in stated if stated_point.value != CONTRACT), "")
+    problem = contract and (
+        f"it was built for {contract}, but this hf-stitch has {CONTRACT}; install compatible versions of both"
     )
 
     def load() -> Any:
-        what = f"{point.name!r} among {kind} comes from the {origin}"
+        subject = f"{point.name!r} among {kind} comes from the {origin}"
         if problem:
-            raise PluginError(f"{what}, which cannot be used: {problem}")
+            raise PluginError(f"{subject}, which cannot be used: {problem}")
         try:
             return point.load()
         except Exception as error:
             raise PluginError(
-                f"{what}, which cannot be imported ({point.value}): {type(error).__name__}: {error}. Repair or "
+                f"{subject}, which cannot be imported ({point.value}): {type(error).__name__}: {error}. Repair or "
                 "uninstall that distribution."
             ) from error
 
     def about() -> str:
         try:
-            found = docstring_in(point.value)
-        except (ImportError, OSError, SyntaxError, ValueError):  # which importing it tells
-            found = ""
-        return found or ("" if dist is None else str(dist.metadata.json.get("summary", "")))
+            summary = docstring_in(point.value)
+        except (ImportError, OSError, SyntaxError, ValueError):  # importing the entry reports it
+            summary = ""
+        return summary or ("" if dist is None else str(dist.metadata.json.get("summary", "")))
 
     return Entry(
         point.name, point.value, load, about=about,
@@ -213,41 +213,41 @@ GONE = {
     "registries": {"networks": "an hf_stitch.adapters.Library builds the networks of a plugin"},
     "results": {"SelfTest": "hf_stitch.selftest.self_test() returns the error of each part"},
 }
-"""Registry -> names that it had before -> what to do instead, for messages alone."""
+"""Registry -> removed name -> replacement, for messages."""
 
 
 def hint_for(kind: str, name: str) -> str:
-    """Return how to install a name that this installation lacks, or what to do instead, for messages."""
+    """Return a hint for messages about a missing name: its plugin or its replacement."""
     if instead := GONE.get(kind, {}).get(name):
         return instead
-    found = distribution_of(kind, name)
-    return f"it comes with {found}: pip install {found}" if found else ""
+    plugin = distribution_of(kind, name)
+    return f"it comes with {plugin}: pip install {plugin}" if plugin else ""
 
 
 def distribution_of(kind: str, name: str) -> str:
-    """Return the plugin of this project that has a name, or takes the networks of a package; empty if none has it.
+    """Return the plugin of this project with a name, or for the networks of a package; otherwise empty.
 
-    These are in ``distributions.json``, which a test keeps up to date.
+    The plugins are listed in ``distributions.json``; a test keeps it up to date.
     """
     table = json.loads(Path(__file__).with_name("distributions.json").read_text(encoding="utf-8"))
     return next((plugin for plugin, names in table.get(kind, {}).items() if name in names.split()), "")
 
 
 def plugin_of(*modules: object) -> str:
-    """Say which plugin takes the networks of the packages from which modules come; empty if none does."""
+    """Return a hint on the plugins for networks of the modules' packages; empty without such plugins."""
     packages = {type(module).__module__.partition(".")[0] for module in modules}
-    found = {package: plugin for package in sorted(packages) if (plugin := distribution_of("packages", package))}
-    return "; ".join(f"networks of {each}: pip install {found[each]}, and see its README" for each in found)
+    plugins = {package: plugin for package in sorted(packages) if (plugin := distribution_of("packages", package))}
+    return "; ".join(f"networks of {package}: pip install {plugins[package]}, see its README" for package in plugins)
 
 
 def installed(kind: str) -> list[Entry]:
-    """Return the entries that installed distributions add to a registry, in the order of names; imports nothing."""
-    found = (entry_of(kind, point) for point in entry_points(group=f"hf_stitch.{kind}"))
-    return sorted(found, key=lambda entry: (entry.name, entry.origin))
+    """Return the registry entries of installed distributions, sorted by name; imports nothing."""
+    entries = (entry_of(kind, point) for point in entry_points(group=f"hf_stitch.{kind}"))
+    return sorted(entries, key=lambda entry: (entry.name, entry.origin))
 
 
 RUNNING: ContextVar[FilePlugin | None] = ContextVar("running", default=None)
-"""The file that runs at present and registers its entries; ``None`` outside of :func:`load_plugin`."""
+"""The file that is running and registers its entries; ``None`` outside :func:`load_plugin`."""
 
 _LOADED: dict[Path, FilePlugin] = {}
 
@@ -255,15 +255,15 @@ _LOADED: dict[Path, FilePlugin] = {}
 def load_plugin(path: str | Path) -> FilePlugin:
     """Run a file that registers entries, for example metrics, with ``hf_stitch.registries.metrics.register``.
 
-    Nothing runs a file that you do not name. Results and artefacts record its name and hash. A file that is loaded
-    already runs again only if it has changed; its new entries then replace the old ones.
+    Only files that you name run. Results and artefacts record their name and hash. A loaded file runs again only if it
+    has changed; its new entries then replace the old entries.
 
     Args:
-        path: A Python file. It can do whatever Python can: load only files that you trust.
+        path: A Python file. It can execute any code: load only files that you trust.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        PluginError: If it raises an error or registers nothing. Nothing that it had registered remains then.
+        FileNotFoundError: If the file does not exist.
+        PluginError: If the file raises an error or registers nothing. Its registrations are then undone.
 
     Example:
         >>> import tempfile
@@ -282,7 +282,7 @@ def load_plugin(path: str | Path) -> FilePlugin:
     """
     place = Path(path).expanduser().resolve()
     if not place.is_file():
-        raise FileNotFoundError(f"the plugin {path} is no file; name a Python file that registers its entries")
+        raise FileNotFoundError(f"the plugin {path} is not a file; name a Python file that registers its entries")
     code = place.read_bytes()
     plugin = FilePlugin(place, hashlib.sha256(code).hexdigest())
     if (before := _LOADED.get(place)) is not None:
@@ -291,7 +291,7 @@ def load_plugin(path: str | Path) -> FilePlugin:
         before.unload()
     name = f"hf_stitch_plugin_{re.sub(r'[^0-9A-Za-z]', '_', place.stem)}_{plugin.sha256[:8]}"
     if place.suffix != ".py":
-        raise PluginError(f"the plugin {place} is no Python file; its name must end in .py")
+        raise PluginError(f"the plugin {place} is not a Python file; its name must end in .py")
     token = RUNNING.set(plugin)
     try:
         run_file(name, place, code)
@@ -300,8 +300,8 @@ def load_plugin(path: str | Path) -> FilePlugin:
     except Exception as error:
         sys.modules.pop(name, None)
         plugin.unload()
-        what = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
-        raise PluginError(f"the plugin {place} could not be loaded: {what}") from error
+        reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        raise PluginError(f"the plugin {place} could not be loaded: {reason}") from error
     finally:
         RUNNING.reset(token)
     _LOADED[place] = plugin
@@ -309,7 +309,7 @@ def load_plugin(path: str | Path) -> FilePlugin:
 
 
 def run_file(name: str, place: Path, code: bytes) -> ModuleType:
-    """Run the code of a file as a module of this name, in which dataclasses and pickle look for its classes."""
+    """Run the code of a file as a module of this name, so that dataclasses and pickle find its classes."""
     module = ModuleType(name)
     module.__file__ = str(place)
     sys.modules[name] = module

@@ -1,4 +1,4 @@
-"""What people read: text of others on terminals, warnings, progress, numbers, and the pages that errors name."""
+"""Output for people: untrusted text on terminals, warnings, progress, numbers, and links to pages about errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and line feed, characters that reverse text, and halves of characters."""
+"""Control characters except tab and line feed, characters that change the text direction, and lone surrogates."""
 
 Page = Literal[
     "damaged-file",
@@ -33,21 +33,21 @@ Page = Literal[
     "too-few-samples",
     "too-large",
 ]
-"""All pages, each the name of a file in ``docs/errors``."""
+"""Pages about errors, as names of files in ``docs/errors``."""
 
 SILENT = 60
-"""Seconds after which a job tells of its progress where output goes to a file, and again after as many."""
+"""Seconds between lines of progress if output goes to a file."""
 
 ADDRESS = "https://github.com/hf-stitch/hf-stitch/blob/main/docs/errors/{}.md"
 
 
 def visible(text: str) -> str:
-    r"""Write characters that command a terminal, or change the order of text, as escapes of JSON."""
-    return COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    r"""Replace terminal control characters, and characters that change the text direction, by JSON escapes."""
+    return COMMANDS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn, with :func:`visible` text, at the line that called this package, whatever calls lie between."""
+    """Warn, with :func:`visible` text, at the line that called this package."""
     frame, level, outside = sys._getframe(1), 2, 2
     while frame is not None:
         level += 1
@@ -58,23 +58,24 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def progress_bar(label: str | None, total: int, unit: str, done: int = 0, *, leave: bool = True) -> Any:
-    """Return a bar of tqdm, on terminals and in notebooks after three seconds; elsewhere, as in a log, a line a minute.
+    """Return a tqdm bar: after three seconds on terminals and in notebooks, otherwise one line per minute.
 
-    Without a label, nothing is shown; ``done`` steps of the total were done before; a terminal can ``leave`` the bar.
+    Without a label, nothing is shown. ``done`` steps of the total are already done. With ``leave``, the bar stays on
+    the terminal.
     """
     from tqdm.auto import tqdm
 
-    given: dict[str, Any] = {"total": total, "initial": done, "desc": label, "unit": unit}
-    bar = tqdm(**given, delay=3, leave=leave, disable=True if label is None else None)  # None: where nobody looks
+    options: dict[str, Any] = {"total": total, "initial": done, "desc": label, "unit": unit}
+    bar = tqdm(**options, delay=3, leave=leave, disable=True if label is None else None)  # None: only on terminals
     if label is None or not bar.disable:
         return bar
-    often: dict[str, Any] = {"delay": SILENT, "mininterval": SILENT, "miniters": 1}
+    interval: dict[str, Any] = {"delay": SILENT, "mininterval": SILENT, "miniters": 1}
     form = "{desc}: {n_fmt} of {total_fmt} {unit}s, about {remaining} left{postfix}"
-    return tqdm(**given, **often, bar_format=form, file=_Lines(), disable=False)
+    return tqdm(**options, **interval, bar_format=form, file=_Lines(), disable=False)
 
 
 class _Lines(io.TextIOBase):
-    """The file of errors, to which each state of a bar is written as a line."""
+    """File that writes each state of a bar as a line to stderr."""
 
     def write(self, text: str) -> int:
         if line := text.strip():
@@ -83,12 +84,12 @@ class _Lines(io.TextIOBase):
 
 
 def see(page: Page) -> str:
-    """Return the last line of a message: the address of the page about the error."""
+    """Return the last line of an error message: the URL of the page about the error."""
     return f"\nSee {ADDRESS.format(page)}"
 
 
 def rounded(value: float) -> str:
-    """Write a number with three decimals; with more where these would make it 0 or 1, but for rounding in float32."""
+    """Format a number with three decimals, or more if it is near 0 or 1 by more than float32 rounding error."""
     if 1e-7 < abs(value) < 5e-4:
         return f"{value:.1e}"
     off = abs(1 - value)
@@ -96,24 +97,24 @@ def rounded(value: float) -> str:
 
 
 def make_visible(error: BaseException | None) -> None:
-    """Write control characters in the messages of an error and of its causes as escapes."""
+    """Escape control characters in the messages of an error and of its causes."""
     while error is not None:
-        error.args = tuple(visible(each) if isinstance(each, str) else each for each in error.args)
-        if isinstance(error, SyntaxError) and error.text:  # a line of the file, of which a traceback shows a copy
+        error.args = tuple(visible(part) if isinstance(part, str) else part for part in error.args)
+        if isinstance(error, SyntaxError) and error.text:  # a line of the file; a traceback shows a copy
             error.text = visible(error.text)
         error = error.__cause__ or error.__context__
 
 
 class Visible:
-    """What rich shows, with :func:`visible` text in its own styles."""
+    """Renderable for rich with :func:`visible` text and unchanged styles."""
 
-    def __init__(self, shown: RenderableType) -> None:
-        self.shown = shown
+    def __init__(self, renderable: RenderableType) -> None:
+        self.renderable = renderable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.console import Console
         from rich.segment import Segment
 
         literal = Console(file=io.StringIO(), width=options.max_width, markup=False, emoji=False, highlight=False)
-        for text, style, control in literal.render(self.shown, options.update(markup=False)):
+        for text, style, control in literal.render(self.renderable, options.update(markup=False)):
             yield Segment(text if control else visible(text), style, control)

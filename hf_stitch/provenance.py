@@ -1,4 +1,4 @@
-"""Provenance of results: versions of packages, and the distributions of the plugins in use."""
+"""Provenance of results: versions of packages, and distributions of plugins."""
 
 from __future__ import annotations
 
@@ -12,65 +12,65 @@ from hf_stitch import __version__
 from hf_stitch.registry import PluginError, UnknownNameError, registries
 
 Method = tuple[str, str]
-"""A registry and a name in it, for example ``("matchers", "lstsq")``."""
+"""A registry and a name, for example ``("matchers", "lstsq")``."""
 
 
 def versions(methods: Iterable[Method] = ()) -> dict[str, str]:
-    """Return the versions of the packages that a result depends on."""
+    """Return the versions of the packages behind a result."""
     plugins = [registries[kind].entry(name).provider for kind, name in methods if name in registries[kind]]
     return {
         "hf_stitch": __version__,
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "timm")},
-        **dict(found for found in plugins if found is not None),
+        **dict(plugin for plugin in plugins if plugin is not None),
     }
 
 
 def machine() -> str:
-    """Describe the machine: system, processor, threads of torch, and accelerator."""
+    """Describe the machine: system, processor, torch threads, and accelerator."""
     import torch
 
-    found = [
+    parts = [
         f"{platform.system()} {platform.machine()}",
         f"{os.cpu_count()} cores",
         f"{torch.get_num_threads()} threads",
     ]
-    return ", ".join(found + ([torch.cuda.get_device_name()] if torch.cuda.is_available() else []))
+    return ", ".join(parts + ([torch.cuda.get_device_name()] if torch.cuda.is_available() else []))
 
 
 def requirements(methods: Iterable[Method]) -> list[dict[str, Any]]:
-    """List the methods that are not built into hf-stitch, with the distributions that provide them."""
-    found = []
+    """List the methods from outside hf-stitch, with their distributions."""
+    records = []
     for kind, name in dict.fromkeys(methods):
         if (entry := registries[kind].entry(name)).origin != "built-in":
             provider, release = entry.provider or (None, None)
             by = "distribution" if entry.file is None else "file"
-            found.append({"registry": kind, "name": name, "distribution": None, by: provider, "version": release})
-    return found
+            records.append({"registry": kind, "name": name, "distribution": None, by: provider, "version": release})
+    return records
 
 
 def check_requirements(required: Iterable[Mapping[str, Any]], where: str) -> None:
-    """Check that the required methods are installed."""
-    for each in required:
-        kind, name = str(each["registry"]), str(each["name"])
+    """Raise an error if a required method is not installed."""
+    for method in required:
+        kind, name = str(method["registry"]), str(method["name"])
         try:
             present = name in registries[kind]
-        except UnknownNameError as error:  # of an earlier version
-            raise PluginError(f"{where} needs {name!r} among {kind}, but {error}") from error
+        except UnknownNameError as error:  # a registry of an earlier version
+            raise PluginError(f"{where} requires {name!r} among {kind}, but {error}") from error
         if present:
             continue
-        distribution = each.get("distribution")
-        if file := each.get("file"):
+        distribution, release = method.get("distribution"), method.get("version")
+        if file := method.get("file"):
             raise PluginError(
-                f"{where} needs {name!r} among {kind}, which comes from the file {file} ({each.get('version')}): if "
-                "you trust that file, load it with hf_stitch.load_plugin or hf-stitch --plugin"
+                f"{where} requires {name!r} among {kind} from the file {file} ({release}): if you trust that file, "
+                "load it with hf_stitch.load_plugin or hf-stitch --plugin"
             )
         if distribution is None:
             raise PluginError(
-                f"{where} needs {name!r} among {kind}, which was registered at run time when {where} was created: "
-                f"register it with hf_stitch.registries.{kind}.register before loading"
+                f"{where} requires {name!r} among {kind}, which was registered at run time: register it with "
+                f"hf_stitch.registries.{kind}.register before loading"
             )
         raise PluginError(
-            f"{where} needs {name!r} among {kind}, which comes from {distribution} {each.get('version')}, a package "
-            f"that is not installed: pip install {distribution}"
+            f"{where} requires {name!r} among {kind} from {distribution} {release}, which is not installed: pip "
+            f"install {distribution}"
         )

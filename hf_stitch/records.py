@@ -1,7 +1,7 @@
-"""Records: dataclasses are the schema of what is saved as JSON, with one writer (:func:`encode`) and one reader.
+"""Records: dataclasses as the schema of JSON files, with a writer (:func:`encode`) and a reader (:func:`read`).
 
-A record may be untrusted. :func:`read` checks types and ranges as the annotations of the fields declare them, and its
-errors name the file, the field, what was expected and what came.
+A record may be untrusted. :func:`read` checks types and ranges against the annotations of the fields; its errors name
+the file, the field, the expected values and the actual value.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from hf_stitch.registry import UnknownNameError
 AGAIN = "save or download it again"
 
 NETWORKS = {"Head": "hf_stitch.artefacts.head:Head"}
-"""Classes of networks of this package that a blueprint may name, as ``module:attribute``."""
+"""Network classes of this package that a blueprint may name, as ``module:attribute``."""
 
 DEEPEST = 100
-"""Deepest nesting of the values of a record."""
+"""Maximum nesting depth of the values of a record."""
 
 OTHERS, SPARSE, REQUIRED = {"others": True}, {"sparse": True}, {"required": True}
-"""Metadata of fields: the one that keeps all keys that no other field has; one that is not written if it is empty; one
-that a record must have, although code may leave it out. A field with ``{"saved": False}`` is not written."""
+"""Metadata of fields: ``OTHERS`` for the field with all remaining keys; ``SPARSE`` for a field that is not written if
+it is empty; ``REQUIRED`` for a field that is required in records, but optional in code. A field with
+``{"saved": False}`` is not written."""
 
 EMPTY: tuple[Any, ...] = (None, "", (), {})
 
 
 class NameOfDtype(Constraint):
-    """The name of a dtype of torch, for example ``float32``."""
+    """Name of a torch dtype, for example ``float32``."""
 
     def __contains__(self, value: Any) -> bool:
         import torch
@@ -41,7 +42,7 @@ class NameOfDtype(Constraint):
         return isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
 
     def __str__(self) -> str:
-        return "a dtype of torch"
+        return "a torch dtype"
 
 
 Dtype = Annotated[str, NameOfDtype()]
@@ -49,31 +50,31 @@ Dtype = Annotated[str, NameOfDtype()]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A field of a record, for messages."""
+    """Field of a record, for messages."""
 
     record: str
-    field: str = ""  # the path of the field in it; empty for the whole record
+    field: str = ""  # path of the field; empty for the whole record
 
     def __truediv__(self, key: str | int) -> Place:
-        """Return the place of a key or of an index in the value at this place."""
+        """Return the place of a key or index in the value at this place."""
         return Place(self.record, f"{self.field}.{key}" if self.field else str(key))
 
     def __str__(self) -> str:
         return f"{self.field} in {self.record}" if self.field else self.record
 
-    def wrong(self, expected: str, found: Any) -> RecordError:
+    def wrong(self, expected: str, actual: Any) -> RecordError:
         """Create the error for a wrong value."""
-        text = repr(found)
-        shown = text if len(text) < 80 else f"{text[:80]}…"
-        return RecordError(f"{self.record} is damaged: {self.field or 'it'} must be {expected}, got {shown}; {AGAIN}")
+        text = repr(actual)
+        got = text if len(text) < 80 else f"{text[:80]}…"
+        return RecordError(f"{self.record} is damaged: {self.field or 'it'} must be {expected}, got {got}; {AGAIN}")
 
 
 class RecordError(ValueError):
-    """Raised for a value that a record may not have."""
+    """Raised for an invalid value in a record."""
 
 
 class Record:
-    """Base of dataclasses that are saved as JSON.
+    """Base class of dataclasses that are saved as JSON.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
@@ -85,27 +86,27 @@ class Record:
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, from which :meth:`from_dict` restores them."""
-        found: dict[str, Any] = encode(self)
-        return found
+        """Return the fields as JSON values, the inverse of :meth:`from_dict`."""
+        record: dict[str, Any] = encode(self)
+        return record
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """Restore an instance from the output of :meth:`to_dict`.
 
-        Keys of a newer version are ignored with a warning that names them.
+        Keys of newer versions are ignored; a warning names them.
 
         Args:
-            record: Dictionary with one entry per field; those with a default may be missing.
+            record: Dictionary with one entry per field; fields with a default may be missing.
         """
-        found: Self = read(cls, record, f"the record of a {cls.__name__}")
-        return found
+        instance: Self = read(cls, record, f"the record of a {cls.__name__}")
+        return instance
 
 
 def encode(value: Any) -> Any:
     """Convert a value to JSON values; a dataclass becomes a mapping of its fields.
 
-    NaN and infinite numbers become strings; mappings with keys that are not strings become lists of pairs.
+    NaN and infinite numbers become strings; mappings with keys other than strings become lists of pairs.
 
     >>> import numpy as np
     >>> encode({"loss": float("inf"), "steps": np.arange(3)})
@@ -113,28 +114,28 @@ def encode(value: Any) -> Any:
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if type(value).__module__ == "numpy":  # not imported here: `hf-stitch --help` needs none
+    if type(value).__module__ == "numpy":  # not imported here, to keep `hf-stitch --help` fast
         return encode(value.tolist())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found: dict[str, Any] = {}
-        for each in dataclasses.fields(value):
-            item = getattr(value, each.name)
-            if each.metadata.get("others"):
-                found |= encode(item)
-            elif each.metadata.get("saved", True) and not (each.metadata.get("sparse") and item in EMPTY):
-                found[each.name] = encode(item)
-        return found
+        record: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            content = getattr(value, field.name)
+            if field.metadata.get("others"):
+                record |= encode(content)
+            elif field.metadata.get("saved", True) and not (field.metadata.get("sparse") and content in EMPTY):
+                record[field.name] = encode(content)
+        return record
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: encode(item) for key, item in value.items()}
-        return [[encode(key), encode(item)] for key, item in value.items()]
-    return [encode(item) for item in value] if isinstance(value, (list, tuple)) else value
+            return {key: encode(content) for key, content in value.items()}
+        return [[encode(key), encode(content)] for key, content in value.items()]
+    return [encode(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def read(kind: Any, value: Any, at: Place | str) -> Any:
-    """Convert the output of :func:`encode` back to a value of a given type, which may be any annotation.
+    """Convert the output of :func:`encode` back to a value of a type or annotation.
 
-    Keys of a record that its class does not have are dropped, with a warning.
+    Unknown keys of a record are dropped with a warning.
 
     >>> read(Mapping[str, tuple[float, ...]], {"loss": ["inf", 0.5]}, "curves.json")
     {'loss': (inf, 0.5)}
@@ -154,7 +155,7 @@ def _read(kind: Any, value: Any, at: Place) -> Any:
     if inner in (str, int, float, bool) or origin is Literal:
         if kind is float and value in ("nan", "inf", "-inf"):
             return float(value)
-        if violated(kind, value) or (isinstance(value, int) and abs(value) >= 2**63):  # torch has no larger ones
+        if violated(kind, value) or (isinstance(value, int) and abs(value) >= 2**63):  # the limit of torch
             raise at.wrong(described(kind), value)
         return float(value) if inner is float else value
     if origin in (Union, UnionType):
@@ -172,8 +173,8 @@ def _read(kind: Any, value: Any, at: Place) -> Any:
         fixed = origin is tuple and parts[1:] != (...,)
         if not isinstance(value, (list, tuple)) or (fixed and len(value) != len(parts)):
             raise at.wrong(f"a list of {len(parts)}" if fixed else "a list", value)
-        each = enumerate(zip(parts if fixed else parts[:1] * len(value), value, strict=True))
-        return tuple(_read(one, item, at / place) for place, (one, item) in each)
+        typed = enumerate(zip(parts if fixed else parts[:1] * len(value), value, strict=True))
+        return tuple(_read(part, entry, at / place) for place, (part, entry) in typed)
     return value
 
 
@@ -182,25 +183,25 @@ def _any_of(kind: Any, kinds: list[Any], value: Any, at: Place) -> Any:
         return None
     if len(kinds) == 1:
         return _read(kinds[0], value, at)
-    for each in kinds:
+    for option in kinds:
         try:
-            return _read(each, value, at)
+            return _read(option, value, at)
         except RecordError:
             continue
     raise at.wrong(described(kind), value)
 
 
 def _mapping(parts: tuple[Any, ...], value: Any, at: Place) -> dict[Any, Any]:
-    """Read an object, or the list of pairs that stands for a mapping whose keys are no texts."""
+    """Read a mapping from an object, or from a list of pairs for keys other than strings."""
     pairs: Any = value.items() if isinstance(value, Mapping) else value
     if not isinstance(value, Mapping) and (parts[0] is str or not isinstance(value, (list, tuple))):
         raise at.wrong("an object", value)
-    found = {}
+    mapping = {}
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise at.wrong("a list of pairs", value)
-        found[_read(parts[0], pair[0], at)] = _read(parts[1], pair[1], at / str(pair[0]))
-    return found
+        mapping[_read(parts[0], pair[0], at)] = _read(parts[1], pair[1], at / str(pair[0]))
+    return mapping
 
 
 def _fields(kind: Any, value: Any, at: Place) -> Any:
@@ -209,19 +210,19 @@ def _fields(kind: Any, value: Any, at: Place) -> Any:
     schema, required, others = _schema(kind)
     for old, (new, values) in getattr(kind, "formerly", {}).items():  # names of fields and of values in older records
         if old in value and new not in value:
-            there = value[old]
-            kept = {key: item for key, item in value.items() if key != old}
-            value = {**kept, new: values.get(there, there) if isinstance(there, str) else there}
+            content = value[old]
+            rest = {key: field for key, field in value.items() if key != old}
+            value = {**rest, new: values.get(content, content) if isinstance(content, str) else content}
     if missing := [name for name in required if name not in value]:
         raise at.wrong(f"an object with {' and '.join(missing)}", list(value))
-    found = {key: _read(each, value[key], at / key) for key, each in schema.items() if key in value}
-    rest = {key: item for key, item in value.items() if key not in schema}
+    fields = {key: _read(annotation, value[key], at / key) for key, annotation in schema.items() if key in value}
+    rest = {key: field for key, field in value.items() if key not in schema}
     if others is not None:
-        found[others] = rest
+        fields[others] = rest
     else:
         warn_of_unknown(rest, at)
     try:
-        return kind(**found)
+        return kind(**fields)
     except UnknownNameError:
         raise
     except (ValueError, TypeError) as error:
@@ -229,49 +230,49 @@ def _fields(kind: Any, value: Any, at: Place) -> Any:
 
 
 def warn_of_unknown(keys: Collection[str], at: Place | str) -> None:
-    """Name the keys of a record, if there are any, that are ignored."""
+    """Warn of ignored keys of a record, if any."""
     if keys:
         warn(
-            f"{at} has {visible(', '.join(sorted(keys)))}, which this version does not know and ignores; it was "
-            "probably written by a newer version"
+            f"{at} contains unknown keys, which are ignored: {visible(', '.join(sorted(keys)))}; it was probably "
+            "written by a newer version"
         )
 
 
 def nested(
     value: Any, where: str, most: float = math.inf, unnamed: Collection[str] = ()
 ) -> Iterator[tuple[str | None, Any]]:
-    """Yield all values inside of JSON values with their keys; entries of a list have that of the list.
+    """Yield all nested values of JSON values with their keys; entries of a list have the key of the list.
 
-    What is inside of the unnamed keys has none. More values than the most, or deeper ones than in any record, are
-    refused.
+    Values below unnamed keys have the key ``None``. Raises an error for more than ``most`` values, and for values
+    nested deeper than in any record.
     """
     level: list[tuple[str | None, Any]] = [("", value)]
     for _ in range(DEEPEST):
         inside: list[tuple[str | None, Any]] = []
-        for key, each in level:
-            most -= len(each) if isinstance(each, (Mapping, list)) else 0
+        for key, outer in level:
+            most -= len(outer) if isinstance(outer, (Mapping, list)) else 0
             if most < 0:
                 raise RecordError(f"{where} is damaged: it has more values than any record; {AGAIN}")
-            if isinstance(each, Mapping):
-                inside += [(None if key is None or key in unnamed else name, item) for name, item in each.items()]
-            elif isinstance(each, list):
-                inside += [(key, item) for item in each]
+            if isinstance(outer, Mapping):
+                inside += [(None if key is None or key in unnamed else name, inner) for name, inner in outer.items()]
+            elif isinstance(outer, list):
+                inside += [(key, inner) for inner in outer]
         yield from inside
         level = inside
         if not level:
             return
-    raise RecordError(f"{where} has values nested more than {DEEPEST} deep, as nothing has that is saved here")
+    raise RecordError(f"{where} is damaged: it has values nested more than {DEEPEST} deep; {AGAIN}")
 
 
 @cache
 def _schema(kind: Any) -> tuple[Mapping[str, Any], list[str], str | None]:
-    """Return the annotations of the saved fields of a dataclass, those that a record must have, and that of others."""
+    """Return the annotations of the saved fields of a dataclass, the required fields, and the field of other keys."""
     hints, none = get_type_hints(kind, include_extras=True), (dataclasses.MISSING, dataclasses.MISSING)
-    fields = [each for each in dataclasses.fields(kind) if each.metadata.get("saved", True)]
-    others = next((each for each in fields if each.metadata.get("others")), None)
+    fields = [field for field in dataclasses.fields(kind) if field.metadata.get("saved", True)]
+    others = next((field for field in fields if field.metadata.get("others")), None)
     required = [f for f in fields if f.metadata.get("required") or (f.default, f.default_factory) == none]
     return (
-        {each.name: hints[each.name] for each in fields if each is not others},
-        [each.name for each in required],
+        {field.name: hints[field.name] for field in fields if field is not others},
+        [field.name for field in required],
         None if others is None else others.name,
     )

@@ -1,4 +1,7 @@
-"""References to networks: :class:`ModelReference`, and what pins a network: :func:`weights_hash`, :class:`Settings`."""
+"""References to networks, pinned by weights and settings.
+
+See :class:`ModelReference`, :func:`weights_hash` and :class:`Settings`.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["ModelReference", "Settings", "weights_hash"]
 
 HUB_DEFAULT = "transformers"
-"""The library of models on the Hub whose owner is not the name of another library."""
+"""The library of Hub models, unless the owner has the name of another library."""
 
 SENTENCES, MODULES, OF_SENTENCES = "sentence_transformers", "modules.json", "config_sentence_transformers.json"
-"""The library of sentence encoders, the file that lists the modules of one, and that with its class and prompts."""
+"""The library of sentence encoders, their file with the list of modules, and their file with class and prompts."""
 
 PERSONAL = frozenset(
     (
@@ -41,22 +44,22 @@ PERSONAL = frozenset(
 """Loading options that do not describe the network and must not be published or repeated without consent."""
 
 FUNCTION = re.compile(r".+\.py:[^/\\]*")
-"""Name of a function of a Python file that returns a network, which the command line alone runs."""
+"""Name of a function in a Python file that returns a network; only the command line runs it."""
 
 LONGEST, MOST_NAMED = 100, 8
-"""Characters of the longest value that is recorded as it is, not as a hash, and number of changes that are named."""
+"""Maximum number of characters of an unhashed setting, and maximum number of listed changes."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a network, or of its processor, that decide outputs: flat names and plain values.
+    """Settings of a network or processor that affect outputs: flat names and plain values.
 
-    Another version of a library may have further settings. Those at the default of their class, or derived from others,
-    are therefore recorded apart, and compared only if the other side has them too.
+    Another version of a library may have further settings. Default and derived settings are therefore recorded
+    separately, and compared only if both records contain them.
 
     Attributes:
-        chosen: Name -> value of the settings that are neither at the default of their class nor derived from others.
-        defaults: Name -> value of all others.
+        chosen: Name -> value of settings other than default or derived ones.
+        defaults: Name -> value of default and derived settings.
 
     Example:
         >>> before = Settings.of({"hidden_act": "gelu", "size": {"height": 32}})
@@ -69,56 +72,55 @@ class Settings:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Self:
-        """Make settings from nested values of any type.
+        """Create settings from nested values of any type.
 
         Args:
-            chosen: The settings that are neither at the default of their class nor derived from others.
-                ``{"size": {"height": 32}}`` becomes ``size.height``, and a value too long to be read becomes its hash.
-            defaults: All others. ``None`` (default): there are none.
+            chosen: Settings other than default or derived ones. ``{"size": {"height": 32}}`` becomes ``size.height``;
+                long values are replaced by their hashes.
+            defaults: Default and derived settings. Default: empty.
         """
         return cls(dict(_flat(chosen)), dict(_flat(defaults or {})))
 
     def changes(self, now: Settings) -> list[str]:
-        """Compare these recorded settings with those of today.
+        """Compare these recorded settings with current settings.
 
         Args:
-            now: The settings of today.
+            now: The current settings.
 
         Returns:
-            One text for each of the first settings that differ, with both values; empty if none differs.
+            One text with both values for each of the first differing settings; empty if all are equal.
         """
         old, new = {**self.defaults, **self.chosen}, {**now.defaults, **now.chosen}
         differ = {name for name in old.keys() & new.keys() if old[name] != new[name]}
         differ |= (self.chosen.keys() - new.keys()) | (now.chosen.keys() - old.keys())
-        told = [f"{name} {_shown(old, name)}, now {_shown(new, name)}" for name in sorted(differ)]
-        return told if len(told) <= MOST_NAMED else [*told[:MOST_NAMED], f"{len(told) - MOST_NAMED} more"]
+        texts = [f"{name} {_formatted(old, name)}, now {_formatted(new, name)}" for name in sorted(differ)]
+        return texts if len(texts) <= MOST_NAMED else [*texts[:MOST_NAMED], f"{len(texts) - MOST_NAMED} more"]
 
 
 @dataclass(frozen=True)
 class ModelReference(Record):
-    """A reference to a network: its id, the library that loads it, and the loading options.
+    """Reference to a network: its id, the library that loads it, and the loading options.
 
     Attributes:
         id: Id on the Hub, ``library:name`` (``timm:resnet18``), the absolute path of a local folder, or ``None`` for a
             module of user code.
         library: Library that loads the network: a name in ``hf_stitch.registries.adapters`` (``transformers``,
-            ``timm``, ``torch``, or that of a plugin).
+            ``timm``, ``torch``, or a plugin's).
         revision: Branch, tag or commit on the Hub; ``None`` (default) means the default branch.
         task: Task of the head, if the id does not determine it; otherwise ``None`` (default).
         kwargs: Loading options as JSON values (``torch.bfloat16`` becomes ``"bfloat16"``). Options of a user or a
             machine (``token``, ``cache_dir``, ``device_map``, …) and trust in remote code are never recorded.
         weights_hash: Output of :func:`weights_hash` for the loaded network; ``None`` (default) if unknown.
-        config: What a forward of the network reads of its config, and of user code classes and attributes of its
-            modules; ``None`` (default) if unknown.
-        processor: What decides the outputs of its tokenizer or image processor; of a function of user code only that it
-            is one. ``None`` (default) if unknown, or if there is no processor.
-        summary: Class and size of the network, by which people recognise one that has no id, behind the name that the
-            command line gave it (``mine.py:small``); not compared. ``None`` (default) if unknown.
-        license: Its licence, by the name that the Hub has for it (``apache-2.0``); not compared. ``None`` (default) if
-            unknown.
+        config: Config settings that the forward of the network uses; for user code, classes and attributes of its
+            modules. ``None`` (default) if unknown.
+        processor: Settings of its tokenizer or image processor that affect outputs; for a function of user code, only
+            its presence. ``None`` (default) if unknown, or without a processor.
+        summary: Class and size of the network, for recognising networks without an id, after the name from the command
+            line, if any (``mine.py:small``); not compared. ``None`` (default) if unknown.
+        license: Name of its licence on the Hub (``apache-2.0``); not compared. ``None`` (default) if unknown.
 
     Raises:
-        UnknownNameError: If no adapter of that name is installed.
+        UnknownNameError: If the adapter is not installed.
 
     Example:
         >>> gpt2 = ModelReference.parse("openai-community/gpt2@607a30d", task="text-generation")
@@ -144,8 +146,8 @@ class ModelReference(Record):
     def __post_init__(self) -> None:
         if self.library not in registries.adapters:
             raise UnknownNameError(
-                f"library must be one that has an adapter ({', '.join(registries.adapters)}), got {self.library!r}; "
-                "install the plugin if a plugin provides it"
+                f"library must be one of {', '.join(registries.adapters)}, got {self.library!r}; install the plugin if "
+                "a plugin provides it"
             )
         lasting = {name: _as_json(value, name) for name, value in self.kwargs.items() if name not in PERSONAL}
         object.__setattr__(self, "kwargs", lasting)
@@ -155,10 +157,10 @@ class ModelReference(Record):
         """Parse the name of a model; an existing folder takes precedence over a Hub id of the same name.
 
         Args:
-            text: ``org/name`` or ``org/name@revision`` (a model on the Hub, loaded with transformers, or with the
-                library that has the name of the owner, as for ``timm/…``), ``timm:name`` (a name that a library
-                defines, for timm an architecture), or a local folder: with a ``config.json`` that an adapter can read,
-                or, without a task, with the ``modules.json`` of a sentence encoder.
+            text: ``org/name`` or ``org/name@revision`` (a Hub model, loaded with transformers, or with the library of
+                the same name as the owner, for example ``timm/…``), ``timm:name`` (a name defined by a library, for
+                timm an architecture), or a local folder with a ``config.json`` that an adapter can read, or, without a
+                task, with the ``modules.json`` of a sentence encoder.
             task: Task of the head, if the id does not determine it; otherwise ``None`` (default).
             **kwargs: Loading options to record.
 
@@ -170,7 +172,7 @@ class ModelReference(Record):
             'timm'
         """
         if not text.strip():
-            raise ValueError("the name of a model is empty: give a Hub id, timm:name or a local folder")
+            raise ValueError("the name of a model is empty: pass a Hub id, timm:name or a local folder")
         if "revision" in kwargs:
             raise ValueError(f"write the revision after the id: {text}@{kwargs['revision']}")
         text = text.strip()
@@ -178,7 +180,7 @@ class ModelReference(Record):
         if colon and scheme in registries.adapters:
             if "@" in rest:
                 raise ValueError(
-                    f"{text!r} is a name of {scheme} and has no revision; pin weights on the Hub with "
+                    f"{text!r} is a name of {scheme}, which does not support revisions; pin weights on the Hub with "
                     "'owner/name@revision'"
                 )
             return cls(text, scheme, task=task, kwargs=kwargs)
@@ -191,16 +193,16 @@ class ModelReference(Record):
         if at and not (name and revision):
             raise ValueError(f"{text!r} has nothing {'after' if name else 'before'} '@'; write 'owner/name@revision'")
         if at and Path(name).expanduser().is_dir():
-            raise ValueError(f"{name!r} is a local folder, which has no revision; remove '@{revision}'")
+            raise ValueError(f"{name!r} is a local folder, without revisions; remove '@{revision}'")
         if looks_local(name) or name.count("/") > 1:
-            raise FileNotFoundError(f"no folder {text!r}; the id of a model on the Hub is 'name' or 'owner/name'")
+            raise FileNotFoundError(f"the folder {text!r} does not exist; Hub ids are 'name' or 'owner/name'")
         owner, slash, _ = name.partition("/")
         library = owner if slash and owner in registries.adapters else HUB_DEFAULT
         return cls(name, library, revision=revision or None, task=task, kwargs=kwargs)
 
     @property
     def is_local(self) -> bool:
-        """Whether the id is a path on this machine, which is not valid elsewhere and must not be published."""
+        """Whether the id is a path on this machine, which must not be published."""
         if self.id is None:
             return False
         place = self.id.removeprefix(f"{self.library}:")  # of a library that reads files
@@ -212,52 +214,51 @@ class ModelReference(Record):
         return replace(self, id=None, revision=None) if self.is_local else self
 
     def changes(self, now: ModelReference) -> dict[str, list[str]]:
-        """Compare a recorded network with one of today: weights, config and processor, as far as both are known.
+        """Compare a recorded network with a current network: weights, config and processor, if known for both.
 
         Args:
-            now: The network of today, pinned (``adapter.pinned``).
+            now: The current network, pinned (``adapter.pinned``).
 
         Returns:
-            ``weights``, ``config`` and ``processor``, if they differ -> what differs; empty if nothing does.
+            Differing parts (``weights``, ``config``, ``processor``) -> differences; empty if all parts are equal.
 
         Example:
             >>> before = ModelReference("org/name", "transformers", config=Settings.of({"hidden_act": "gelu"}))
             >>> before.changes(ModelReference("org/name", "transformers", config=Settings.of({"hidden_act": "relu"})))
             {'config': ["hidden_act 'gelu', now 'relu'"]}
         """
-        found = {}
+        changes = {}
         if self.weights_hash and now.weights_hash and self.weights_hash != now.weights_hash:
-            found["weights"] = [f"hash {self.weights_hash}, now {now.weights_hash}"]
+            changes["weights"] = [f"hash {self.weights_hash}, now {now.weights_hash}"]
         for part, old, new in (("config", self.config, now.config), ("processor", self.processor, now.processor)):
             if old is not None and new is not None and (differ := old.changes(new)):
-                found[part] = differ
-        return found
+                changes[part] = differ
+        return changes
 
     def __str__(self) -> str:
         """Return the id in the syntax of :meth:`parse`, or a description of a module of user code."""
         if self.id is None:
-            known = f"{self.summary}," if self.summary else f"live {self.library} module"
-            return f"{known} {(self.weights_hash or '')[:15]}".strip(", ")
+            description = f"{self.summary}," if self.summary else f"live {self.library} module"
+            return f"{description} {(self.weights_hash or '')[:15]}".strip(", ")
         return self.id + (f"@{self.revision}" if self.revision else "")
 
 
 def shareable(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the paths of local folders out of the record of a job, which is JSON values.
+    """Remove the paths of local folders from the JSON record of a job.
 
-    A reference to a local folder becomes :attr:`ModelReference.public`, and beside it is the ``name`` of the network.
+    A reference to a local folder becomes :attr:`ModelReference.public`, with an additional ``name`` of the network.
     """
-    found: dict[str, Any] = json.loads(json.dumps(record))
-    local = [
-        (each, end) for each in _networks_in(found) if (end := ModelReference.from_dict(each["reference"])).is_local
-    ]
-    names = short_names(str(end.id) for _, end in local)
-    for each, end in local:
-        each |= {"reference": end.public.to_dict(), "name": names[str(end.id)]}
-    return found
+    copied: dict[str, Any] = json.loads(json.dumps(record))
+    networks = [(network, ModelReference.from_dict(network["reference"])) for network in _networks_in(copied)]
+    local = [(network, reference) for network, reference in networks if reference.is_local]
+    names = short_names(str(reference.id) for _, reference in local)
+    for network, reference in local:
+        network |= {"reference": reference.public.to_dict(), "name": names[str(reference.id)]}
+    return copied
 
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:
-    """Name each path by the shortest end that no other of them has.
+    """Name each path by its shortest unique ending.
 
     Example:
         >>> short_names(["/home/alice/first/vit", "/home/alice/second/vit", "/home/alice/bert"])
@@ -267,10 +268,10 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
     every = set(parts.values())
     return {
         path: next(
-            ("/".join(own[-n:]) for n in range(1, len(own)) if sum(own[-n:] == other[-n:] for other in every) == 1),
-            "/".join(own),
+            ("/".join(names[-n:]) for n in range(1, len(names)) if sum(names[-n:] == p[-n:] for p in every) == 1),
+            "/".join(names),
         )
-        for path, own in parts.items()
+        for path, names in parts.items()
     }
 
 
@@ -283,8 +284,8 @@ def _networks_in(record: Any) -> Iterator[dict[str, Any]]:
 
 
 def libraries_reading(config: Mapping[str, Any]) -> list[str]:
-    """Return the libraries whose adapters read a ``config.json``; one that extends another takes precedence over it."""
-    foreign = () if config.get("model_type") == "hf_stitch" else ("hf_stitch",)  # whose import is slow
+    """Return the libraries with adapters for a ``config.json``; a library takes precedence over the one it extends."""
+    foreign = () if config.get("model_type") == "hf_stitch" else ("hf_stitch",)  # its import is slow
     kinds = [kind for kind in registries.adapters.usable(without=foreign) if kind().reads(config)]
     return [kind.name for kind in most_special(kinds)]
 
@@ -292,11 +293,11 @@ def libraries_reading(config: Mapping[str, Any]) -> list[str]:
 def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
     """Hash the ``state_dict`` of a module: names, dtypes, shapes and bytes, sorted by name.
 
-    The hash does not depend on the device or on the order in which submodules were registered. It changes with any bit
-    of any weight or persistent buffer. Weights that accelerate has offloaded are loaded one at a time.
+    The hash does not depend on the device or on the registration order of submodules. It changes with any bit of any
+    weight or persistent buffer. Weights offloaded by accelerate are loaded one at a time.
 
     Args:
-        module: Module whose weights are loaded, or its ``state_dict``.
+        module: Module with loaded weights, or its ``state_dict``.
 
     Returns:
         ``"sha256:"`` and 64 hexadecimal digits.
@@ -336,7 +337,7 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an entry of a ``state_dict`` consists of: a quantised weight of integers, scales and settings."""
+    """Yield the parts of an entry of a ``state_dict``; a quantized weight has integers, scales and settings."""
     import torch
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -363,19 +364,19 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def summary_of(module: nn.Module) -> str:
-    """Return class and size of a network, by which people recognise it.
+    """Return class and size of a network, for people to recognise it.
 
     Example:
         >>> import torch
         >>> summary_of(torch.nn.Sequential(torch.nn.Linear(100, 300), torch.nn.ReLU(), torch.nn.Linear(300, 10)))
         'Sequential, 2 layers with weights, 33,310 parameters'
     """
-    layers = sum(any(True for _ in each.parameters(recurse=False)) for each in module.modules())
+    layers = sum(any(True for _ in layer.parameters(recurse=False)) for layer in module.modules())
     count = sum(weight.numel() for weight in module.parameters())
     return f"{type(module).__name__}, {layers} layers with weights, {count:,} parameters"
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
+def _formatted(values: Mapping[str, Any], name: str) -> str:
     text = repr(values[name]) if name in values else "not set"
     return f"{text[1:15]}…" if text.startswith("'sha256:") else text
 
@@ -391,7 +392,7 @@ def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, An
 
 
 def _named(value: Any) -> Any:
-    """Return a JSON value for an object: functions and classes by their names, the same in every process."""
+    """Return a JSON value for an object, equal in every process: names for functions and classes."""
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=repr)
     if isinstance(value, bytes):
@@ -404,32 +405,31 @@ def _named(value: Any) -> Any:
 
 
 PEFT_CONFIG = "adapter_config.json"
-"""File with the config of an adapter of PEFT, which changes the network that it names."""
+"""Config file of a PEFT adapter."""
 
 
 def as_recorded(named: ModelReference, record: ModelReference) -> ModelReference:
-    """Return the reference of a name with the library of a record: a sentence encoder, or its transformer alone."""
+    """Return a reference with the library of a record: the whole sentence encoder, or its transformer alone."""
     both = {named.library, record.library} == {HUB_DEFAULT, SENTENCES}
     return replace(named, library=record.library) if both else named
 
 
 def adapter_of_peft(place: object) -> str:
-    """Return a message that refuses to load an adapter of PEFT in place of a network."""
+    """Return the error message for a PEFT adapter in place of a network."""
     return (
-        f"{place} contains an adapter of PEFT, which is no network, and is not loaded together with one in the same "
-        "folder: load the network with transformers, and pass hf_stitch.load(peft.PeftModel.from_pretrained(network, "
-        "folder_of_adapter), processor=tokenizer). For the command line, merge it: save PeftModel.merge_and_unload() "
-        "and the tokenizer in a new folder"
+        f"{place} contains a PEFT adapter, which cannot be loaded like a network: load the network with transformers, "
+        "and pass hf_stitch.load(peft.PeftModel.from_pretrained(network, folder_of_adapter), processor=tokenizer). For "
+        "the command line, merge it: save PeftModel.merge_and_unload() and the tokenizer in a new folder"
     )
 
 
 def looks_local(name: str) -> bool:
-    """Whether a name is that of a folder, and not one on the Hub, also if there is no such folder."""
+    """Return whether a name has the form of a local path, not of a Hub id; the path may not exist."""
     return Path(name).is_absolute() or name.startswith((".", "~"))
 
 
 def _library_of(folder: Path, *, whole: bool) -> str:
-    """Return the library whose adapter reads a folder: its ``config.json`` alone, or, whole, the modules beside it."""
+    """Return the library of a folder: of its ``config.json``, or, if ``whole``, of its sentence encoder, if any."""
     if whole and any((folder / name).is_file() for name in (MODULES, OF_SENTENCES)):
         return SENTENCES
     path = folder / "config.json"
@@ -438,8 +438,8 @@ def _library_of(folder: Path, *, whole: bool) -> str:
             raise ValueError(adapter_of_peft(folder))
         names = sorted(p.name for p in folder.iterdir())
         gguf = next((f". To load a GGUF file, pass gguf_file={name!r}" for name in names if name.endswith(".gguf")), "")
-        found = ", ".join(names[:8]) or "nothing"
-        raise ValueError(f"{folder} has no config.json, so it contains no model; found: {found}{gguf}")
+        listing = ", ".join(names[:8]) or "nothing"
+        raise ValueError(f"{folder} does not contain config.json, so it is not a model; it contains {listing}{gguf}")
     with decoding(path):
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
@@ -447,25 +447,25 @@ def _library_of(folder: Path, *, whole: bool) -> str:
         reading = libraries_reading(config)
         if len(reading) == 1:
             return reading[0]
-        found = ", ".join(sorted(config)) or "nothing"
+        keys = ", ".join(sorted(config)) or "nothing"
         if reading:
-            raise ValueError(f"{path} is read by several adapters: {', '.join(reading)}; found: {found}")
+            raise ValueError(f"several adapters can read {path}: {', '.join(reading)}; it contains {keys}")
         raise ValueError(
-            f"{path} is read by no adapter ({', '.join(registries.adapters)}): transformers looks for 'model_type', "
-            f"timm for 'architecture'; found: {found}"
+            f"no adapter ({', '.join(registries.adapters)}) can read {path}: transformers looks for 'model_type', "
+            f"timm for 'architecture'; it contains {keys}"
         )
 
 
-def _as_json(value: Any, name: str) -> Any:
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_as_json(item, name) for item in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _as_json(item, name) for key, item in value.items()}
-    if f"{type(value).__module__}.{type(value).__name__}" in ("torch.dtype", "torch.device"):
-        return str(value).removeprefix("torch.")
+def _as_json(option: Any, name: str) -> Any:
+    if option is None or isinstance(option, (str, bool, int, float)):
+        return option
+    if isinstance(option, (list, tuple)):
+        return [_as_json(inner, name) for inner in option]
+    if isinstance(option, Mapping) and all(isinstance(key, str) for key in option):
+        return {key: _as_json(inner, name) for key, inner in option.items()}
+    if f"{type(option).__module__}.{type(option).__name__}" in ("torch.dtype", "torch.device"):
+        return str(option).removeprefix("torch.")
     raise TypeError(
-        f"the loading option {name}={value!r} cannot be recorded as JSON, so the model could not be loaded again: "
-        "load it yourself and pass the module"
+        f"the loading option {name}={option!r} cannot be recorded as JSON, so the model could not be loaded again: "
+        "load the module yourself and pass it"
     )

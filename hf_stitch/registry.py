@@ -1,7 +1,7 @@
 """Registries that map names to classes and functions, and import them on first use.
 
-The built-in entries are listed in one table, :data:`hf_stitch.built_ins.BUILT_INS`. Other distributions and single
-files add entries as :mod:`hf_stitch.plugins` describes.
+The table :data:`hf_stitch.built_ins.BUILT_INS` lists the built-in entries. Other distributions and single files add
+entries as described in :mod:`hf_stitch.plugins`.
 """
 
 from __future__ import annotations
@@ -45,26 +45,25 @@ T = TypeVar("T")
 class UnknownNameError(ValueError, KeyError):
     """Raised for a name that is not in the registry; the message lists the available names."""
 
-    # KeyError prints its message with quotes around it, as if it were a key.
+    # KeyError would print its message in quotes, like a key.
     __str__ = Exception.__str__
 
 
 def most_special(kinds: Sequence[type[T]]) -> list[type[T]]:
-    """Return the classes of a list that no other class of the list extends."""
-    return [kind for kind in kinds if not any(issubclass(other, kind) for other in kinds if other is not kind)]
+    """Return the classes of a list without subclasses in the list."""
+    return [kind for kind in kinds if not any(issubclass(sub, kind) for sub in kinds if sub is not kind)]
 
 
 class Registry(Generic[T]):
-    """A mapping from names to classes or functions of one kind, for example matchers or metrics.
+    """Mapping from names to classes or functions of one kind, for example matchers or metrics.
 
-    Listing names imports nothing; :meth:`get` imports only the requested entry. An entry of a
-    plugin whose name is taken is left out with a warning. A registration at run time under a name that is taken raises
-    an error.
+    Listing names imports nothing; :meth:`get` imports only the requested entry. If the name of a plugin's entry is
+    already taken, the entry is skipped with a warning. A registration at run time under a taken name raises an error.
 
     Args:
         kind: Plural name of the registry, for example ``"matchers"``. Plugins use the entry point group
             ``hf_stitch.<kind>``.
-        built_ins: From name to ``module:attribute``.
+        built_ins: Name -> ``module:attribute``.
         base: The base class of all entries, as ``module:attribute``.
 
     Example:
@@ -95,7 +94,7 @@ class Registry(Generic[T]):
         return f"<registry of {self.kind}: {', '.join(self.names())}>"
 
     def __contains__(self, name: object) -> bool:
-        """Whether the registry contains a name; imports nothing."""
+        """Return whether the registry contains a name; imports nothing."""
         return name in self._entries or name in self._plugins
 
     def __iter__(self) -> Iterator[str]:
@@ -104,11 +103,11 @@ class Registry(Generic[T]):
     @property
     def base(self) -> type[T]:
         """The base class of all entries."""
-        found: type[T] = resolve_name(self._base)
-        return found
+        base: type[T] = resolve_name(self._base)
+        return base
 
     def names(self) -> tuple[str, ...]:
-        """Return all names in sorted order; imports no entry, so that broken plugins are listed too."""
+        """Return all names in sorted order, including broken plugins; imports nothing."""
         return tuple(sorted({*self._entries, *self._plugins}))
 
     def check(self, name: str) -> None:
@@ -121,13 +120,13 @@ class Registry(Generic[T]):
             )
 
     def get(self, name: str) -> Any:
-        """Import and return the class or function behind a name.
+        """Import and return the class or function of a name.
 
         Args:
             name: The name.
 
         Raises:
-            UnknownNameError: If the registry has no such name.
+            UnknownNameError: If the name is not in the registry.
             PluginError: If the name comes from a plugin that cannot be imported.
 
         Example:
@@ -137,7 +136,7 @@ class Registry(Generic[T]):
         return self.entry(name).load()
 
     def entry(self, name: str) -> Entry:
-        """Describe the entry behind a name; imports nothing.
+        """Return the entry of a name; imports nothing.
 
         Example:
             >>> registries.matchers.entry("lstsq").origin
@@ -147,10 +146,10 @@ class Registry(Generic[T]):
         return self._entries.get(name) or self._plugins[name]
 
     def usable(self, without: Collection[str] = ()) -> Iterator[Any]:
-        """Import all entries, for a choice among all of them; those of broken plugins are left out with a warning.
+        """Import all entries; entries of broken plugins are skipped with a warning.
 
         Args:
-            without: Names of entries that are left out, and not imported.
+            without: Names of entries to skip.
 
         Example:
             >>> {"timm", "transformers"} <= {library.name for library in registries.adapters.usable()}
@@ -160,19 +159,19 @@ class Registry(Generic[T]):
             try:
                 yield self.get(name)
             except PluginError as error:
-                warn(f"{error} It is left out.")
+                warn(f"{error} It is skipped.")
 
     def build(self, spec: str | Mapping[str, Any] | T, **options: Any) -> T:
         """Build an instance from a name and options.
 
         Args:
             spec: A name, or a name with options (``"ridge:ridge=0.5"``, :func:`hf_stitch.options.options_in`); a
-                record, that is, a mapping with ``name`` and options, as returned by ``to_dict``; or an instance, which
-                is returned unchanged.
-            **options: Options of the class behind the name. Options that are left out keep their defaults.
+                record (a mapping with ``name`` and options, as returned by ``to_dict``); or an instance, which is
+                returned unchanged.
+            **options: Options of the class. Missing options have their defaults.
 
         Raises:
-            UnknownNameError: If the registry has no such name.
+            UnknownNameError: If the name is not in the registry.
             PluginError: If the name comes from a plugin that cannot be imported.
 
         Example:
@@ -187,14 +186,14 @@ class Registry(Generic[T]):
         if isinstance(spec, base):
             if options:
                 raise TypeError(
-                    f"{spec!r} is an instance and cannot take further options ({', '.join(options)}); pass the name "
-                    "together with the options"
+                    f"{spec!r} is an instance and does not accept options ({', '.join(options)}); pass the name with "
+                    "the options"
                 )
             return spec
         if isinstance(spec, Mapping):
             options = {**spec, **options}
             if "name" not in options:
-                raise ValueError(f"a record of {self.kind} needs the key 'name', one of: {', '.join(self.names())}")
+                raise ValueError(f"a record of {self.kind} requires the key 'name', one of: {', '.join(self.names())}")
             spec = options.pop("name")
         elif isinstance(spec, str):
             spec, written = options_in(spec)
@@ -203,7 +202,7 @@ class Registry(Generic[T]):
             options = {**written, **options}
         if not isinstance(spec, str):
             raise TypeError(
-                f"{self.kind} must be given as a name, a {base.__name__} or a record of one, got {type(spec).__name__}"
+                f"{self.kind} must be a name, a {base.__name__} or a record of one, got {type(spec).__name__}"
             )
         factory = self.get(spec)
         self.check_kind(spec, factory)
@@ -216,9 +215,9 @@ class Registry(Generic[T]):
         """Build several instances.
 
         Args:
-            specs: What :meth:`build` takes, each.
+            specs: Arguments of :meth:`build`.
             argument: Name of the argument in errors. Default: :attr:`kind`.
-            needed: Whether an empty list is refused.
+            needed: Whether an empty list raises an error.
 
         Returns:
             Label -> instance, in the given order.
@@ -232,32 +231,33 @@ class Registry(Generic[T]):
         built: list[Any] = [self.build(spec) for spec in specs]
         if needed and not built:
             raise ValueError(f"{argument} must contain at least one {self.base.__name__.lower()}, got none")
-        found = {entry.label: entry for entry in built}
-        if len(found) < len(built):
+        by_label = {entry.label: entry for entry in built}
+        if len(by_label) < len(built):
             raise ValueError(f"{argument} must name each method once, got {', '.join(entry.label for entry in built)}")
-        return found
+        return by_label
 
-    def check_kind(self, name: str, found: Any) -> None:
-        """Check that an entry is what the registry contains: a subclass of :attr:`base`, or a function or typer app."""
+    def check_kind(self, name: str, factory: Any) -> None:
+        """Raise an error unless an entry is a subclass of :attr:`base`, or, for commands, a function or typer app."""
         if self.base is FunctionType:
             from typer import Typer
 
-            if not isinstance(found, FunctionType | Typer):
-                raise TypeError(f"{name!r} among {self.kind} is {found!r}, which is neither a function nor a typer app")
-        elif not (isinstance(found, type) and issubclass(found, self.base)):
-            raise TypeError(f"{name!r} among {self.kind} is {found!r}, which is not a subclass of {self.base.__name__}")
+            if not isinstance(factory, FunctionType | Typer):
+                raise TypeError(f"{name!r} among {self.kind} must be a function or a typer app, got {factory!r}")
+        elif not (isinstance(factory, type) and issubclass(factory, self.base)):
+            raise TypeError(f"{name!r} among {self.kind} must be a subclass of {self.base.__name__}, got {factory!r}")
 
     def _check_options(self, name: str, factory: type[T], options: Mapping[str, Any]) -> None:
-        """Raise an error for unknown or missing options; constructors with ``**kwargs`` check their own."""
+        """Raise an error for unknown or missing options; constructors with ``**kwargs`` check options themselves."""
         parameters = inspect.signature(factory).parameters.values()
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return
-        known = {p.name: p for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)}
-        check_names(f"{name!r} among {self.kind}", options, known)
-        for parameter in known.values():
+        valid = {p.name: p for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)}
+        check_names(f"{name!r} among {self.kind}", options, valid)
+        for parameter in valid.values():
             if parameter.default is parameter.empty and parameter.name not in options:
                 raise TypeError(
-                    f"{name!r} among {self.kind} needs the option {parameter.name!r}, as in {name}({parameter.name}=…)"
+                    f"{name!r} among {self.kind} requires the option {parameter.name!r}, as in "
+                    f"{name}({parameter.name}=…)"
                 )
 
     @overload
@@ -265,7 +265,7 @@ class Registry(Generic[T]):
     @overload
     def register(self, name: str, factory: None = None) -> Callable[[F], F]: ...
     def register(self, name: str, factory: F | None = None) -> F | Callable[[F], F]:
-        """Add an entry that lasts until the process ends; without ``factory``, return a decorator.
+        """Add an entry for the lifetime of the process; without ``factory``, return a decorator.
 
         Args:
             name: The new name.
@@ -293,19 +293,19 @@ class Registry(Generic[T]):
 
     @cached_property
     def _plugins(self) -> dict[str, Entry]:
-        """Entries of installed distributions, read once; names that are taken are left out with a warning."""
+        """Entries of installed distributions, read once; entries with taken names are skipped with a warning."""
         if os.environ.get(VARIABLE):
-            warn(f"{VARIABLE} has no effect: name each file in hf-stitch --plugin or hf_stitch.load_plugin")
-        found: dict[str, Entry] = {}
+            warn(f"{VARIABLE} is ignored: name each file in hf-stitch --plugin or hf_stitch.load_plugin")
+        entries: dict[str, Entry] = {}
         for entry in installed(self.kind):
-            if (holder := self._entries.get(entry.name) or found.get(entry.name)) is not None:
+            if (holder := self._entries.get(entry.name) or entries.get(entry.name)) is not None:
                 warn(
-                    f"{entry.name!r} among {self.kind} of the {entry.origin} is left out, because this name is taken "
+                    f"{entry.name!r} among {self.kind} of the {entry.origin} is skipped, because this name is taken "
                     f"({holder.origin}): uninstall one of them, or rename its entry"
                 )
             else:
-                found[entry.name] = entry
-        return found
+                entries[entry.name] = entry
+        return entries
 
 
 @dataclass(frozen=True)
@@ -324,9 +324,9 @@ class Registries:
         detectors: Detectors of out-of-distribution activations.
         similarities: Similarity functions of relative representations.
         anchors: Methods that select anchors.
-        tasks: Tasks by which stitched models are scored and trained.
-        data: Sources of data sets.
-        results: Classes of results, which pages restore.
+        tasks: Tasks for scoring and training stitched models.
+        data: Sources of datasets.
+        results: Classes of results, for restoring them from pages.
         commands: Commands of ``hf-stitch``.
 
     Example:
@@ -359,7 +359,7 @@ class Registries:
     def __getitem__(self, kind: str) -> Registry[Any]:
         if kind not in tuple(self):
             instead = f"; {hint}" if (hint := hint_for("registries", kind)) else ""
-            raise UnknownNameError(f"there is no registry {kind!r}{instead}. Available: {', '.join(self)}")
+            raise UnknownNameError(f"no registry {kind!r}{instead}. Available: {', '.join(self)}")
         registry: Registry[Any] = getattr(self, kind)
         return registry
 

@@ -1,8 +1,8 @@
-"""Activations at a layer: :class:`Representation`, and their shape: :class:`RepresentationSpec`.
+"""Activations at a layer (:class:`Representation`), and their shape (:class:`RepresentationSpec`).
 
 A representation separates the activations (``values``, with ``mask`` and ``prefix_tokens``) from the additional
-arguments that the rest of the network needs (``context``). :meth:`Representation.rows` converts it to the n x d
-matrix that matchers and metrics use, with a named pooling.
+arguments of the rest of the network (``context``). :meth:`Representation.rows` pools it to an n x d matrix for
+matchers and metrics.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 @dataclass(frozen=True)
 class RepresentationSpec(Record):
-    """The shape of a representation without the batch size and the number of tokens of a text.
+    """Shape of a representation, without the batch size and the number of tokens of a text.
 
     Attributes:
         layout: Order of the axes: ``bd`` vectors, ``bnd`` tokens, ``bchw`` and ``bhwc`` grids.
         width: Number of features d (channels).
-        grid: Height and width of the grid of positions; None for vectors and for text.
+        grid: Height and width of the grid of positions; None for vectors and text.
         prefix_tokens: Number of leading tokens without a position (CLS, registers, distillation); layout ``bnd`` only.
 
     Example:
@@ -47,31 +47,31 @@ class RepresentationSpec(Record):
     def __post_init__(self) -> None:
         check(Layout, layout=self.layout)
         if self.prefix_tokens and self.layout != "bnd":
-            raise ValueError(f"prefix tokens need the layout bnd, got {self.prefix_tokens} in {self.layout}")
+            raise ValueError(f"prefix tokens require the layout bnd, got {self.prefix_tokens} in {self.layout}")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
 
     def __str__(self) -> str:
-        """For example ``bnd 192 14x14 +1``."""
+        """Return for example ``bnd 192 14x14 +1``."""
         grid = f" {self.grid[0]}x{self.grid[1]}" if self.grid else ""
         return f"{self.layout} {self.width}{grid}" + (f" +{self.prefix_tokens}" if self.prefix_tokens else "")
 
 
 @dataclass(frozen=True)
 class Representation:
-    """The activations of a batch at one cut.
+    """Activations of a batch at a cut.
 
     Attributes:
         values: The activations, with the axes in the order of ``layout``.
         layout: ``bd``, ``bnd``, ``bchw`` or ``bhwc``.
         mask: For ``bnd``: (batch, tokens) bool, true for real tokens. None if all tokens are real.
         prefix_tokens: For ``bnd``: number of leading tokens without a position.
-        grid: For ``bnd`` of an image model: height and width of the grid of the tokens after the prefix. Such tokens
-            have no mask.
+        grid: For ``bnd`` of an image model: height and width of the grid of the tokens after the prefix, without a
+            mask.
         context: Further keyword arguments for the forward pass of the rest of the network, with the content of the
             input erased.
-        padding_unknown: Whether some positions are padding but it is unknown which ones (the network merged or padded
-            tokens). :meth:`rows` then raises an error for poolings that would include padding.
+        padding_unknown: Whether there are padding positions at unknown places (the network merged or padded tokens).
+            :meth:`rows` then raises an error for poolings that would include padding.
 
     Example:
         >>> r = Representation(torch.zeros(2, 8, 4, 4), "bchw")
@@ -93,17 +93,17 @@ class Representation:
         check(Layout, layout=self.layout)
         if self.values.dim() != len(self.layout):
             raise ValueError(
-                f"layout {self.layout} needs {len(self.layout)} axes, got shape {tuple(self.values.shape)}"
+                f"layout {self.layout} requires {len(self.layout)} axes, got shape {tuple(self.values.shape)}"
             )
         if self.layout in ("bchw", "bhwc"):
             h = 2 if self.layout == "bchw" else 1
             object.__setattr__(self, "grid", (int(self.values.shape[h]), int(self.values.shape[h + 1])))
         if self.layout != "bnd" and (self.mask is not None or self.prefix_tokens):
-            raise ValueError(f"mask and prefix tokens need the layout bnd, got {self.layout}")
+            raise ValueError(f"mask and prefix tokens require the layout bnd, got {self.layout}")
         if self.mask is not None and (self.mask.shape != self.values.shape[:2] or self.mask.dtype != torch.bool):
             raise ValueError(
                 f"mask must be bool of the shape (batch, tokens) = {tuple(self.values.shape[:2])}, got "
-                f"{self.mask.dtype} of {tuple(self.mask.shape)}"
+                f"{self.mask.dtype} of shape {tuple(self.mask.shape)}"
             )
         if self.layout == "bnd":
             tokens = self.values.shape[1] - self.prefix_tokens
@@ -135,7 +135,7 @@ class Representation:
 
     # -- as a matrix ------------------------------------------------------------------------------------------------
     def to(self, device: torch.device | str) -> Representation:
-        """Return the representation with its values and mask on a device; the context stays where it is.
+        """Return the representation with values and mask on a device; the context is not moved.
 
         Example:
             >>> Representation(torch.zeros(2, 3), "bd").to("meta").values.device
@@ -148,9 +148,9 @@ class Representation:
         """Convert to an n x d matrix with a pooling, in the order of the samples.
 
         Args:
-            pooling: ``none``: every grid position or token is a row, without masked ones. ``flatten``: the concatenated
-                features of all positions of a sample. ``mean``: the mean over the positions of a sample. ``cls``: the
-                first token. ``last``: the last real token.
+            pooling: ``none``: one row per grid position or unmasked token. ``flatten``: the concatenated features of
+                all positions of a sample. ``mean``: the mean over the positions of a sample. ``cls``: the first token.
+                ``last``: the last real token.
             prefix: Whether prefix tokens count as positions (for ``none``, ``flatten`` and ``mean``).
         """
         self.check_padding_known(pooling)
@@ -163,7 +163,9 @@ class Representation:
             return tokens.flatten(0, 1) if mask is None else tokens[mask]
         if pooling == "flatten":
             if mask is not None and not bool(mask.all()):
-                raise ValueError("pooling 'flatten' needs samples of equal length; use 'none', 'mean', 'cls' or 'last'")
+                raise ValueError(
+                    "pooling 'flatten' requires texts of equal length; use 'none', 'mean', 'cls' or 'last'"
+                )
             return tokens.flatten(1)
         if mask is None:
             return tokens.mean(1)
@@ -175,17 +177,17 @@ class Representation:
 
     @checked
     def check_padding_known(self, pooling: Pooling) -> None:
-        """Check that a pooling does not include padding."""
+        """Raise an error if a pooling would include padding."""
         if self.padding_unknown and pooling != "cls":
             raise ValueError(
-                f"pooling {pooling!r} would count padding: the {tuple(self.values.shape)} positions at this layer "
-                "are merged tokens, or were padded by the network, so it is unknown which of them are "
-                "real; use 'cls' or another layer, or leave out the mask if no text is padded"
+                f"pooling {pooling!r} would include padding: the network merged or padded the positions at this layer, "
+                f"of shape {tuple(self.values.shape)}, so padding cannot be recognised; use 'cls' or another layer, or "
+                "leave out the mask if no text is padded"
             )
 
     @checked
     def row_samples(self, pooling: Pooling = "none", *, prefix: bool = False) -> Tensor:
-        """Return the index in the batch of the sample of each row of :meth:`rows`: (n,) int64."""
+        """Return the sample index of each row of :meth:`rows`: (n,) int64."""
         samples = torch.arange(self.batch, device=self.values.device)
         if self.layout == "bd" or pooling != "none":
             return samples
@@ -203,11 +205,11 @@ class Representation:
         )
 
     def positions(self) -> Tensor:
-        """Return the positions without prefix tokens, with features last, including masked ones: (batch, n, d)."""
+        """Return all positions except prefix tokens, also masked positions, with features last: (batch, n, d)."""
         return self._positions(False)[0]
 
     def _positions(self, prefix: bool) -> tuple[Tensor, Tensor | None]:
-        """Positions as (batch, n, d) and their mask."""
+        """Return positions as (batch, n, d), and their mask."""
         if self.layout == "bchw":
             return self.values.permute(0, 2, 3, 1).flatten(1, 2), None  # a view; rows and columns stay recognisable
         if self.layout == "bhwc":
@@ -220,10 +222,11 @@ class Representation:
     def _one_token(self, pooling: str) -> Tensor:
         if self.layout != "bnd":
             raise ValueError(
-                f"pooling {pooling!r} needs tokens (layout bnd); layout {self.layout} has 'none', 'flatten', 'mean'"
+                f"pooling {pooling!r} requires tokens (layout bnd), got layout {self.layout}; use 'none', 'flatten' or "
+                "'mean'"
             )
         if pooling == "cls" and self.grid is not None and self.prefix_tokens == 0:
-            raise ValueError("pooling 'cls' needs a prefix token, but this representation has none; use 'mean'")
+            raise ValueError("pooling 'cls' requires a representation with a prefix token; use 'mean'")
         if self.mask is None:
             return self.values[:, 0 if pooling == "cls" else -1]
         _check_none_empty(self.mask)
@@ -238,11 +241,11 @@ class Representation:
     # -- conversion -------------------------------------------------------------------------------------------------
     @checked
     def to_layout(self, layout: Layout) -> Representation:
-        """Convert to another layout of tokens or grid, without prefix tokens."""
+        """Convert to another layout of tokens or grids, without prefix tokens."""
         if layout == self.layout:
             return self
         if "bd" in (layout, self.layout):
-            raise ValueError(f"cannot convert layout {self.layout} to {layout}: vectors have no positions")
+            raise ValueError(f"cannot convert layout {self.layout} to {layout}: vectors do not have positions")
         tokens = self.positions()
         if layout == "bnd":
             return Representation(tokens, "bnd", grid=self.grid, context=self.context)
@@ -251,7 +254,7 @@ class Representation:
         return Representation(grid if layout == "bhwc" else grid.permute(0, 3, 1, 2), layout, context=self.context)
 
     def resize(self, grid: tuple[int, int]) -> Representation:
-        """Resample the positions to another grid by bilinear interpolation; prefix tokens are not changed."""
+        """Resample the positions to another grid by bilinear interpolation; prefix tokens are unchanged."""
         if self.grid == tuple(grid):
             return self
         self._grid()
@@ -261,33 +264,32 @@ class Representation:
         resized = functional.interpolate(
             channels_first, size=grid, mode="bilinear", align_corners=False, antialias=False
         )
-        other = Representation(resized, "bchw", context=self.context).to_layout(self.layout)
+        positions = Representation(resized, "bchw", context=self.context).to_layout(self.layout)
         if not self.prefix_tokens:
-            return other
-        return other.replace(values=torch.cat([self.prefix(), other.values], 1), prefix_tokens=self.prefix_tokens)
+            return positions
+        values = torch.cat([self.prefix(), positions.values], 1)
+        return positions.replace(values=values, prefix_tokens=self.prefix_tokens)
 
     def _grid(self) -> tuple[int, int]:
         if self.grid is None:
-            raise ValueError(
-                f"these positions (layout {self.layout}) have no grid: they are vectors or tokens of a text"
-            )
+            raise ValueError(f"these positions (layout {self.layout}) are vectors or tokens of a text, without a grid")
         return self.grid
 
 
 def finite(values: Tensor) -> Tensor:
-    """Return whether no value is NaN or infinite, which the smallest and the largest tell, as a flag on its device."""
+    """Return whether all values are finite, from minimum and maximum, as a flag on the device of the values."""
     return torch.stack(torch.aminmax(values)).isfinite().all() if values.numel() else torch.tensor(True)
 
 
 def all_set(flags: Sequence[Tensor]) -> bool:
-    """Return whether all flags are set; a GPU is waited for once."""
+    """Return whether all flags are set, with a single synchronisation of a GPU."""
     return not flags or bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
 
 
 def _check_none_empty(mask: Tensor) -> None:
     empty = ~mask.any(1)
     if bool(empty.any()):
-        raise ValueError(f"sample {int(empty.nonzero()[0])} of the batch is completely masked: it has no real token")
+        raise ValueError(f"sample {int(empty.nonzero()[0])} of the batch is completely masked")
 
 
 def concatenate(batches: Sequence[Tensor]) -> Tensor:

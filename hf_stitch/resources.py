@@ -1,4 +1,4 @@
-"""Memory and disk that are free, refusal of what does not fit, the time that work takes, and the threads of torch."""
+"""Free memory and disk space, running time, and torch threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def free_disk(folder: Path) -> int:
-    """Return the free bytes of the disk that holds a folder."""
+    """Return the free bytes of the disk of a folder."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(existing).free
 
@@ -41,16 +41,16 @@ def sized(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def check_fits(what: str, size: int, device: torch.device, instead: str) -> None:
-    """Refuse what does not fit into memory, before work is lost."""
+def check_fits(data: str, size: int, device: torch.device, instead: str) -> None:
+    """Raise an error if data do not fit into memory."""
     if size > (free := free_memory(device)):
         raise ValueError(
-            f"{what} take {sized(size)} of memory, but {sized(free)} are free: {instead}{see('too-large')}"
+            f"{data} take {sized(size)} of memory, but {sized(free)} are free: {instead}{see('too-large')}"
         )
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that work takes, the second time."""
+    """Return the running time of the second run of a function, in seconds."""
 
     def wait() -> None:
         if device.type == "cuda":

@@ -30,14 +30,14 @@ class Result(ABC):
     """Base class of the frozen dataclasses that workflows and analyses return.
 
     A subclass defines its fields, a table (``__rich__``) and a data frame (:meth:`to_pandas`); most subclasses also
-    have a ``plot()`` method. Text, HTML and JSON output are derived from these. In JSON, NaN and infinite numbers
-    become strings, and a mapping with keys that are not strings becomes a list of pairs. A field with the metadata
-    ``{"saved": False}`` (weights, networks) is left out, and needs a default.
+    have a ``plot()`` method. Text, HTML and JSON output are derived from them. In JSON, NaN and infinite numbers
+    become strings, and mappings with keys other than strings become lists of pairs. A field with the metadata
+    ``{"saved": False}`` (weights, networks) is not written and requires a default.
 
     Attributes:
-        derived: Names of properties that :meth:`to_dict` adds for readers of the JSON and :meth:`from_dict` ignores.
-        page: Dotted name of the function that describes a result of this class on a page
-            (:class:`hf_stitch.reports.section.Section`). Default: its text, its ``plot()`` and its data frame.
+        derived: Names of properties that :meth:`to_dict` adds for readers of the JSON; :meth:`from_dict` ignores them.
+        page: Dotted name of the function that creates the page section of a result of this class
+            (:class:`hf_stitch.reports.section.Section`). Default: text, ``plot()`` and data frame.
 
     Example:
         >>> from dataclasses import dataclass
@@ -62,35 +62,35 @@ class Result(ABC):
     page: ClassVar[str] = "hf_stitch.reports.page:section"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let rich print what a subclass shows as text alone, and name a result whose fields do not fit together."""
+        """Wrap ``__rich__`` to escape control characters, and to name results with inconsistent fields in errors."""
         super().__init_subclass__(**options)
-        if (shown := cls.__dict__.get("__rich__")) is None:
+        if (render := cls.__dict__.get("__rich__")) is None:
             return
 
-        @wraps(shown)
+        @wraps(render)
         def safely(self: Result) -> Visible:
             with fitting(self):
-                return Visible(shown(self))
+                return Visible(render(self))
 
         cls.__rich__ = safely  # type: ignore[method-assign]
 
     @abstractmethod
     def __rich__(self) -> RenderableType:
-        """Return the table that ``rich`` prints."""
+        """Return the table for ``rich``."""
 
     @abstractmethod
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the values as a data frame, one row for each value."""
+        """Return the values as a data frame, one row per value."""
 
     def __str__(self) -> str:
         from rich.console import Console
 
-        shown: Any = self.__rich__()
-        if isinstance(shown.shown, str):
-            return visible(shown.shown)
+        table: Any = self.__rich__()
+        if isinstance(table.renderable, str):
+            return visible(table.renderable)
         console = Console(width=WIDTH, file=io.StringIO(), emoji=False)
         with console.capture() as captured:
-            console.print(shown)
+            console.print(table)
         return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
 
     def _repr_html_(self) -> str:
@@ -101,29 +101,29 @@ class Result(ABC):
         return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.25'>{code}</pre>")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields and derived properties as JSON values; :meth:`from_dict` is the inverse."""
+        """Return the fields and derived properties as JSON values, the inverse of :meth:`from_dict`."""
         with fitting(self):
             return {**encode(self), **{name: encode(getattr(self, name)) for name in self.derived}}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """Make a result from the output of :meth:`to_dict`.
+        """Create a result from the output of :meth:`to_dict`.
 
         Args:
             record: JSON values of all fields. Derived properties are ignored.
         """
         where = f"the record of {cls.__name__}"
-        found = read(cls, {key: value for key, value in record.items() if key not in cls.derived}, where)
-        for key, item in nested(record, where):  # what can be written again: not nested too deep, no half characters
-            for text in (key, item):
+        result = read(cls, {key: field for key, field in record.items() if key not in cls.derived}, where)
+        for key, leaf in nested(record, where):  # check that it can be written: limited nesting, no lone surrogates
+            for text in (key, leaf):
                 if isinstance(text, str):
                     text.encode()
-        return found
+        return result
 
     def save(self, path: str | Path) -> None:
         """Write the result to a JSON file; an existing file is replaced atomically.
 
-        Of several processes, all of which have the result, the first one writes; the others do not wait for it.
+        With several processes, the first process writes, and the rest do not wait.
 
         Args:
             path: The file; missing folders are created.
@@ -150,17 +150,17 @@ class Result(ABC):
             record = json.loads(Path(path).read_text(encoding="utf-8"))
             kind = record.pop("result", None) if isinstance(record, dict) else None
             if kind != cls.__name__:
-                found = f"a result of class {kind}" if kind else "no result"
+                content = f"a result of class {kind}" if kind else "other data"
                 where = f" ({hint})" if (hint := hint_for("results", str(kind))) else ""
                 raise ValueError(
-                    f"it contains {found}, not {cls.__name__}; load it with the class that saved it{where}"
+                    f"it contains {content}, not {cls.__name__}; load it with the class that saved it{where}"
                 )
             return cls.from_dict(record)
 
 
 @contextmanager
 def fitting(result: Result) -> Iterator[None]:
-    """Name a result in errors of code that shows it: its fields come from a file and may not fit together."""
+    """Add the name of a result to errors during display: fields from a file may be inconsistent."""
     try:
         yield
     except (OSError, ImportError, MemoryError):
@@ -170,5 +170,5 @@ def fitting(result: Result) -> Iterator[None]:
         failure = f"this {type(result).__name__} cannot be shown: "
         if str(error).startswith(failure):
             raise
-        kind = "" if isinstance(error, ValueError) else f"its fields do not fit together, {type(error).__name__}: "
+        kind = "" if isinstance(error, ValueError) else f"its fields are inconsistent, {type(error).__name__}: "
         raise ValueError(f"{failure}{kind}{error}") from error

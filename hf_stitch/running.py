@@ -1,9 +1,9 @@
-"""How a job runs: the options that all jobs share, the processes that do it, and whether it is only planned.
+"""Running jobs: common options, processes, and planning.
 
-This is the only module that knows how processes share work: a single one, or those that ``accelerate launch`` started.
-Each takes a part of the samples (:meth:`Processes.part`), and statistics and measures of all parts are put together in
+Only this module distributes work over processes: a single process, or the processes of ``accelerate launch``. Each
+process works on a part of the samples (:meth:`Processes.part`); statistics and measures of all parts are combined in
 the order of the samples (:meth:`Processes.gather`, :meth:`Processes.from_rank`). If a process fails or is killed, the
-launcher ends the others.
+launcher ends the remaining processes.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 PLANNING = "only plan"
-"""Option with which :func:`hf_stitch.plan` calls a job; no parameter can have this name."""
+"""Option that :func:`hf_stitch.plan` passes to a job; a parameter cannot have this name."""
 LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Environment variables with the number of processes: that of torchrun, and those of several mpirun."""
+"""Environment variables with the number of processes, of torchrun and of several mpirun."""
 BACKENDS = ("gloo", "NCCL")
-"""What torch calls the connections between processes in errors about them."""
+"""Names of connections between processes in torch errors."""
 
 
 class OtherProcessError(RuntimeError):
-    """Another process of the job has failed or ended, so that this one cannot go on."""
+    """Raised if another process of the job has failed or ended."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that share the samples."""
+    """Processes that share the samples."""
 
-    accelerator: Accelerator | None  # accelerator of the processes; None for a single process
+    accelerator: Accelerator | None  # None for a single process
 
     @classmethod
     def of(cls, accelerator: Accelerator | None) -> Processes:
-        """Use the given accelerator, or create one if several processes were launched."""
+        """Use an accelerator, or create one if several processes were launched."""
         if accelerator is None and any(int(os.environ.get(name, "1")) > 1 for name in LAUNCHED):
             import torch
             from accelerate import Accelerator, PartialState
 
-            # torchrun does not tell accelerate to use CPUs; without it, each process would do the whole job
+            # torchrun does not make accelerate use CPUs; otherwise each process would do the whole job
             fresh = not PartialState._shared_state
             accelerator = Accelerator(cpu=fresh and not torch.accelerator.is_available())
         if accelerator is not None and not hasattr(accelerator, "num_processes"):
@@ -71,16 +71,16 @@ class Processes:
 
     @property
     def device(self) -> torch.device | None:
-        """Device on which this process runs networks; ``None`` without an accelerator."""
+        """Device of this process for networks; ``None`` without an accelerator."""
         return None if self.accelerator is None else self.accelerator.device
 
     def shown(self, label: str, progress: bool) -> str | None:
-        """Return the label of a progress bar, which only the first process shows."""
+        """Return the label of a progress bar in the first process; ``None`` in other processes."""
         return label if progress and self.rank == 0 else None
 
     # -- samples ----------------------------------------------------------------------------------------------------
     def part(self, n: int, batch_size: int = 1) -> tuple[int, int]:
-        """Return the range of samples of this process; the ranges of all processes are a partition."""
+        """Return the range of samples of this process; the ranges of all processes form a partition."""
         if n < self.count:
             raise ValueError(
                 f"{n} samples are not enough for {self.count} processes: pass more samples or launch fewer processes"
@@ -99,12 +99,12 @@ class Processes:
         return broadcast_object_list([value])[0]
 
     def check_same(self, recipe: Mapping[str, Any]) -> None:
-        """Check that all processes do the same job, for example with the same weights."""
-        first, *others = self.gather(recipe)
-        if differing := sorted({key for other in others for key in first if other.get(key) != first[key]}):
+        """Raise an error if processes do different jobs, for example with different weights."""
+        first, *rest = self.gather(recipe)
+        if differing := sorted({key for recipe in rest for key in first if recipe.get(key) != first[key]}):
             raise ValueError(
                 f"the processes do different jobs: {', '.join(differing)} differ; load the same weights and samples in "
-                "all of them (random networks: set the same seed before)"
+                "all processes (for random networks: set the same seed first)"
             )
 
     def gather(self, value: T) -> list[T]:
@@ -116,18 +116,18 @@ class Processes:
         return gather_object([value])
 
     def from_rank(self, mine: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
-        """Broadcast tensors of one process to all."""
+        """Broadcast tensors of one process to all processes."""
         import torch
         from accelerate.utils import broadcast, broadcast_object_list
 
         if self.accelerator is None:
             return dict(mine)
-        own = {name: (tuple(value.shape), value.dtype, value.device.type) for name, value in mine.items()}
-        (forms,) = broadcast_object_list([own], from_process=rank)
+        forms_here = {name: (tuple(tensor.shape), tensor.dtype, tensor.device.type) for name, tensor in mine.items()}
+        (forms,) = broadcast_object_list([forms_here], from_process=rank)
         received = {}
         for name, (shape, dtype, device) in forms.items():
-            value = mine[name] if self.rank == rank else torch.empty(shape, dtype=dtype)
-            sent = broadcast(value.to(self.accelerator.device, copy=True), from_process=rank)
+            tensor = mine[name] if self.rank == rank else torch.empty(shape, dtype=dtype)
+            sent = broadcast(tensor.to(self.accelerator.device, copy=True), from_process=rank)
             received[name] = sent.to("cpu" if device == "cpu" else self.accelerator.device)
         return received
 
@@ -135,7 +135,7 @@ class Processes:
     def together(self, name: str) -> Iterator[None]:
         """Do a job in all processes, which must do the same jobs in the same order.
 
-        Where the connection to another process breaks off, the error points at that process: its own has the cause.
+        If the connection to another process breaks, the error refers to the error of that process.
         """
         try:
             yield
@@ -152,26 +152,27 @@ ALONE = Processes(None)
 
 
 def joined(parts: Iterable[Mapping[K, Sequence[T]]]) -> dict[K, list[T]]:
-    """Put together lists by name, which several processes have made."""
-    found: dict[K, list[T]] = {}
+    """Concatenate lists of several processes by name."""
+    lists: dict[K, list[T]] = {}
     for part in parts:
-        for name, items in part.items():
-            found.setdefault(name, []).extend(items)
-    return found
+        for name, entries in part.items():
+            lists.setdefault(name, []).extend(entries)
+    return lists
 
 
 class RunOptions(TypedDict, total=False):
-    """Options that jobs share. A job refuses those that it does not use.
+    """Common options of jobs. A job raises an error for options that it does not use.
 
     Attributes:
         batch_size: Number of samples per forward pass. Default: 64.
-        seed: Seed of all that is drawn: splits, permutations, noise and the resamples of intervals. Default: 0.
-        progress: Whether to show progress: bars on terminals, else a line a minute. Default: yes.
-        accelerator: The ``accelerate.Accelerator`` of the processes, each of which takes a part of the samples and
-            returns the same result. Default: created if several were launched (``accelerate launch``).
-        checkpoint_dir: Folder for the state of the job, from which a repeated call resumes an interrupted one with
-            bitwise identical results. Use one folder per job, and as many processes as before. Default: no state is
-            kept.
+        seed: Seed of all random draws: splits, permutations, noise and the resamples of confidence intervals.
+            Default: 0.
+        progress: Whether to show progress: bars on terminals, otherwise a line per minute. Default: yes.
+        accelerator: The ``accelerate.Accelerator`` of the processes. Each process works on a part of the samples and
+            returns the same result. Default: created if several processes were launched (``accelerate launch``).
+        checkpoint_dir: Folder for the state of the job: a repeated call resumes an interrupted job with bitwise
+            identical results. Use one folder per job, and the same number of processes. Default: the state is not
+            saved.
 
     Example:
         >>> quick: RunOptions = {"batch_size": 256, "progress": False}
@@ -196,7 +197,7 @@ WITHOUT_STATE = ("batch_size", "seed", "progress", "accelerator")
 
 @dataclass(frozen=True)
 class Run:
-    """How a job runs, as inner functions receive it: :class:`RunOptions`, and what they do not say.
+    """Settings of a job for inner functions: :class:`RunOptions`, processes and planning.
 
     Attributes:
         processes: The processes that share the samples.
@@ -223,13 +224,13 @@ class Run:
         cls, job: Callable[..., Any], options: Any, takes: Iterable[str] = ALL, *,
         rest: bool = False,
     ) -> Iterator[Run]:  # fmt: skip
-        """Take the options of a run out of the options of a job, and do the job in all processes.
+        """Pop the options of a run from the options of a job, and do the job in all processes.
 
         Args:
-            job: The function that does it.
-            options: The options with which it was called, a dictionary of its own.
+            job: The function of the job.
+            options: Dictionary of its options, which is changed.
             takes: Options of a run that it uses.
-            rest: Whether it uses what is left of ``options`` in another way.
+            rest: Whether the job uses the remaining ``options``.
 
         Example:
             >>> def measure(data, **options):
@@ -240,26 +241,27 @@ class Run:
             >>> measure([], batchsize=2)
             Traceback (most recent call last):
             ...
-            TypeError: measure has no option 'batchsize'; did you mean 'batch_size'? Its options: batch_size
+            TypeError: measure got an unexpected option 'batchsize'; did you mean 'batch_size'? Its options: batch_size
         """
         planning = options.pop(PLANNING, False)
-        given = {option: options.pop(option) for option in ALL if option in options}
-        own = [each.name for each in inspect.signature(job).parameters.values() if each.kind is each.KEYWORD_ONLY]
-        check_names(job.__name__, (*given, *(() if rest else options)), [*own, *takes])
-        check(str | Path | None, checkpoint_dir=(folder := given.pop("checkpoint_dir", None)))
-        given["processes"] = Processes.of(given.pop("accelerator", None))
-        run = cls(**given, checkpoint_dir=None if folder is None else Path(folder), planning=planning)
+        run_options = {option: options.pop(option) for option in ALL if option in options}
+        parameters = inspect.signature(job).parameters.values()
+        valid = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        check_names(job.__name__, (*run_options, *(() if rest else options)), [*valid, *takes])
+        check(str | Path | None, checkpoint_dir=(folder := run_options.pop("checkpoint_dir", None)))
+        run_options["processes"] = Processes.of(run_options.pop("accelerator", None))
+        run = cls(**run_options, checkpoint_dir=None if folder is None else Path(folder), planning=planning)
         with run.processes.together(job.__name__):
             yield run
 
     @property
     def options(self) -> RunOptions:
-        """The options for a job inside of this one."""
+        """The options for a nested job."""
         return {
             "batch_size": self.batch_size, "seed": self.seed, "progress": self.progress,
             "accelerator": self.processes.accelerator,
         }  # fmt: skip
 
     def shown(self, label: str) -> str | None:
-        """Return the label of a progress bar, which only the first process shows."""
+        """Return the label of a progress bar in the first process; ``None`` in other processes."""
         return self.processes.shown(label, self.progress)

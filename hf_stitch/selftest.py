@@ -1,4 +1,4 @@
-"""Self-test of an installation: what hf-stitch does, on tiny networks with random weights, without downloads."""
+"""Self-test of an installation on tiny networks with random weights, without downloads."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TEXTS = [" ".join(f"w{(7 * row + 11 * word) % WORDS}" for word in range(2 + row 
 
 
 def self_test(finished: Callable[[str, str], object] = lambda name, error: None) -> dict[str, str]:
-    """Check that hf-stitch works with the installed libraries, in a few seconds and without a connection.
+    """Check that hf-stitch works with the installed libraries, in a few seconds and offline.
 
-    A part that fails does not stop the others: cutting a vision transformer of timm and a decoder of transformers,
-    stitching a decoder to itself, comparing, generating, saving and loading.
+    The parts are cutting a vision transformer of timm and a decoder of transformers, stitching a decoder to itself,
+    comparing, generating, saving and loading. All parts run, also after a failure.
 
     Args:
         finished: Called with the name of each part and its error.
@@ -45,16 +45,16 @@ def self_test(finished: Callable[[str, str], object] = lambda name, error: None)
         >>> set(self_test().values())
         {''}
     """
-    found = {}
+    errors = {}
     for name, part in PARTS.items():
-        found[name] = ""
+        errors[name] = ""
         try:
             with one_thread(), torch.no_grad():
                 part()
         except Exception as error:  # a library can raise anything
-            found[name] = " ".join(f"{type(error).__name__}: {error}".split())
-        finished(name, found[name])
-    return found
+            errors[name] = " ".join(f"{type(error).__name__}: {error}".split())
+        finished(name, errors[name])
+    return errors
 
 
 @cache
@@ -79,9 +79,9 @@ def _decoder(seed: int) -> Any:
 
 @cache
 def _stitched(target: int) -> Any:
-    """Stitch the middle layers by least squares, which random weights make no better than a baseline."""
+    """Stitch the middle layers by least squares; with random weights, this is not better than a baseline."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* is no better than ")
+        warnings.filterwarnings("ignore", ".* is not better than ")
         return hf_stitch.stitch(
             _decoder(0), _decoder(target), TEXTS[:30], test_data=TEXTS[30:], source_layer=LAYER, target_layer=LAYER,
             matcher="lstsq", progress=False,
@@ -89,7 +89,7 @@ def _stitched(target: int) -> Any:
 
 
 def _require(condition: bool, message: str) -> None:
-    """Raise AssertionError with the message unless the condition is true, under ``python -O`` too."""
+    """Raise an AssertionError with the message unless the condition is true, also under ``python -O``."""
     if not condition:
         raise AssertionError(message)
 
@@ -107,21 +107,21 @@ def _stitch() -> None:
     inputs = _decoder(0).preprocess(TEXTS)
     expected, got = _decoder(0).model(**inputs).logits, _stitched(0)(**inputs).logits
     gap = ((got - expected).norm() / expected.norm()).item()
-    _require(gap < 1e-3, f"a decoder that is stitched to itself differs from itself by {gap:.1g} of its outputs")
+    _require(gap < 1e-3, f"the outputs of a decoder stitched to itself differ by {gap:.1g} from the decoder's outputs")
 
 
 def _compare() -> None:
-    found = hf_stitch.compare(_vit(), _vit(), _images(), metrics=["linear_cka"], progress=False)["linear_cka"]
-    for layer, value in zip(_vit().layers, found.diagonal(), strict=True):
-        _require(abs(value - 1) < 1e-6, f"the linear CKA of {layer} with itself must be 1, got {value}")
+    similarity = hf_stitch.compare(_vit(), _vit(), _images(), metrics=["linear_cka"], progress=False)["linear_cka"]
+    for layer, cka in zip(_vit().layers, similarity.diagonal(), strict=True):
+        _require(abs(cka - 1) < 1e-6, f"the linear CKA of {layer} with itself must be 1, got {cka}")
 
 
 def _generate() -> None:
-    """Compare a padded batch with a cache, and each text alone without one."""
+    """Compare generation of a padded batch with a cache and of single texts without a cache."""
     model, options = _stitched(1), {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
-    found = model.generate(**model.preprocess(TEXTS[-3:]), **options, return_dict_in_generate=True)
-    _require(found.get(NAME) is not None, "the model uses no cache: the output of generate contains none")
-    for text, tokens in zip(TEXTS[-3:], found.sequences[:, -NEW:].tolist(), strict=True):
+    output = model.generate(**model.preprocess(TEXTS[-3:]), **options, return_dict_in_generate=True)
+    _require(output.get(NAME) is not None, "the model does not use a cache: it is missing in the output of generate")
+    for text, tokens in zip(TEXTS[-3:], output.sequences[:, -NEW:].tolist(), strict=True):
         alone = model.generate(**model.preprocess([text]), **options, use_cache=False)[0, -NEW:].tolist()
         _require(tokens == alone, f"{text!r} continues in a padded batch by {tokens}, alone by {alone}")
 
@@ -132,7 +132,7 @@ def _save() -> None:
         _stitched(1).save_pretrained(folder)
         again: Any = hf_stitch.StitchedModelForCausalLM.from_pretrained(folder)
         same = again(**inputs).logits.equal(_stitched(1)(**inputs).logits)
-    _require(same, "the outputs of the loaded model differ from those of the saved one")
+    _require(same, "the outputs of the loaded model differ from the saved model")
 
 
 def _images() -> list[torch.Tensor]:
@@ -147,4 +147,4 @@ PARTS: dict[str, Callable[[], object]] = {
     "generate with a cache": _generate,
     "save and load": _save,
 }
-"""Name -> what raises an error if this part of the installation does not work."""
+"""Name -> function that raises an error if this part of the installation does not work."""

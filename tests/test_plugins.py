@@ -108,7 +108,7 @@ def test_a_command_of_a_plugin_that_is_not_installed_tells_which(alone: None) ->
     found = CliRunner().invoke(app, ["bench", "procrustes"])
     assert found.exit_code == 2
     told = " ".join(found.output.replace("│", " ").split())
-    assert "There is no command 'bench' here; it comes with hf-stitch-studies: pip install hf-stitch-studies" in told
+    assert "Unknown command 'bench'; it comes with hf-stitch-studies: pip install hf-stitch-studies" in told
     assert "No such command 'banch'" in CliRunner().invoke(app, ["banch"]).output
 
 
@@ -122,7 +122,7 @@ def test_a_command_of_a_plugin_that_is_not_installed_tells_which(alone: None) ->
 def test_a_command_that_is_gone_tells_what_to_do_instead(name: str, instead: str) -> None:
     found = CliRunner().invoke(app, [name, "ls"])
     assert found.exit_code == 2
-    assert f"There is no command '{name}' here; {instead}" in " ".join(found.output.replace("│", " ").split())
+    assert f"Unknown command '{name}'; {instead}" in " ".join(found.output.replace("│", " ").split())
 
 
 def test_what_names_a_thing_that_is_gone_tells_what_to_do_instead(tmp_path: Path) -> None:
@@ -131,9 +131,13 @@ def test_what_names_a_thing_that_is_gone_tells_what_to_do_instead(tmp_path: Path
     with pytest.raises(ValueError, match=r"a result of class SelfTest, .*hf_stitch\.selftest\.self_test\(\) returns"):
         StitchGrid.load(saved)
     needed = {"registry": "networks", "name": "Own", "distribution": "own", "version": "1"}
-    with pytest.raises(PluginError, match=r"config\.json needs 'Own' among networks, but .*hf_stitch\.adapters\.Lib"):
+    with pytest.raises(
+        PluginError, match=r"config\.json requires 'Own' among networks, but .*hf_stitch\.adapters\.Lib"
+    ):
         check_requirements([needed], "config.json")
-    with pytest.raises(TypeError, match=r"'lstsq' among matchers has no option 'cache'; keep activations with"):
+    with pytest.raises(
+        TypeError, match=r"'lstsq' among matchers got an unexpected option 'cache'; keep activations with"
+    ):
         registries.matchers.build("lstsq", cache=True)
 
 
@@ -207,7 +211,7 @@ def test_what_is_no_python_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("x = 1")
     with pytest.raises(PluginError, match=r"its name must end in \.py"):
         load_plugin(tmp_path / "own.txt")
-    with pytest.raises(FileNotFoundError, match=r"the plugin absent.py is no file"):
+    with pytest.raises(FileNotFoundError, match=r"the plugin absent.py is not a file"):
         load_plugin("absent.py")
 
 
@@ -220,5 +224,7 @@ def test_results_and_artefacts_record_it(file: Path) -> None:
     assert needed[0]["file"] == "own.py" and needed[0]["version"] == f"sha256:{plugin.sha256}"
     check_requirements(needed, "stitcher.json")
     plugin.unload()
-    with pytest.raises(PluginError, match=r"stitcher\.json needs 'file_lstsq' among matchers.*from the file own\.py"):
+    with pytest.raises(
+        PluginError, match=r"stitcher\.json requires 'file_lstsq' among matchers.*from the file own\.py"
+    ):
         check_requirements(needed, "stitcher.json")

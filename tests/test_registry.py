@@ -122,7 +122,7 @@ def test_an_entry_of_a_plugin_whose_name_is_taken_is_left_out_with_a_warning(sha
     with pytest.warns(UserWarning) as warned:
         assert shapes.names() == ("cube", "disc", "gone", "ordered")
     assert [str(each.message) for each in warned] == [
-        f"{name!r} among shapes of the plugin {plugin} is left out, because this name is taken ({holder}): "
+        f"{name!r} among shapes of the plugin {plugin} is skipped, because this name is taken ({holder}): "
         "uninstall one of them, or rename its entry"
         for name, plugin, holder in [
             ("disc", "other-plugin 1.0", "plugin greedy-plugin 1.0"), ("ordered", "greedy-plugin 1.0", "built-in")
@@ -135,7 +135,7 @@ def test_an_entry_of_a_plugin_whose_name_is_taken_is_left_out_with_a_warning(sha
 
 def test_files_that_the_environment_names_are_not_read_and_a_warning_tells_how_to_name_them(shapes, monkeypatch):
     monkeypatch.setenv("HF_STITCH_PLUGINS", "/own.py")
-    with pytest.warns(UserWarning, match=r"HF_STITCH_PLUGINS has no effect: name each file in hf-stitch --plugin or"):
+    with pytest.warns(UserWarning, match=r"HF_STITCH_PLUGINS is ignored: name each file in hf-stitch --plugin or"):
         assert shapes.names() == ("gone", "ordered")
 
 
@@ -149,7 +149,7 @@ def test_the_contract_is_read_from_metadata(shapes, install, tmp_path, built_for
         assert shapes.entry("disc").problem == "" and shapes.get("disc").__name__ == "Disc"
         sys.modules.pop("disc_of_contract")
         return
-    assert f"built for {built_for}, and this hf-stitch has contract_1" in shapes.entry("disc").problem
+    assert f"built for {built_for}, but this hf-stitch has contract_1" in shapes.entry("disc").problem
     with pytest.raises(PluginError, match=rf"'disc' among shapes comes from the plugin shape-plugin 2.0.*{built_for}"):
         shapes.get("disc")
     assert "disc_of_contract" not in sys.modules
@@ -158,7 +158,7 @@ def test_the_contract_is_read_from_metadata(shapes, install, tmp_path, built_for
 def test_broken_entries_are_left_out_of_a_choice_with_a_warning(install):
     shapes = Registry("shapes", {"ordered": "collections:OrderedDict"}, "builtins:object")
     install("bad-plugin", "0.3", "shapes", {"bad": "absent_plugin:Thing", "good": "builtins:list"})
-    with pytest.warns(UserWarning, match=r"'bad' among shapes comes from the plugin bad-plugin 0.3.*It is left out"):
+    with pytest.warns(UserWarning, match=r"'bad' among shapes comes from the plugin bad-plugin 0.3.*It is skipped"):
         assert [kind.__name__ for kind in shapes.usable()] == ["list", "OrderedDict"]
 
 

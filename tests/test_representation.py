@@ -82,7 +82,7 @@ def test_grids_have_a_row_for_each_position_in_reading_order(layout: str) -> Non
     assert torch.equal(r.rows("mean"), grid.mean((1, 2)))
     assert r.row_samples().tolist() == [0] * 6 + [1] * 6
     for pooling in ("cls", "last"):
-        with pytest.raises(ValueError, match=f"'{pooling}' needs tokens"):
+        with pytest.raises(ValueError, match=f"'{pooling}' requires tokens"):
             r.rows(pooling)
 
 
@@ -160,22 +160,22 @@ def zeros(*shape: int, layout: str = "bnd", **parts: Any) -> Representation:
 REAL = torch.ones(2, 4).bool()
 REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: ragged("right").rows("tokens"), "one of 'none', 'flatten', 'mean', 'cls', 'last', got 'tokens'"),
-    (lambda: ragged("right").rows("flatten"), "'flatten' needs samples of equal length"),
-    (lambda: zeros(2, 4, 3, grid=(2, 2)).rows("cls"), "'cls' needs a prefix token"),
-    (lambda: ragged("right").resize((2, 2)), "have no grid"),
-    (lambda: ragged("right").to_layout("bchw"), "have no grid"),
-    (lambda: zeros(2, 3, layout="bd").to_layout("bnd"), "vectors have no positions"),
-    (lambda: ragged("right").to_layout("bd"), "vectors have no positions"),
+    (lambda: ragged("right").rows("flatten"), "'flatten' requires texts of equal length"),
+    (lambda: zeros(2, 4, 3, grid=(2, 2)).rows("cls"), "'cls' requires a representation with a prefix token"),
+    (lambda: ragged("right").resize((2, 2)), "without a grid"),
+    (lambda: ragged("right").to_layout("bchw"), "without a grid"),
+    (lambda: zeros(2, 3, layout="bd").to_layout("bnd"), "vectors do not have positions"),
+    (lambda: ragged("right").to_layout("bd"), "vectors do not have positions"),
     (lambda: zeros(2, 3, 4, 4, layout="nchw"), "layout must be one of 'bd', 'bnd', 'bchw', 'bhwc', got 'nchw'"),
-    (lambda: zeros(2, 3), "layout bnd needs 3 axes, got shape"),
-    (lambda: zeros(2, 3, layout="bd", prefix_tokens=1), "need the layout bnd, got bd"),
-    (lambda: zeros(1, 2, 2, 2, layout="bchw", mask=torch.ones(1, 2).bool()), "need the layout bnd, got bchw"),
+    (lambda: zeros(2, 3), "layout bnd requires 3 axes, got shape"),
+    (lambda: zeros(2, 3, layout="bd", prefix_tokens=1), "require the layout bnd, got bd"),
+    (lambda: zeros(1, 2, 2, 2, layout="bchw", mask=torch.ones(1, 2).bool()), "require the layout bnd, got bchw"),
     (lambda: zeros(2, 3, 4, mask=REAL), "mask must be bool of the shape"),
     (lambda: zeros(2, 4, 4, mask=REAL.long()), "mask must be bool"),
     (lambda: zeros(2, 5, 4, prefix_tokens=1, grid=(2, 3)), "5 tokens do not match 1 prefix tokens and a grid of 2x3"),
     (lambda: zeros(2, 2, 4, prefix_tokens=3), "2 tokens do not match 3 prefix tokens"),
     (lambda: zeros(2, 4, 4, mask=REAL, grid=(2, 2)), "tokens with a grid cannot have a mask"),
-    (lambda: RepresentationSpec("bchw", 3, (4, 4), prefix_tokens=1), "prefix tokens need the layout bnd"),
+    (lambda: RepresentationSpec("bchw", 3, (4, 4), prefix_tokens=1), "prefix tokens require the layout bnd"),
     (lambda: RepresentationSpec("hwc", 3), "layout must be one of"),
 ]
 

@@ -87,7 +87,7 @@ def test_unknown_and_missing_fields_are_named() -> None:
         Everything.from_dict(record)
     with pytest.raises(ValueError, match=r"the record of Everything .* points must be an object, got 3"):
         Everything.from_dict({**make(0.5, []).to_dict(), "points": 3})
-    with pytest.warns(UserWarning, match="the record of Everything has new, which this version does not know"):
+    with pytest.warns(UserWarning, match="the record of Everything contains unknown keys, which are ignored: new"):
         assert Everything.from_dict({**make(0.5, []).to_dict(), "new": 1}).name == "x"
 
 
@@ -122,6 +122,6 @@ def test_a_result_whose_fields_do_not_fit_together_is_named() -> None:
     broken = replace(make(0.5, []), values=None)
     for show in (str, lambda result: result._repr_html_()):
         with pytest.raises(
-            ValueError, match=r"this Everything cannot be shown: its fields do not fit .* AttributeError"
+            ValueError, match=r"this Everything cannot be shown: its fields are inconsistent, AttributeError"
         ):
             show(broken)

@@ -132,17 +132,17 @@ COMPARE, CACHE, SAVED = "compare a network with itself", "generate with a cache"
 
 
 @pytest.mark.usefixtures("afresh")
-@pytest.mark.filterwarnings("ignore:each token takes a run over the whole text")
+@pytest.mark.filterwarnings("ignore:each token requires a run over the whole text")
 @pytest.mark.parametrize(
     "changes",
     [
         {
             no_identity: (CUT, "the identity stitch at"),
             other_cka: ((COMPARE,), "CKA of blocks.1 with itself must be 1, got 0.999"),
-            no_cache: ((CACHE,), "the model uses no cache: the output of generate contains none"),
+            no_cache: ((CACHE,), "the model does not use a cache: it is missing"),
             other_weights: ((SAVED,), "the outputs of the loaded model differ"),
         },
-        {other_map: (STITCHED, "differs from itself by"), no_mask: ((CACHE,), "continues in a padded batch by")},
+        {other_map: (STITCHED, "stitched to itself differ by"), no_mask: ((CACHE,), "continues in a padded batch by")},
         {forgetful_cache: ((CACHE,), "cache")},
     ],
 )

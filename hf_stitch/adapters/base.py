@@ -18,7 +18,7 @@ from hf_stitch.adapters.cutting.forwards import evaluating, is_compiled, run_by_
 from hf_stitch.adapters.cutting.halves import Back, Front, copy_without, hollow
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.surgery import CutReached, alone
-from hf_stitch.adapters.discovery.padding import tried
+from hf_stitch.adapters.discovery.padding import probe_padding
 from hf_stitch.adapters.discovery.survey import Survey
 from hf_stitch.adapters.overrides import override_of
 from hf_stitch.adapters.pinning import settings_of_processor
@@ -30,16 +30,16 @@ from hf_stitch.reference import ModelReference, Settings, summary_of, weights_ha
 from hf_stitch.representation import Representation, RepresentationSpec
 
 MOST_KINDS = 8
-"""Number of kinds of input, in addition to the native one, whose surveys are cached."""
+"""Number of cached surveys, one for each kind of input in addition to the native kind."""
 
 LayerCallback = Callable[[str, Representation], None]
-"""A function that receives the name of a layer and the representation there."""
+"""A function that receives the name of a layer and its representation."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _locked(method: Method) -> Method:
-    """Let a method of an adapter run while no other thread uses the network, whose modules and hooks it may change."""
+    """Lock the network while a method of its adapter runs: the method may change modules and hooks."""
 
     @wraps(method)
     def locked(self: Adapter, *args: Any, **kwargs: Any) -> Any:
@@ -50,13 +50,13 @@ def _locked(method: Method) -> Method:
 
 
 class Origin(Recorder, Protocol):
-    """What an adapter needs of the library of its network, which creates it."""
+    """Protocol of the library that creates an adapter: the methods that the adapter calls."""
 
     def task(self, adapter: Adapter) -> str | None:
         """Return the task of the head."""
 
     def unscored(self, adapter: Adapter) -> str:
-        """Return what the head predicts, in words, if no task scores it."""
+        """Return a description of the output of the head if no task scores it."""
 
     def running(self, adapter: Adapter, inputs: Mapping[str, Any], *, trial: bool) -> AbstractContextManager[None]:
         """Return a context for every forward."""
@@ -65,18 +65,18 @@ class Origin(Recorder, Protocol):
 class Adapter:
     """Run a model up to a cut (:meth:`encode`) and from a cut on (:meth:`decode`).
 
-    Create an adapter with :func:`hf_stitch.load`. An adapter never changes its model: the training mode, gradients,
-    hooks and buffers are the same after each call as before. Threads may share an adapter, or a network with several
-    adapters: a lock makes their calls run one after the other.
+    Create an adapter with :func:`hf_stitch.load`. An adapter never changes its model: every call leaves the training
+    mode, gradients, hooks and buffers as they were. Threads may share an adapter, or a network with several adapters:
+    a lock serialises their calls.
 
     Attributes:
-        completes: Whether the network, run to its end, has an output.
-        embedding_width: Number of features at the end of each activation that are the embedding of the target's token.
+        completes: Whether the network returns an output when it runs to its end.
+        embedding_width: Number of trailing features of each activation that hold the embedding of the target's token.
         model: The network.
-        new: Names of the weights of a head that its loading asked for, which are random.
-        interface: How the network takes its input.
+        new: Names of the randomly initialised weights of a head that was requested at loading.
+        interface: Description of the inputs of the network.
         override: The architecture override of the network; a plain :class:`Override` if none is registered.
-        reference: Where the network comes from and how it was loaded.
+        reference: Origin of the network and its loading options.
 
     Example:
         >>> import torch, hf_stitch
@@ -108,29 +108,29 @@ class Adapter:
             filler_id=next(i for i in range(len(special) + 1) if i not in special),
         )
         self.reference = reference
-        self._given = processor
+        self._processor = processor
         self._example = dict(example)
         self._surveys: dict[Any, Survey] = {}
         self._padding_is_tried = False
 
     @cached_property
     def processor(self) -> Any:
-        """Turns raw samples into inputs: a function, tokenizer or image processor; ``None`` for tensors."""
-        return self._given() if isinstance(self._given, Deferred) else self._given
+        """Function, tokenizer or image processor that converts raw samples into inputs; ``None`` for tensors."""
+        return self._processor() if isinstance(self._processor, Deferred) else self._processor
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.model).__name__}, {self.reference})"
 
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
-        """Turn raw samples (images, texts, tensors) into inputs of the model, with its own processor.
+        """Convert raw samples (images, texts, tensors) into inputs of the model with its processor.
 
         Args:
             samples: Raw samples, as :class:`hf_stitch.Samples` yields them. Tensors count as preprocessed.
             offsets: For texts, whether to return the character span of each token.
 
         Returns:
-            The keyword arguments of the model, on its device and in its dtype. With ``offsets`` also
-            ``offset_mapping``, shape (batch, tokens, 2), which is not an argument of the model.
+            The keyword arguments of the model, on its device and in its dtype. ``offsets`` adds ``offset_mapping``,
+            shape (batch, tokens, 2), which is not an argument of the model.
 
         Example:
             >>> import torch, hf_stitch
@@ -143,20 +143,20 @@ class Adapter:
         return preprocess(samples, self.processor, self._padded(), self.model, offsets=offsets)
 
     def beside(self, context: Any) -> Adapter:
-        """Return the adapter with a fixed context, for networks that read a text beside their content."""
+        """Return the adapter with a fixed context, for networks that accept a text in addition to their content."""
         if context is not None:
-            raise ValueError(f"{type(self.model).__name__} reads nothing beside its content: leave out context")
+            raise ValueError(f"{type(self.model).__name__} does not accept a context: leave out `context`")
         return self
 
     @property
     @_locked
     def pinned(self) -> ModelReference:
-        """The reference, with what decides the outputs added: the present weights (hash), config and processor."""
+        """The reference with everything that determines the outputs: current weights (hash), config and processor."""
         settings = self.settings()
-        found = changed_by_hand(self.model, lambda: recorded(self.blueprint(), self.model))
-        by_hand = attributes(self.model) if found is None else found[0]
+        changes = changed_by_hand(self.model, lambda: recorded(self.blueprint(), self.model))
+        by_hand = attributes(self.model) if changes is None else changes[0]
         chosen, defaults = (
-            {f"modules.{name}": value for name, value in each.items()} for each in (by_hand.chosen, by_hand.defaults)
+            {f"modules.{name}": value for name, value in part.items()} for part in (by_hand.chosen, by_hand.defaults)
         )
         return dataclasses.replace(
             self.reference,
@@ -167,7 +167,7 @@ class Adapter:
             license=None if self.reference.id is None else license_of(self.reference.id, self.reference.revision),
         )
 
-    # -- what the library knows ------------------------------------------------------------------
+    # -- from the library ------------------------------------------------------------------
     @property
     def library(self) -> str:
         """Name of the library in ``hf_stitch.registries.adapters``."""
@@ -180,11 +180,11 @@ class Adapter:
 
     @property
     def unscored(self) -> str:
-        """What the head predicts, in words, if stitched models with it cannot be scored; empty otherwise."""
+        """Description of the output of the head if stitched models with it cannot be scored; empty otherwise."""
         return self._library.unscored(self)
 
     def blueprint(self) -> dict[str, Any]:
-        """Return a description from which the network is built again without its weights, with its rewrites.
+        """Return a description that rebuilds the network, with its rewrites but without its weights.
 
         Raises:
             ValueError: If the class of the network is user code, which cannot be rebuilt from a config.
@@ -192,33 +192,30 @@ class Adapter:
         return blueprint_of(self.model, self._library)
 
     def settings(self) -> Settings:
-        """Return what a forward reads of the config, by which a recorded network is recognised beside its weights."""
+        """Return the config values that a forward reads; with the weights, they identify a recorded network."""
         return settings_of(self.model, self._library)
 
     def check_lengths(self, samples: Samples) -> None:
-        """Check before any work that the network takes all texts, if it reads them with another tokenizer."""
+        """Check in advance that the network accepts all texts, if it reads them with a second tokenizer."""
 
     # -- cuts ------------------------------------------------------------------------------------
     @property
     def example(self) -> dict[str, Any]:
-        """The batch of inputs with which cuts are found and verified, as keyword arguments of the forward.
-
-        It is on the device on which the model takes its input.
-        """
+        """The batch of inputs for finding and verifying cuts: keyword arguments of the forward, on :attr:`device`."""
         return {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in self._example.items()}
 
     def module_name(self, layer: str) -> str:
-        """Return the name in ``model.named_modules()`` of the module at a layer; by default the same."""
+        """Return the name in ``model.named_modules()`` of the module at a layer; by default, the name of the layer."""
         return layer
 
     def layer_name(self, module: str) -> str:
-        """Return the name of a module as a layer, the inverse of :meth:`module_name`; by default the same."""
+        """Return the layer name of a module, the inverse of :meth:`module_name`; by default, the name of the module."""
         return module
 
     @property
     @_locked
     def candidates(self) -> tuple[str, ...]:
-        """Names of the blocks through which the whole computation appears to flow, in the order in which they run.
+        """Names of the blocks through which the whole computation appears to flow, in execution order.
 
         Candidates are not verified; :attr:`layers` lists those that are cuts. The first access runs the network a few
         times on the example.
@@ -227,7 +224,7 @@ class Adapter:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the verified cuts among the :attr:`candidates`, in the order in which they run.
+        """Names of the verified cuts among the :attr:`candidates`, in execution order.
 
         The first access verifies the candidates, which runs the network several times on the example.
         """
@@ -273,7 +270,7 @@ class Adapter:
         """
         survey, module = self._survey(), self.module_name(layer)
         if survey.status(module) != "pending":
-            return self.verify_cut(layer)  # its verification is kept
+            return self.verify_cut(layer)  # cached
         cut = survey.cut(module)
         return CutInfo(layer, "pending", cut.spec, cut.cost)
 
@@ -329,8 +326,8 @@ class Adapter:
             >>> import torch, hf_stitch
             >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
             >>> adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 4))
-            >>> found = adapter.encode(torch.randn(5, 4), ["0", "1"])
-            >>> {name: tuple(r.values.shape) for name, r in found.items()}
+            >>> representations = adapter.encode(torch.randn(5, 4), ["0", "1"])
+            >>> {name: tuple(r.values.shape) for name, r in representations.items()}
             {'0': (5, 8), '1': (5, 8)}
         """
         names = [layers] if isinstance(layers, str) else list(layers)
@@ -339,13 +336,13 @@ class Adapter:
         survey = self._survey(self.inputs(inputs))
         for name in names:
             survey.plan(self.module_name(name))
-        found: dict[str, Representation] = {}
+        representations: dict[str, Representation] = {}
 
         def keep(name: str, representation: Representation) -> None:
-            found[name] = representation.replace(values=representation.values.clone())
+            representations[name] = representation.replace(values=representation.values.clone())
 
         self.run_with_callback(inputs, names, keep)
-        return {name: found[name] for name in names}
+        return {name: representations[name] for name in names}
 
     @_locked
     def run_with_callback(
@@ -353,17 +350,16 @@ class Adapter:
     ) -> Any:
         """Run the network once, up to the deepest of several layers, and call a function with each representation.
 
-        Unlike :meth:`encode`, this does not require cuts: any module works that runs once and returns vectors, tokens
-        or a grid.
+        Unlike :meth:`encode`, this method does not require cuts: it accepts any module that runs once and returns
+        vectors, tokens or a grid.
 
         Args:
             inputs: Inputs of the model: a mapping of arguments, or the single tensor.
             layers: Names of modules.
-            callback: Receives the name of each layer and its representation, in the order in which the layers run.
-                Later layers may overwrite the values in place, so the callback must copy what it keeps. It must not
-                run another adapter: this thread holds the lock of the network, and two threads that each wait for the
-                network of the other would never go on.
-            complete: Whether to run the network to its end, and return its output.
+            callback: Receives the name and the representation of each layer, in execution order. Later layers may
+                overwrite the values in place, so the callback must copy the values that it stores. It must not run
+                another adapter: this thread holds the lock of the network, so two such threads could deadlock.
+            complete: Whether to run the network to its end and return its output.
 
         Example:
             >>> import torch, hf_stitch
@@ -373,27 +369,27 @@ class Adapter:
             0 5 8
             1 5 8
         """
-        arguments, kept = self.inputs(inputs), dict[str, Representation]()
+        arguments, stored = self.inputs(inputs), dict[str, Representation]()
         survey, names = self._survey(arguments), tuple(layers)
         if self._padded().sides:
             return self._capture(survey, arguments, names, callback, complete)
 
         def keep(name: str, representation: Representation) -> None:
-            kept[name] = representation.replace(values=representation.values.clone())
+            stored[name] = representation.replace(values=representation.values.clone())
 
         def run(part: Mapping[str, Any]) -> tuple[Any, dict[str, Representation]]:
-            return self._capture(survey, part, names, keep, complete), kept.copy()
+            return self._capture(survey, part, names, keep, complete), stored.copy()
 
-        output, found = run_by_length(run, arguments, self.interface)
-        for name in found:
-            callback(name, found[name])
+        output, by_layer = run_by_length(run, arguments, self.interface)
+        for name in by_layer:
+            callback(name, by_layer[name])
         return output
 
     @_locked
     def run_branches(self, arguments: Mapping[str, Any], layers: Iterable[str], callback: LayerCallback) -> None:
-        """Run the network once on several branches of each text, as :meth:`run_with_callback` on one.
+        """Run the network once on several branches of each text; otherwise like :meth:`run_with_callback`.
 
-        The layers are those of the native kind of input: a mask of queries by keys changes no cut.
+        The cuts of the native kind of input apply: a mask of queries by keys does not change them.
         """
         self._capture(self._survey(), arguments, layers, callback, False)
 
@@ -434,11 +430,11 @@ class Adapter:
 
     @_locked
     def decode(self, representation: Representation, layer: str) -> Any:
-        """Run the part of the model after a cut on a representation; the input of the model is not used.
+        """Run the part of the model after a cut on a representation, without the input of the model.
 
         Args:
-            representation: The activations at the cut, from :meth:`encode` or another source. A representation without
-                a context gets a blank one of the native input size.
+            representation: The activations at the cut, from :meth:`encode` or another source. If it lacks a context, a
+                blank one of the native input size is added.
             layer: Name of the cut.
 
         Example:
@@ -459,7 +455,7 @@ class Adapter:
         cut.accept(representation, self.interface)
         if representation.layout != cut.spec.layout or representation.width != cut.spec.width:
             raise ValueError(
-                f"layer {layer!r} takes a representation of layout {cut.spec.layout} and width {cut.spec.width}, "
+                f"layer {layer!r} requires a representation of layout {cut.spec.layout} and width {cut.spec.width}, "
                 f"got {representation.layout} and {representation.width}; map it with hf_stitch.stitch"
             )
         first = cut, plan
@@ -507,18 +503,18 @@ class Adapter:
         return Back(copy_without(self.model, gone), cut, plan, self._padded())
 
     def exchange(self, part: str, encoder: Any, data: Any, run: Any, **options: Any) -> Any:
-        """Replace a part of the network by another network, for :func:`hf_stitch.swap`.
+        """Replace a part of the network by an encoder, for :func:`hf_stitch.swap`.
 
         Args:
             part: Name of the part.
-            encoder: The other network, in any form that :func:`hf_stitch.load` takes.
+            encoder: The new encoder, in any form that :func:`hf_stitch.load` accepts.
             data: Raw samples, without labels.
-            run: How the job runs (:class:`hf_stitch.running.Run`).
-            **options: Those of ``swap`` that have a meaning for parts.
+            run: Execution settings of the job (:class:`hf_stitch.running.Run`).
+            **options: Options of ``swap`` that apply to parts.
         """
         raise ValueError(
-            f"the library {self.library} knows no parts of {type(self.model).__name__}, got part={part!r}: pass a "
-            "network that reads images (sound) with texts, then the encoder; the plugin is hf-stitch-towers"
+            f"the library {self.library} does not define parts of {type(self.model).__name__}, got part={part!r}: pass "
+            "a multimodal network (images or audio with text), then the encoder; the plugin is hf-stitch-towers"
         )
 
     # -- inside ------------------------------------------------------------------------------------
@@ -545,57 +541,57 @@ class Adapter:
         for name in content:
             if isinstance(value := inputs.get(name), Tensor) and 0 in value.shape[: len(counted)]:
                 raise ValueError(
-                    f"{name} of {kind} must contain {' and '.join(counted)}, got the shape {tuple(value.shape)}: leave "
-                    "out empty batches and texts"
+                    f"{name} of {kind} must contain {' and '.join(counted)}, got the shape {tuple(value.shape)}: "
+                    "remove empty batches and texts"
                 )
         return {name: value for name, value in inputs.items() if value is not None}
 
     @_locked
     def _padded(self) -> Interface:
-        """Return how the network takes its input, after a trial, once, of how its texts are padded."""
+        """Return the interface of the network, after a single trial run of the padding of its texts."""
         if self.interface.modality == "text" and not self._padding_is_tried:
             text, pad = self.example.get("input_ids"), getattr(self.processor, "pad_token_id", None)
-            self.interface = tried(self.model, partial(self._run, trial=True), self.interface, text, pad)
+            self.interface = probe_padding(self.model, partial(self._run, trial=True), self.interface, text, pad)
             self._padding_is_tried = True
         return self.interface
 
     @property
     def device(self) -> torch.device:
-        """Device on which the model takes its input."""
+        """Device of the inputs of the model."""
         return place_of(self.model)[0]
 
     def _run(self, inputs: Mapping[str, Any], *, trial: bool = False, fused: bool = False) -> Any:
-        """Run a forward in eval mode, uncompiled, with the options of the interface; all forwards use this method."""
+        """Run a forward in eval mode, uncompiled, with the options of the interface. All forwards use this method."""
         eagerly = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
         condition = self._library.running(self, inputs, trial=trial)
         with evaluating(self.model, fused=fused), eagerly, condition:
             return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
-        """Return the cached survey for inputs of this kind: image size and additional arguments."""
+        """Return the cached survey for a kind of input, defined by image size and additional arguments."""
         native = self._kind(self._example)
         kind = native if inputs is None else self._kind(inputs)
         if kind in self._surveys:
             self._surveys[kind] = self._surveys.pop(kind)  # the most recently used kind is last
         else:
             if len(self._surveys) > MOST_KINDS:
-                del self._surveys[next(known for known in self._surveys if known != native)]
+                del self._surveys[next(cached for cached in self._surveys if cached != native)]
             example = self.example if inputs is None or kind == native else self._few(inputs)
             blocks = self.override.blocks(self.model)
             self._surveys[kind] = Survey(self.model, partial(self._run, trial=True), self.interface, example, blocks)
         return self._surveys[kind]
 
     def _kind(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the key of the survey cache: the size of images, and the arguments in addition to those of texts."""
+        """Return the key of the survey cache: the size of images and the non-standard arguments."""
         interface = self.interface
         sizes = () if interface.modality == "text" else tuple(interface.shape(inputs, n) for n in interface.content)
-        known = {*interface.content, *interface.given, *interface.arguments}
-        others = {n: v for n, v in {**interface.options, **inputs}.items() if n not in known}
+        native_names = {*interface.content, *interface.given, *interface.arguments}
+        others = {n: v for n, v in {**interface.options, **inputs}.items() if n not in native_names}
         values = {n: repr(v) if isinstance(v, (bool, int, float, str)) else type(v).__name__ for n, v in others.items()}
         return sizes, tuple(sorted(values.items()))
 
     def _few(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return two samples of the inputs, texts cut to the native number of tokens, to verify cuts for their kind."""
+        """Return two samples of the inputs to verify cuts for their kind, texts cut to the native number of tokens."""
         interface, few = self.interface, {}
         batch, tokens = size_of_inputs(inputs, interface)
         for name, value in inputs.items():
@@ -605,8 +601,8 @@ class Adapter:
                     native = self._example[interface.content[0]].shape[1]
                     value = torch.ones_like(value[:, :native]) if name == interface.mask else value[:, :native]
                 if len(value) == batch:
-                    other = value.flip(-1) if name in interface.shapes else value
-                    value = torch.cat([value[:2], other[:1]])[:2]
+                    mirrored = value.flip(-1) if name in interface.shapes else value
+                    value = torch.cat([value[:2], mirrored[:1]])[:2]
                 if name in interface.shapes and not any(value.stride()):  # erased content of a context is all zeros
                     value = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
             few[name] = value

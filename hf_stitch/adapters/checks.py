@@ -1,4 +1,4 @@
-"""What jobs check of layers and networks before they run."""
+"""Checks of layers and networks before a job runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_stitch.representation import Pooling
 
 
 def layer_names(argument: str, layers: Iterable[str]) -> tuple[str, ...]:
-    """Check a list of layers."""
+    """Check a list of layer names and return it as a tuple."""
     check(Iterable[str], **{argument: layers})
     names = tuple(layers)
     if not names:
@@ -25,32 +25,32 @@ def layer_names(argument: str, layers: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
-    """Check that two networks take the same kind of samples and, token by token, the same tokens."""
+    """Check that two networks accept the same kind of samples and, without pooling, the same tokens."""
     if source is not target and source.model is target.model and getattr(source.model, "peft_config", None):
         warn(
-            f"both networks are the same {type(source.model).__name__}: PEFT puts its adapter into the network that it "
-            "is given, so that the base has it too. Load the base a second time"
+            f"both networks are the same {type(source.model).__name__}: PEFT adds its adapter to the base model in "
+            "place. Load the base a second time"
         )
     kinds = source.interface.modality, target.interface.modality
     if kinds[0] != kinds[1]:
-        raise ValueError(f"the networks take {kinds[0]} samples and {kinds[1]} samples: no sample serves both")
-    own, needed = source.interface.prefix, target.interface.prefix
-    if pooling == "none" and PROMPT in target.interface.arguments and own != needed:
+        raise ValueError(f"the networks must accept the same kind of samples, got {kinds[0]} and {kinds[1]}")
+    prompt_a, prompt_b = source.interface.prefix, target.interface.prefix
+    if pooling == "none" and PROMPT in target.interface.arguments and prompt_a != prompt_b:
         raise ValueError(
-            f"the pooling of the target leaves out its prompt, {needed!r}, and the prompt of the source is {own!r}: "
-            "load both with the same (prompts=, default_prompt_name=), or use pooling='mean', 'cls' or 'last'"
+            f"the pooling of the target excludes its prompt, {prompt_b!r}, but the source has {prompt_a!r}: load "
+            "both with the same prompt (prompts=, default_prompt_name=), or use pooling='mean', 'cls' or 'last'"
         )
     tokenizers = [a.processor for a in (source, target) if hasattr(a.processor, "get_vocab")]
     if pooling == "none" and len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         if target.task == "text-generation":
             remedy = (
                 "a stitched language model predicts every token. If both are decoders, use align='prefix' "
-                "(hf_stitch.stitch), with which the source reads the text up to each token of the target. To compare "
-                "the two, use align='offsets' (hf_stitch.compare), which matches pieces of text, or rows='mean'"
+                "(hf_stitch.stitch): the source reads the text up to each token of the target. To compare the two, use "
+                "align='offsets' (hf_stitch.compare), which matches pieces of text, or rows='mean'"
             )
         else:
             remedy = (
-                "use pooling='mean', 'cls' or 'last' (of hf_stitch.compare, rows=), which give one vector per sample; "
+                "use pooling='mean', 'cls' or 'last' (hf_stitch.compare: rows=), which return one vector per sample; "
                 "hf_stitch.compare also matches pieces of text, with rows='positions' and align='offsets'"
             )
         raise ValueError(
@@ -60,11 +60,11 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
 
 
 def padded_alike(source: Adapter, target: Adapter) -> tuple[Adapter, Adapter]:
-    """Return two networks that pad texts on one side, if both have one in common: their tokens correspond by place.
+    """Return two networks that pad texts on the same side, if they share one, so that token positions correspond.
 
-    Networks whose texts run by length are padded on the right. The adapters that are passed do not change.
+    Networks that run texts by length are padded on the right. The original adapters do not change.
     """
-    first, second = (each._padded().sides or ("right",) for each in (source, target))
+    first, second = (adapter._padded().sides or ("right",) for adapter in (source, target))
     common = tuple(side for side in first if side in second)
 
     def padded(network: Adapter) -> Adapter:

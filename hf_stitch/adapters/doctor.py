@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     import pandas
 
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""Modules of PyTorch that have a fused path; those around them take it through them."""
+"""Modules of PyTorch that have a fused path. Modules that contain them use it too."""
 
 FAILED = {
     "loading": "The network could not be loaded:",
-    "inputs": "The network was loaded, but its inputs are missing or do not fit:",
+    "inputs": "The network was loaded, but its inputs are missing or do not match the forward:",
     "forward": "The forward pass fails on these inputs:",
     "survey": "The forward pass runs on these inputs, but fails with other sizes or cannot be traced:",
 }
-"""The stage that failed -> a description for the report."""
+"""Description of each failed stage for the report."""
 
 LEGEND = (
     "representation: axes (b batch, n positions, d features, c channels, h × w grid), features, grid, + prefix tokens. "
@@ -50,21 +50,21 @@ class Diagnosis(Result):
         model: Name of the network; empty for a live network.
         kind: Class of the network; empty if it could not be loaded.
         parameters: Number of parameters.
-        takes: Modality of the content and the arguments that carry it: ``("image", "pixel_values")``.
+        takes: Modality of the content and the names of its arguments: ``("image", "pixel_values")``.
         given: Arguments of the context, which every input must also contain.
         tried: Inputs of the diagnosis, with their shapes.
         tried_by: Source of these inputs: ``made up`` (random), ``example_inputs`` or an override.
         override: Class of the override; empty without an override.
-        padding: Sides on which padding changes no activation of a text, in words; empty for other modalities.
+        padding: Sides where padding does not change the activations of texts, in words; empty for other modalities.
         layers: All candidates, verified or refused.
         failed: Stage that failed, a key of ``FAILED``; empty if all stages succeeded.
         error: Error of the stage that failed.
         notes: Warnings.
-        advice: What to do, in sentences.
+        advice: Recommended actions, in sentences.
 
     Example:
-        >>> found = Diagnosis("org/name", layers=(CutInfo("a", "verified"), CutInfo("b", "refused")))
-        >>> found.cuts
+        >>> diagnosis = Diagnosis("org/name", layers=(CutInfo("a", "verified"), CutInfo("b", "refused")))
+        >>> diagnosis.cuts
         ('a',)
     """
 
@@ -85,7 +85,7 @@ class Diagnosis(Result):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """Read a record; those of 0.2 also have a script, ``snippet``."""
+        """Create a diagnosis from a record. Records of version 0.2 also contain a script, ``snippet``."""
         return super().from_dict({name: value for name, value in record.items() if name != "snippet"})
 
     @property
@@ -103,9 +103,9 @@ class Diagnosis(Result):
         lines = [
             self.model,
             f"{self.kind}, {self.parameters:,} parameters" if self.kind else "",
-            f"takes {', '.join(self.takes[1:])} ({self.takes[0]})" if self.takes else "",
+            f"inputs {', '.join(self.takes[1:])} ({self.takes[0]})" if self.takes else "",
             f"context {', '.join(self.given)}" if self.given else "",
-            f"tried with {', '.join(self.tried)} ({self.tried_by})" if self.tried else "",
+            f"tested with {', '.join(self.tried)} ({self.tried_by})" if self.tried else "",
             f"override {self.override}" if self.override else "",
             f"padding {self.padding}" if self.padding else "",
             *(f"note: {note}" for note in self.notes),
@@ -119,22 +119,22 @@ class Diagnosis(Result):
                 cost = "–" if e.cost is None else f"{e.cost:.0%}"
                 table.add_row(e.layer, e.status, str(e.spec or "–"), cost, e.plan or "–")
                 if e.reason:
-                    why = e.reason.partition(f" {INSTEAD}")[0].partition(repr(e.layer))[2]
-                    refused.setdefault(why, []).append(e.layer)
+                    reason = e.reason.partition(f" {INSTEAD}")[0].partition(repr(e.layer))[2]
+                    refused.setdefault(reason, []).append(e.layer)
             parts += [table, Text(LEGEND, "dim"), Text(f"{len(self.cuts)} of {len(self.layers)} candidates are cuts.")]
-            parts += [Text(f"refused: {', '.join(names)}{why}") for why, names in refused.items()]
+            parts += [Text(f"refused: {', '.join(names)}{reason}") for reason, names in refused.items()]
         parts += [Text(f"→ {line}") for line in self.advice]
         return Group(*parts)
 
 
 def diagnose(model: str | nn.Module | Adapter, *, device: torch.device | None = None, **options: Any) -> Diagnosis:
-    """Report where a network can be cut and, if it cannot, what to do.
+    """Report where a network can be cut, with advice if it cannot.
 
-    Errors of the network are part of the report and are not raised.
+    Errors of the network appear in the report and are not raised.
 
     Args:
         model: As for :func:`hf_stitch.load`.
-        device: Device to which the network is moved. Default: it stays where it is.
+        device: Device for the network. Default: the network is not moved.
         **options: As for :func:`hf_stitch.load`.
 
     Example:
@@ -147,13 +147,13 @@ def diagnose(model: str | nn.Module | Adapter, *, device: torch.device | None = 
     asked = {"model": model} | {name: value for name, value in options.items() if value is not None}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        found = _examine(asked, device)
-    return replace(found, notes=tuple(dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning)))
+        diagnosis = _examine(asked, device)
+    return replace(diagnosis, notes=tuple(dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning)))
 
 
 def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
     """Load a network, run it and verify its candidates, until a stage fails."""
-    found = Diagnosis(asked["model"] if isinstance(asked["model"], str) else "")
+    diagnosis = Diagnosis(asked["model"] if isinstance(asked["model"], str) else "")
     stage, network, adapter = "loading", None, None
     try:
         adapter = load(**asked)
@@ -164,8 +164,8 @@ def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
         if "example_inputs" in asked:
             tried_by, asked["example_inputs"] = "example_inputs", adapter.example
         shapes = {name: getattr(value, "shape", [value]) for name, value in adapter.example.items()}
-        found = replace(
-            found,
+        diagnosis = replace(
+            diagnosis,
             takes=(adapter.interface.modality, *adapter.interface.content),
             given=adapter.interface.given,
             tried=tuple(f"{name} {'×'.join(map(str, shape))}" for name, shape in shapes.items()),
@@ -176,18 +176,20 @@ def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
             _compare_with_fused(adapter)
         stage = "survey"
         layers = tuple(map(adapter.verify_cut, adapter.candidates))
-        found = replace(found, layers=layers, padding=adapter._padded().padding)
+        diagnosis = replace(diagnosis, layers=layers, padding=adapter._padded().padding)
     except Exception as error:  # libraries and the code of the network can raise anything
         if isinstance(error, ExampleError):
             stage, network = "inputs", error.model
-        found = replace(found, failed=stage, error=" ".join(f"{type(error).__name__}: {error}".split()))
+        diagnosis = replace(diagnosis, failed=stage, error=" ".join(f"{type(error).__name__}: {error}".split()))
     if network is not None:
-        found = replace(found, kind=type(network).__name__, parameters=sum(p.numel() for p in network.parameters()))
-    return replace(found, advice=tuple(_advise(found, network, adapter, asked)))
+        diagnosis = replace(
+            diagnosis, kind=type(network).__name__, parameters=sum(p.numel() for p in network.parameters())
+        )
+    return replace(diagnosis, advice=tuple(_advise(diagnosis, network, adapter, asked)))
 
 
 def _compare_with_fused(adapter: Adapter) -> None:
-    """Run a network, and warn if PyTorch's fused path returns other outputs, by how much."""
+    """Run a network and warn if PyTorch's fused path returns other outputs, with the size of the difference."""
     outputs = tree.tensors(adapter._run(adapter.example))
     if not any(isinstance(module, FUSED) for module in adapter.model.modules()):
         return
@@ -197,86 +199,85 @@ def _compare_with_fused(adapter: Adapter) -> None:
             warnings.simplefilter("ignore")
             fused = tree.tensors(adapter._run(adapter.example, fused=True))
         for path, x in outputs.items():
-            apart = (x.double() - fused[path]).abs()
-            if torch.equal(x, again[path]) and (finite := apart.isfinite()).any():
-                gaps.append(float(apart[finite].max() / x[finite].abs().max()))
-        effect = f"whose outputs differ by up to {max(gaps):.1g} of the largest" if max(gaps) else ""
+            gap = (x.double() - fused[path]).abs()
+            if torch.equal(x, again[path]) and (finite := gap.isfinite()).any():
+                gaps.append(float(gap[finite].max() / x[finite].abs().max()))
+        effect = f"changes outputs by up to {max(gaps):.1g} of the largest" if max(gaps) else ""
     except Exception as error:  # the code of the network can raise anything
-        effect = f"on which the network does not run ({type(error).__name__}: {error})"
+        effect = f"fails on this network ({type(error).__name__}: {error})"
     if effect:
         warnings.warn(
-            f"in eval mode without gradients, modules of PyTorch take a fused path, {effect}; hf-stitch runs the plain "
+            f"PyTorch's fused path, the default in eval mode without gradients, {effect}; hf-stitch runs the unfused "
             "path",
             stacklevel=2,
         )
 
 
 # -- advice ------------------------------------------------------------------------------------
-def _advise(found: Diagnosis, network: Any, adapter: Adapter | None, asked: dict[str, Any]) -> Iterator[str]:
-    if found.failed == "inputs" and not asked.keys() & {"example_inputs", "content"}:  # else the error explains it
-        yield OWN_INPUTS
-    elif found.failed == "forward" and found.tried_by != "made up":
-        yield f"Correct these inputs: they come from {found.tried_by}."
-    elif found.failed in ("forward", "survey"):
-        yield from _of_body(network) or [OWN_INPUTS] * (found.failed == "forward")
-    if adapter is None or found.failed:
+def _advise(diagnosis: Diagnosis, network: Any, adapter: Adapter | None, asked: dict[str, Any]) -> Iterator[str]:
+    if diagnosis.failed == "inputs" and not asked.keys() & {"example_inputs", "content"}:  # else the error explains it
+        yield PASS_INPUTS
+    elif diagnosis.failed == "forward" and diagnosis.tried_by != "made up":
+        yield f"Correct these inputs: they come from {diagnosis.tried_by}."
+    elif diagnosis.failed in ("forward", "survey"):
+        yield from _advise_backbone(network) or [PASS_INPUTS] * (diagnosis.failed == "forward")
+    if adapter is None or diagnosis.failed:
         return
-    interface, reasons = adapter.interface, "\n".join(e.reason for e in found.layers)
+    interface, reasons = adapter.interface, "\n".join(e.reason for e in diagnosis.layers)
     if "bypasses it" in reasons:
-        yield "A bypass of a layer cannot be overridden: cut after the block or stage in which the paths meet."
+        yield "A bypass of a layer cannot be overridden: cut after the block or stage where the paths meet."
     if interface.content == ("input_ids",) and "decoder_input_ids" in interface.given:
         yield "These cuts are in the encoder. For the decoder, use --content decoder_input_ids (in Python: content=…)."
-    if len(found.cuts) >= 2:
+    if len(diagnosis.cuts) >= 2:
         return
-    if interface.modality == "text" and "another way than through it" in reasons:
-        yield "The part after the layers reads the token ids themselves: list the ids in special_ids of an override."
+    if interface.modality == "text" and "through other paths" in reasons:
+        yield "The part after the layers reads the token ids: list these ids in special_ids of an override."
     elif next(network.children(), None) is None:
-        yield "The network has no modules inside that could be cut: diagnose the network that contains it."
-    elif not found.layers:
-        yield "No module carries the whole input: two or more paths lead to the output side by side."
-        yield from _of_one_output(adapter) or _of_body(network)
+        yield "The network does not contain modules: diagnose the network that contains it."
+    elif not diagnosis.layers:
+        yield "No module carries the whole input: two or more parallel paths lead to the output."
+        yield from _advise_one_output(adapter) or _advise_backbone(network)
     else:
-        yield from _of_others(adapter) or ([] if found.cuts else _of_body(network))
+        yield from _advise_more_cuts(adapter) or ([] if diagnosis.cuts else _advise_backbone(network))
 
 
-OWN_INPUTS = (
+PASS_INPUTS = (
     "Load the network with inputs of the right sizes: hf_stitch.load(…, example_inputs={name: tensor}), or return them "
     "from an override (docs/adapters.md)."
 )
 
 
-def _of_body(network: nn.Module) -> list[str]:
+def _advise_backbone(network: nn.Module) -> list[str]:
     prefix = getattr(network, "base_model_prefix", "")
-    with suppress(Exception):  # no advice if the body fails as well
+    with suppress(Exception):  # no advice if the backbone fails as well
         if layers := load(getattr(network, prefix)).layers:
             return [
-                f"The body without the head has {len(layers)} cuts, {layers[0]} to {layers[-1]}: load it with "
+                f"The backbone, without the head, has {len(layers)} cuts, {layers[0]} to {layers[-1]}: load it with "
                 f"hf_stitch.load(adapter.model.{prefix})."
             ]
     return []
 
 
-def _of_one_output(adapter: Adapter) -> list[str]:
+def _advise_one_output(adapter: Adapter) -> list[str]:
     for path in tree.tensors(adapter.forward(adapter.example)):
         run = partial(lambda path, inputs: tree.get(adapter.forward(inputs), path), path)
         with suppress(ValueError):  # this output does not depend on the input
             if blocks := Survey(adapter.model, run, adapter.interface, adapter.example).blocks:
                 place = "".join(f"[{key!r}]" for key in path)
                 return [
-                    f"For output{place} alone, the candidates are {', '.join(blocks)}: load a module whose forward "
-                    "returns this output."
+                    f"For output{place} alone, the candidates are {', '.join(blocks)}: load a module that "
+                    "returns only this output."
                 ]
     return []
 
 
-def _of_others(adapter: Adapter) -> list[str]:
+def _advise_more_cuts(adapter: Adapter) -> list[str]:
     survey, kind = adapter._survey(), type(adapter.override)
     calls = survey.trace.calls
     names = [n for n in calls if n not in survey.blocks and survey.dominates(n)]
     names = [n for n in names if not any(s.given or s.is_output for s in calls[n].seen().values())]
-    others = [
-        n for n in names[:12] if adapter.verify_cut(n).status == "verified"
-    ]  # each runs the network several times
-    of = "an override" if kind is Override else f"the override {kind.__name__}"
-    told = f"These modules are cuts too, but not blocks: {', '.join(others)}. Add them to the blocks of {of}."
-    return [told] if others else []
+    # each verification runs the network several times
+    more = [name for name in names[:12] if adapter.verify_cut(name).status == "verified"]
+    override = "an override" if kind is Override else f"the override {kind.__name__}"
+    advice = f"These modules are also cuts, but not blocks: {', '.join(more)}. Add them to the blocks of {override}."
+    return [advice] if more else []

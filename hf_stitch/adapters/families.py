@@ -18,7 +18,7 @@ class OfWaveforms(Override):
     frames = 12
 
     def example(self, model: nn.Module) -> Mapping[str, Any]:
-        """Return two waveforms of noise with the number of samples that gives :attr:`frames` frames."""
+        """Return two waveforms of noise with the number of samples for :attr:`frames` frames."""
         config: Any = model.config
         samples = self.frames
         for kernel, stride in zip(config.conv_kernel[::-1], config.conv_stride[::-1], strict=True):
@@ -27,7 +27,7 @@ class OfWaveforms(Override):
 
 
 class OfSpectrograms(Override):
-    """Override for AST, which takes ``input_values``, shape (batch, frames, frequencies), of a fixed length."""
+    """Override for AST, with ``input_values`` of a fixed length, shape (batch, frames, frequencies)."""
 
     def example(self, model: nn.Module) -> Mapping[str, Any]:
         """Return two spectrograms of noise of the length in the config."""
@@ -37,9 +37,9 @@ class OfSpectrograms(Override):
 
 
 class OfWhisper(Override):
-    """Override for Whisper, which takes ``input_features`` of a fixed length, shape (batch, frequencies, frames).
+    """Override for Whisper, with ``input_features`` of a fixed length, shape (batch, frequencies, frames).
 
-    Its decoder takes texts.
+    Its decoder accepts texts.
     """
 
     def example(self, model: nn.Module) -> Mapping[str, Any] | None:
@@ -55,11 +55,11 @@ class OfWhisper(Override):
 
 
 WRONG = 2
-"""The ``eos_token_id`` of the oldest configs of CLIP, which then takes the largest id of a text as its end."""
+"""The ``eos_token_id`` of the oldest configs of CLIP. The end of a text is then its largest id."""
 
 
 class OfClipTexts(Override):
-    """Override for text encoders whose end of text is the last id of the vocabulary, despite the config."""
+    """Override for text encoders with the last id of the vocabulary as end of text, despite the config."""
 
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
         """Return the last id of the vocabulary if the config contains the wrong one."""
@@ -77,15 +77,15 @@ class OfClipTexts(Override):
 
 
 class OfCpmAnt(Override):
-    """Override for CPM-Ant, which takes the id 0 for padding, whatever its config defines."""
+    """Override for CPM-Ant, which always uses the id 0 for padding and ignores its config."""
 
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
-        """Return the id of padding, which the embeddings and the attention mask look for."""
+        """Return the padding id, which the embeddings and the attention mask depend on."""
         return (0,)
 
 
 class OfPerceiverTexts(Override):
-    """Override for the heads that take texts."""
+    """Override for the heads that accept texts."""
 
     def example(self, model: nn.Module) -> Mapping[str, Any]:
         """Return random token ids, shape (2, 6), and their mask."""
@@ -95,10 +95,10 @@ class OfPerceiverTexts(Override):
 
 
 class OfPerceiverImages(Override):
-    """Override for the head that takes images, with learned position embeddings."""
+    """Override for the head that accepts images, with learned position embeddings."""
 
     def example(self, model: nn.Module) -> Mapping[str, Any]:
-        """Return random images of the size for which the model has position embeddings."""
+        """Return random images of the size of the position embeddings."""
         config: Any = model.config
         size = (2, 3, config.image_size, config.image_size)
         return {"inputs": torch.randn(size, generator=torch.Generator().manual_seed(0))}

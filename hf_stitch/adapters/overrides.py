@@ -1,7 +1,6 @@
 """Architecture overrides: facts about a class of networks that a trace of its forward does not reveal.
 
-Register an override in ``hf_stitch.registries.overrides`` under the name of the class of the network or of one of its
-base classes.
+Register an override in ``hf_stitch.registries.overrides`` under the name of the network's class or of a base class.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from hf_stitch.registry import registries
 class Override:
     """Base class of architecture overrides, with the defaults for networks without an override.
 
-    A subclass overrides the methods for which its networks differ. It must not store anything about a network, because
-    one instance serves all networks of the class.
+    A subclass overrides the methods that its networks require. It must not store anything about a network, because one
+    instance serves all networks of the class.
 
     Attributes:
         options: Additional arguments of every forward (``{"use_mems": False}``).
@@ -44,7 +43,7 @@ class Override:
     options: ClassVar[Mapping[str, Any]] = {}
 
     def example(self, model: nn.Module) -> Mapping[str, Any] | None:
-        """Return a batch of inputs by name, or ``None`` (the default) if they can be generated automatically."""
+        """Return a batch of inputs by name, or ``None`` (default) if they can be generated automatically."""
         return None
 
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
@@ -55,16 +54,16 @@ class Override:
         return ()
 
     def blocks(self, model: nn.Module) -> tuple[str, ...] | None:
-        """Return the names of the candidates for cuts, in the order in which they run; by default those of a trace.
+        """Return the names of the candidates for cuts, in execution order; by default, the candidates of a trace.
 
-        Candidates are verified with and without an override: it can add modules that the trace does not list, but a
-        module with a bypass remains refused.
+        Candidates are always verified: an override can add modules that the trace does not list, but a module with a
+        bypass remains refused.
         """
         return None
 
 
 def full_name(kind: type) -> str:
-    """Return the name of a class with that of its package: ``transformers.BertModel``.
+    """Return the name of a class with its package: ``transformers.BertModel``.
 
     Example:
         >>> full_name(nn.Linear)
@@ -74,15 +73,15 @@ def full_name(kind: type) -> str:
 
 
 def override_of(model: nn.Module) -> Override:
-    """Return the override of a network: that of the first class in its method resolution order that has one.
+    """Return the override of the first class in the method resolution order of a network that has one.
 
     An override is registered under the name of a class with its package (``transformers.BertModel``), or under the bare
-    name, which applies to every class of that name. Without one, it is a plain :class:`Override`.
+    name, which applies to every class of that name. Without a registered override, return a plain :class:`Override`.
     """
     for kind in type(model).__mro__:
         for name in (full_name(kind), kind.__name__):
             if name in registries.overrides:
-                override = _made(registries.overrides.get(name))
+                override = _instance(registries.overrides.get(name))
                 if not isinstance(override, Override):
                     raise TypeError(f"the override of {name} must be an Override, got {type(override).__name__}")
                 _check_blocks(override.blocks(model), model, f"the override of {name}")
@@ -91,20 +90,20 @@ def override_of(model: nn.Module) -> Override:
 
 
 @cache
-def _made(kind: type[Override]) -> Override:
+def _instance(kind: type[Override]) -> Override:
     return kind()
 
 
-def _check_blocks(blocks: Any, model: nn.Module, what: str) -> None:
+def _check_blocks(blocks: Any, model: nn.Module, subject: str) -> None:
     if blocks is None:
         return
     if not isinstance(blocks, tuple) or not all(isinstance(name, str) for name in blocks):
-        raise TypeError(f"{what} must return its blocks as a tuple of names or as None, got {blocks!r}")
+        raise TypeError(f"{subject} must return its blocks as a tuple of names or as None, got {blocks!r}")
     names = [name for name, _ in model.named_modules() if name]
     for name in blocks:
         if name not in names:
             hint = did_you_mean(name, names)
             raise ValueError(
-                f"{what} names a block {name!r} that {type(model).__name__} does not have"
+                f"{subject} names a block {name!r} that {type(model).__name__} does not have"
                 + (f"; did you mean {hint!r}?" if hint else "")
             )

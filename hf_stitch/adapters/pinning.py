@@ -1,4 +1,4 @@
-"""What of a config or a processor decides outputs: the settings that pin a network beside its weights."""
+"""Settings of configs and processors that determine outputs; together with the weights they pin a network."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ UNREAD_OF_CONFIGS = frozenset(
         *("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "anchors_fingerprint"),
     )
 )
-"""Keys of a config that no forward in eval mode reads, or whose values do not change what it computes.
+"""Keys of a config that no forward in eval mode reads, or that do not change its outputs.
 
-Only these dropouts: others have an effect in eval mode too, as the ``token_dropout`` of ESM has.
+Further dropouts are excluded because they may have an effect in eval mode, like the ``token_dropout`` of ESM.
 """
 
 UNREAD_OF_PROCESSORS = ("auto_map", "image_processor_type", "name_or_path", "processor_class")
-"""Keys of the config of a processor that it does not read; its class is recorded as ``class``."""
+"""Keys of the config of a processor that the processor does not read; its class is recorded as ``class``."""
 
 OF_TOKENIZERS = ("model_input_names", "padding_side", "split_special_tokens", "truncation_side")
 """Attributes of a tokenizer that change its outputs."""
 
 USER_CODE = "user code"
-"""Class of the settings of functions of user code, which have no others."""
+"""Value of ``class`` for functions of user code, without further settings."""
 
 
 def settings_of_config(config: Any) -> Settings:
-    """Return what a forward in eval mode reads of a config of transformers."""
-    every = config.to_dict()
-    values = {name: value for name, value in every.items() if is_read(name)}
-    inner = {name: there for name in values if hasattr(there := vars(config).get(name), "to_diff_dict")}
-    own = {name: value for name, value in values.items() if name not in inner}
-    followed = _followed(_Config(type(config), repr(every), every))
-    found = _apart(own, followed & own.keys())
-    for name, there in inner.items():
-        below = settings_of_config(there)
-        found.chosen.update({f"{name}.{key}": value for key, value in below.chosen.items()})
-        found.defaults.update({f"{name}.{key}": value for key, value in below.defaults.items()})
-    return found
+    """Return the values of a config of transformers that a forward in eval mode reads."""
+    config_values = config.to_dict()
+    values = {name: value for name, value in config_values.items() if is_read(name)}
+    inner = {name: nested for name in values if hasattr(nested := vars(config).get(name), "to_diff_dict")}
+    plain = {name: value for name, value in values.items() if name not in inner}
+    derived = _derived_keys(_HashableConfig(type(config), repr(config_values), config_values))
+    settings = _split(plain, derived & plain.keys())
+    for name, nested in inner.items():
+        below = settings_of_config(nested)
+        settings.chosen.update({f"{name}.{key}": value for key, value in below.chosen.items()})
+        settings.defaults.update({f"{name}.{key}": value for key, value in below.defaults.items()})
+    return settings
 
 
 def is_read(key: str) -> bool:
-    """Return whether a forward in eval mode may compute with the value of a key of a config."""
+    """Return whether a forward in eval mode may read a key of a config."""
     return key not in UNREAD_OF_CONFIGS and not key.startswith("_")
 
 
 @dataclass(frozen=True)
-class _Config:
-    """The values of a config, compared by how Python writes them."""
+class _HashableConfig:
+    """The values of a config, compared by their ``repr``."""
 
     kind: Any
     written: str
@@ -70,29 +70,28 @@ class _Config:
 
 
 @lru_cache(maxsize=64)  # a job pins its networks several times, and configs are slow to build
-def _followed(config: _Config) -> frozenset[str]:
-    """Return the keys whose values a config has of itself: the default of its class, or derived from other values."""
-    return frozenset(name for name in config.values if is_read(name) and _follows(config, name))
+def _derived_keys(config: _HashableConfig) -> frozenset[str]:
+    """Return the keys with default values, or with values that the config derives from other values."""
+    return frozenset(name for name in config.values if is_read(name) and _is_derived(config, name))
 
 
-def _follows(config: _Config, name: str) -> bool:
+def _is_derived(config: _HashableConfig, name: str) -> bool:
     value = config.values[name]
     if _is_default(config.kind, name, value):
         return True
     try:
         with _unlogged():
-            others = {key: there for key, there in config.values.items() if key != name}
-            again = config.kind.from_dict(deepcopy(others)).to_dict()
-    except Exception:  # the class demands the value
+            rest = {key: current for key, current in config.values.items() if key != name}
+            again = config.kind.from_dict(deepcopy(rest)).to_dict()
+    except Exception:  # the class requires the value
         return False
     return name in again and bool(again[name] == value)
 
 
 def settings_of_processor(processor: Any, max_tokens: int | None = None) -> Settings | None:
-    """Return what decides the outputs of a processor.
+    """Return the settings that determine the outputs of a processor; ``None`` without a processor.
 
-    Returns the settings. User code differs from every other processor, but not from other user code. ``None`` without a
-    processor.
+    All user code has the same settings, which differ from the settings of every other processor.
     """
     if processor is None:
         return None
@@ -102,13 +101,13 @@ def settings_of_processor(processor: Any, max_tokens: int | None = None) -> Sett
         return Settings({"class": USER_CODE})
     values = processor.to_dict()
     values["class"] = values.get("image_processor_type", type(processor).__name__)
-    kept = {n: v for n, v in values.items() if n not in UNREAD_OF_PROCESSORS and not n.startswith("_")}
-    return _apart(kept, {name for name, value in kept.items() if _is_default(type(processor), name, value)})
+    read = {n: v for n, v in values.items() if n not in UNREAD_OF_PROCESSORS and not n.startswith("_")}
+    return _split(read, {name for name, value in read.items() if _is_default(type(processor), name, value)})
 
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Silence the log of transformers, which would tell what is wrong with a config that nobody wrote."""
+    """Silence the log of transformers, which would report errors in an artificial config."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -124,7 +123,7 @@ def _is_default(kind: type, name: str, value: Any) -> bool:
     return bool(getattr(kind, name, nothing) == value)
 
 
-def _apart(values: Mapping[str, Any], defaults: Collection[str]) -> Settings:
+def _split(values: Mapping[str, Any], defaults: Collection[str]) -> Settings:
     chosen = {name: value for name, value in values.items() if name not in defaults}
     return Settings.of(chosen, {name: values[name] for name in values if name in defaults})
 
@@ -132,21 +131,21 @@ def _apart(values: Mapping[str, Any], defaults: Collection[str]) -> Settings:
 def _of_tokenizer(tokenizer: Any, max_tokens: int | None) -> Settings:
     """Return the settings of a tokenizer.
 
-    A fast tokenizer is what its backend serialises, apart from the padding and truncation of the last call. Its class
-    and its other special tokens have no influence.
+    The settings of a fast tokenizer are its serialised backend without the padding and truncation of the last call. Its
+    class and its further special tokens do not affect the outputs.
     """
-    # Without a padding token a batch raises an error, so it matters only if both sides have one.
+    # Without a padding token, a batch raises an error: compare it only if both tokenizers have one.
     defaults = {"pad_token": tokenizer.pad_token} if tokenizer.pad_token else {}
     if tokenizer.is_fast:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        # Every token has contents; other keys may be those of a version.
+        # Every token has contents; further keys depend on the version.
         keys = {"content", *(key for token in backend["added_tokens"] for key in token)}
         defaults |= {f"added_tokens.{key}": [t.get(key) for t in backend["added_tokens"]] for key in sorted(keys)}
         values: dict[str, Any] = {"class": "fast tokenizer"}
-        for part, there in backend.items():
+        for part, contents in backend.items():
             if part not in ("version", "padding", "truncation", "added_tokens"):
-                types, others = _types_of(there, part)
-                values, defaults = values | types, defaults | others
+                types, rest = _types_of(contents, part)
+                values, defaults = values | types, defaults | rest
     else:
         values = {
             "class": type(tokenizer).__name__,
@@ -162,9 +161,9 @@ def _of_tokenizer(tokenizer: Any, max_tokens: int | None) -> Settings:
 
 
 def _types_of(part: Any, within: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the types of a part of a fast tokenizer and of the parts inside it, and apart from these all else.
+    """Return the types of a part of a fast tokenizer and of its inner parts, and separately all remaining values.
 
-    Another version of the library may write further keys, so only the types must be on both sides.
+    Another version of the library may write further keys, so only the types must be present on both sides.
     """
     inner: dict[str, Any] = {}
     types: dict[str, Any] = {}
@@ -179,16 +178,16 @@ def _types_of(part: Any, within: str) -> tuple[dict[str, Any], dict[str, Any]]:
         inner = {f"{within}.{index}": item for index, item in enumerate(part)}
     else:
         return {}, {within: sorted(part.items()) if isinstance(part, dict) else part}
-    others: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     for name, value in inner.items():
-        below, rest = _types_of(value, name)
-        types, others = types | below, others | rest
-    return types, others
+        inner_types, rest = _types_of(value, name)
+        types, remaining = types | inner_types, remaining | rest
+    return types, remaining
 
 
 def _options(tokenizer: Any) -> dict[str, Any]:
-    """Return the arguments of a slow tokenizer other than files and tokens, with their defaults filled in."""
-    others = ("self", "_file", "_token", "_tokens", "merges", "vocab")
+    """Return the arguments of a slow tokenizer except files and tokens, with default values."""
+    suffixes = ("self", "_file", "_token", "_tokens", "merges", "vocab")
     arguments = inspect.signature(type(tokenizer).__init__).parameters.values()
-    wanted = [a for a in arguments if a.kind is a.POSITIONAL_OR_KEYWORD and not a.name.endswith(others)]
-    return {a.name: tokenizer.init_kwargs.get(a.name, a.default) for a in wanted}
+    options = [a for a in arguments if a.kind is a.POSITIONAL_OR_KEYWORD and not a.name.endswith(suffixes)]
+    return {a.name: tokenizer.init_kwargs.get(a.name, a.default) for a in options}

@@ -1,4 +1,4 @@
-"""Turn raw samples into the inputs of a model, for adapters and stitched models."""
+"""Conversion of raw samples into the inputs of a model, for adapters and stitched models."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ OFFSETS = "offset_mapping"
 """Key of the character spans of tokens."""
 
 PROCESSORS = {"input_ids": ("tokenizer.json", "tokenizer_config.json"), "pixel_values": ("preprocessor_config.json",)}
-"""Main input of a model -> files of its processor on the Hub, of which one at least is there."""
+"""Main input of a model -> files of its processor on the Hub; at least one of them exists."""
 
 
 class Deferred(partial[Any]):
-    """Makes a processor when samples are there: that takes the modelling code of transformers, which a CNN lacks."""
+    """Factory of a processor, called with the first samples: it imports modelling code that a CNN does not require."""
 
 
 def preprocess(
     samples: Sequence[Any], processor: Any, interface: Interface, model: nn.Module, *, offsets: bool = False
 ) -> dict[str, Tensor]:
-    """Turn raw samples into the inputs of a model, on its device and in its dtype.
+    """Convert raw samples into the inputs of a model, on its device and in its dtype.
 
-    Texts are padded to the longest of the batch: on the side of the tokenizer, unless only padding on the other one
-    changes no activation, and on the right if texts run by length. Beside padding on the left, the model gets the
-    positions of the tokens if it takes them. Texts over the token limit of the model are truncated, with a warning that
-    counts them. The decoder of an encoder-decoder receives the texts of the encoder, shifted one token to the right, as
-    transformers derives decoder inputs from inputs (Bart) or from labels.
+    Texts are padded to the longest text of the batch: on the side of the tokenizer if padding there leaves activations
+    unchanged, otherwise on the opposite side; on the right if texts are grouped by length. With padding on the left,
+    the model receives position ids if it accepts them. Texts over the token limit of the model are truncated, with a
+    warning and their number. The decoder of an encoder-decoder model receives the texts of the encoder, shifted one
+    token to the right, like the decoder inputs that transformers derives from inputs (Bart) or labels.
 
-    Images of any mode are converted to grey or RGB before an image processor gets them: 16-bit grey values are scaled
-    to 8 bit, and transparent images are put on white. A function gets each sample as it is, also a text.
+    Images of any mode are converted to grey or RGB for an image processor: 16-bit grey values are scaled to 8 bit, and
+    transparent images are put on white. A function receives each sample unchanged, also a text.
 
-    Returns the keyword arguments of the forward. With ``offsets`` also ``offset_mapping``, which is not an argument of
-    the model: shape (batch, tokens, 2), the first character of each token and the one after its last; both are 0 for
-    special tokens and padding.
+    Returns:
+        The keyword arguments of the forward. ``offsets`` adds ``offset_mapping``, which is not an argument of the
+        model: shape (batch, tokens, 2), the start and end (exclusive) of each token in characters; 0 for special tokens
+        and padding.
     """
     if not len(samples):
-        raise ValueError("there are no samples to preprocess")
+        raise ValueError("samples must contain at least one sample, got none")
     ids = ids_of(samples)
     for id_, sample in zip(ids, samples, strict=True):
         if (missing := missing_in(sample, "")) is not None:
-            raise ValueError(f"sample {id_!r} is missing (None{missing and f', its {missing}'}): leave it out")
-    if isinstance(samples[0], dict) and interface.modality in samples[0]:  # of several fields, the own one
+            raise ValueError(f"sample {id_!r} is missing (None{missing and f', its {missing}'}): remove it")
+    if isinstance(samples[0], dict) and interface.modality in samples[0]:  # select the field of the modality
         samples = RawSamples([sample[interface.modality] for sample in samples], ids)
     device, dtype = place_of(model)
     tokenizes = interface.modality == "text" and (processor is None or hasattr(processor, "pad_token"))
@@ -61,7 +62,7 @@ def preprocess(
         inputs = _tokenize(samples, processor, interface, offsets)
     elif offsets:
         raise ValueError(
-            "only texts that a fast tokenizer of transformers reads have character offsets, got samples of type "
+            "character offsets require texts and a fast tokenizer of transformers, got samples of type "
             f"{type(samples[0]).__name__} and the processor {type(processor).__name__}: set offsets=False"
         )
     elif hasattr(processor, "save_pretrained") and not isinstance(samples[0], Tensor):
@@ -77,15 +78,15 @@ def preprocess(
         finite = pixels.isfinite().flatten(1).all(1)
         if not bool(finite.all()):
             bad = ids[int(finite.int().argmin())]
-            raise ValueError(f"image {bad!r} has values that are NaN or infinite: leave it out, or check its processor")
+            raise ValueError(f"image {bad!r} contains NaN or infinite values: remove it, or check its processor")
     return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in inputs.items()}
 
 
 def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return the device and the dtype in which a model takes its input: those of its first parameter.
+    """Return the device and dtype of the inputs of a model, taken from its first parameter.
 
-    If weights are offloaded, they are on the meta device. Then the device is that of the first parameter elsewhere, or
-    the execution device of an accelerate hook.
+    Offloaded weights are on the meta device. The device is then taken from the first parameter on another device, or
+    from the execution device of an accelerate hook.
     """
     with alone(model):
         dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
@@ -98,17 +99,17 @@ def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offsets: bool) -> dict[str, Tensor]:
     if tokenizer is None:
         raise ValueError(
-            "this model has no tokenizer: pass processor= to hf_stitch.load, or save one in the folder of the model"
+            "this model does not have a tokenizer: pass processor= to hf_stitch.load, or save one in its folder"
         )
     if tokenizer.pad_token is None:
         raise ValueError(
-            "this tokenizer has no padding token, which batches of texts require: set one "
-            "(tokenizer.pad_token = tokenizer.eos_token) and pass the tokenizer as processor= to hf_stitch.load"
+            "batches of texts require a tokenizer with a padding token: set tokenizer.pad_token = tokenizer.eos_token "
+            "and pass the tokenizer as processor= to hf_stitch.load"
         )
     if offsets and not tokenizer.is_fast:
         raise ValueError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which cannot return character offsets; pass a fast "
-            "tokenizer as processor= to hf_stitch.load"
+            f"character offsets require a fast tokenizer, got the slow {type(tokenizer).__name__}; pass a fast one as "
+            "processor= to hf_stitch.load"
         )
     pairs = isinstance(samples[0], (tuple, list))
     texts = [list(part) for part in zip(*samples, strict=True)] if pairs else [list(samples)]
@@ -123,8 +124,8 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
     for id_, tokens in zip(ids_of(samples), inputs[MASK].sum(1).tolist(), strict=True):
         if not tokens:
             raise ValueError(
-                f"text {id_!r} has no tokens: leave it out, or pass a tokenizer that adds special tokens as processor= "
-                "to hf_stitch.load"
+                f"text {id_!r} must contain at least one token: remove it, or pass a tokenizer with special "
+                "tokens as processor= to hf_stitch.load"
             )
     limit = interface.max_tokens
     if limit is not None and inputs["input_ids"].shape[1] > limit:
@@ -136,19 +137,19 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
         inputs = {name: value[torch.arange(len(order))[:, None], order] for name, value in inputs.items()}
     if DECODER + "input_ids" in (*interface.content, *interface.given):
         inputs = {**inputs, **decoder_inputs(inputs, interface)}
-    if OFFSETS in inputs:  # of the text: tokens of the prefix have none, as special tokens
+    if OFFSETS in inputs:  # offsets in the text; tokens of the prefix have none, like special tokens
         inputs = {**inputs, OFFSETS: (inputs[OFFSETS] - len(interface.prefix)).clamp(min=0)}
     inputs = {**inputs, PROMPT: interface.prompted(inputs[MASK])}
-    wanted = {*interface.content, *interface.given, *interface.arguments, *([OFFSETS] if offsets else [])}
-    return {n: v for n, v in inputs.items() if n in wanted}
+    accepted = {*interface.content, *interface.given, *interface.arguments, *([OFFSETS] if offsets else [])}
+    return {n: v for n, v in inputs.items() if n in accepted}
 
 
 def decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[str, Tensor]:
-    """Return the inputs of the decoder: the start token, then all tokens of the encoder but the last."""
+    """Return the inputs of the decoder: the start token, then all tokens of the encoder except the last."""
     if interface.start_id is None:
         raise ValueError(
-            "the config defines neither decoder_start_token_id nor bos_token_id, so the first token of the decoder is "
-            "unknown: set model.config.decoder_start_token_id before hf_stitch.load, or pass inputs that contain "
+            "the first token of the decoder is unknown because the config defines neither decoder_start_token_id nor "
+            "bos_token_id: set model.config.decoder_start_token_id before hf_stitch.load, or pass inputs with "
             "decoder_input_ids"
         )
     first = {"input_ids": interface.start_id, MASK: 1}
@@ -163,39 +164,39 @@ def decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[s
 
 
 def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict[str, Tensor]:
-    """Stack samples that are tensors or arrays, or what a function makes of each; of texts also several tensors."""
+    """Stack tensors, arrays, or the outputs of a function on each sample; texts may have several tensors."""
     content, is_text, rows = interface.content[0], interface.modality == "text", list[Mapping[str, Any]]()
     for id_, sample in zip(ids_of(samples), samples, strict=True):
-        what, needed = f"sample {id_!r}", [content]
+        subject, required = f"sample {id_!r}", [content]
         if isinstance(sample, Tensor):
-            made = sample
+            output = sample
         elif processor is not None:
-            what = f"the processor= of {what}"
             try:
-                made = processor(sample)
+                output = processor(sample)
             except Exception as error:
-                raise ValueError(f"{what} raised {type(error).__name__}: {error}") from error
-            needed += [name for name in interface.arguments if name == interface.mask]
+                raise ValueError(f"processor= on {subject} raised {type(error).__name__}: {error}") from error
+            subject = f"the output of processor= for {subject}"
+            required += [name for name in interface.arguments if name == interface.mask]
         elif hasattr(sample, "__array__") and not hasattr(sample, "convert"):
-            made = torch.as_tensor(sample)
+            output = torch.as_tensor(sample)
         else:
             raise ValueError(
-                f"this model has no processor for samples of type {type(sample).__name__}: pass processor=, a "
-                "function from one sample to one tensor, to hf_stitch.load, or pass tensors"
+                f"samples of type {type(sample).__name__} require a processor: pass processor=, a function from one "
+                "sample to one tensor, to hf_stitch.load, or pass tensors"
             )
-        rows.append(made if is_text and isinstance(made, Mapping) else {content: made})
+        rows.append(output if is_text and isinstance(output, Mapping) else {content: output})
         for value in rows[-1].values():
-            _check_sample(value, what, (0,) if is_text else interface.shapes.get(content))
+            _check_sample(value, subject, (0,) if is_text else interface.shapes.get(content))
             expected = interface.dtypes.get(content, "float32")
             if value.is_complex() and "complex" not in expected:
                 raise ValueError(
-                    f"{what} has complex numbers ({value.dtype}), and {expected} is expected: pass their real and "
-                    "imaginary parts as channels"
+                    f"{subject} must have the dtype {expected}, got {value.dtype}: pass the real and imaginary "
+                    "parts as channels"
                 )
-        if not set(needed) <= rows[-1].keys():
+        if not set(required) <= rows[-1].keys():
             raise ValueError(
-                f"{what} gives {', '.join(rows[-1]) or 'nothing'}, and the network takes {', '.join(needed)}: return a "
-                f"dict of {' and '.join(needed)}, one tensor each"
+                f"{subject} must be a dict of tensors with the keys {', '.join(required)}, got "
+                f"{', '.join(rows[-1]) or 'none'}"
             )
     shapes = {tuple(value.shape) for row in rows for value in row.values()}
     if len(shapes) > 1:
@@ -203,27 +204,28 @@ def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _check_sample(value: Any, what: str, native: tuple[int, ...] | None) -> None:
-    """Check that a preprocessed sample is one tensor with as many axes as a sample of the example inputs."""
+def _check_sample(value: Any, subject: str, native: tuple[int, ...] | None) -> None:
+    """Check that a preprocessed sample is a tensor with as many axes as a sample of the example inputs."""
     if not isinstance(value, Tensor):
         raise ValueError(
-            f"{what} gives {type(value).__name__}, and one tensor is expected: return torch.as_tensor(values)"
+            f"{subject} must be a tensor, got {type(value).__name__}: use torch.as_tensor"
             + (", with the channels first" if native is None or len(native) > 1 else "")
         )
     if native is not None and value.dim() != len(native):
         batched = value.dim() == len(native) + 1 and len(value) == 1
         raise ValueError(
-            f"{what} gives a tensor of the shape {tuple(value.shape)}, and one of {len(native)} "
-            f"{'axes' if len(native) > 1 else 'axis'} is expected{f', as {native}' if all(native) else ''}"
-            f"{': leave out the batch axis (tensor[0])' if batched else ''}"
+            f"{subject} must be a tensor with {len(native)} {'axes' if len(native) > 1 else 'axis'}"
+            f"{f', like {native}' if all(native) else ''}, got the shape {tuple(value.shape)}"
+            f"{': remove the batch axis (tensor[0])' if batched else ''}"
         )
 
 
 def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
     """Load the tokenizer or image processor that is saved with a model.
 
-    Returns the processor. ``None``, with a warning that gives the reason, if there is none or the Hub is not available;
-    ``None`` without a warning for models that take neither texts nor images.
+    Returns:
+        The processor. ``None``, with a warning, if it does not exist or the Hub is not available; ``None`` without a
+        warning for models of neither texts nor images.
     """
     import transformers
 
@@ -232,56 +234,57 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
     kind = transformers.AutoTokenizer if main_input == "input_ids" else transformers.AutoImageProcessor
     cause: Exception | None = None
     try:
-        found = kind.from_pretrained(place, **hub)
-        if main_input != "input_ids" or len(found.get_vocab()) > len(found.all_special_tokens):
-            return found
-        reason = "its vocabulary is empty"  # the result of transformers if a file is missing
+        processor = kind.from_pretrained(place, **hub)
+        if main_input != "input_ids" or len(processor.get_vocab()) > len(processor.all_special_tokens):
+            return processor
+        reason = "its vocabulary is empty"  # returned by transformers if a file is missing
     except (OSError, ValueError, KeyError) as error:  # raised for a repository without a processor
         cause, reason = error, str(error).strip().splitlines()[0]
-    if not Path(place).is_dir():  # transformers takes a file that the Hub refuses for missing
+    if not Path(place).is_dir():  # transformers treats a file to which the Hub denies access as missing
         access: Any = {key: hub[key] for key in DownloadOptions.__annotations__ if key in hub}
         failure = f"the processor of {place} could not be loaded"
         refusal = (cause and explained(failure, cause)) or refused(failure, place, PROCESSORS[main_input], **access)
         if isinstance(refusal, PermissionError):
             raise refusal from cause
-        if isinstance(refusal, ConnectionError):  # the model may be in the cache and need no processor
+        if isinstance(refusal, ConnectionError):  # the model may be in the cache without a processor
             reason = f"none in the cache; {refusal}"
     warn(
-        f"{place} has no {kind.__name__[4:]} ({visible(reason)}): pass processor= to hf_stitch.load to use raw samples"
+        f"{place} does not contain a usable {kind.__name__[4:]} ({visible(reason)}): pass processor= to hf_stitch.load "
+        "to use raw samples"
     )
     return None
 
 
 UNBOUNDED = ("I", "F")
-"""Modes whose range of values is unknown."""
+"""Modes with an unknown range of values."""
 
 
 def converted(images: Sequence[Any], channels: int) -> list[Any]:
-    """Convert PIL images to the mode that a network takes.
+    """Convert PIL images to the mode that a network requires.
 
-    16-bit grey values are scaled by their range: 65535 becomes 255, whatever the largest value in the image.
-    Transparent images are put on white, with one warning per process. All other modes are converted as Pillow does.
+    16-bit grey values are scaled by their range: 65535 becomes 255, for any largest value in the image. Transparent
+    images are put on white, with one warning per process. All other modes are converted by Pillow.
     """
     mode = "L" if channels == 1 else "RGB"
     for id_, image in zip(ids_of(images), images, strict=True):
         dtype = getattr(image, "dtype", None)
         if getattr(dtype, "kind", "f") not in "biuf" or getattr(dtype, "is_complex", False):
-            raise ValueError(f"image {id_!r} has {dtype} values, and those of an image are real: convert it to bytes")
-        what = ""
+            raise ValueError(f"image {id_!r} must have real numbers, got the dtype {dtype}: convert it to bytes")
+        description = ""
         if isinstance(image, Image.Image) and image.mode in UNBOUNDED:
-            what = f"mode {image.mode!r}"
+            description = f"mode {image.mode!r}"
         elif isinstance(image, np.ndarray) and image.dtype.kind in "iu" and image.size and image.max() > 255:
-            what = f"integers up to {image.max()}"
-        if what:
+            description = f"integers up to {image.max()}"
+        if description:
             raise ValueError(
-                f"image {id_!r} has {what}, whose range is unknown: scale it to bytes yourself, for example "
+                f"the range of values of image {id_!r} ({description}) is unknown: convert it to bytes, for example "
                 "Image.fromarray((np.asarray(image) / highest * 255).astype('uint8')), where highest is the largest "
-                "value that a pixel can have"
+                "possible value of a pixel"
             )
-    return [_opaque(image).convert(mode) if isinstance(image, Image.Image) else image for image in images]
+    return [_on_white(image).convert(mode) if isinstance(image, Image.Image) else image for image in images]
 
 
-def _opaque(image: Image.Image) -> Image.Image:
+def _on_white(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if not image.has_transparency_data:
@@ -295,4 +298,4 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 @cache
 def _warn_of_transparency() -> None:
-    warn("some images are transparent and are put on white: put them on another background yourself if it matters")
+    warn("transparent images are put on white; to use another background, convert them first")

@@ -1,4 +1,4 @@
-"""Tensors of all samples in memory, such as activations: the one recorder that jobs share."""
+"""Recorder of tensors of all samples in memory, such as activations, for all jobs."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ K = TypeVar("K")
 
 @torch.no_grad()
 def record(
-    samples: Samples, run: Run, label: str, read: Callable[[Batch], Mapping[K, Tensor]], what: str, instead: str
+    samples: Samples, run: Run, label: str, read: Callable[[Batch], Mapping[K, Tensor]], description: str, instead: str
 ) -> dict[K, Tensor]:
-    """Compute tensors batch by batch, and keep those of all samples in memory, on the CPU.
+    """Compute tensors batch by batch, and store the tensors of all samples in memory, on the CPU.
 
-    The processes share the samples, and all of them get all tensors. Shorter texts are padded. ``read`` returns the
-    same names for every batch; ``what`` and ``instead`` are for the error if the tensors do not fit.
+    The processes share the samples, and each receives all tensors. Shorter texts are padded. ``read`` must return the
+    same names for every batch; ``what`` and ``instead`` describe the tensors and an alternative in the error if the
+    tensors do not fit.
     """
     parts: dict[K, list[Tensor]] = {}
     for _, batch, _ in PairedSamples(samples, samples).batches(run, label):
-        found = read(batch)
+        tensors = read(batch)
         if not parts:
-            size = sum(values.nbytes for values in found.values()) * len(samples) // len(batch.samples)
-            check_fits(what, size, torch.device("cpu"), instead)
-        for name, values in found.items():
+            size = sum(values.nbytes for values in tensors.values()) * len(samples) // len(batch.samples)
+            check_fits(description, size, torch.device("cpu"), instead)
+        for name, values in tensors.items():
             parts.setdefault(name, []).append(values.to("cpu"))
     return {
-        name: concatenate([part for own in run.processes.gather(parts.pop(name)) for part in own])
+        name: concatenate([part for process_parts in run.processes.gather(parts.pop(name)) for part in process_parts])
         for name in list(parts)
     }

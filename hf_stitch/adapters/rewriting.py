@@ -17,32 +17,31 @@ from hf_stitch.reference import Settings
 from hf_stitch.registry import registries
 
 ATTRIBUTE = "hf_stitch_rewrites"
-"""Attribute of a network: the list of the records of its rewrites, in the order in which they were applied."""
+"""Attribute of a network: list of the records of its rewrites, in order of application."""
 
 REWRITES = "rewrites"
-"""Key of the same list in a blueprint."""
+"""Key of this list in a blueprint."""
 
 
 class Recorder(Protocol):
-    """What records of networks need of their library."""
+    """Protocol of a library for recording networks."""
 
     name: ClassVar[str]
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
-        """Return a description from which the network is built again."""
+        """Return a description to rebuild the network."""
 
     def settings(self, model: nn.Module) -> Settings:
-        """Return what a forward reads of the config."""
+        """Return the config values that a forward reads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rewrite(Configured, ABC):
-    """Base class of rewrites: frozen dataclasses that exchange modules of a network for others.
+    """Base class of rewrites: frozen dataclasses that replace modules of a network.
 
-    The fields of a rewrite are its options, which are JSON values, checked against their annotations
-    (:class:`hf_stitch.options.Configured`); JSON has lists, but no tuples. :func:`rewrite` applies a rewrite and
-    records it: the blueprint of the network then contains it, and a stitched model with a half of this network can be
-    saved and loaded.
+    The fields of a rewrite are its options: JSON values (lists, not tuples) that are checked against their annotations
+    (:class:`hf_stitch.options.Configured`). :func:`rewrite` applies a rewrite and records it in the blueprint of the
+    network, so that a stitched model with a half of this network can be saved and loaded.
 
     Example:
         >>> from dataclasses import dataclass
@@ -62,11 +61,11 @@ class Rewrite(Configured, ABC):
 
     @abstractmethod
     def apply(self, model: nn.Module) -> None:
-        """Exchange modules of a network in place.
+        """Replace modules of a network in place.
 
-        Which modules, and the names and shapes of the new tensors, may depend on the options and on the names, classes
-        and shapes of the network only, not on the values of its weights: a saved model is rebuilt without values, and
-        its tensors may be on the meta device. New tensors have the device and the dtype of those they replace.
+        The modules, and the names and shapes of the new tensors, may depend only on the options and on the names,
+        classes and shapes of the network, not on the values of its weights: a saved model is rebuilt without values,
+        and its tensors may be on the meta device. New tensors have the device and dtype of the replaced tensors.
         """
 
 
@@ -74,7 +73,7 @@ def rewrite(model: nn.Module, change: str | Mapping[str, Any] | Rewrite) -> None
     """Apply a rewrite to a network in place, and record it on the network.
 
     Args:
-        model: The network. Create its adapter afterwards: an adapter that ran it knows its old modules.
+        model: The network. Create its adapter afterwards: an existing adapter caches the old modules.
         change: The rewrite, its name in ``hf_stitch.registries.rewrites`` (also with options, ``"name:key=value"``),
             or its record.
 
@@ -96,7 +95,7 @@ def rewrite(model: nn.Module, change: str | Mapping[str, Any] | Rewrite) -> None
 
 
 def rewrites_of(model: nn.Module) -> list[dict[str, Any]]:
-    """Return the records of the rewrites of a network, in the order in which they were applied.
+    """Return the records of the rewrites of a network, in order of application.
 
     Args:
         model: The network.
@@ -110,36 +109,36 @@ def rewrites_of(model: nn.Module) -> list[dict[str, Any]]:
 
 def blueprint_of(model: nn.Module, library: Recorder) -> dict[str, Any]:
     """Return the blueprint of a network, with the name of its library and its rewrites."""
-    found = rewrites_of(model)
-    return {"library": library.name, **library.blueprint(model), **({REWRITES: found} if found else {})}
+    rewrites = rewrites_of(model)
+    return {"library": library.name, **library.blueprint(model), **({REWRITES: rewrites} if rewrites else {})}
 
 
 def settings_of(model: nn.Module, library: Recorder) -> Settings:
     """Return the settings of a network with its rewrites."""
-    settings, found = library.settings(model), rewrites_of(model)
-    if found:
-        settings = dataclasses.replace(settings, chosen=settings.chosen | Settings.of({REWRITES: found}).chosen)
+    settings, rewrites = library.settings(model), rewrites_of(model)
+    if rewrites:
+        settings = dataclasses.replace(settings, chosen=settings.chosen | Settings.of({REWRITES: rewrites}).chosen)
     return settings
 
 
 def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
-    """Construct the network of a blueprint, which may be untrusted, in eval mode, and repeat its rewrites.
+    """Build the network of a blueprint, which may be untrusted, with its rewrites and in eval mode.
 
     Raises:
         UnknownNameError: If a library or a rewrite is not installed.
     """
-    own = {key: value for key, value in blueprint.items() if key != REWRITES}
-    model: nn.Module = registries.adapters.get(blueprint["library"])().build(own)
+    original = {key: value for key, value in blueprint.items() if key != REWRITES}
+    model: nn.Module = registries.adapters.get(blueprint["library"])().build(original)
     for record in blueprint.get(REWRITES, ()):
         rewrite(model, record)
     return model.eval()
 
 
 def recorded(blueprint: Mapping[str, Any], model: nn.Module) -> nn.Module:
-    """Return the network of the blueprint of a model, without weights and only to compare the model with.
+    """Return the network of the blueprint of a model without weights, for comparison with the model.
 
-    It is built once for all models of one blueprint, since every job compares its networks several times; one that
-    needs code of plugins or users is built again, since that may have changed.
+    The network is cached, because every job compares its networks several times. It is rebuilt if it uses code of
+    plugins or users, because this code may have changed.
     """
     text = json.dumps(blueprint)
     if f'"{REWRITES}"' in text:

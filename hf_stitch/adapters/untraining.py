@@ -1,4 +1,4 @@
-"""The untrained twin of a network, against which results of the trained one are compared."""
+"""Untrained twins of networks, as baselines for results of trained networks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from hf_stitch.adapters.rewriting import network_of
 from hf_stitch.reference import ModelReference
 
 RESETS = ("reset_parameters", "_reset_parameters")
-"""Methods with which modules of torch and timm initialise their own weights; the second is that of attention."""
+"""Methods of torch and timm modules that initialise their weights; ``nn.MultiheadAttention`` has the second."""
 
 
 def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
-    """Return a network of the same architecture, device and dtype with random weights, as its library makes them.
+    """Return a network of the same architecture, device and dtype with weights that its library initialises randomly.
 
-    What a stitch, a probe or a similarity finds in it owes nothing to training: the gain of the trained network is the
-    difference. A large stitch, for example, may learn the work of the front half itself.
+    Use it as a baseline: results of a stitch, a probe or a similarity on this network do not depend on training, so the
+    difference to the trained network is the effect of training. A large stitch, for example, may learn the work of the
+    front half.
 
-    Networks of transformers and timm are made anew from their records. In user code and stitched models, each module
-    that can initialise its weights does so. The entries of all other weights (position embeddings, class tokens) are
-    permuted, which keeps their scale and loses what they have learned.
+    Networks of transformers and timm are rebuilt from their records. In user code and stitched models, each module
+    initialises its weights if it can. The entries of all other weights (position embeddings, class tokens) are
+    permuted, which preserves their scale and removes learned structure.
 
     Args:
         adapter: A network.
-        seed: Seed of the weights. The global random state stays as it is.
+        seed: Seed of the weights. The global random state does not change.
 
     Example:
         >>> import hf_stitch
@@ -42,9 +43,9 @@ def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
     """
     device, dtype = place_of(adapter.model)
     with torch.random.fork_rng():
-        # A network that was built after torch.manual_seed(0) began with the weights that this seed gives.
+        # A hash, because torch.manual_seed(0) may reproduce the initial weights of the trained network.
         torch.manual_seed(int.from_bytes(hashlib.sha256(f"untrained {seed}".encode()).digest()[:4]))
-        model = _anew(adapter)
+        model = _rebuild(adapter)
     reference = ModelReference(None, adapter.library)
     library, interface = adapter._library, adapter.interface
     return type(adapter)(
@@ -52,8 +53,8 @@ def untrained(adapter: Adapter, seed: int = 0) -> Adapter:
     )
 
 
-def _anew(adapter: Adapter) -> nn.Module:
-    """Build the network again, or initialise the weights of a copy where no record can build it."""
+def _rebuild(adapter: Adapter) -> nn.Module:
+    """Rebuild the network from its record or, without a record, initialise the weights of a copy."""
     blueprint = None
     if adapter.library != "hf_stitch":  # the halves of a stitched model are parts of networks
         with suppress(ValueError):  # user code has no record
@@ -62,13 +63,13 @@ def _anew(adapter: Adapter) -> nn.Module:
         return network_of(blueprint)
     copied = copy.deepcopy(adapter.model)
     with torch.no_grad():
-        for module in reversed(list(copied.modules())):  # a module may initialise its children in another way
+        for module in reversed(list(copied.modules())):  # parents last: they may initialise their children differently
             initialise(module)
     return copied
 
 
 def initialise(module: nn.Module) -> None:
-    """Initialise the weights of a module itself, without those of its children."""
+    """Initialise the direct weights of a module, without the weights of its children."""
     reset = next((getattr(module, name) for name in RESETS if hasattr(module, name)), None)
     if reset is not None:
         reset()

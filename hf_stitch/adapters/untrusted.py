@@ -1,4 +1,4 @@
-"""Building networks from records that may be untrusted: without weights, connections, programs or foreign code."""
+"""Construction of networks from untrusted records: without weights, connections, programs or foreign code."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SEALED = frozenset(
         "subprocess.Popen",
     )
 )
-"""Audit events of Python that open a connection or start a program."""
+"""Audit events of Python for opening a connection or starting a program."""
 
 
 class SealedError(ValueError):
-    """Raised when code in :func:`sealed` opens a connection or starts a program."""
+    """Raised if code in :func:`sealed` opens a connection or starts a program."""
 
 
 class _State(threading.local):
@@ -49,10 +49,10 @@ _state = _State()
 
 @contextmanager
 def sealed() -> Iterator[None]:
-    """Refuse connections and new processes in this thread.
+    """Raise an error for connections and new processes in this thread.
 
     A config may contain a name that a constructor looks up on the Hub, and some constructors look for a compiler. This
-    does not contain hostile code; no code of an artefact runs anyway.
+    is not a sandbox for hostile code: code of an artefact never runs.
     """
     _install()
     _state.depth += 1
@@ -71,28 +71,28 @@ def _install() -> None:
 def _refuse(event: str, args: Any) -> None:
     if event in SEALED and _state.depth:
         raise SealedError(
-            f"loading a saved artefact may not cause the event {event}: its files must contain everything, so they are "
-            "damaged or name something else to fetch or run"
+            f"loading a saved artefact may not cause the event {event}: its files are damaged or refer to something "
+            "that would be downloaded or run"
         )
 
 
 ELSEWHERE = ("checkpoint_path", "pretrained", "pretrained_cfg_overlay", "backbone_kwargs", "quantization_config")
-"""Keys in a config, at any depth, that refer to weights or code from elsewhere."""
+"""Keys in a config, at any depth, that refer to external weights or code."""
 
 IMPLEMENTATIONS = ("None", "batched_mm", "eager", "flex_attention", "grouped_mm", "sdpa")
-"""Implementations of attention and of experts that are part of transformers and torch."""
+"""Attention and expert implementations in transformers and torch."""
 
 
 class AttentionError(ValueError):
-    """Raised when a config names an attention that the installed transformers does not have for its network."""
+    """Raised if a config names an attention implementation that transformers does not support for its network."""
 
 
 def own_code_only(values: Any, key: str = "", holder: Any = None) -> Any:
-    """Return a copy of a config with which no constructor downloads weights or configs, opens files or runs code."""
+    """Return a safe copy of a config: a constructor does not download weights or configs, open files or run code."""
     if (values and key in ELSEWHERE) or ("_implementation" in key and not is_installed(values)):
         raise _foreign(key, values)
     if isinstance(values, Mapping):
-        # transformers asks whether to run the code that auto_map names, even though it has a class of its own
+        # transformers asks whether to run the code in auto_map, even if it contains the class
         return {name: own_code_only(value, str(name), values) for name, value in values.items() if name != "auto_map"}
     if isinstance(values, (list, tuple)):
         return [own_code_only(value, key, holder) for value in values]
@@ -106,20 +106,20 @@ def own_code_only(values: Any, key: str = "", holder: Any = None) -> Any:
 
 
 def is_installed(implementation: Any) -> bool:
-    """Return whether an implementation of attention or of experts is installed."""
+    """Return whether an attention or expert implementation is installed."""
     from transformers import utils
 
     if isinstance(implementation, Mapping):
         return all(map(is_installed, implementation.values()))
     name = str(implementation).removeprefix("paged|")
-    if version := re.fullmatch(r"flash_attention_(\d)", name):  # if missing, transformers downloads a kernel instead
+    if version := re.fullmatch(r"flash_attention_(\d)", name):  # if missing, transformers downloads a kernel
         package = getattr(utils, f"is_flash_attn_{version[1]}_available", lambda: False)
         return bool(package())
     return name in IMPLEMENTATIONS
 
 
 def is_in_timm(name: Any) -> bool:
-    """Return whether a name is that of an architecture of timm, possibly with the tag of its weights."""
+    """Return whether a name is a timm architecture, possibly with a tag of weights."""
     import timm
 
     architecture, _, tag = str(name).partition(".")
@@ -127,19 +127,17 @@ def is_in_timm(name: Any) -> bool:
 
 
 def _foreign(key: str, value: Any) -> ValueError:
-    return ValueError(
-        f"a config may refer only to components of transformers and timm that are installed, got {key}={value!r}"
-    )
+    return ValueError(f"a config may refer only to installed components of transformers and timm, got {key}={value!r}")
 
 
 ROOM, SMALL = 2**26, 2**10
-"""Bytes of the largest tensor that is computed while building; and of those that may have values although nothing was
-written into them, because constructors read them (drop rates per layer)."""
+"""Maximum bytes of a tensor that is computed during construction; and of an uninitialised tensor with values, because
+constructors read it (drop rates per layer)."""
 
 
 @contextmanager
 def weightless(*, online: bool = False) -> Iterator[None]:
-    """Build networks without weights: without memory for them, and unless online without connections and programs.
+    """Build networks without memory for weights and, except with ``online``, without connections and programs.
 
     Tensors without values are on the meta device. The state of the random number generator does not change.
     """
@@ -148,9 +146,9 @@ def weightless(*, online: bool = False) -> Iterator[None]:
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """Runs an operation on the meta device if its result has no values, or is larger than any computed one.
+    """Mode that runs an operation on the meta device if its result does not have values or is larger than :data:`ROOM`.
 
-    A mode concerns one thread only, in contrast to ``accelerate.init_empty_weights``, which changes ``nn.Module``.
+    The mode affects only its thread, in contrast to ``accelerate.init_empty_weights``, which changes ``nn.Module``.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,7 +156,7 @@ class _WithoutMemory(TorchDispatchMode):
         if func._schema.is_mutable:  # in place, no new tensor
             if _fills(func) and args[0].is_meta:  # torch would compute shapes, slowly
                 return args[0]
-            if mixed and isinstance(args[0], Tensor) and not args[0].is_meta:  # from values that do not exist
+            if mixed and isinstance(args[0], Tensor) and not args[0].is_meta:  # computed from missing values
                 return args[0].fill_(torch.nan) if args[0].is_floating_point() else args[0]
             return func(*args, **(kwargs or {}))
         try:
@@ -172,7 +170,7 @@ class _WithoutMemory(TorchDispatchMode):
 
 
 def _fills(func: Any) -> bool:
-    """Return whether an operation changes the values of its first argument, and neither its shape nor its memory."""
+    """Return whether an operation changes only the values of its first argument, not its shape or memory."""
     name = func.overloadpacket.__name__
     return name.endswith("_") and not name.startswith("_foreach") and torch.Tag.inplace_view not in func.tags
 

@@ -25,7 +25,7 @@ from hf_stitch.running import Processes
 from hf_stitch.storage.files import decoding, digest, load_whole, replacing, write_whole
 
 STATE = "state.json"
-"""File in which ``datasets`` lists the files of a data set."""
+"""File where ``datasets`` lists the files of a dataset."""
 
 ABOUT = "activations.json"
 RESERVED = ("ids", "mask", "about")
@@ -60,7 +60,7 @@ class Activations:
     def __post_init__(self) -> None:
         """Validate the fields."""
         if not self.values:
-            raise ValueError("activations need at least one layer, got none")
+            raise ValueError("values must contain at least one layer, got none")
         for name, values in self.values.items():
             if not isinstance(values, Tensor) or not values.is_floating_point() or values.dim() not in (2, 3):
                 shape = f" of {tuple(values.shape)}" if isinstance(values, Tensor) else ""
@@ -72,7 +72,7 @@ class Activations:
             if len(values) != len(self.ids):
                 raise ValueError(f"layer {name!r} has {len(values)} samples, but there are {len(self.ids)} ids")
         if len(set(self.ids)) != len(self.ids):
-            raise ValueError("ids must be unique, but some repeat")
+            raise ValueError("ids must be unique, got repeated ids")
         if self.pooling not in (None, *POOLINGS):
             raise ValueError(f"pooling must be None or one of {', '.join(POOLINGS)}, got {self.pooling!r}")
 
@@ -104,8 +104,8 @@ class Activations:
             if name not in self.values:
                 hint = did_you_mean(name, self.values)
                 raise ValueError(
-                    f"these activations have no layer {name!r}{f'; did you mean {hint!r}?' if hint else '.'} "
-                    f"Layers: {', '.join(self.values)}"
+                    f"layers must be among {', '.join(self.values)}, got {name!r}"
+                    + (f"; did you mean {hint!r}?" if hint else "")
                 )
             values = self.values[name][start:stop]
             tokens = values.dim() == 3
@@ -124,7 +124,7 @@ class Activations:
     def save(self, path: str | Path) -> None:
         """Save the activations to a file, or to a folder of Arrow files that ``datasets.load_from_disk`` reads.
 
-        Of several processes, all of which have the activations, the first one writes; the others do not wait for it.
+        With several processes, only the first one writes; the rest do not wait for it.
 
         Args:
             path: A file ``….npz`` or ``….safetensors``, or any other path for a folder of Arrow files.
@@ -133,10 +133,10 @@ class Activations:
             OSError: If a file cannot be written. The previous files are unchanged then.
         """
         path = Path(path)
-        if taken := [name for name in RESERVED if name in self.values]:
-            raise ValueError(f"layer {taken[0]!r} cannot be saved: the file format reserves this name; rename it")
+        if reserved := [name for name in RESERVED if name in self.values]:
+            raise ValueError(f"the file format reserves the name of layer {reserved[0]!r}; rename the layer")
         if len({isinstance(id_, str) for id_ in self.ids}) > 1:
-            raise ValueError("ids must be all integers or all strings to be saved, got both")
+            raise ValueError("save requires ids that are all integers or all strings, got both")
         if Processes.of(None).rank:
             return
         tensors = {name: values.detach().cpu().contiguous() for name, values in self.values.items()}
@@ -151,7 +151,7 @@ class Activations:
             write_whole(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
             return
         if narrow := [name for name, values in tensors.items() if values.dtype == torch.bfloat16]:
-            raise ValueError(f"layer {narrow[0]!r} is bfloat16, which only .safetensors files support; use this format")
+            raise ValueError(f"layer {narrow[0]!r} is bfloat16, which requires a .safetensors file; use this suffix")
         arrays = {name: values.numpy() for name, values in tensors.items()}
         if path.suffix == ".npz":
             named: Any = {"ids": np.asarray(self.ids), "about": json.dumps(about), **arrays}
@@ -180,12 +180,12 @@ class Activations:
         read = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_arrow)
         with decoding(path):
             values, about = read(path)
-            found = ids if ids is not None else about.get("ids")
-            if found is None:
-                raise ValueError(f"{path} has no ids, which identify the samples; pass ids=")
+            sample_ids = ids if ids is not None else about.get("ids")
+            if sample_ids is None:
+                raise ValueError(f"{path} does not contain ids; pass the ids of the samples as ids=")
             mask = values.pop("mask", None)
             grids = {name: (int(h), int(w)) for name, (h, w) in about.get("grids", {}).items()}
-            return cls(values, tuple(found), about.get("pooling"), None if mask is None else mask.bool(), grids)
+            return cls(values, tuple(sample_ids), about.get("pooling"), None if mask is None else mask.bool(), grids)
 
 
 def _savez(path: Path, arrays: dict[str, Any]) -> None:
@@ -195,9 +195,9 @@ def _savez(path: Path, arrays: dict[str, Any]) -> None:
 
 def _read_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with zipfile.ZipFile(path) as archive:
-        size = sum(each.file_size for each in archive.infolist())
+        size = sum(member.file_size for member in archive.infolist())
     if size > max(UNPACKED * path.stat().st_size, 2**28):
-        raise ValueError(f"it would unpack to {sized(size)}, as no activations do")
+        raise ValueError(f"it unpacks to {sized(size)}, too much for activations")
     with np.load(path) as arrays:
         about = json.loads(str(arrays["about"])) if "about" in arrays else {}
         if "ids" in arrays:
@@ -226,20 +226,20 @@ def _read_arrow(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if "ids" in stored.column_names:
             about["ids"] = stored.with_format("arrow")["ids"][:].to_pylist()  # images would be fetched by address
         values = {n: torch.from_numpy(_column(stored, n)) for n in stored.column_names if n != "ids"}
-        expected = about.pop("digest", None)  # other tools write none
+        expected = about.pop("digest", None)  # absent in files of other tools
         if expected not in (None, digest(*(path / name for name in _data_files(path)))):
-            raise ValueError(f"the data in {path} was not saved with its {ABOUT}; save the activations again")
+            raise ValueError(f"the data in {path} does not match its {ABOUT}; save the activations again")
         return values, about
 
     return load_whole(path, STATE, load)
 
 
 def _data_files(folder: Path) -> list[str]:
-    """Return the files of a data set in a folder, as its own list names them."""
+    """Return the files that the dataset in a folder lists."""
     if not (folder / STATE).is_file():
         return []
     listed = json.loads((folder / STATE).read_text(encoding="utf-8")).get("_data_files", ())
-    return [each["filename"] for each in listed]
+    return [file["filename"] for file in listed]
 
 
 def _column(stored: Any, name: str) -> NDArray[Any]:

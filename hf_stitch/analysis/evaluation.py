@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from hf_stitch.plots.charts import Role
 
 SAME_NETWORK = (
-    "source and target are the same network: a stitch into an early layer scores well because the target computes "
-    "again what follows, which does not show that the layers correspond"
+    "source and target are the same network: a stitch into an early layer scores well because the target recomputes "
+    "the later layers; a high score does not show that the layers correspond"
 )
-"""What a stitch between different layers of one network is no evidence of."""
+"""Caution about a stitch between different layers of one network."""
 
 
 @dataclass(frozen=True)
 class StitchedParts:
-    """What a stitched model consists of."""
+    """Parts of a stitched model."""
 
     source_name: str  # the network of the front half
     source_layer: str  # the layer at which it is cut
     source_parameters: int  # number of parameters that run
     source_whole: int | None  # number of parameters of the whole network; None if it is not in memory
     source_hash: str | None  # hash of the weights of the whole network
-    target_name: str  # the network of the back half, and the same of it
+    target_name: str  # the network of the back half
     target_layer: str  # the layer after which it continues
     target_parameters: int  # number of parameters that run
     target_whole: int | None  # number of parameters of the whole network
@@ -57,16 +57,16 @@ class StitchedParts:
     @classmethod
     def of(cls, model: StitchedModel, source: Any = None, target: Any = None) -> StitchedParts:
         """Describe the parts of a stitched model."""
-        found = model.describe()
-        width, other = found.widths
-        names = names_of(*({"reference": e.public.to_dict(), "class": e.library} for e in (found.source, found.target)))
-        known = [source, target] if model.parents is None else model.parents
-        whole = [_count(parent.model) if isinstance(parent, Adapter) else None for parent in known]
+        info = model.describe()
+        width, width_b = info.widths
+        names = names_of(*({"reference": e.public.to_dict(), "class": e.library} for e in (info.source, info.target)))
+        networks = [source, target] if model.parents is None else model.parents
+        whole = [_count(parent.model) if isinstance(parent, Adapter) else None for parent in networks]
         return cls(
-            names[0], found.source_layer, _count(model.source), whole[0], found.source.weights_hash,
-            names[1], found.target_layer, _count(model) - _count(model.source) - _count(model.stitch),
-            whole[1], found.target.weights_hash, f"{found.body['name']}, {width} → {other}", _count(model.stitch),
-            {key: value for key, value in found.recipe.items() if key not in (FITTED, SCORED)},
+            names[0], info.source_layer, _count(model.source), whole[0], info.source.weights_hash,
+            names[1], info.target_layer, _count(model) - _count(model.source) - _count(model.stitch),
+            whole[1], info.target.weights_hash, f"{info.body['name']}, {width} → {width_b}", _count(model.stitch),
+            {key: value for key, value in info.recipe.items() if key not in (FITTED, SCORED)}
         )  # fmt: skip
 
     @property
@@ -76,14 +76,14 @@ class StitchedParts:
 
     @property
     def at_one_layer(self) -> bool:
-        """Whether source and target are the same network, cut at the same layer: its identity is exact."""
+        """Whether source and target are one network cut at one layer, so that the identity is exact."""
         return self.inside_one_network and self.source_layer == self.target_layer
 
     @property
     def segments(self) -> list[tuple[str, str, int, Role]]:
         """Row (``source``, ``stitched``, ``target``), name, number of parameters and role of each part."""
         front, back = f"up to {self.source_layer}", f"after {self.target_layer}"
-        found: list[tuple[str, str, int, Role]] = [
+        segments: list[tuple[str, str, int, Role]] = [
             ("source", f"source {front}", self.source_parameters, "source"),
             ("stitched", f"source {front}", self.source_parameters, "source"),
             ("stitched", f"stitch, {self.stitch}", self.stitch_parameters, "stitch"),
@@ -91,11 +91,11 @@ class StitchedParts:
         ]
         if self.source_whole is not None:
             rest = max(self.source_whole - self.source_parameters, 0)
-            found.insert(1, ("source", f"source after {self.source_layer}", rest, "left out"))
+            segments.insert(1, ("source", f"source after {self.source_layer}", rest, "left out"))
         if self.target_whole is not None:
             rest = max(self.target_whole - self.target_parameters, 0)
-            found.append(("target", f"target up to {self.target_layer}", rest, "left out"))
-        return [*found, ("target", f"target {back}", self.target_parameters, "target")]
+            segments.append(("target", f"target up to {self.target_layer}", rest, "left out"))
+        return [*segments, ("target", f"target {back}", self.target_parameters, "target")]
 
 
 def _count(module: nn.Module) -> int:
@@ -104,14 +104,14 @@ def _count(module: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Example:
-    """A sample on which a stitched model and its target differ."""
+    """Sample with different outputs of a stitched model and its target."""
 
     id: str  # id of the sample
-    distance: float  # how much both outputs differ
-    stitched: str  # what the stitched model predicts: the class, or its cross-entropy
-    target: str  # what the target predicts
+    distance: float  # distance between both outputs
+    stitched: str  # prediction of the stitched model: the class, or its cross-entropy
+    target: str  # prediction of the target
     label: str | None = None  # the true class; None if it is unknown
-    sample: Any = field(default=None, repr=False, compare=False, metadata={"saved": False})  # the sample itself
+    sample: Any = field(default=None, repr=False, compare=False, metadata={"saved": False})  # the sample
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,17 @@ class Evaluation(Result):
         task: Task of the head that was scored; ``feature-extraction`` for a model without a head.
         n: Number of held-out samples.
         data: Fingerprint of the held-out samples.
-        fitted_share: Share of the samples to which the stitching layer was fitted, found by their content; ``None`` if
-            the model does not record them. Scores on these samples are too good.
+        fitted_share: Share of the samples that the stitching layer was fitted to, matched by content; ``None`` if the
+            model does not record them. Scores on these samples are too good.
         scores: Nested mapping, name of a predictor (``stitched``, ``identity``, ``mean_only``, ``source``, ``target``,
             ``chance``) -> name of a figure (``accuracy``, ``relative_accuracy``, …) -> :class:`Score`.
         left_out: Name of a predictor without scores -> reason.
-        parts: What the stitched model consists of.
-        confusion: Class that the target predicts -> class that the stitched model predicts -> number of samples; empty
-            if the model is no classifier.
-        examples: The samples on which both differ most; empty unless ``evaluate(…, examples=…)`` asked for them.
+        parts: Parts of the stitched model.
+        confusion: Class predicted by the target -> class predicted by the stitched model -> number of samples; empty if
+            the model is not a classifier.
+        examples: The samples with the largest differences, if ``evaluate(…, examples=…)`` requested them.
         no_better: Baselines among ``identity``, ``mean_only`` and ``chance`` that the model does not beat: the 95%
-            interval of the paired difference of the first figure is not above 0. Without an identity that is exact.
+            interval of the paired difference of the first figure is not above 0. An exact identity is left out.
 
     Example:
         >>> scores = {
@@ -164,26 +164,26 @@ class Evaluation(Result):
 
     @property
     def cautions(self) -> list[str]:
-        """What the scores are no evidence of, in sentences."""
-        found = []
+        """Sentences about the limits of the scores as evidence."""
+        sentences = []
         if self.no_better:
             rows = [self.scores[name] for name in ("stitched", *self.no_better)]
             figure = next(
                 name for name in rows[0] if not all(math.isnan(row[name].value) for row in rows if name in row)
             )
             names = ", ".join(self.no_better).replace("_", " ")
-            found.append(
-                f"{figure.replace('_', ' ')} is no better than {names} (the 95% interval of the paired difference is "
-                "not above 0), so it is no evidence that the map carries anything over"
+            sentences.append(
+                f"{figure.replace('_', ' ')} is not better than {names} (the 95% interval of the paired difference is "
+                "not above 0), so it does not show that the stitching layer transfers information"
             )
         if self.parts is not None and self.parts.inside_one_network and not self.parts.at_one_layer:
-            found.append(SAME_NETWORK)
-        return found
+            sentences.append(SAME_NETWORK)
+        return sentences
 
     def for_card(self) -> dict[str, Any]:
-        """Return the scores as JSON values, without parts, classes and samples: what a model card shows."""
-        kept = replace(self, parts=None, confusion={}, examples=()).to_dict()
-        return {name: value for name, value in kept.items() if name not in ("parts", "confusion", "examples")}
+        """Return the scores for a model card as JSON values, without parts, classes and samples."""
+        scores = replace(self, parts=None, confusion={}, examples=()).to_dict()
+        return {name: value for name, value in scores.items() if name not in ("parts", "confusion", "examples")}
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the scores in long format."""
@@ -191,9 +191,9 @@ class Evaluation(Result):
 
         return pandas.DataFrame(
             [
-                {"predictor": who, "figure": what, **asdict(score)}
+                {"predictor": who, "figure": figure, **asdict(score)}
                 for who, figures in self.scores.items()
-                for what, score in figures.items()
+                for figure, score in figures.items()
             ]
         )
 
@@ -208,7 +208,7 @@ class Evaluation(Result):
             *(f.replace("_", " ") for f in figures),
             title=f"{held_out(self.n, self.fitted_share)}, 95% intervals over samples",
         )
-        notes = [f"no {who}: {why}" for who, why in self.left_out.items()]
+        notes = [f"no {who}: {reason}" for who, reason in self.left_out.items()]
         if self.parts is not None and (errors := self.parts.recipe.get("held_out_errors")):
             rivals = ", ".join(f"{name} {error:.3g}" for name, error in errors.items())
             notes.append(f"matcher {self.parts.recipe['matcher']['name']}, by the error on held-out anchors ({rivals})")
@@ -219,28 +219,28 @@ class Evaluation(Result):
         return table
 
     def plot(self, figure: str | None = None) -> Figure:
-        """Plot one figure of every predictor that has it, with its interval."""
+        """Plot one figure of each predictor that has it, with confidence intervals."""
         from hf_stitch.plots import intervals
 
         name = figure or next(iter(self.scores["stitched"]))
         rows = {who.replace("_", " "): row[name] for who, row in self.scores.items() if name in row}
         if not rows:
-            raise KeyError(f"the evaluation has no figure {name!r}; it has {', '.join(self.scores['stitched'])}")
+            raise KeyError(f"figure must be one of {', '.join(self.scores['stitched'])}, got {name!r}")
         return intervals(
             {who: (score.value, score.low, score.high) for who, score in rows.items()}, label=name.replace("_", " ")
         )
 
     def plot_parts(self) -> Figure:
-        """Plot both networks as strips: what runs, what is left out, and the stitch between them."""
+        """Plot both networks as strips: the parts that run, the unused parts, and the stitch between them."""
         from hf_stitch.plots import strips
 
         if self.parts is None:
-            raise ValueError("the evaluation does not contain the parts of the model: run evaluate again")
+            raise ValueError("the evaluation does not contain the parts of the model; run evaluate again")
         return strips(self.parts.segments, "parameters")
 
 
 def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:
-    """Return the names of the target's classes, from the data if the target has none, as networks of timm."""
+    """Return the names of the target's classes, from the data if the target (as in timm) does not name them."""
     names = {int(number): str(name) for number, name in (stitched.config.id2label or {}).items()}
     generic = all(name == f"LABEL_{number}" for number, name in names.items())
     if generic and samples.label_names and len(samples.label_names) == stitched.config.num_labels:
@@ -251,27 +251,27 @@ def class_names(stitched: StitchedModel, samples: Samples) -> dict[int, str]:
 def confused(predicted: Mapping[str, Answers], names: Mapping[int, str]) -> dict[str, dict[str, int]]:
     """Count which class the stitched model predicts where the target predicts a class."""
     classes = (predicted[who]["class"].astype(int).tolist() for who in ("target", "stitched"))
-    found: dict[str, dict[str, int]] = {}
-    for (target, own), count in sorted(Counter(zip(*classes, strict=True)).items()):
-        row = found.setdefault(named(target, names), {})  # several classes may have one name
-        row[named(own, names)] = row.get(named(own, names), 0) + count
-    return found
+    counts: dict[str, dict[str, int]] = {}
+    for (target, stitched), count in sorted(Counter(zip(*classes, strict=True)).items()):
+        row = counts.setdefault(named(target, names), {})  # several classes may have one name
+        row[named(stitched, names)] = row.get(named(stitched, names), 0) + count
+    return counts
 
 
 def differing(
     task: Task, predicted: Mapping[str, Answers], samples: Samples, names: Mapping[int, str], count: int
 ) -> tuple[Example, ...]:
-    """Find the samples on which the stitched model and the target differ most."""
+    """Find the samples with the largest differences between the stitched model and the target."""
     if not count:
         return ()
-    own, target = predicted["stitched"], predicted["target"]
-    distance = task.apart(own, target)
+    stitched, target = predicted["stitched"], predicted["target"]
+    distance = task.apart(stitched, target)
     order = np.argsort(-np.nan_to_num(distance), kind="stable")[:count].tolist()
     chosen = samples.select(order)
     (batch,) = chosen.batches(len(order))
     return tuple(
         Example(
-            str(chosen.ids[number]), float(distance[place]), task.shown(own, place, names),
+            str(chosen.ids[number]), float(distance[place]), task.shown(stitched, place, names),
             task.shown(target, place, names), task.label_shown(target, place, names), batch.samples[number],
         )
         for number, place in enumerate(order)

@@ -1,4 +1,4 @@
-"""Recording the activations of a network on samples."""
+"""Record the activations of a network on samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def extract_activations(
         model: The network: an adapter, a module, or a name for :func:`hf_stitch.load`.
         data: Raw samples, in any form that :meth:`hf_stitch.Samples.of` accepts.
         layers: Names of modules; ``None`` uses the ``candidates`` of the adapter.
-        pooling: Pooling of the activations: ``none`` keeps the vectors of all positions, all other poolings return one
+        pooling: Pooling of the activations: ``none`` keeps the vectors of all positions; all other poolings return one
             vector per sample.
         **options: Options of the run (:class:`hf_stitch.running.RunOptions`): ``batch_size``, ``progress``,
             ``accelerator``.
@@ -60,40 +60,40 @@ def extract_activations(
             return _planned(adapter, samples, names, pooling, run)
         grids: dict[str, tuple[int, int]] = {}
         read = partial(_read, adapter, names, pooling, grids)
-        what = f"the activations of {len(names)} layers on {len(samples):,} samples"
+        contents = f"the activations of {len(names)} layers on {len(samples):,} samples"
         instead = f"use fewer samples or layers, or another pooling than {pooling!r}"
-        found = record(samples, run, "recording", read, what, instead)
-    values = {name: found[name, "values"] for name in names}
-    mask = next((found[name, "mask"] for name in names if (name, "mask") in found), None)
+        tensors = record(samples, run, "recording", read, contents, instead)
+    values = {name: tensors[name, "values"] for name in names}
+    mask = next((tensors[name, "mask"] for name in names if (name, "mask") in tensors), None)
     return Activations(values, samples.ids, pooling, mask, {name: grids[name] for name in names if name in grids})
 
 
 def _read(
     adapter: Adapter, names: Sequence[str], pooling: Pooling, grids: dict[str, tuple[int, int]], batch: Batch
 ) -> dict[tuple[str, str], Tensor]:
-    found: dict[tuple[str, str], Tensor] = {}
+    tensors: dict[tuple[str, str], Tensor] = {}
 
     def keep(name: str, representation: Representation) -> None:  # copies: the network may overwrite its values
         if pooling != "none" or representation.layout == "bd":
-            found[name, "values"] = representation.rows(pooling).to("cpu", copy=True)
+            tensors[name, "values"] = representation.rows(pooling).to("cpu", copy=True)
             return
         representation.check_padding_known(pooling)
-        found[name, "values"] = representation.positions().to("cpu", copy=True)
+        tensors[name, "values"] = representation.positions().to("cpu", copy=True)
         if representation.grid is not None:
             grids[name] = representation.grid
         if representation.mask is not None:
-            found[name, "mask"] = representation.mask[:, representation.prefix_tokens :].to("cpu", copy=True)
+            tensors[name, "mask"] = representation.mask[:, representation.prefix_tokens :].to("cpu", copy=True)
 
     adapter.run_with_callback(adapter.preprocess(batch.samples), names, keep)
-    return found
+    return tensors
 
 
 def _planned(adapter: Adapter, samples: Samples, names: Sequence[str], pooling: Pooling, run: Run) -> Any:
-    count, found = len(samples), list[dict[tuple[str, str], Tensor]]()
+    count, batches = len(samples), list[dict[tuple[str, str], Tensor]]()
     seconds = seconds_per_sample(
-        lambda batch: found.append(_read(adapter, names, pooling, {}, batch)), samples, run, adapter.device
+        lambda batch: batches.append(_read(adapter, names, pooling, {}, batch)), samples, run, adapter.device
     )
-    size = sum(values.nbytes for values in found[0].values()) * count // min(run.batch_size, count)
+    size = sum(values.nbytes for values in batches[0].values()) * count // min(run.batch_size, count)
     memory = {NETWORKS: bytes_of_weights(adapter.model), "activations": size}
     job = f"extract_activations, {len(names)} layers, {count} samples"
     return Plan.of(job, {"recording": count * seconds}, memory, {}, adapter.device, run)

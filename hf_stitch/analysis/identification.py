@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Axis = Literal["a", "b"]
 Pair = tuple[str, str]
-AXES: dict[Axis, str] = {"a": "layers of a among those of b", "b": "layers of b among those of a"}
+AXES: dict[Axis, str] = {"a": "layers of a among layers of b", "b": "layers of b among layers of a"}
 
 _RESAMPLES = 2000
 
@@ -31,17 +31,17 @@ _RESAMPLES = 2000
 class Identification(Result):
     """Layer identification, returned by :func:`identify_layers`.
 
-    For axis ``"a"``, each layer of a is looked for among the layers of b, its *candidates*; for axis ``"b"``, a and b
-    are exchanged. It is a *hit* if the corresponding layer is more similar than all other candidates; a *tie* if
-    another is at least as similar, but the samples do not tell the two apart; and a *miss* otherwise.
+    For axis ``"a"``, the *candidates* of each layer of a are the layers of b; for axis ``"b"``, a and b are exchanged.
+    A layer is a *hit* if the corresponding layer is more similar than all other candidates; a *tie* if another
+    candidate is at least as similar, but the samples do not distinguish the two; and a *miss* otherwise.
 
     Attributes:
         pairs: The pairs of networks.
         layers: Names of the layers, in order, the same for all networks.
         hits: Axis -> (pairs, layers) bool.
         ties: Axis -> (pairs, layers) bool.
-        candidates: Axis -> (pairs, layers) int64, number of candidates for which the similarity is defined. 0 if it is
-            undefined for the corresponding layer: then there is neither hit, tie nor miss.
+        candidates: Axis -> (pairs, layers) int64, number of candidates with a defined similarity. 0 if it is undefined
+            for the corresponding layer: then the layer is neither hit, tie nor miss.
         winners: Axis -> (layers, layers) float64, the confusion matrix: how often each candidate (columns) was the most
             similar to each layer (rows). Equal candidates share.
         scores: Axis -> share of hits, with its interval.
@@ -71,7 +71,7 @@ class Identification(Result):
     @property
     def chance(self) -> float:
         """Expected accuracy of guessing: ``1 / len(layers)`` if the similarity is defined for all candidates."""
-        counts = np.concatenate([found[found > 0] for found in self.candidates.values()])
+        counts = np.concatenate([count[count > 0] for count in self.candidates.values()])
         return float(np.mean(1 / counts)) if len(counts) else np.nan
 
     def __getitem__(self, axis: Axis) -> Score:
@@ -80,17 +80,17 @@ class Identification(Result):
 
     @checked
     def verdicts(self, axis: Axis) -> NDArray[np.str_]:
-        """Return what was found, ``(pairs, layers)``: ``hit``, ``tie``, ``miss`` or ``undefined``."""
+        """Return the verdict on each layer, ``(pairs, layers)``: ``hit``, ``tie``, ``miss`` or ``undefined``."""
         others = np.where(self.candidates[axis] > 0, "miss", "undefined")
         return np.where(self.hits[axis], "hit", np.where(self.ties[axis], "tie", others))
 
     @checked
     def favourite(self, axis: Axis) -> tuple[str, float]:
-        """Return the candidate that is found most often.
+        """Return the candidate that is most often the most similar one.
 
         Returns:
             Name of the layer, and its share of all layers. If it is always the same layer (a share of 1), the accuracy
-            is exactly 1 / (number of layers), whatever the networks are.
+            is exactly 1 / (number of layers) for any networks.
         """
         wins = self.winners[axis].sum(0)
         place = int(wins.argmax())
@@ -117,7 +117,7 @@ class Identification(Result):
         """Plot the confusion matrices of both axes: how often each candidate was the most similar one."""
         from hf_stitch.plots import heatmaps
 
-        with np.errstate(invalid="ignore"):  # of a layer that nothing was taken for
+        with np.errstate(invalid="ignore"):  # layers without a winner
             shares = {axis: self.winners[axis] / self.winners[axis].sum(1, keepdims=True) for axis in AXES}
         return heatmaps(
             [
@@ -150,7 +150,7 @@ class Identification(Result):
                 f"{self.chance:.3f}", Text(f"{layer}, always" if share == 1 else f"{layer}, {share:.0%}"),
             )  # fmt: skip
             if counts["undefined"]:
-                table.caption = "layers whose similarity to the corresponding one is undefined are left out"
+                table.caption = "without layers that have an undefined similarity to the corresponding layer"
         return table
 
 
@@ -167,9 +167,9 @@ def identify_layers(
     """Measure how often the most similar layer of another network is the corresponding layer.
 
     This is the layer identification test of Kornblith et al. (2019, section 6.1; Balogh and Jelasity 2025, table 1). It
-    is run along both axes, because a metric may find the layers of a among the layers of b but not the reverse. The
-    values may be those of a metric, of the stitches of a matcher, or distances in depth. Only hits count as accurate; a
-    tie is a layer that the samples do not tell from the best one.
+    runs along both axes, because a metric may find the layers of a among the layers of b but not the reverse. The
+    values may come from a metric, from the stitches of a matcher, or from distances in depth. Only hits count as
+    accurate; a tie is a layer that the samples do not distinguish from the best one.
 
     Each end of the interval is the more extreme one of two intervals. The first is the Bayesian bootstrap over
     *networks* (Rubin 1981), where the weight of a pair is the product of the weights of its networks: pairs that share
@@ -181,8 +181,8 @@ def identify_layers(
             where undefined: such candidates are left out. For several pairs of networks, a mapping (name of a, name of
             b) -> such an array.
         higher_is_better: Whether a higher value means more similar.
-        as_good: (2, L, L) bool, which layers of b are as similar as the most similar one for each layer of a, as far as
-            the samples tell, and second, the same with a and b exchanged (``StitchGrid.as_good``). For several pairs, a
+        as_good: (2, L, L) bool. First, which layers of b the samples do not distinguish from the most similar one for
+            each layer of a; second, the same with a and b exchanged (``StitchGrid.as_good``). For several pairs, a
             mapping. ``None``: differences were not tested.
         layers: Names of the layers; ``None`` uses their indices from 0.
         confidence: Confidence level of the intervals, between 0 and 1.
@@ -203,33 +203,33 @@ def identify_layers(
     alike = np.zeros((len(pairs), 2, count), bool) if as_good is None else _alike(as_good, pairs, count)
     better = np.where(np.isnan(stacked), -np.inf, stacked if higher_is_better else -stacked)
     along: dict[Axis, Array] = {"a": better, "b": better.transpose(0, 2, 1)}
-    found = {axis: _found(values, alike[:, i]) for i, (axis, values) in enumerate(along.items())}
-    hits, ties, candidates, winners = ({axis: parts[i] for axis, parts in found.items()} for i in range(4))
+    outcomes = {axis: _outcomes(values, alike[:, i]) for i, (axis, values) in enumerate(along.items())}
+    hits, ties, candidates, winners = ({axis: parts[i] for axis, parts in outcomes.items()} for i in range(4))
     weights = _pair_weights(pairs, np.random.default_rng(seed))
-    scores = {axis: _score(hits[axis], candidates[axis] > 0, weights, confidence) for axis in found}
+    scores = {axis: _score(hits[axis], candidates[axis] > 0, weights, confidence) for axis in outcomes}
     return Identification(pairs, names, hits, ties, candidates, winners, scores, confidence, as_good is not None)
 
 
-def _found(better: Array, alike: Flags) -> tuple[Any, ...]:
+def _outcomes(better: Array, alike: Flags) -> tuple[Any, ...]:
     """Compare the candidates along one axis: return hits, ties, numbers of candidates, and winners."""
-    own = np.einsum("pll->pl", better)
-    judged = own > -np.inf
+    corresponding = np.einsum("pll->pl", better)
+    defined = corresponding > -np.inf
     best = better.max(2)
-    winning = (better == best[..., None]) & judged[..., None]
+    winning = (better == best[..., None]) & defined[..., None]
     shared = winning.sum(2)
-    hits = judged & (own == best) & (shared == 1)
-    ties = judged & ~hits & ((own == best) | alike)
-    candidates = np.where(judged, (better > -np.inf).sum(2), 0)
+    hits = defined & (corresponding == best) & (shared == 1)
+    ties = defined & ~hits & ((corresponding == best) | alike)
+    candidates = np.where(defined, (better > -np.inf).sum(2), 0)
     return hits, ties, candidates, (winning / np.maximum(shared, 1)[..., None]).sum(0)
 
 
 def _squares(by_pair: Mapping[Pair, ArrayLike]) -> list[Array]:
     """Return the arrays as float64 after validating them."""
     if not by_pair:
-        raise ValueError("there are no pairs of networks in values; pass at least one")
+        raise ValueError("values must contain at least one pair of networks, got none")
     if len({a == b for a, b in by_pair}) > 1:
         raise ValueError(
-            "pairs of a network with itself cannot be mixed with pairs of two networks; pass them separately"
+            "values mixes pairs of one network with itself and pairs of two networks; pass them separately"
         )
     squares = [np.asarray(values, np.float64) for values in by_pair.values()]
     for pair, square in zip(by_pair, squares, strict=True):
@@ -239,7 +239,7 @@ def _squares(by_pair: Mapping[Pair, ArrayLike]) -> list[Array]:
                 f"all pairs, got {square.shape}"
             )
         if np.isnan(square).all():
-            raise ValueError(f"values of {pair} are all NaN, so that no layer is the most similar; leave the pair out")
+            raise ValueError(f"values of {pair} are all NaN; leave the pair out")
     return squares
 
 
@@ -247,15 +247,15 @@ def _alike(as_good: ArrayLike | Mapping[Pair, ArrayLike], pairs: Sequence[Pair],
     """Return whether the corresponding layer is as good as the best one, (pairs, 2, layers)."""
     by_pair = as_good if isinstance(as_good, Mapping) else {("a", "b"): as_good}
     if by_pair.keys() != set(pairs):
-        raise ValueError(f"as_good must have the pairs of values, {list(pairs)}, got {list(by_pair)}")
-    found = [np.asarray(by_pair[pair]) for pair in pairs]
-    for pair, flags in zip(pairs, found, strict=True):
+        raise ValueError(f"as_good must have the same pairs as values, {list(pairs)}, got {list(by_pair)}")
+    stacks = [np.asarray(by_pair[pair]) for pair in pairs]
+    for pair, flags in zip(pairs, stacks, strict=True):
         if flags.shape != (2, count, count) or flags.dtype != np.bool_:
             raise ValueError(
                 f"as_good of {pair} must be bool of the shape {(2, count, count)}, got {flags.dtype} of the shape "
                 f"{flags.shape}"
             )
-    return np.einsum("pxll->pxl", np.stack(found))
+    return np.einsum("pxll->pxl", np.stack(stacks))
 
 
 def _pair_weights(pairs: Sequence[Pair], random: np.random.Generator) -> Array:
@@ -271,8 +271,8 @@ def _score(hits: Flags, judged: Flags, weights: Array, confidence: float) -> Sco
 
     if not judged.any():
         return Score(np.nan, np.nan, np.nan)
-    tail, known = (1 - confidence) / 2, judged.any(1)
-    shares = weights[:, known] @ hits[known].sum(1) / (weights[:, known] @ judged[known].sum(1))
+    tail, used = (1 - confidence) / 2, judged.any(1)
+    shares = weights[:, used] @ hits[used].sum(1) / (weights[:, used] @ judged[used].sum(1))
     low, high = np.quantile(shares, [tail, 1 - tail])
     wilson = binomtest(int(hits.sum()), int(judged.sum())).proportion_ci(confidence, method="wilson")
     return Score(float(hits.sum() / judged.sum()), float(min(low, wilson.low)), float(max(high, wilson.high)))

@@ -1,4 +1,4 @@
-"""Permutation tests: of one similarity, and of the best of all pairs of layers."""
+"""Permutation tests of one similarity, and of the highest similarity of all pairs of layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ENOUGH = 10
-"""Null values at least as similar as observed at which a sequential test stops."""
+"""Number of null values at least as similar as observed that stops a sequential test."""
 
 _CLOSE = 1e-8
 """Distance from the observed value within which a null value is computed from the rows."""
@@ -44,12 +44,11 @@ class PermutationTestResult(Result):
         observed: Value of the metric.
         values: (permutations,) float64, values of the metric with permuted samples (null values).
         higher_is_better: Whether a higher value means more similar.
-        best: Value of the metric if both sides are equal up to its invariances; infinite if it has no such value.
+        best: Value of the metric if both sides are equal up to its invariances; infinite if unbounded.
         samples: Number of samples.
         rows: Number of rows.
         seed: Seed of the permutations.
-        enough: Number of values at least as similar as observed at which the test stopped; None if it was not
-            sequential.
+        enough: Number of values at least as similar as observed that stops the test; None if it was not sequential.
 
     Example:
         >>> null = PermutationTestResult("LinearCKA()", 0.8, np.array([0.1, 0.3, 0.2]), True, 1.0, 50, 50, 0)
@@ -79,8 +78,8 @@ class PermutationTestResult(Result):
         """Share of the permutations, including the observed order, with a similarity at least as high as observed.
 
         ``(1 + #) / (1 + B)`` is never 0 and is valid for any number B of permutations (Phipson and Smyth 2010). The
-        test is one-sided: *more* similar than chance. Values that differ by rounding count as equal. For a sequential
-        test that stopped, the share of the null values alone (Besag and Clifford 1991).
+        test is one-sided: *more* similar than chance. Values that differ by rounding count as equal. If a sequential
+        test stopped early, this is the share among the null values alone (Besag and Clifford 1991).
         """
         hits = int(_as_similar(self.values, self.observed, self.higher_is_better).sum())
         stopped = hits == self.enough
@@ -88,7 +87,7 @@ class PermutationTestResult(Result):
 
     @property
     def z(self) -> float:
-        """Similarity above chance in standard deviations of the null values; NaN if these do not vary."""
+        """Similarity above chance in standard deviations of the null values; NaN if they do not vary."""
         spread = float(self.values.std(ddof=1))
         more = (self.observed - self.chance) * (1 if self.higher_is_better else -1)
         return more / spread if spread > 0 else float("nan")
@@ -100,7 +99,7 @@ class PermutationTestResult(Result):
         1 if both sides are equal, 0 at chance, negative if they are less similar than chance. Cohen's kappa and the
         adjusted Rand index (Hubert and Arabie 1985) use the same correction; here the mean of the null values is the
         chance level. For ``disagreement`` the result is Cohen's kappa. NaN if the chance level is the best value, or
-        the metric has no best value.
+        the metric is unbounded.
         """
         room = self.best - self.chance
         return (self.observed - self.chance) / room if room and np.isfinite(room) else float("nan")
@@ -118,12 +117,12 @@ class PermutationTestResult(Result):
         return pandas.DataFrame([{**figures, "permutations": len(self.values)}])
 
     def plot(self) -> Figure:
-        """Plot the observed value beside the mean of the null values and the interval of 95% of them."""
+        """Plot the observed value next to the mean and the central 95% of the null values."""
         from hf_stitch.plots import intervals
 
         low, high = np.quantile(self.values, [0.025, 0.975]).tolist()
-        shown = {f"observed, p = {self.p_value:.3g}": (self.observed,) * 3, "permuted": (self.chance, low, high)}
-        return intervals(shown, self.metric)
+        bars = {f"observed, p = {self.p_value:.3g}": (self.observed,) * 3, "permuted": (self.chance, low, high)}
+        return intervals(bars, self.metric)
 
     def __rich__(self) -> str:
         """Return one line, e.g. ``LinearCKA(debiased=False) 0.743, chance 0.741: calibrated 0.006, p = 0.373``."""
@@ -154,11 +153,11 @@ def permutation_test(
     """Compare a similarity with its values after permuting the samples of ``y`` at random.
 
     All rows of a sample are permuted together: row j of one sample is paired with row j of another sample. Similarity
-    that does not depend on the pairing of samples, such as what all images have in common at a position, therefore
+    that does not depend on the pairing of samples, such as features that all images share at a position, therefore
     counts as chance. A sample is exchanged only with samples that have the same number of rows.
 
-    What does not depend on the order is computed once: principal axes, whitened rows, distances, neighbours. Null
-    values are those of the metric to 1e-9. Those near to the observed one are computed from the rows, for p.
+    Quantities that do not depend on the order are computed once: principal axes, whitened rows, distances, neighbours.
+    Null values are exact to 1e-9; values close to the observed one are recomputed from the rows.
 
     Args:
         metric: Name of a registered metric, a metric instance or a metric class.
@@ -169,10 +168,10 @@ def permutation_test(
         permutations: Number of permutations, at least 2. The p-value is at least ``1 / (1 + permutations)``.
         seed: Seed of the permutations. If ``samples`` is given, the result does not depend on the order of the samples.
         sequential: Whether to stop at the 10th null value at least as similar as observed (Besag and Clifford 1991).
-            Without similarity this takes few permutations. The p-value remains valid: at most p with probability p. Its
-            relative standard error for a true p is ``√((1 - p) / 10)``, at most 32%, where the test stops, and that of
-            all ``permutations`` where it does not. ``chance``, ``z`` and ``calibrated`` rest on the values until then,
-            of which the last one is as similar as observed.
+            Without similarity, the test stops after few permutations. The p-value remains valid: at most p with
+            probability p. If the test stops, its relative standard error for a true p is ``√((1 - p) / 10)``, at most
+            32%; otherwise it is the same as without ``sequential``. ``chance``, ``z`` and ``calibrated`` use the values
+            until the stop; the last of them is as similar as observed.
         **options: Options of the metric.
 
     Example:
@@ -214,9 +213,9 @@ def _exchangeable(groups: Sequence[Places]) -> list[Places]:
     alone = [size for size, members in by_size.items() if len(members) == 1]
     if alone:
         raise ValueError(
-            f"{len(alone)} of {len(groups)} samples are the only ones with their number of rows "
-            f"({', '.join(map(str, sorted(alone)[:5]))}{' …' if len(alone) > 5 else ''}) and cannot be permuted: leave "
-            "these samples out, or pass one row per sample (pooling mean, cls or last)"
+            f"{len(alone)} of {len(groups)} samples cannot be permuted, because their numbers of rows "
+            f"({', '.join(map(str, sorted(alone)[:5]))}{' …' if len(alone) > 5 else ''}) occur once; leave them out "
+            "or pass one row per sample (pooling mean, cls or last)"
         )
     return [np.stack(members) for members in by_size.values()]
 
@@ -232,19 +231,19 @@ def _exchanged(exchangeable: Sequence[Places], random: np.random.Generator) -> P
 def pairing(metric: ActivationMetric, x: Tensor, y: Tensor) -> Callable[[Tensor], float]:
     """Return a metric as a function of the order of the rows of y; parts that do not depend on it are computed once."""
     if not isinstance(metric, MomentsMetric) or x.shape[1] + y.shape[1] > len(x):
-        own, other = (unit_matrix(metric, rows) for rows in (x, y))
-        if own is not None and other is not None:
-            return lambda order: (own * permuted(other, order)).sum().item()
+        matrix_x, matrix_y = (unit_matrix(metric, rows) for rows in (x, y))
+        if matrix_x is not None and matrix_y is not None:
+            return lambda order: (matrix_x * permuted(matrix_y, order)).sum().item()
     of_x, of_y = metric._prepared("x", x), metric._prepared("y", y)
     return lambda order: metric._permuted(of_x, of_y, order)
 
 
 def unit_matrix(metric: ActivationMetric, rows: Tensor) -> Any:
-    """Return the matrix of samples of a layer, divided by its norm; None if the metric has none."""
+    """Return the matrix of samples of a layer, divided by its norm; None if the metric does not define one."""
     if (matrix := metric.sample_matrix(rows.double())) is None:
         return None
     if not (length := matrix.norm()) > 0:
-        raise ValueError(f"{metric.name} is undefined for a layer that outputs the same for all {len(rows)} samples")
+        raise ValueError(f"{metric.name} is undefined for a layer with the same output for all {len(rows)} samples")
     return matrix / length
 
 
@@ -255,17 +254,17 @@ def permuted(matrix: Tensor, order: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class MaximumTest:
-    """Permutation test of the highest similarities of a search over pairs of layers.
+    """Permutation test of the highest similarities in a search over pairs of layers.
 
     Values of different pairs are not comparable under the null hypothesis: biased CKA of two wide layers is high by
-    chance. Each pair is therefore studentised with the mean and the standard deviation of its own values, over all
-    permutations and the observed order, so that all orders are treated alike and the p-values are exact.
+    chance. Each pair is therefore studentised with the mean and the standard deviation of its values over all
+    permutations and the observed order. This treats all orders alike, so that the p-values are exact.
 
     Attributes:
-        chance: (layers of a, layers of b) mean value of each pair over all orders of the samples. Here and below: NaN
-            for pairs for which the metric is undefined; they take no part in the search.
+        chance: (layers of a, layers of b) mean value of each pair over all orders of the samples. Here and below, pairs
+            with an undefined metric are NaN and left out of the search.
         scores: (layers of a, layers of b) observed values, studentised; higher is more similar.
-        unadjusted: (layers of a, layers of b) p-value of each pair by itself, without regard to the search.
+        unadjusted: (layers of a, layers of b) p-value of each pair, not adjusted for the search.
         maxima: (permutations,) highest studentised value of all pairs.
         maxima_a: (permutations, layers of a) highest studentised value of each layer of a.
         maxima_b: (permutations, layers of b) highest studentised value of each layer of b.
@@ -292,70 +291,70 @@ class MaximumTest:
     def p_values(self) -> Array:
         """p-values of all pairs, (layers of a, layers of b), adjusted for the search over all pairs.
 
-        The share of the orders, including the observed one, in which *any* pair is as similar as this one is observed
-        to be. If no pair is related, the smallest of them is at most p with probability p.
+        The share of the orders, including the observed one, with *any* pair at least as similar as the observed value
+        of this pair. If no pair is related, the smallest p-value is at most p with probability p.
         """
         return _p_values(self.scores[None], self.maxima[:, None, None])
 
     @checked
     def match_p_values(self, places: NDArray[np.intp], axis: Literal["a", "b"]) -> Array:
-        """Return the p-value of one match for each layer of a side, adjusted for the search over the other side."""
+        """Return the p-value of one match for each layer of a side, adjusted for the search over its candidates."""
         scores, maxima = (self.scores, self.maxima_a) if axis == "a" else (self.scores.T, self.maxima_b)
         return _p_values(scores[np.arange(len(scores)), places][None], maxima)
 
 
 def maximum_test(
     metric: ActivationMetric, x: Sequence[Tensor], y: Sequence[Tensor], *, defined: NDArray[np.bool_] | None = None,
-    permutations: int, seed: int, memory: int, shown: str | None = None,
+    permutations: int, seed: int, memory: int, bar_label: str | None = None
 ) -> MaximumTest:  # fmt: skip
     """Test the similarities of all pairs of layers: one permutation of the samples of y for all pairs.
 
-    ``shown`` is the label of the progress bar, which counts values.
+    ``bar_label`` is the label of the progress bar, which counts values.
     """
     random, n = np.random.default_rng(seed), len(x[0])
     orders = [torch.arange(n), *(torch.from_numpy(random.permutation(n)) for _ in range(permutations))]
-    known = np.ones((len(x), len(y)), bool) if defined is None else defined
-    of_x, of_y = (np.flatnonzero(known.any(axis)) for axis in (1, 0))
+    is_defined = np.ones((len(x), len(y)), bool) if defined is None else defined
+    of_x, of_y = (np.flatnonzero(is_defined.any(axis)) for axis in (1, 0))
     some_x, some_y = [x[int(i)] for i in of_x], [y[int(j)] for j in of_y]
-    with progress_bar(shown, len(orders) * len(some_x) * len(some_y), "value") as bar:
-        found = _by_matrices(metric, some_x, some_y, orders, memory, bar)
-        if found is None:
-            found = np.full((len(orders), len(some_x), len(some_y)), np.nan)
-            kept = max(1, memory // (16 * n * max(rows.shape[1] for rows in some_y)))
-            prepared_y = lru_cache(kept)(lambda j: metric._prepared("y", some_y[j]))
-            for i, defined_here in enumerate(known[np.ix_(of_x, of_y)]):
-                own = metric._prepared("x", some_x[i])
+    with progress_bar(bar_label, len(orders) * len(some_x) * len(some_y), "value") as bar:
+        values_by_order = _by_matrices(metric, some_x, some_y, orders, memory, bar)
+        if values_by_order is None:
+            values_by_order = np.full((len(orders), len(some_x), len(some_y)), np.nan)
+            cached = max(1, memory // (16 * n * max(rows.shape[1] for rows in some_y)))
+            prepared_y = lru_cache(cached)(lambda j: metric._prepared("y", some_y[j]))
+            for i, defined_here in enumerate(is_defined[np.ix_(of_x, of_y)]):
+                prepared_x = metric._prepared("x", some_x[i])
                 for j in np.flatnonzero(defined_here):
-                    found[:, i, j] = [metric._permuted(own, prepared_y(j), order) for order in orders]
+                    values_by_order[:, i, j] = [metric._permuted(prepared_x, prepared_y(j), order) for order in orders]
                     bar.update(len(orders))
-    values = np.full((len(orders), *known.shape), np.nan)
-    values[np.ix_(np.arange(len(orders)), of_x, of_y)] = found
-    values[:, ~known] = np.nan
+    values = np.full((len(orders), *is_defined.shape), np.nan)
+    values[np.ix_(np.arange(len(orders)), of_x, of_y)] = values_by_order
+    values[:, ~is_defined] = np.nan
     return tested(values, metric.higher_is_better, seed)
 
 
 def tested(values: Array, higher_is_better: bool, seed: int) -> MaximumTest:
-    """Return the test from the values of all pairs under all orders of the samples."""
+    """Compute the test from the values of all pairs under all orders of the samples."""
     chance, spread = values.mean(0), values.std(0)
     varies = spread > _ROUNDING * np.abs(values).max(0)
     scores = np.where(varies, (values - chance) / np.where(varies, spread, 1.0), 0.0) * (1 if higher_is_better else -1)
     scores[:, np.isnan(chance)] = np.nan
-    own, null = scores[0], np.where(np.isnan(scores[1:]), -np.inf, scores[1:])
-    return MaximumTest(chance, own, _p_values(own[None], null), null.max((1, 2)), null.max(2), null.max(1), seed)
+    actual, null = scores[0], np.where(np.isnan(scores[1:]), -np.inf, scores[1:])
+    return MaximumTest(chance, actual, _p_values(actual[None], null), null.max((1, 2)), null.max(2), null.max(1), seed)
 
 
 def _p_values(observed: Array, null: Array) -> Array:
-    """``(1 + #) / (1 + B)`` (Phipson and Smyth 2010); the permutations are the first axis of ``null``."""
-    found: Array = (1 + (null >= observed - _ROUNDING).sum(0)) / (1 + len(null))
-    return np.where(np.isnan(observed[0]), np.nan, found)
+    """Compute ``(1 + #) / (1 + B)`` (Phipson and Smyth 2010); the first axis of ``null`` are permutations."""
+    p_values: Array = (1 + (null >= observed - _ROUNDING).sum(0)) / (1 + len(null))
+    return np.where(np.isnan(observed[0]), np.nan, p_values)
 
 
 def _by_matrices(
     metric: ActivationMetric, x: Sequence[Tensor], y: Sequence[Tensor], orders: Sequence[Tensor], memory: int, bar: Any
 ) -> Array | None:
-    """Compute all values as inner products of matrices of samples; None if the metric has none, or they are too big."""
+    """Compute all values as inner products of matrices of samples; None without such matrices or enough memory."""
     n = len(x[0])
-    at_once = memory // (8 * n**2) - _ORDERS - 3  # beside the block of x: permuted matrices of y, and what makes them
+    at_once = memory // (8 * n**2) - _ORDERS - 3  # besides the block of x: permuted matrices of y, and temporaries
     if at_once < 1 or metric.sample_matrix(x[0].double()) is None:
         return None
     values = np.empty((len(orders), len(x), len(y)))
@@ -364,8 +363,8 @@ def _by_matrices(
         for j, rows in enumerate(y):
             matrix = unit_matrix(metric, rows)
             for first in range(0, len(orders), _ORDERS):
-                some = orders[first : first + _ORDERS]
-                others = torch.stack([permuted(matrix, order).flatten() for order in some])
-                values[first : first + len(some), start : start + len(block), j] = (others @ block.T).numpy()
-                bar.update(len(some) * len(block))
+                batch = orders[first : first + _ORDERS]
+                shuffled = torch.stack([permuted(matrix, order).flatten() for order in batch])
+                values[first : first + len(batch), start : start + len(block), j] = (shuffled @ block.T).numpy()
+                bar.update(len(batch) * len(block))
     return values

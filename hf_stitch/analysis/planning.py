@@ -1,4 +1,4 @@
-"""What a job will cost, before it runs."""
+"""Predicted cost of a job."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SOLVING = 30
-"""Operations of a closed form in units of width³: one eigendecomposition, and some products."""
+"""Operations of a closed form in units of width³: one eigendecomposition, and several products."""
 
 MIN_WIDTH = 60
-"""Width of the table in characters, so that its title and caption have room."""
+"""Width of the table in characters, to leave room for its title and caption."""
 NETWORKS, LARGEST = "networks", "largest output"
-"""The part of the memory that is taken before a job begins, and that which every device needs."""
+"""Parts of the memory: the networks, in use before a job begins, and the largest output, needed on every device."""
 BACKWARD = 2
 """Backward passes take about twice the time of forward passes."""
 
@@ -45,18 +45,18 @@ class Plan(Result):
     """Predicted cost of a job, from :func:`hf_stitch.plan`.
 
     Attributes:
-        job: What runs, in words.
+        job: Description of the job.
         stages: Stage -> predicted seconds, measured on one batch and extrapolated.
-        memory: Part -> bytes that the job holds at the same time, beside one batch: weights of the networks,
+        memory: Part -> bytes that the job holds at the same time, in addition to one batch: weights of the networks,
             statistics, rows, maps.
         disk: Part -> bytes of temporary files.
-        free_memory: Bytes of memory that are free.
-        free_disk: Bytes that are free where temporary files are written.
-        processes: Number of processes that share the samples. Memory and disk are those of one process.
-        left_out: What is not included, in words; empty if nothing.
-        computed: Whether nothing ran: figures are computed from what the networks do, without data and weights.
-        speed: Floating-point operations per second that computed figures assume; infinite if there are none.
-        devices: Number of devices that share memory, if they need not be here (:meth:`on`).
+        free_memory: Free bytes of memory.
+        free_disk: Free bytes of disk for temporary files.
+        processes: Number of processes that share the samples. Memory and disk are per process.
+        left_out: Parts that are not included, in words; may be empty.
+        computed: Whether the figures are computed from the operations of the networks, without data and weights.
+        speed: Floating-point operations per second that computed figures assume; infinite for measured figures.
+        devices: Number of devices that share memory, possibly of another machine (:meth:`on`).
 
     Example:
         >>> plan = Plan("stitch", {"fitting": 1.0, "scoring": 3.0}, {"moments": 10**6}, {}, 10**9, 10**9)
@@ -83,19 +83,19 @@ class Plan(Result):
         cls, job: str, stages: Mapping[str, float], memory: Mapping[str, int], disk: Mapping[str, int],
         device: torch.device, run: Run, left_out: str = "", **more: Any,
     ) -> Self:  # fmt: skip
-        """Put together a plan of a job on a device, with what is free on this machine."""
+        """Build the plan of a job on a device, with the free memory and disk of this machine."""
         free = free_memory(device), free_disk(Path(tempfile.gettempdir()))
         return cls(job, stages, memory, disk, *free, run.processes.count, left_out, **more)
 
     def on(self, device: str, memory: float, speed: float) -> Self:
-        """Return a computed plan for devices of some bytes and operations a second each, which need not be here.
+        """Return a computed plan for other devices, each with this memory in bytes and operations per second.
 
-        As few as hold weights and statistics share these; each also holds the largest output. Blocks run one after the
-        other, so that more devices add memory and no speed.
+        It uses the smallest number of devices that hold weights and statistics together; each also holds the largest
+        output. Blocks run in sequence, so more devices add memory but not speed.
         """
         room = memory - (largest := self.memory.get(LARGEST, 0))
         if not self.computed or room <= 0:
-            raise ValueError("only plans without data, whose largest output fits on one device, tell of other devices")
+            raise ValueError("on() requires a plan without data and a largest output that fits on one device")
         count = max(1, math.ceil((sum(self.memory.values()) - largest) / room))
         job = f"{self.job} on {count} × {device} ({sized(memory)}, {speed:.2g} operations a second, not measured)"
         stages = {stage: seconds * self.speed / speed for stage, seconds in self.stages.items()}
@@ -109,9 +109,9 @@ class Plan(Result):
 
     @property
     def fits(self) -> bool:
-        """Whether memory and disk suffice. The networks are in memory already, unless the plan is computed."""
-        needed = sum(size for part, size in self.memory.items() if self.computed or part != NETWORKS)
-        return needed <= self.free_memory and sum(self.disk.values()) <= self.free_disk
+        """Whether memory and disk suffice. Only a computed plan counts the networks, which are in memory otherwise."""
+        required = sum(size for part, size in self.memory.items() if self.computed or part != NETWORKS)
+        return required <= self.free_memory and sum(self.disk.values()) <= self.free_disk
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return all figures as a data frame, one row per stage or part."""
@@ -135,11 +135,11 @@ class Plan(Result):
             "seconds": lambda count: f"{count:.2g} s" if count < 7200 else f"{count / 3600:.3g} h"
         }
         for kind, parts in self._kinds().items():
-            shown = totals.get(kind, sized)
+            format_figure = totals.get(kind, sized)
             for number, (part, value) in enumerate(parts.items()):
-                table.add_row("" if number else kind, Text(part), shown(value), end_section=False)
+                table.add_row("" if number else kind, Text(part), format_figure(value), end_section=False)
             if len(parts) > 1:
-                table.add_row("", "total", shown(sum(parts.values())), style="bold", end_section=True)
+                table.add_row("", "total", format_figure(sum(parts.values())), style="bold", end_section=True)
         free = f"{sized(self.free_memory)} of memory and {sized(self.free_disk)} of disk are free"
         verdict = free if self.fits else f"DOES NOT FIT: {free}"
         table.caption = "; ".join(filter(None, (verdict, self.left_out)))
@@ -147,7 +147,7 @@ class Plan(Result):
 
 
 def bytes_of_weights(*networks: nn.Module, meta: bool = False) -> int:
-    """Return the bytes of parameters and buffers that are in memory, or of all with ``meta``, each counted once."""
+    """Return the bytes of parameters and buffers in memory, each counted once; with ``meta``, also of meta tensors."""
     held = {id(t): t for network in networks for t in (*network.parameters(), *network.buffers())}
     return sum(tensor.nbytes for tensor in held.values() if meta or not tensor.is_meta)
 
@@ -156,7 +156,7 @@ def planned_scoring(
     job: str, scoring: Scoring, samples: PairedSamples, run: Run, *, stages: Mapping[str, float] | None = None,
     left_out: str,
 ) -> Any:  # fmt: skip
-    """Return the plan of a job that scores samples, after other stages; ``Any``, as a job is typed by its result."""
+    """Return the plan of a job that scores samples after other stages (``Any``: a job is typed by its result)."""
     seconds, measured = scoring.cost(samples, run)
     memory = {NETWORKS: bytes_of_weights(*scoring.networks)}
     vectors = (row["vector"].nbytes for of in measured.answers.values() for row in of.values() if "vector" in row)
@@ -167,7 +167,7 @@ def planned_scoring(
 
 @torch.no_grad()
 def seconds_per_sample(read: Callable[[Batch], object], samples: Samples, run: Run, device: torch.device) -> float:
-    """Measure one batch; return the seconds for each sample of a job, whose samples the processes share."""
+    """Measure one batch; return the seconds per sample of a job that all processes share."""
     batch = next(samples.batches(min(run.batch_size, len(samples))))
     return seconds_of(lambda: read(batch), device) / len(batch.samples) / run.processes.count
 
@@ -186,7 +186,7 @@ def speed(dtype: torch.dtype = torch.float64) -> float:
 def planned(
     job: str, pair: Pair, data: Split, run: Run, matchers: Sequence[Matcher], *, scored: int = 1, left_out: str = ""
 ) -> Any:
-    """Measure one batch of each stage, and extrapolate; ``Any``, as a job is typed by its result.
+    """Measure one batch of each stage and extrapolate (``Any``: a job is typed by its result).
 
     ``scored`` predictors per stitch run through the target (1, or more with baselines).
     """
@@ -195,22 +195,22 @@ def planned(
     by_rows = any(matcher.collects == "rows" for matcher in matchers)
     if not by_rows:
         check_moments_fit(pair)
-    batch, twin = (next(each.batches(min(run.batch_size, len(train)))) for each in (train.a, train.b))
+    batch, twin = (next(side.batches(min(run.batch_size, len(train)))) for side in (train.a, train.b))
     count, device = len(batch.samples), pair.target.device
-    found = pair.run(batch, twin, complete=True)
+    ran = pair.run(batch, twin, complete=True)
     forwards = seconds_of(lambda: pair.run(batch, twin, complete=True), device) / count
     moments = PairMoments([] if by_rows else pair.cells, pair.pooling)
-    collecting = seconds_of(lambda: moments.update(found.x, found.y), device) / count
+    collecting = seconds_of(lambda: moments.update(ran.x, ran.y), device) / count
     maps, cubes, rows = 0, 0.0, 0
     layers = {cell: unfitted(*pair.specs(cell), pair.pooling, pair.source.device) for cell in pair.cells}
     for (la, lb), layer in layers.items():
         maps += sum(value.nbytes for value in layer.state_dict().values())
         cubes += layer.body.in_features**3
-        rows += sum(x.nbytes + y.nbytes for x, y in paired_rows(found.x[la], found.y[lb], pair.pooling).values())
+        rows += sum(x.nbytes + y.nbytes for x, y in paired_rows(ran.x[la], ran.y[lb], pair.pooling).values())
 
     def finish() -> None:
         for (la, lb), layer in layers.items():
-            pair.finish(layer(found.x[la]), lb, found.y[lb])
+            pair.finish(layer(ran.x[la]), lb, ran.y[lb])
 
     stitched = seconds_of(finish, device) / count
     share = 1 / run.processes.count
@@ -232,8 +232,8 @@ def planned(
         one_side = sum(map(len, data.unpaired)) / 2  # each sample runs through one of the networks
         stages["reading samples without partners"] = one_side * forwards * share
         memory["rows without partners"] = int(one_side * rows / count)
-    kept = len(train) * sum(one.values.nbytes for one in found.x.values()) // count if read else 0
-    disk = {"activations of the source": kept} if kept else {}
+    size_of_source = len(train) * sum(one.values.nbytes for one in ran.x.values()) // count if read else 0
+    disk = {"activations of the source": size_of_source} if size_of_source else {}
     held = {part: size for part, size in memory.items() if size}
     return Plan.of(job, stages, held, disk, device, run, left_out)
 
@@ -241,7 +241,7 @@ def planned(
 def unfitted(
     source: RepresentationSpec, target: RepresentationSpec, pooling: Pooling, device: torch.device
 ) -> StitchingLayer:
-    """Return a stitching layer of the size of a fitted one: a single batch may be too few samples for a fit."""
+    """Return a stitching layer with the size of a fitted one, as a single batch may be too small for a fit."""
     maps, means = dict[str, LinearStitch](), dict[str, torch.Tensor]()
     for part, (dx, dy) in part_widths(source, target, pooling).items():
         means[part] = torch.zeros(dy, device=device)

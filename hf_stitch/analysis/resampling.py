@@ -1,4 +1,4 @@
-"""Bootstrap of a metric, and what tests share: rows by sample, moments of some samples, Holm's procedure."""
+"""Bootstrap of a metric, and helpers of the tests: rows by sample, moments of a subset, Holm's procedure."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def rows_by_sample(samples: Any, n: int) -> list[Places]:
 
 
 class SampleRows:
-    """Rows of one side by sample, or by group of samples, about the mean of all rows.
+    """Rows of one side by sample, or by group of samples, centred by the mean of all rows.
 
-    This mean is close to that of most of the samples, which keeps the sums of their products accurate.
+    Centring keeps the sums of products accurate.
     """
 
     def __init__(self, rows: Tensor, groups: Sequence[Places]) -> None:
@@ -56,12 +56,12 @@ class SampleRows:
         self.products = self.products_with(self)
 
     def products_with(self, other: SampleRows) -> Tensor:
-        """Return the products with the rows of another side, (samples, d, d of the other)."""
-        return torch.stack([own.T @ part for own, part in zip(self.parts, other.parts, strict=True)])
+        """Return the products with the rows of another side, (samples, d, d of that side)."""
+        return torch.stack([x.T @ y for x, y in zip(self.parts, other.parts, strict=True)])
 
 
 class SampleMoments:
-    """Moments of the paired rows of some of the samples, without another pass over the rows."""
+    """Moments of the paired rows of subsets of the samples, without another pass over the rows."""
 
     def __init__(self, x: SampleRows, y: SampleRows) -> None:
         self._counts = torch.tensor([len(part) for part in x.parts], device=x.sums.device)
@@ -70,15 +70,15 @@ class SampleMoments:
         self._all = [part.sum(0) for part in self._parts[2:]]
 
     def of(self, samples: Places) -> Moments:
-        """Return the moments of some samples."""
+        """Return the moments of a subset of the samples."""
         chosen = torch.from_numpy(samples).to(self._counts.device)
         return self._moments(int(self._counts[chosen].sum()), *(part[chosen].sum(0) for part in self._parts))
 
     def without(self, sample: int) -> Moments:
         """Return the moments of all samples but one."""
         x, y, *products = (part[sample] for part in self._parts)
-        rest = (whole - own for whole, own in zip(self._all, products, strict=True))
-        return self._moments(int(self._counts.sum() - self._counts[sample]), -x, -y, *rest)
+        remaining = (whole - product for whole, product in zip(self._all, products, strict=True))
+        return self._moments(int(self._counts.sum() - self._counts[sample]), -x, -y, *remaining)
 
     def _moments(self, n: int, x: Tensor, y: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Moments:
         mean_x, mean_y = (mean + total / n for mean, total in zip(self._means, (x, y), strict=True))
@@ -87,17 +87,17 @@ class SampleMoments:
 
 
 def not_rejected(p_values: Array, level: float) -> NDArray[np.bool_]:
-    """Return which candidates of each row Holm's procedure (1979) does not tell from the best one."""
-    found = np.zeros(p_values.shape, bool)
-    for row, kept in zip(p_values, found, strict=True):
+    """Return which candidates of each row Holm's procedure (1979) does not distinguish from the best one."""
+    flags = np.zeros(p_values.shape, bool)
+    for row, flags_of_row in zip(p_values, flags, strict=True):
         rivals = np.flatnonzero(~np.isnan(row))
         ordered = rivals[np.argsort(row[rivals], kind="stable")]
-        tests = max(len(rivals) - 1, 1)  # without the best itself
+        tests = max(len(rivals) - 1, 1)  # without the best one
         rejected = 0
         while rejected < len(ordered) and row[ordered[rejected]] <= level / max(tests - rejected, 1):
             rejected += 1
-        kept[ordered[rejected:]] = True
-    return found
+        flags_of_row[ordered[rejected:]] = True
+    return flags
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,16 +174,16 @@ def bootstrap(
     """Compute a metric with a confidence interval by a half-sample bootstrap.
 
     Each resample is a random half of the samples, drawn without replacement. The spread over these halves estimates the
-    spread over independent data sets of the full size (Politis, Romano and Wolf 1999, "Subsampling": the mean of n/2
-    out of n samples varies as much as the mean of n independent samples).
+    spread over independent datasets of the full size (Politis, Romano and Wolf 1999, "Subsampling": the mean of n/2 out
+    of n samples varies as much as the mean of n independent samples).
 
     Sampling with replacement is not used because it duplicates samples. A duplicate is its own nearest neighbour, which
     increases every metric that compares samples with each other or is fitted to them.
 
     The interval is the spread of the resampled values about their mean, shifted to the value on all samples. It covers
     the expected value of the metric at this number of samples. It does not remove the bias that a metric has at this
-    number of samples (CCA, biased CKA), and it may extend beyond the range of the metric. For metrics based on nearest
-    neighbours, whose value depends on the number of samples, the interval is up to about twice too wide.
+    number of samples (CCA, biased CKA), and it may extend beyond the range of the metric. The value of metrics based on
+    nearest neighbours depends on the number of samples; their interval is up to about twice too wide.
 
     Args:
         metric: Name of a registered metric, a metric instance or a metric class.
@@ -206,14 +206,14 @@ def bootstrap(
     x, y = paired(chosen.name, x, y, exact=False)
     groups = rows_by_sample(samples, len(x))
     if len(groups) < 4:
-        raise ValueError(f"a bootstrap takes at least 4 samples, got {len(groups)}; give more samples")
+        raise ValueError(f"a bootstrap requires at least 4 samples, got {len(groups)}; pass more samples")
     score, random = _restricted(chosen, x, y, groups), np.random.default_rng(seed)
     value = score(np.arange(len(groups)))
     halves = (np.sort(random.permutation(len(groups))[: len(groups) // 2]) for _ in range(resamples))
     try:
         values = np.array([score(half) for half in halves])
     except ValueError as error:
-        raise ValueError(f"a resample of half of the samples does not determine {chosen.name}: {error}") from error
+        raise ValueError(f"{chosen.name} is undefined on half of the samples: {error}; pass more samples") from error
     tail = (1 - confidence) / 2
     low, high = value + np.quantile(values, [tail, 1 - tail]) - values.mean()
     return ConfidenceInterval(
@@ -222,7 +222,7 @@ def bootstrap(
 
 
 def _restricted(metric: ActivationMetric, x: Tensor, y: Tensor, groups: Sequence[Places]) -> Callable[[Places], float]:
-    """Return the metric as a function of the chosen samples, from per-sample moments where these are smaller."""
+    """Return the metric as a function of the chosen samples; it uses per-sample moments if they are smaller."""
     if metric.statistic == "moments" and len(x) > len(groups) * (x.shape[1] + y.shape[1]):
         moments = SampleMoments(SampleRows(x, groups), SampleRows(y, groups))
         return lambda chosen: metric.from_moments(moments.of(chosen))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What plots and pages of a result share: titles of axes, and the colours of heat maps."""
+"""Helpers of plots and report pages: titles of axes, and the colour range of heat maps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Ends = tuple[float, float]
 
 
 def ends_of(values: NDArray[np.float64], whole: Ends | None = None) -> Ends | None:
-    """Return the ends of colours that lie where the values lie; ``None`` if there are no two different ones.
+    """Return the colour range of the finite values; ``None`` if they are all equal.
 
-    In a known range they are rounded outward, to .1 in one of length 1, so that rounding errors have no colours.
+    With ``whole``, the range of the figure, the ends are rounded outward to a tenth of it, to hide rounding errors.
     """
-    known = values[np.isfinite(values)]
-    if not known.size:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
         return None
-    low, high = float(known.min()), float(known.max())
+    low, high = float(finite.min()), float(finite.max())
     if whole is not None and np.isfinite(whole).all():
         step = 10.0 ** (np.round(np.log10(whole[1] - whole[0])) - 1)
         low, high = (
@@ -33,25 +33,25 @@ def ends_of(values: NDArray[np.float64], whole: Ends | None = None) -> Ends | No
 
 def titles_of(a: Mapping[str, Any], b: Mapping[str, Any], sides: tuple[str, str] = ("a", "b")) -> tuple[str, str]:
     """Return titles of axes with the names of networks, from their records."""
-    found = (f"layers of {side}" + (f": {name}" if name else "")
+    titles = (f"layers of {side}" + (f": {name}" if name else "")
              for side, name in zip(sides, names_of(a, b), strict=True))  # fmt: skip
-    return next(found), next(found)
+    return next(titles), next(titles)
 
 
 def names_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the names of two networks from their records; revision, size or weights tell those of one name apart."""
+    """Return the names of two networks from their records, with revision, size or weights if the names are equal."""
     first, second = name_of(a), name_of(b)
     for key in ("revision", "summary", "weights_hash"):
         values = ((side.get("reference") or {}).get(key) or f"no {key}" for side in (a, b))
-        own, other = (value.rpartition(", ")[2].removeprefix("sha256:")[:24] for value in values)
-        if first == second != "" and own != other:
-            return f"{first} ({own})", f"{second} ({other})"
+        detail_a, detail_b = (value.rpartition(", ")[2].removeprefix("sha256:")[:24] for value in values)
+        if first == second != "" and detail_a != detail_b:
+            return f"{first} ({detail_a})", f"{second} ({detail_b})"
     return first, second
 
 
 def name_of(side: Mapping[str, Any]) -> str:
-    """Return the name of a network from its record: its own, its id, or its class; empty for saved activations."""
+    """Return the name, id or class of a network from its record; empty for saved activations."""
     reference = side.get("reference") or {}
-    own = (reference.get("summary") or "").partition(", ")[0]
-    name = side.get("name") or reference.get("id") or own or side.get("class") or ""
+    class_name = (reference.get("summary") or "").partition(", ")[0]
+    name = side.get("name") or reference.get("id") or class_name or side.get("class") or ""
     return PurePath(name).name if PurePath(name).is_absolute() else str(name)

@@ -1,4 +1,4 @@
-"""Artefacts that can be saved, shared and loaded: whole stitched models, and stitchers that name their networks."""
+"""Artefacts to save, share and load: whole stitched models, and stitchers with references to their networks."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Adapter for stitched models: they are networks too, to be compared, cut and stitched again."""
+"""Adapter for stitched models, for comparing, cutting and stitching them again."""
 
 from __future__ import annotations
 
@@ -28,51 +28,51 @@ from hf_stitch.reference import ModelReference, Settings
 from hf_stitch.registry import registries
 
 OF_STITCH = re.compile(r"((source|target)\.model\.)*stitch\.")
-"""Names of the modules of the stitching layers of a chain."""
+"""Matches module names of the stitching layers of a chain."""
 
 UNREAD = ("_name_or_path", "transformers_version")
-"""Keys of a config that describe the machine on which it was written."""
+"""Config keys that describe the machine of the writer."""
 
 
 class StitchedAdapter(Adapter):
-    """Adapter of a stitched model, whose layers are those of both halves."""
+    """Adapter of a stitched model, with the layers of both halves."""
 
     model: StitchedModel
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Names of the layers of both halves, and of the layers before and after the stitch."""
+        """Names of the layers of both halves, including the layers before and after the stitch."""
         if isinstance(self.model.source, PrefixFront):
             raise ValueError(
-                "a stitched model of networks with different tokenizers is not cut again, because its source reads "
-                "texts: compare or stitch its two networks"
+                "a stitched model of networks with different tokenizers cannot be cut again, because its source reads "
+                "texts; compare or stitch its two networks"
             )
         survey = self._survey()
         ends = [name for name in _ends(self.model) if survey.dominates(name)]
-        # Modules around an end and inside it are the same layer, and a stitch is not one of either network.
-        apart = [
+        # Modules around or inside an end are the same layer, and a stitch belongs to neither network.
+        inner = [
             name for name in survey.blocks
             if not OF_STITCH.match(name) and not any(_contains(name, end) or _contains(end, name) for end in ends)
         ]  # fmt: skip
-        ordered = sorted((*ends, *apart), key=lambda name: survey.trace.calls[name].exited)
+        ordered = sorted((*ends, *inner), key=lambda name: survey.trace.calls[name].exited)
         return tuple(map(self.layer_name, ordered))
 
     def module_name(self, layer: str) -> str:
-        """Return the name of the module at a layer: ``source.model.layer1.0`` for ``source.layer1.0``."""
+        """Return the module name of a layer: ``source.model.layer1.0`` for ``source.layer1.0``."""
         modules = dict(self.model.named_modules())
-        found = _module(self.model, layer)
-        return layer if layer in modules or found not in modules else found
+        module = _module(self.model, layer)
+        return layer if layer in modules or module not in modules else module
 
     def layer_name(self, module: str) -> str:
-        """Return the name of a module as a layer: ``source.layer1.0`` for ``source.model.layer1.0``."""
+        """Return the layer name of a module: ``source.layer1.0`` for ``source.model.layer1.0``."""
         return layer_name(module, self.model.config.to_dict())
 
 
 class StitchedLibrary(Transformers):
     """Stitched models: live, from a folder, or from the Hub.
 
-    The network takes the inputs of its source. Its layers are those of both halves, under the names that they have in
-    their own networks: ``source.layer1.0``, ``target.blocks.2``. In a chain of several networks the names nest:
+    A stitched model accepts the inputs of its source. It has the layers of both halves, with the names from their
+    networks: ``source.layer1.0``, ``target.blocks.2``. In a chain of several networks the names nest:
     ``source.target.layer2.0`` is a layer in the target of the source.
     """
 
@@ -91,14 +91,14 @@ class StitchedLibrary(Transformers):
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
         """Load a stitched model by its reference: a Hub id or a local folder."""
         assert reference.id is not None
-        place = reference.id
+        repo_or_folder = reference.id
         if not reference.is_local:
             names = ("subfolder", *hub.DownloadOptions.__annotations__)
             access: Any = {name: options[name] for name in names if name in options}
-            commit = hub.commit_of(place, **{**access, "revision": reference.revision})
+            commit = hub.commit_of(repo_or_folder, **{**access, "revision": reference.revision})
             reference = dataclasses.replace(reference, revision=commit or reference.revision)
             options["revision"] = reference.revision
-        model = StitchedModel.from_pretrained(place, **options)
+        model = StitchedModel.from_pretrained(repo_or_folder, **options)
         if reference.task not in (None, model.task):
             raise ValueError(f"{reference} is a model for the task {model.task}, got task={reference.task!r}")
         return Loaded(model, reference, processor)
@@ -110,7 +110,7 @@ class StitchedLibrary(Transformers):
         interface = model.interface
         if content not in (None, *interface.content):
             raise ExampleError(
-                f"content must be {' or '.join(map(repr, interface.content))}, with which the source was cut, got "
+                f"content must be {' or '.join(map(repr, interface.content))}, the content of the source, got "
                 f"{content!r}",
                 model,
             )
@@ -131,16 +131,16 @@ class StitchedLibrary(Transformers):
         return Described(model, interface, example, model.processor if processor is None else processor)
 
     def task(self, adapter: Adapter) -> str | None:
-        """Task of the head of the model; ``None`` for a model without a head."""
-        found: str | None = adapter.model.task  # type: ignore[assignment]
-        return found
+        """Return the task of the head; ``None`` for a model without a head."""
+        task: str | None = adapter.model.task  # type: ignore[assignment]
+        return task
 
     def unscored(self, adapter: Adapter) -> str:
-        """What the head of the model predicts, if it cannot be scored."""
+        """Return a description of the predictions of the head, if it cannot be scored."""
         return str(adapter.model.unscored)
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
-        """Return the config, which contains the blueprints of both halves; ``None`` for a half of user code."""
+        """Return the config, with the blueprints of both halves (``None`` for a half of user code)."""
         stitched: Any = model
         config = {**stitched.config.to_dict(), "task": stitched.task, "stitch": stitched.stitch.to_dict()}
         return {"config": {key: v for key, v in config.items() if key not in UNREAD}}
@@ -150,19 +150,19 @@ class StitchedLibrary(Transformers):
         stitched: Any = model
         stitch = stitched.stitch.to_dict()
         maps = {part: {**one, "fitted": None} for part in ("body", "prefix") if (one := stitch.get(part))}
-        found = Settings.of({"task": stitched.task, "stitch": {**stitch, **maps}})
+        settings = Settings.of({"task": stitched.task, "stitch": {**stitch, **maps}})
         for side in SIDES:
             half = getattr(stitched, side)
-            found.chosen[f"{side}.layer"] = half.cut.layer
+            settings.chosen[f"{side}.layer"] = half.cut.layer
             blueprint = getattr(stitched.config, side)["blueprint"]
             if blueprint is not None:
                 below = settings_of(half.model, registries.adapters.get(blueprint["library"])())
-                found.chosen.update({f"{side}.{name}": value for name, value in below.chosen.items()})
-                found.defaults.update({f"{side}.{name}": value for name, value in below.defaults.items()})
-        return found
+                settings.chosen.update({f"{side}.{name}": setting for name, setting in below.chosen.items()})
+                settings.defaults.update({f"{side}.{name}": setting for name, setting in below.defaults.items()})
+        return settings
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the model that a :meth:`blueprint` describes."""
+        """Construct the model of a :meth:`blueprint`."""
         config: StitchConfig = StitchConfig.from_dict(dict(blueprint["config"]))
         return class_of(config)(config)
 
@@ -173,7 +173,7 @@ class StitchedLibrary(Transformers):
 
 
 def _module(model: nn.Module, layer: str) -> str:
-    """Return the name of the module at a layer of a network, which may be a chain."""
+    """Return the module name of a layer of a network or chain."""
     side, _, rest = layer.partition(".")
     if not isinstance(model, StitchedModel) or side not in SIDES or not rest:
         return layer
@@ -185,7 +185,7 @@ def _module(model: nn.Module, layer: str) -> str:
 
 
 def _ends(model: nn.Module) -> Iterator[str]:
-    """Yield the names of the modules at the end of the front half and at the begin of the back half, also in chains."""
+    """Yield the module names at the end of the front half and at the start of the back half, also in chains."""
     if isinstance(model, StitchedModel):
         for side, end in (("source", f".{KEPT}"), ("target", "")):
             half: Front | Back = getattr(model, side)
@@ -193,12 +193,12 @@ def _ends(model: nn.Module) -> Iterator[str]:
             yield f"{side}.model.{half.cut.layer}{end}"
 
 
-def _contains(module: str, other: str) -> bool:
-    return f"{other}.".startswith(f"{module}.")
+def _contains(module: str, name: str) -> bool:
+    return f"{name}.".startswith(f"{module}.")
 
 
 def _example(model: StitchedModel) -> dict[str, Any]:
-    """Return inputs with which the cuts of a stitched model can be found: those of its source, or random ones."""
+    """Return example inputs for finding the cuts of a stitched model: from its source, or random."""
     if model.parents is not None:
         return model.parents[0].example
     reads = isinstance(model.source, PrefixFront)  # the tokens of the target
@@ -209,7 +209,7 @@ def _example(model: StitchedModel) -> dict[str, Any]:
         return {n: torch.randn(v.shape, generator=draw) if n in interface.content else v for n, v in blank.items()}
     if blueprint is None:
         raise ExampleError(
-            "the source is user code, whose inputs cannot be generated: pass example_inputs, a batch of "
+            "the inputs of a source of user code cannot be generated: pass example_inputs, a batch of "
             f"{', '.join((*interface.content, *interface.given))}",
             model,
         )

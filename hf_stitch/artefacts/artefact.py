@@ -1,4 +1,4 @@
-"""Common base of both artefacts: saving to a folder, the model card, uploading to the Hub, and loading."""
+"""Common base of artefacts: saving to a folder, the model card, and uploading to the Hub."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hf_stitch.storage.files import replacing
 
 
 class Artefact:
-    """Base of stitched models and stitchers: a record in JSON, weights in safetensors, and a model card.
+    """Base class of stitched models and stitchers: a JSON record, safetensors weights, and a model card.
 
     Attributes:
-        record_file: Name of the file that contains the record.
+        record_file: File name of the record.
         commit_message: Default commit message of an upload.
-        anchors: The anchor set of a relative model or of a swapped encoder; ``None`` for others.
-        evaluation: Scores that were computed in this session; ``None`` for an artefact that was loaded.
+        anchors: Anchor set of a relative model or of a swapped encoder; otherwise ``None``.
+        evaluation: Scores computed in this session; ``None`` for a loaded artefact.
     """
 
     record_file: ClassVar[str]
@@ -46,18 +46,18 @@ class Artefact:
         """Write all files except record and card to an empty folder."""
 
     def _networks(self) -> Iterable[Method]:
-        """Return the adapters and classes needed to build the networks that are saved with the artefact."""
+        """Return the adapters and classes required to build the saved networks."""
         return ()
 
     def _check_savable(self) -> None:
-        """Check that the artefact can be saved, before anything is written."""
+        """Raise an error, before anything is written, if the artefact cannot be saved."""
 
     def _sample_code(self) -> str | None:
-        """Return a Python expression for a sample that is neither an image nor a text; ``None`` for those."""
+        """Return a Python expression for a sample; ``None`` for images and texts."""
         return None
 
     def _save(self, folder: Path, sync: bool, **options: Any) -> None:
-        """Write the artefact and its card to a folder, and remove the files of an earlier artefact there."""
+        """Write the artefact and its card to a folder, and remove the files of an earlier artefact."""
         self._check_savable()
         here = folder / hub.CARD
         present = here.read_bytes().decode("utf-8-sig") if here.is_file() else None
@@ -77,7 +77,7 @@ class Artefact:
         write_record(folder / self.record_file, sign(record, folder, files))
 
     def _illustrate(self, folder: Path) -> tuple[str, ...]:
-        """Write pictures and page of the evaluation, without samples, and return the names of the files."""
+        """Write figures and report of the evaluation, without samples, and return the file names."""
         if self.evaluation is None:
             return ()
         public = replace(self.evaluation, examples=())
@@ -101,24 +101,23 @@ class Artefact:
     ) -> CommitInfo:
         """Upload the artefact and its model card to the Hub in one commit.
 
-        If the model was evaluated in this session, its pictures (with matplotlib) and the page of the evaluation go
-        with it, and the card shows and links them. They contain no samples.
+        If the model was evaluated in this session, its figures (with matplotlib) and the evaluation report are uploaded
+        as well, and the card shows and links them. They do not contain samples.
 
         Args:
-            repo_id: Id of the repository, ``owner/name``. It is created if it does not exist.
+            repo_id: Id of the repository, ``owner/name``. A missing repository is created.
             tags: Additional tags for the card.
-            present: Text of a local card. Text that a person added to it is kept and takes precedence over the card on
-                the Hub.
+            present: Text of a local card. Manual additions are kept and take precedence over the card on the Hub.
             **options: Options of the upload (:class:`hf_stitch.hub.UploadOptions`: ``private``, ``token``,
-                ``revision``, ``commit_message``, ``create_pr``). Stitched models also take ``max_shard_size`` and
+                ``revision``, ``commit_message``, ``create_pr``). Stitched models also accept ``max_shard_size`` and
                 ``state_dict``, as in ``save_pretrained``.
 
         Returns:
-            The commit. ``oid`` is the hash to pin, ``commit_url`` the address of the commit.
+            The commit. ``oid`` is its hash, for pinning the revision; ``commit_url`` is its URL.
 
         Raises:
-            OSError: If the Hub rejects the upload. Nothing is changed on the Hub then; the message contains the reason
-                and a remedy.
+            OSError: If the Hub rejects the upload. The Hub is then unchanged; the message contains the reason and a
+                remedy.
         """
         self._check_savable()
         upload = {name: options.pop(name) for name in hub.UploadOptions.__annotations__ if name in options}
@@ -130,7 +129,7 @@ class Artefact:
 
         with tempfile.TemporaryDirectory() as folder:
             self._write_signed(Path(folder), licences, **options)
-            shown = self._illustrate(Path(folder))
+            figures = self._illustrate(Path(folder))
             return hub.upload(
                 Path(folder),
                 repo_id,
@@ -141,7 +140,7 @@ class Artefact:
                     present=united(there, present),
                     tags=tags,
                     sample=self._sample_code(),
-                    shown=shown,
+                    figures=figures,
                 ),
                 **{"commit_message": self.commit_message, **upload},
             )

@@ -1,9 +1,9 @@
-"""One cache of past tokens for the two halves of a stitched decoder, and the names by which networks take a cache.
+"""The shared key-value cache of the two halves of a stitched decoder, and the argument names of caches.
 
-The layers of the cache are the layers with a past of the front half, followed by those of the back half. Each half
-keeps the layer numbers of its whole network, because some architectures compute with them, and receives a view of the
-cache in its own numbering. In this view, layers that are not part of the half refer to its first layer: all layers of a
-half have the same length of the past, while the other half may be ahead by the new tokens.
+The cache contains the cached layers of the front half, followed by the cached layers of the back half. Each half keeps
+the layer numbers of its whole network, because some architectures compute with them, and receives a view of the cache
+in this numbering. In the view, layers outside the half refer to its first layer: within a half, all layers have the
+same past length, but the two halves may differ by the new tokens.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from hf_stitch.adapters.preprocess import place_of
 from hf_stitch.tasks.tokens import EXCLUDED
 
 NAMES = ("cache", "past_key_values", "cache_params")
-"""Names of a cache, as argument and in outputs: since transformers 5.24; before it; before it, of state-space models.
+"""Names of a cache in arguments and outputs: since transformers 5.24; earlier; earlier, for state-space models.
 
-Code from the Hub keeps the name for which it was written.
+Code from the Hub keeps the name of its version of transformers.
 """
 
 (NAME,) = CausalLMOutputWithPast.__dataclass_fields__.keys() & set(NAMES)
 """The name in the installed transformers."""
 
 STATES = {"linear_attention", "conv", "mamba"}
-"""Types of layers, as in ``config.layer_types``, that keep a state instead of tokens."""
+"""Layer types, as in ``config.layer_types``, that cache a state instead of tokens."""
 
 WITHOUT_WINDOW = {
     "sliding_attention": "full_attention",
     "chunked_attention": "full_attention",
     "hybrid_sliding": "hybrid",
 }
-"""Type of a layer with a window of tokens -> the type that keeps all of them."""
+"""Layer type with a window of tokens -> layer type that keeps all tokens."""
 
 KINDS = {"full_attention", "attention", "indexed_attention", "hybrid", "moe", "mlp", *STATES, *WITHOUT_WINDOW}
-"""Types of layers that a cache of two networks can contain."""
+"""Layer types that a cache of two networks can contain."""
 
 
 class UncachedError(ValueError):
@@ -52,174 +52,175 @@ class UncachedError(ValueError):
 
 
 def takes(model: Any, argument: str) -> bool:
-    """Return whether the forward method of a model takes an argument of this name."""
+    """Return whether the forward method of a model accepts an argument of this name."""
     return argument in arguments_of(model, "input_ids")
 
 
 def cache_argument(model: Any) -> str | None:
-    """Return the name by which the forward method of a model takes a cache; ``None`` if it takes none."""
+    """Return the name of the cache argument of a model's forward method, or ``None``."""
     return next((name for name in arguments_of(model, "input_ids") if name in NAMES), None)
 
 
-def given_cache(arguments: Mapping[str, Any]) -> Cache | None:
-    """Return the cache among arguments, by whatever name; ``None`` if there is none."""
+def cache_in(arguments: Mapping[str, Any]) -> Cache | None:
+    """Return the cache in arguments, under any of its names, or ``None``."""
     return next((arguments[name] for name in NAMES if arguments.get(name) is not None), None)
 
 
-def by_one_name(arguments: Mapping[str, Any], wanted: str, callers: int) -> dict[str, Any]:
-    """Return arguments in which a cache has this name, whichever it had.
+def rename_cache(arguments: Mapping[str, Any], new_name: str, callers: int) -> dict[str, Any]:
+    """Rename a cache in arguments.
 
-    As in transformers, a name that is older than the one there is accepted with a ``FutureWarning``, which points to
-    the caller that many calls above.
+    As in transformers, names older than the installed name are accepted with a ``FutureWarning``, which points to the
+    caller that many calls above.
     """
-    given = {name: arguments[name] for name in NAMES if arguments.get(name) is not None}
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are names of the same argument: give one of them, {NAME}")
-    for name in given:
+    caches = {name: arguments[name] for name in NAMES if arguments.get(name) is not None}
+    if len(caches) > 1:
+        raise ValueError(f"{' and '.join(caches)} are names of the same argument: pass only {NAME}")
+    for name in caches:
         if NAMES.index(name) > NAMES.index(NAME):
-            said = f"`{name}` is deprecated, an older name of `{NAME}`: use `{NAME}`"
-            warnings.warn(said, FutureWarning, stacklevel=callers + 1)
-    found = {name: value for name, value in arguments.items() if name not in NAMES}
-    for cache in given.values():
-        found[wanted] = cache
-    return found
+            message = f"`{name}` is a deprecated name of `{NAME}`: use `{NAME}`"
+            warnings.warn(message, FutureWarning, stacklevel=callers + 1)
+    renamed = {name: argument for name, argument in arguments.items() if name not in NAMES}
+    for cache in caches.values():
+        renamed[new_name] = cache
+    return renamed
 
 
-def under_any_name(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method take its argument ``cache`` by each of the names; the signature shows that of transformers."""
+def accepts_any_cache_name(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method accept its argument ``cache`` under each of its names; the signature has the installed name."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def renamed(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **by_one_name(kwargs, "cache", callers=5))
+        return method(*args, **rename_cache(kwargs, "cache", callers=5))
 
-    shown = [p.replace(name=NAME) if p.name == "cache" else p for p in signature.parameters.values()]
-    renamed.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    parameters = [p.replace(name=NAME) if p.name == "cache" else p for p in signature.parameters.values()]
+    renamed.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return renamed
 
 
 def decoder_layers(model: Any) -> tuple[int, ...]:
-    """Return the numbers of the layers of one half that have a past."""
+    """Return the numbers of the layers of a half that have a past."""
     if cache_argument(model) is None:
-        raise UncachedError(f"{type(model).__name__} takes no cache")
-    if hasattr(model, "number_layers"):  # a stitched model, which has one cache for its own halves
+        raise UncachedError(f"{type(model).__name__} does not accept a cache")
+    if hasattr(model, "number_layers"):  # a stitched model, with one cache for both halves
         numbered_anew: tuple[int, ...] = model.number_layers()
         return numbered_anew
-    numbered = {name: each for name, each in model.named_modules() if isinstance(getattr(each, "layer_idx", None), int)}
-    blocks = {name for name in numbered if any(other.startswith(f"{name}.") for other in numbered)}
-    layers = [each for name, each in numbered.items() if name not in blocks and any(True for _ in each.parameters())]
+    numbered = {n: module for n, module in model.named_modules() if isinstance(getattr(module, "layer_idx", None), int)}
+    blocks = {name for name in numbered if any(inner.startswith(f"{name}.") for inner in numbered)}
+    layers = [module for n, module in numbered.items() if n not in blocks and any(True for _ in module.parameters())]
     return tuple(sorted({layer.layer_idx for layer in layers}))
 
 
 def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | None]]:
-    """Return what a cache keeps of the given layers of a decoder."""
+    """Return the cache type and window of the given layers of a decoder."""
     config = model.config.get_text_config(decoder=True)
-    named, own = getattr(config, "layer_types", None), DynamicCache(config=config).layers
-    if layers and layers[-1] >= len(own):
+    named, cached = getattr(config, "layer_types", None), DynamicCache(config=config).layers
+    if layers and layers[-1] >= len(cached):
         raise UncachedError(
-            f"{type(model).__name__} has a layer {layers[-1]}, but a cache of its config {len(own)} layers"
+            f"{type(model).__name__} has a layer {layers[-1]}, but a cache of its config has {len(cached)} layers"
         )
-    found: list[tuple[str, int | None]] = []
+    types: list[tuple[str, int | None]] = []
     for layer in layers:
-        window = getattr(own[layer], "sliding_window", None) if getattr(own[layer], "is_sliding", False) else None
+        window = getattr(cached[layer], "sliding_window", None) if getattr(cached[layer], "is_sliding", False) else None
         kind = named[layer] if named is not None else "full_attention" if window is None else "sliding_attention"
-        states = len(known) if isinstance(known := getattr(own[layer], "has_previous_state", None), dict) else 1
+        previous = getattr(cached[layer], "has_previous_state", None)
+        states = len(previous) if isinstance(previous, dict) else 1
         if kind not in KINDS or states > 1:
             raise UncachedError(
                 f"layer {layer} of {type(model).__name__} is of the type {kind}"
                 + (f" with {states} states" if states > 1 else "")
                 + ", which a cache of two networks cannot contain"
             )
-        found.append(("sliding_attention" if kind == "chunked_attention" else kind, window))
-    return found
+        types.append(("sliding_attention" if kind == "chunked_attention" else kind, window))
+    return types
 
 
 class HalfCache(Cache):
-    """A view of a cache for one half, with the length of the past also where its own layers keep states instead."""
+    """View of a cache for one half, with the past length also for layers that cache states instead of tokens."""
 
     def __init__(self, layers: list[Any], past: int | None) -> None:
         super().__init__(layers=layers)
         self.past = past if has_no_attention(layers) else None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens of the past."""
+        """Return the number of past tokens."""
         return super().get_seq_length(layer_idx) if self.past is None else self.past
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the number of tokens of the past and the present, and the offset of the first."""
+        """Return the number of past and present tokens, and the offset of the first token."""
         if self.past is None:
             return super().get_mask_sizes(query_length, layer_idx)
         return self.past + query_length, 0
 
 
-def shown(cache: Cache, first: int, layers: tuple[int, ...], past: int | None = None) -> HalfCache | None:
+def half_view(cache: Cache, first: int, layers: tuple[int, ...], past: int | None = None) -> HalfCache | None:
     """Return a view of the cache for one half, in the layer numbering of this half."""
     if not layers:
         return None
-    place = {layer: cache.layers[first + index] for index, layer in enumerate(layers)}
-    return HalfCache([place.get(layer, place[layers[0]]) for layer in range(layers[-1] + 1)], past)
+    layer_of = {layer: cache.layers[first + index] for index, layer in enumerate(layers)}
+    return HalfCache([layer_of.get(layer, layer_of[layers[0]]) for layer in range(layers[-1] + 1)], past)
 
 
 def has_no_attention(layers: Iterable[Any]) -> bool:
-    """Return whether all layers of a cache keep a state instead of tokens."""
+    """Return whether all layers of a cache store a state instead of tokens."""
     return not any(hasattr(layer, "get_seq_length") for layer in layers)
 
 
 def past_of(cache: Cache) -> int | None:
-    """Return the number of tokens of the past; ``None`` if all layers keep a state instead of tokens."""
+    """Return the number of past tokens; ``None`` if all layers store a state instead of tokens."""
     return None if has_no_attention(cache.layers) else cache.get_seq_length()
 
 
-def keep(cache: Cache | None, places: Tensor) -> None:
-    """Keep in each layer of a cache only some tokens, in the given order."""
+def select_tokens(cache: Cache | None, places: Tensor) -> None:
+    """Select tokens in each layer of a cache, in the given order, and drop the rest."""
     assert cache is not None
     for layer in {id(layer): layer for layer in cache.layers}.values():
         index = places[:, None, :, None]
         for name in ("keys", "values"):
-            held = getattr(layer, name)
-            setattr(layer, name, held.gather(2, index.expand(-1, held.shape[1], -1, held.shape[3])))
+            states = getattr(layer, name)
+            setattr(layer, name, states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3])))
 
 
 Shape: TypeAlias = tuple[int, int]
-"""Number of heads of a layer of a cache, and number of features of each."""
+"""Number of heads of a cache layer, and number of features per head."""
 
 
 def shapes_of(cache: Cache) -> list[Shape | None]:
-    """Return the shape of each layer; ``None`` for a layer that keeps no tokens, or none yet."""
-    kept = [getattr(layer, "keys", None) for layer in cache.layers]
-    return [None if keys is None or keys.dim() != 4 else (keys.shape[1], keys.shape[3]) for keys in kept]
+    """Return the shape of each layer; ``None`` for a layer without tokens."""
+    keys_of_layers = [getattr(layer, "keys", None) for layer in cache.layers]
+    return [None if keys is None or keys.dim() != 4 else (keys.shape[1], keys.shape[3]) for keys in keys_of_layers]
 
 
-def check_shapes(cache: Cache, own: list[Shape | None]) -> None:
-    """Refuse a cache whose layers were made with other shapes than those of a model, before it runs."""
-    for number, (found, wanted) in enumerate(zip(shapes_of(cache), own, strict=True)):
-        if found is not None and wanted is not None and found != wanted:
-            heads, features = ([0 if each is None else each[place] for each in own] for place in (0, 1))
+def check_shapes(cache: Cache, expected_shapes: list[Shape | None]) -> None:
+    """Raise an error if the layers of a cache have other shapes than the layers of a model."""
+    for number, (actual, expected) in enumerate(zip(shapes_of(cache), expected_shapes, strict=True)):
+        if actual is not None and expected is not None and actual != expected:
+            heads, features = ([0 if shape is None else shape[axis] for shape in expected_shapes] for axis in (0, 1))
             raise ValueError(
-                f"layer {number} of the cache was made for {found[0]} heads of {found[1]} features, but that of this "
-                f"model has {wanted[0]} of {wanted[1]}: pass the cache of an earlier output of this model, "
-                f"an empty one, or one initialised with those of each layer (num_heads={heads}, head_dim={features})"
+                f"layer {number} of the cache has {actual[0]} heads of {actual[1]} features, but this model requires "
+                f"{expected[0]} of {expected[1]}: pass the cache of an earlier output of this model, an empty cache, "
+                f"or one initialised with the sizes of each layer (num_heads={heads}, head_dim={features})"
             )
 
 
 TOKENS, AT_ONCE = 6, 4
-"""Length of the texts with which a cache is checked, and how many of these tokens run in the first step."""
+"""Length of the texts in the check of a cache, and the number of tokens in its first step."""
 
 TOLERANCE = {True: 1e-3, False: 5e-2}
 """Largest difference between logits with and without a cache, relative to the largest logit, in float32 and above, and
-in half precision. Rounding makes 1e-6 in float32, and 1e-2 in bfloat16; a past that is lost makes .1 to 1."""
+in half precision. Rounding error is 1e-6 in float32, and 1e-2 in bfloat16; the error of a lost past is .1 to 1."""
 
 
 @torch.no_grad()
 def check_cache(model: Any) -> list[Shape | None]:
-    """Check that a stitched language model computes the same with its cache as without, also beside left padding.
+    """Raise an error unless a stitched language model computes the same with and without its cache.
 
-    Names and numbers in a network do not show for sure where it keeps its past: this runs it, and returns the shape of
-    each layer of its cache.
+    The names and numbers of layers do not show reliably where a network stores its past. This function therefore runs
+    it, also with left padding, and returns the shape of each layer of its cache.
     """
     source, (device, _) = model.source, place_of(model)
     sizes = [model.config.vocab_size]
-    if source.takes is source.interface:  # it takes the same tokens as the target
+    if source.takes is source.interface:  # source and target receive the same tokens
         sizes.append(source.model.config.get_text_config().vocab_size)
     most = min(size for size in sizes if size is not None)
     ordinary = torch.tensor([token for token in range(most) if token not in source.takes.special_ids])
@@ -227,17 +228,17 @@ def check_cache(model: Any) -> list[Shape | None]:
     ids, mask = ordinary[drawn].to(device), torch.ones(2, TOKENS, dtype=torch.long, device=device)
     _compare_runs(model, ids[:1], {})
     mask[1, : AT_ONCE // 2] = 0
-    beside = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    return shapes_of(_compare_runs(model, ids, beside))
+    padding = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    return shapes_of(_compare_runs(model, ids, padding))
 
 
-def _compare_runs(model: Any, ids: Tensor, beside: Mapping[str, Tensor]) -> Cache:
-    """Compare the logits of one run over all tokens with those of several runs with a cache, which is returned."""
+def _compare_runs(model: Any, ids: Tensor, padding: Mapping[str, Tensor]) -> Cache:
+    """Compare the logits of a run over all tokens with several runs with a cache, and return the cache."""
 
     def run(past: int, until: int, **options: Any) -> Any:
-        given = {**{name: value[:, :until] for name, value in beside.items()}, **options}
+        arguments = {**{name: tensor[:, :until] for name, tensor in padding.items()}, **options}
         return model.forward(
-            **model.prepare_inputs_for_generation(ids[:, :until], next_sequence_length=until - past, **given)
+            **model.prepare_inputs_for_generation(ids[:, :until], next_sequence_length=until - past, **arguments)
         )
 
     try:
@@ -250,14 +251,14 @@ def _compare_runs(model: Any, ids: Tensor, beside: Mapping[str, Tensor]) -> Cach
     except Exception as error:  # libraries raise any exception
         cause = error.__cause__ if isinstance(error, HalfError) and error.__cause__ else error
         raise UncachedError(f"a run with a cache raises {type(cause).__name__}: {cause}") from error
-    found, real = torch.cat(logits, 1), beside.get("attention_mask", torch.ones_like(ids)).bool()
-    allowed = whole.abs() < EXCLUDED  # the others are tokens that a network never predicts
+    stepwise, real = torch.cat(logits, 1), padding.get("attention_mask", torch.ones_like(ids)).bool()
+    allowed = whole.abs() < EXCLUDED  # excluded tokens are never predicted by the network
     largest = whole.where(allowed, 0).abs().max()
-    differs = float(((found - whole).where(allowed, 0).abs().amax(-1)[real] / largest).max())
+    differs = float(((stepwise - whole).where(allowed, 0).abs().amax(-1)[real] / largest).max())
     exact = all(weight.dtype.itemsize >= 4 for weight in model.parameters() if weight.is_floating_point())
-    if not (differs < TOLERANCE[exact] and torch.equal(found[real].abs() < EXCLUDED, allowed[real])):
+    if not (differs < TOLERANCE[exact] and torch.equal(stepwise[real].abs() < EXCLUDED, allowed[real])):
         raise UncachedError(
             f"with a cache, the logits differ by {differs:.1e} of the largest: a network attends to later tokens, or "
-            "keeps its past elsewhere"
+            "stores its past elsewhere"
         )
     return cache

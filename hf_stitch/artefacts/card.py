@@ -29,16 +29,16 @@ STITCHING = (LENC_2015, CSISZARIK_2021)
 """Papers that introduced stitching."""
 
 PICTURES = {
-    "stitch.png": "Both networks as strips: what runs, what is left out, and the stitch between them",
-    "scores.png": "Scores of the stitched model and of its baselines, with intervals",
+    "stitch.png": "Both networks as strips: layers that run, layers that are left out, and the stitch",
+    "scores.png": "Scores of the stitched model and its baselines, with confidence intervals",
 }
-"""Pictures beside a card, with their text alternatives."""
+"""Figures next to a card, with their alternative texts."""
 
 REPORT = "report.html"
-"""Page of the evaluation beside a card."""
+"""Evaluation report next to a card."""
 
 OURS = ("library_name", "base_model", "base_model_relation", "pipeline_tag")
-"""Keys of the metadata that are written at every save; of ``tags`` and ``model-index``, what is ours is replaced."""
+"""Metadata keys written at every save; generated entries of ``tags`` and ``model-index`` are replaced as well."""
 
 PREDICTORS = ("stitched", "identity", "mean_only", "source", "target", "chance")
 TAGS = ("hf_stitch", "model-stitching", "stitcher", "stitched-model")
@@ -53,22 +53,22 @@ SAMPLES = {
 
 def card(
     described: Description, *, name: str | None = None, present: str | None = None, tags: Iterable[str] = (),
-    sample: str | None = None, shown: Collection[str] = (),
+    sample: str | None = None, figures: Collection[str] = (),
 ) -> str:  # fmt: skip
-    """Return the model card of a stitcher or of a whole stitched model.
+    """Return the model card of a stitcher or stitched model.
 
-    Of a present card, what a person added is kept: the text before and after the marks, other metadata and tags.
+    Manual additions to the ``present`` card are kept: text before and after the marks, other metadata and tags.
     """
-    described, kept = plain(described), None if present is None else _read(present)
-    own = {} if kept is None else _by_hand(kept)
+    described, old_card = plain(described), None if present is None else _read(present)
+    manual = {} if old_card is None else _by_hand(old_card)
     matcher = described.recipe.get("matcher") or {}
     metadata = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
     audit = described.recipe.get("audit") or described.scores.get("audit") or ""
     task = registries.tasks.build(str(described.task)) if described.task in registries.tasks else None
-    conflicts = _conflicts(described, plain(own.get("license")))
+    conflicts = _conflicts(described, plain(manual.get("license")))
     for conflict in conflicts:
         warn(f"{conflict}: see the card")
-    made = ModelCard.from_template(
+    new_card = ModelCard.from_template(
         ModelCardData(**metadata),
         template_path=str(TEMPLATE),
         title=name.split("/")[-1] if name else "Stitched model" if described.whole else "Stitcher",
@@ -80,8 +80,8 @@ def card(
         kind=_kind(described.body),
         unnamed=[side for side in SIDES if getattr(described, side).public.id is None],
         headline=_headline(described.scores),
-        pictures=[(name, text) for name, text in PICTURES.items() if name in shown],
-        report=REPORT if REPORT in shown else "",
+        pictures=[(name, text) for name, text in PICTURES.items() if name in figures],
+        report=REPORT if REPORT in figures else "",
         audit=str(audit.get("verdict", "") if isinstance(audit, Mapping) else audit),
         place=name or "path/to/this/folder",
         sample=("import torch\n", sample) if sample else SAMPLES[_modality(described)],
@@ -92,25 +92,25 @@ def card(
         papers=[(paper.title, paper.url) for paper in _papers(described)],
         **_scores(described.scores),
     )
-    if kept is None:
-        return str(made)
-    part = GENERATED.search(str(made))
+    if old_card is None:
+        return str(new_card)
+    part = GENERATED.search(str(new_card))
     assert part is not None
-    text = f"{kept.text.rstrip()}\n\n{part[0]}\n"
-    if GENERATED.search(kept.text):  # a function as replacement, because a string could contain escapes
-        text = GENERATED.sub(lambda _: part[0], kept.text, count=1)
-    return _joined(_united(own, made.data.to_dict()), text)
+    text = f"{old_card.text.rstrip()}\n\n{part[0]}\n"
+    if GENERATED.search(old_card.text):  # a function as replacement, because a string could contain escapes
+        text = GENERATED.sub(lambda _: part[0], old_card.text, count=1)
+    return _joined(_united(manual, new_card.data.to_dict()), text)
 
 
 def summary(described: Description) -> str:
-    """Return a few lines of text on an artefact: networks, cut layers, stitch, task and scores."""
+    """Return a short text about an artefact: networks, cut layers, stitch, task and scores."""
     described = plain(described)
     kind = "stitched model" if described.whole else "stitcher"
-    (width, other), matcher = described.widths, described.recipe.get("matcher") or {}
+    (width_in, width_out), matcher = described.widths, described.recipe.get("matcher") or {}
     rows = {
         "source": f"{described.source}, up to {described.source_layer}",
         "target": f"{described.target}, after {described.target_layer}",
-        "stitch": f"{described.body.get('name')}, {width} → {other}"
+        "stitch": f"{described.body.get('name')}, {width_in} → {width_out}"
         + (f"; matcher {matcher['name']}" if "name" in matcher else ""),
         "scores": _headline(described.scores).replace("**", ""),
     }
@@ -119,18 +119,19 @@ def summary(described: Description) -> str:
 
 
 def united(there: str | None, here: str | None) -> str | None:
-    """Merge the cards of one artefact on the Hub and in a folder, as input for :func:`card`.
+    """Merge the cards of an artefact on the Hub and in a folder, as input for :func:`card`.
 
-    If both contain text that a person added, the text of the folder is kept and a warning is issued.
+    If both cards contain manual additions, the text of the folder is kept and a warning is issued.
     """
     if there is None or here is None:
         return there if here is None else here
     cards = _read(there), _read(here)
-    added = [re.sub(r"\A# .*", "", GENERATED.sub("", each.text).strip()).strip() for each in cards]  # without the title
+    texts = [GENERATED.sub("", card.text).strip() for card in cards]
+    added = [re.sub(r"\A# .*", "", text).strip() for text in texts]  # without the title
     if added[0] and added[1] and added[0] != added[1]:
         warn(
-            "text that was added to the card on the Hub is replaced by the text of the local card; earlier commits "
-            "still contain it"
+            "the text of the local card replaces text that was added to the card on the Hub; earlier commits still "
+            "contain the replaced text"
         )
     return _joined(_united(*map(_by_hand, cards)), cards[1 if added[1] else 0].text)
 
@@ -148,45 +149,47 @@ def _joined(metadata: Mapping[str, Any], text: str) -> str:
 
 
 def _by_hand(card: RepoCard) -> dict[str, Any]:
-    """Return the metadata that a person added: of a card without marks, all."""
+    """Return the metadata added by hand; for a card without marks, all metadata."""
     data: dict[str, Any] = card.data.to_dict()
-    if (found := GENERATED.search(card.text)) is None:
+    if (generated := GENERATED.search(card.text)) is None:
         return data
-    ours = {*TAGS, *re.findall(r"^\| matcher \| `(.*)` \|$", found[0], re.MULTILINE)}
-    own: dict[str, Any] = {key: value for key, value in data.items() if key not in OURS}
-    own["tags"] = [tag for tag in data.get("tags") or () if tag not in ours]
-    own["model-index"] = [
+    ours = {*TAGS, *re.findall(r"^\| matcher \| `(.*)` \|$", generated[0], re.MULTILINE)}
+    manual: dict[str, Any] = {key: field for key, field in data.items() if key not in OURS}
+    manual["tags"] = [tag for tag in data.get("tags") or () if tag not in ours]
+    manual["model-index"] = [
         entry for entry in data.get("model-index") or ()
         if any((result.get("dataset") or {}).get("type") != HELD_OUT for result in entry.get("results") or [{}])
     ]  # fmt: skip
-    return {key: value for key, value in own.items() if value or key not in LISTS}
+    return {key: field for key, field in manual.items() if field or key not in LISTS}
 
 
 def _united(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge metadata: tags of both, results of both, those of the second first, and of the rest those of the second."""
+    """Merge metadata: tags of both cards, results of both (second card first), and otherwise the second card's."""
     tags = dict.fromkeys([*(first.get("tags") or ()), *(second.get("tags") or ())])
     results = [*(second.get("model-index") or ()), *(first.get("model-index") or ())]
     united = {**first, **second, "tags": [*tags], "model-index": results}
-    return {key: value for key, value in united.items() if value or key not in LISTS}
+    return {key: field for key, field in united.items() if field or key not in LISTS}
 
 
-def _conflicts(described: Description, own: Any) -> list[str]:
-    """Name what the licences of both networks do not allow of a model with their weights, shared under its own."""
-    found, mine = [], _terms(own)
+def _conflicts(described: Description, licence: Any) -> list[str]:
+    """Return the conflicts of the networks' licences with sharing a model of their weights under its licence."""
+    conflicts, model_terms = [], _terms(licence)
     for side in SIDES if described.whole else ():
-        theirs = getattr(described, side).license
-        what, terms = f"the licence of the {side}, {theirs}, ", _terms(theirs)
+        parent = getattr(described, side).license
+        subject, terms = f"the licence of the {side}, {parent}, ", _terms(parent)
         if "nd" in terms:
-            found.append(f"{what}allows no derivatives, and this model contains a part of its weights")
-        elif own and "nc" in terms and "nc" not in mine:
-            found.append(f"{what}allows no commercial use, and that of this model, {own}, does not say so")
-        elif own and "sa" in terms and theirs != own:
-            found.append(f"{what}asks for the same licence, and this model has another, {own}")
-    return found
+            conflicts.append(f"{subject}does not allow derivatives, but this model contains a part of its weights")
+        elif licence and "nc" in terms and "nc" not in model_terms:
+            conflicts.append(
+                f"{subject}does not allow commercial use, but the licence of this model, {licence}, does not exclude it"
+            )
+        elif licence and "sa" in terms and parent != licence:
+            conflicts.append(f"{subject}requires the same licence, but this model has {licence}")
+    return conflicts
 
 
 def _terms(licence: Any) -> set[str]:
-    """Return the terms of a licence, ``nc``, ``nd`` and ``sa`` as Creative Commons calls them, from its name."""
+    """Return the terms of a licence from its name: ``nc``, ``nd`` and ``sa``, as in Creative Commons."""
     parts = set(str(licence or "").lower().split("-"))
     return parts | ({"sa"} if parts & {"gpl", "agpl", "lgpl"} else set())
 
@@ -206,7 +209,7 @@ def _metadata(described: Description, name: str | None, tags: list[str]) -> dict
 
 
 def _results(scores: Mapping[str, Any], pipeline: str) -> list[dict[str, Any]]:
-    """Return the scores for the model index: all figures of the model, and the first figure of each baseline."""
+    """Return the scores for the model index: all scores of the model, and the first score of each baseline."""
     metrics = [
         {
             "type": figure,
@@ -215,8 +218,8 @@ def _results(scores: Mapping[str, Any], pipeline: str) -> list[dict[str, Any]]:
             "args": {"predictor": who},
         }
         for who, figures in ordered(scores).items()
-        for place, (figure, score) in enumerate(figures.items())
-        if (place == 0 or who == "stitched") and _number(score["value"]) is not None
+        for number, (figure, score) in enumerate(figures.items())
+        if (number == 0 or who == "stitched") and _number(score["value"]) is not None
     ]
     if not metrics:
         return []
@@ -225,10 +228,10 @@ def _results(scores: Mapping[str, Any], pipeline: str) -> list[dict[str, Any]]:
 
 
 def _papers(described: Description) -> list[Paper]:
-    """Return the papers on stitching and those of the matcher, or of the map if no matcher is recorded."""
+    """Return the papers on stitching and on the matcher, or on the map if no matcher is recorded."""
     matcher = (described.recipe.get("matcher") or {}).get("name")
-    found = _class("matchers", str(matcher)) if matcher else _class("stitches", str(described.body.get("name")))
-    return list(dict.fromkeys((*STITCHING, *getattr(found, "papers", ()))))
+    method = _class("matchers", str(matcher)) if matcher else _class("stitches", str(described.body.get("name")))
+    return list(dict.fromkeys((*STITCHING, *getattr(method, "papers", ()))))
 
 
 def _class(kind: str, name: str) -> Any:
@@ -239,8 +242,8 @@ def _class(kind: str, name: str) -> Any:
 
 
 def _kind(body: Mapping[str, Any]) -> str:
-    known = _class("stitches", str(body.get("name")))
-    return f"a map of the kind `{body.get('name')}`" if known is None else str(known.title).rstrip(",")
+    stitch_class = _class("stitches", str(body.get("name")))
+    return f"a `{body.get('name')}` map" if stitch_class is None else str(stitch_class.title).rstrip(",")
 
 
 def _headline(scores: Mapping[str, Any]) -> str:
@@ -248,30 +251,31 @@ def _headline(scores: Mapping[str, Any]) -> str:
     if not table.get("stitched"):
         return ""
     figure = next(iter(table["stitched"]))
-    own, higher = table["stitched"][figure], _figures(scores).get(figure, True)
-    others = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
+    stitched, higher = table["stitched"][figure], _figures(scores).get(figure, True)
+    baselines = {who: row[figure] for who, row in table.items() if who != "stitched" and figure in row}
     names = {"identity": "no map", "mean_only": "mean only", "source": "source alone", "target": "target alone"}
-    compared = ", ".join(f"{names.get(who, who)} {_cell(score, False)}" for who, score in others.items())
-    rivals = [who for who in others if who not in SIDES]
-    level = [names.get(who, who) for who in rivals if not _beats(own, others[who], higher)]
-    if {"source", "target"} <= others.keys() and not _beats(own, others["source"], higher):
-        level += [names["source"]] * _beats(own, others["target"], higher)  # it may only show that the source is better
+    compared = ", ".join(f"{names.get(who, who)} {_cell(score, False)}" for who, score in baselines.items())
+    rivals = [who for who in baselines if who not in SIDES]
+    level = [names.get(who, who) for who in rivals if not _beats(stitched, baselines[who], higher)]
+    if {"source", "target"} <= baselines.keys() and not _beats(stitched, baselines["source"], higher):
+        # It may only show that the source is better.
+        level += [names["source"]] * _beats(stitched, baselines["target"], higher)
     warning = f" **It is not shown to be better than: {', '.join(level)}.**" if level else ""
     compared = f" (for comparison: {compared})" if compared else ""
-    return f"Its {figure.replace('_', ' ')} on {_samples(scores)} is **{_cell(own)}**{compared}.{warning}"
+    return f"Its {figure.replace('_', ' ')} on {_samples(scores)} is **{_cell(stitched)}**{compared}.{warning}"
 
 
-def _beats(own: Mapping[str, Any], other: Mapping[str, Any], higher_is_better: bool) -> bool:
-    """Return whether the whole interval is better than the value of another predictor."""
-    low, high, value = _number(own["low"]), _number(own["high"]), _number(other["value"])
-    if low is None or high is None or value is None:
+def _beats(score: Mapping[str, Any], baseline: Mapping[str, Any], higher_is_better: bool) -> bool:
+    """Return whether the whole confidence interval of a score is better than a baseline."""
+    low, high, reference = _number(score["low"]), _number(score["high"]), _number(baseline["value"])
+    if low is None or high is None or reference is None:
         return False
-    return low > value if higher_is_better else high < value
+    return low > reference if higher_is_better else high < reference
 
 
 def recipe_rows(described: Description) -> dict[str, str]:
-    """Return what an artefact is made of: name -> Markdown, of which entries that are unknown are left out."""
-    recipe, body, (width, other) = described.recipe, described.body, described.widths
+    """Return the recipe of an artefact, name -> Markdown, without unknown entries."""
+    recipe, body, (width_in, width_out) = described.recipe, described.body, described.widths
     matcher, samples = dict(recipe.get("matcher") or {}), recipe.get("samples")
     rows = {
         "source": f"{_linked(described.source)}, cut after `{described.source_layer}`",
@@ -283,7 +287,7 @@ def recipe_rows(described: Description) -> dict[str, str]:
         "matcher": f"`{matcher.pop('name')}`" if "name" in matcher else "",
         "matcher options": _pairs(matcher),
         "chosen by the error on held-out anchors": _pairs(recipe.get("held_out_errors") or {}),
-        "stitching layer": f"`{body.get('name')}`, {width} → {other}; {_pairs(body.get('fitted') or {})}",
+        "stitching layer": f"`{body.get('name')}`, {width_in} → {width_out}; {_pairs(body.get('fitted') or {})}",
         "pooling": f"`{described.stitch['pooling']}`",
         "anchors" if "anchors" in recipe else "fitted on": f"{samples} samples" if samples else "",
         "data": f"`{recipe['data']}`" if "data" in recipe else "",
@@ -293,7 +297,7 @@ def recipe_rows(described: Description) -> dict[str, str]:
         "changed since the fit": "; ".join(map(str, recipe.get(CHANGED, ()))),
         "versions": ", ".join(f"{k} {v}" for k, v in sorted(recipe.get("versions", {}).items())),
     }
-    return {key: value for key, value in rows.items() if value}
+    return {key: text for key, text in rows.items() if text}
 
 
 def _held_out(recipe: Mapping[str, Any]) -> str:
@@ -322,7 +326,7 @@ def _samples(scores: Mapping[str, Any]) -> str:
 
 
 def ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return predictor -> figure -> score in reading order, because a saved config is sorted by name."""
+    """Return predictor -> metric -> score in reading order, because a saved config is sorted by name."""
 
     def sort(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
         return {key: values[key] for key in sorted(values, key=lambda k: first.index(k) if k in first else len(first))}
@@ -332,17 +336,17 @@ def ordered(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _figures(scores: Mapping[str, Any]) -> Mapping[str, bool]:
-    """Return the figures of the task that was scored, and whether higher is better; empty if it is not installed."""
+    """Return whether higher is better for each metric of the task; empty if the task is not installed."""
     name = str(scores.get("task"))
     return registries.tasks.get(name).figures if name in registries.tasks else {}
 
 
 def _cell(score: Mapping[str, Any] | None, interval: bool = True) -> str:
     """Format a score, e.g. ``0.913 [0.902, 0.923]``; a dash if it is undefined."""
-    if score is None or (value := _number(score["value"])) is None:
+    if score is None or (number := _number(score["value"])) is None:
         return "–"
     low, high = _number(score["low"]), _number(score["high"])
-    return f"{value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if interval and low is not None and high is not None else "")
+    return f"{number:.3f}" + (f" [{low:.3f}, {high:.3f}]" if interval and low is not None and high is not None else "")
 
 
 def _number(value: Any) -> float | None:
@@ -378,7 +382,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 def plain(value: Any) -> Any:
     r"""Remove Markdown, HTML and control characters from all texts of a record, because it may be untrusted."""
     if isinstance(value, (Description, ModelReference)):
-        return replace(value, **{each.name: plain(getattr(value, each.name)) for each in fields(value)})
+        return replace(value, **{field.name: plain(getattr(value, field.name)) for field in fields(value)})
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

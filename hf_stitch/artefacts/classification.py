@@ -1,4 +1,4 @@
-"""Stitched models whose target classifies images, texts or tokens, or predicts tokens behind masks."""
+"""Stitched models for classification of images, texts and tokens, and for masked language modelling."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hf_stitch.artefacts.modeling import StitchedModel
 
 
 class StitchedModelForImageClassification(StitchedModel):
-    """A stitched model whose target classifies images.
+    """Stitched model for image classification.
 
     :meth:`forward` returns an ``ImageClassifierOutput``: ``logits`` (batch, classes) and, with labels, the ``loss``.
     :func:`hf_stitch.stitch` builds it for targets of the task ``image-classification``.
 
     Args:
         config: The config.
-        source: The front half. Built from the config if not given, as are ``stitch`` and ``target``.
+        source: The front half. Default: ``source``, ``stitch`` and ``target`` are built from the config.
         stitch: The stitching layer.
         target: The back half.
         processor: The source's image processor.
@@ -41,7 +41,7 @@ class StitchedModelForImageClassification(StitchedModel):
     """
 
     main_input_name = "pixel_values"
-    supports_gradient_checkpointing = False  # most networks of images do not
+    supports_gradient_checkpointing = False  # most image networks do not support it
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
     output_class = ImageClassifierOutput
 
@@ -54,7 +54,7 @@ class StitchedModelForImageClassification(StitchedModel):
         output_attentions: bool | None = None,
         **inputs: Any,
     ) -> ImageClassifierOutput:
-        """Classify images, as the base class does; the signature shows what networks of images take."""
+        """Classify images as in the base class; the signature shows the arguments of image networks."""
         return super().forward(
             pixel_values=pixel_values,
             labels=labels,
@@ -65,14 +65,14 @@ class StitchedModelForImageClassification(StitchedModel):
 
 
 class StitchedModelForSequenceClassification(StitchedModel):
-    """A stitched model whose target classifies texts.
+    """Stitched model for text classification.
 
     :meth:`forward` returns a ``SequenceClassifierOutput``: ``logits`` (batch, classes) and, with labels, the ``loss``.
     :func:`hf_stitch.stitch` builds it for targets of the task ``text-classification``.
 
     Args:
         config: The config.
-        source: The front half. Built from the config if not given, as are ``stitch`` and ``target``.
+        source: The front half. Default: ``source``, ``stitch`` and ``target`` are built from the config.
         stitch: The stitching layer.
         target: The back half.
         processor: The source's tokenizer.
@@ -98,10 +98,10 @@ class StitchedModelForSequenceClassification(StitchedModel):
 
 
 class StitchedModelForTokenClassification(StitchedModel):
-    """A stitched model whose target has a class for each token.
+    """Stitched model for token classification.
 
     :meth:`forward` returns a ``TokenClassifierOutput``: ``logits`` (batch, tokens, classes) and, with labels, the
-    ``loss``, without tokens that have the label -100. :func:`hf_stitch.stitch` builds it for targets of the task
+    ``loss``, which ignores tokens with the label -100. :func:`hf_stitch.stitch` builds it for targets of the task
     ``token-classification``.
     """
 
@@ -110,10 +110,10 @@ class StitchedModelForTokenClassification(StitchedModel):
 
 
 class StitchedModelForMaskedLM(StitchedModel):
-    """A stitched model whose target predicts the tokens behind masks.
+    """Stitched model for masked language modelling.
 
     :meth:`forward` returns a ``MaskedLMOutput``: ``logits`` (batch, tokens, vocabulary) and, with labels, the ``loss``,
-    without tokens that have the label -100. :func:`hf_stitch.stitch` builds it for targets of the task ``fill-mask``.
+    which ignores tokens with the label -100. :func:`hf_stitch.stitch` builds it for targets of the task ``fill-mask``.
     """
 
     auto_class: ClassVar[str] = "AutoModelForMaskedLM"

@@ -1,4 +1,4 @@
-"""Config of a stitched model: its halves are copied out of two networks, and built again from it without weights."""
+"""Config of stitched models: cuts halves out of two networks, and rebuilds them without weights."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import logits_of
 from hf_stitch.tasks.heads import task_named
 
-KNOWN = {each.name for each in fields(ModelRecord) if each.name != "others"} | {
+KNOWN = {key.name for key in fields(ModelRecord) if key.name != "others"} | {
     "_commit_hash",
     "_name_or_path",
     "tokenizer_class",
 }
-"""Keys of a saved config beside those of every config of transformers."""
+"""Keys of a saved config in addition to the keys of every transformers config."""
 
 
 class StitchConfig(PreTrainedConfig):
     """Config of a :class:`~hf_stitch.artefacts.StitchedModel`.
 
-    :func:`hf_stitch.stitch` creates it. It contains plain JSON values only and no config objects of the two networks,
+    :func:`hf_stitch.stitch` creates it. It contains only plain JSON values, not the config objects of the two networks,
     because transformers would reset their attention implementation.
 
     Attributes:
@@ -53,24 +53,22 @@ class StitchConfig(PreTrainedConfig):
         stitch: The stitching layer, as returned by :meth:`hf_stitch.stitches.StitchingLayer.to_dict`.
         recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
         scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
-        hidden_size: Width of the hidden states of the target, as in its own config; ``None`` if it has no config.
-        max_position_embeddings: For texts: number of tokens of the longest text that both halves can take; ``None`` if
-            there is no limit.
-        vocab_size: For texts: vocabulary size of the source, or for language models of the target, whose tokens they
-            generate. ``bos_token_id`` and ``eos_token_id`` are of the same network.
-        num_hidden_layers: Number of layers that run, and the stitch; for language models number of layers of both
-            halves that keep a past (tokens or a state), ``None`` for a model without a cache.
-        num_attention_heads: Number of attention heads of the target; ``None`` if its layers have several numbers.
-        layer_types: For language models: the type of each of these layers in the terms of transformers, source first.
+        hidden_size: Width of the hidden states of the target, as in its config; ``None`` without a config.
+        max_position_embeddings: For texts: maximum number of tokens that both halves accept; ``None`` without a limit.
+        vocab_size: For texts: vocabulary size of the source; for language models, of the target, which generates the
+            tokens. ``bos_token_id`` and ``eos_token_id`` are from the same network.
+        num_hidden_layers: Number of layers that run, plus the stitch; for language models, number of cached layers of
+            both halves, ``None`` for a model without a cache.
+        num_attention_heads: Number of attention heads of the target; ``None`` if it differs between layers.
+        layer_types: For language models: the transformers type of each cached layer, source first.
         sliding_window: For language models: window of the sliding attention of both networks, in tokens.
-        requires: Methods of plugins that are needed to load the model, as returned by
+        requires: Methods of plugins required to load the model, as returned by
             :func:`hf_stitch.provenance.requirements`.
         manifest: File name -> digest of the files saved with the config; set when a config is read from a folder.
         checksum: Checksum of the saved config.
-        processor_settings: What decides the outputs of the processor that was saved with the config; ``None`` without
-            one, and in configs of version 0.2.0 and earlier.
-        tied_weights: Names of weights that share the memory of another one, and the name by which it was saved with the
-            config.
+        processor_settings: Settings of the saved processor that affect its outputs; ``None`` without a processor, and
+            in configs of version 0.2.0 and earlier.
+        tied_weights: Name of a weight that shares memory -> name of the saved weight with this memory.
 
     Example:
         >>> StitchConfig().model_type
@@ -78,7 +76,7 @@ class StitchConfig(PreTrainedConfig):
     """
 
     model_type = MODEL_TYPE
-    auto_map: ClassVar[dict[str, str]] = {}  # libraries look here for code in the folder; none is ever run
+    auto_map: ClassVar[dict[str, str]] = {}  # libraries look here for code in the folder; it is never run
 
     format_version: int = FORMAT
     task: str | None = None
@@ -102,14 +100,14 @@ class StitchConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a config from the values of a file, which may be untrusted.
+        """Build a config from the values of a possibly untrusted file.
 
-        Auto classes and pipelines call this method too. The attention implementation is never read from the values,
-        because it could name foreign code, nor is a dtype, because the weights are saved in their own.
+        Auto classes and pipelines call this method, too. It never reads the attention implementation from the values,
+        because it could name foreign code, nor a dtype, because the weights are saved in their dtypes.
 
         Args:
             config_dict: The values.
-            **kwargs: Options of the method of transformers. Error messages name ``name_or_path`` as the origin.
+            **kwargs: Options of the method of transformers. Error messages show ``name_or_path`` as the origin.
 
         Returns:
             The config; with ``return_unused_kwargs=True``, a tuple of the config and the unused options.
@@ -132,16 +130,16 @@ class StitchConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Do nothing: saved folders contain no copy of this file, with or without ``trust_remote_code``."""
+        """Do nothing: saved folders do not contain a copy of this file, with or without ``trust_remote_code``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, without what is found again at each save: checksums, what the files contain."""
+        """Return JSON values, without the fields that each save computes: checksums, processor settings and ties."""
         values = super().to_dict()
         return {key: value for key, value in values.items() if key not in (MANIFEST, CHECKSUM, PROCESSOR, TIED)}
 
 
 def record_of(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any]:
-    """Return the record of one half: blueprint of the network, cut, plan, interface, reference and weights hash."""
+    """Return the record of a half: blueprint of the network, cut, plan, interface, reference and weights hash."""
     try:
         blueprint: dict[str, Any] = {"blueprint": adapter.blueprint()}
     except ValueError as error:  # user code: the model runs, and saving it raises this error
@@ -166,16 +164,16 @@ def front_of(config: StitchConfig) -> Front:
     if not reading:
         return Front(*_parts(half))
     takes = Interface.from_dict((config.target or {})["interface"])
-    own = nn.Embedding(*reading["own"]) if reading["own"] else None
-    return PrefixFront(*_parts(half), takes, reading["start"], own)
+    embedding = nn.Embedding(*reading["own"]) if reading["own"] else None
+    return PrefixFront(*_parts(half), takes, reading["start"], embedding)
 
 
 def back_of(config: StitchConfig) -> Back:
-    """Build the back half of a config, without loading weights, with as many outputs as the config has labels."""
+    """Build the back half of a config, without loading weights, with one output per label of the config."""
     half = copy.deepcopy(config.target or {})
-    made = (half.get("blueprint") or {}).get("config", {})
-    if len(made.get("id2label", ())) not in (0, config.num_labels) and task_named(config.task).describes_outputs:
-        made |= {name: config.to_dict()[name] for name in ("id2label", "label2id")}
+    network = (half.get("blueprint") or {}).get("config", {})
+    if len(network.get("id2label", ())) not in (0, config.num_labels) and task_named(config.task).describes_outputs:
+        network |= {name: config.to_dict()[name] for name in ("id2label", "label2id")}
     return Back(*_parts(half))
 
 
@@ -185,7 +183,7 @@ def _parts(half: Mapping[str, Any]) -> tuple[nn.Module, Cut, CutPlan, Interface]
 
 
 class Halves:
-    """Halves of two networks with their records, each copied once."""
+    """Halves of two networks with their records; each half is copied once."""
 
     def __init__(self, source: Adapter, target: Adapter, task: str | None) -> None:
         self.source, self.target, self._task = source, target, task
@@ -195,7 +193,7 @@ class Halves:
     def cut(
         self, la: str, layer: StitchingLayer, lb: str, recipe: Mapping[str, Any] | None
     ) -> tuple[StitchConfig, Front, Back]:
-        """Return the halves at two layers, and the config of the model of both with a stitching layer."""
+        """Return the halves at two layers, and the config of their stitched model."""
         source, target, task = self.source, self.target, self._task
         if la not in self._fronts:
             front = source.front(la)
@@ -208,8 +206,7 @@ class Halves:
             task=task, source=copy.deepcopy(of_front), target=copy.deepcopy(of_back), stitch=layer.to_dict(),
             recipe=dict(recipe or {}), format_version=NEWEST if isinstance(front, PrefixFront) else FORMAT,
         )  # fmt: skip
-        known = getattr(target.model, "config", None)
-        labels = getattr(known, "id2label", None)
+        labels = getattr(getattr(target.model, "config", None), "id2label", None)
         kind = task_named(task)
         if labels and kind.describes_outputs:
             config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}

@@ -1,4 +1,4 @@
-"""Description of an artefact as plain values, the source of its model card and of ``hf-stitch layers``."""
+"""Description of an artefact as plain values, for its model card and for ``hf-stitch layers``."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Description:
     """Description of a stitcher or stitched model: both networks, the stitching layer, its recipe and its scores.
 
     Attributes:
-        whole: Whether the artefact is a stitched model, which includes both halves; otherwise it is a stitcher.
+        whole: Whether the artefact is a stitched model, which includes both halves, or a stitcher.
         source: Reference to the network of the front half.
-        source_layer: The layer at which the source is cut.
+        source_layer: The cut of the source.
         target: Reference to the network of the back half.
-        target_layer: The layer at which the target is cut.
+        target_layer: The cut of the target.
         stitch: The stitching layer, as returned by :meth:`hf_stitch.stitches.StitchingLayer.to_dict`.
         task: Task of the head; ``None`` for a model without a head.
         recipe: How the stitching layer was fitted.
         scores: Scores on held-out samples.
-        modality: What a sample is: ``image``, ``text`` or ``tensor``; of a stitcher, ``text`` or empty.
+        modality: Modality of a sample: ``image``, ``text`` or ``tensor``; for a stitcher, ``text`` or empty.
 
     Example:
         >>> import tempfile
@@ -76,24 +76,24 @@ class Description:
     @property
     def body(self) -> Mapping[str, Any]:
         """The record of the map of positions, or of the pooled vectors: ``name``, options and ``fitted``."""
-        found: Mapping[str, Any] = self.stitch["body"]
-        return found
+        body: Mapping[str, Any] = self.stitch["body"]
+        return body
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """The registered methods needed to load the artefact: maps, similarities and the head."""
+        """The registered methods required to load the artefact: maps, similarities and the head."""
         maps = [self.stitch[part] for part in ("body", "prefix") if self.stitch.get(part)]
-        similarities = [each for one in maps for each in one.get("similarities", ()) if isinstance(each, Mapping)]
+        names = [name for stitch in maps for name in stitch.get("similarities", ()) if isinstance(name, Mapping)]
         tasks = [] if self.task is None else [("tasks", self.task)]
         return (
-            *(("stitches", str(one["name"])) for one in maps),
-            *(("similarities", str(each["name"])) for each in similarities),
+            *(("stitches", str(stitch["name"])) for stitch in maps),
+            *(("similarities", str(similarity["name"])) for similarity in names),
             *tasks,
         )
 
     @property
     def pipeline(self) -> str:
-        """The pipeline of transformers that runs the stitched model; empty without one, or if its task is missing."""
+        """The transformers pipeline for the stitched model; empty without a pipeline, or if the task is missing."""
         if self.task not in registries.tasks:
             return ""
         pipelines = registries.tasks.get(str(self.task)).pipelines

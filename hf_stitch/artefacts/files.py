@@ -1,8 +1,8 @@
-"""The files of an artefact: their names, and whether they are unchanged since they were saved.
+"""File names of artefacts, and checks that files are unchanged since saving.
 
-The record contains a digest of each file and a checksum of itself. Files may be untrusted: names of files to open are
-never taken from a file. Trainers write the processor again, after the model, with the padding of their last batch. Its
-files may therefore differ if what decides its outputs (the settings in the record) does not.
+The record contains a digest of each file and its own checksum. Files may be untrusted: names of files to open are never
+read from a file. Trainers save the processor again after the model, with the padding of their last batch. Its files may
+therefore differ, as long as its settings in the record are unchanged.
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ BOTH = {
     STITCHER: "a stitcher; load it with hf_stitch.Stitcher.from_pretrained",
     CONFIG: "a whole model; if this is a stitched model, load it with hf_stitch.StitchedModel.from_pretrained",
 }
-"""The records, and what a folder with them contains."""
+"""Record file -> description of a folder that contains it."""
 
 WEIGHTS, SHARDS, INDEX = "model.safetensors", "model*.safetensors", "model.safetensors.index.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
-"""Tokenizer of the source, for two decoders with different tokenizers. The processor is then that of the target."""
+"""Tokenizer of the source, for two decoders with different tokenizers. The processor then belongs to the target."""
 MODULE = "modeling_hf_stitch.py"
-"""Module for programs that cannot import hf_stitch, which ``auto_map`` in the config names. It is never run here."""
+"""Module for programs that cannot import hf_stitch, referenced by ``auto_map`` in the config. It is never run here."""
 ANCHORS = ("anchors.json", "anchors.safetensors")
-"""Files of the anchors, for artefacts that have some."""
+"""Files of the anchors, for artefacts with anchors."""
 
 MODEL_FILES = [CONFIG, SHARDS, INDEX, MODULE, *ANCHORS, "*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
-"""Name patterns of the files of a stitched model; the last ones are for processors and the generation config."""
+"""Name patterns of the files of a stitched model; the last patterns are for processors and generation configs."""
 
 PROCESSORS = (
     "preprocessor_config.json", "processor_config.json", "tokenizer*.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template*", "vocab*", "merges.txt", "*.model", "*.spm",
 )  # fmt: skip
-"""Name patterns of files that processors consist of."""
+"""Name patterns of processor files."""
 
 BESIDE = (*PROCESSORS, "generation_config.json", SOURCE_TOKENIZER)
-"""Name patterns of files that processors and generation configs consist of."""
+"""Name patterns of processor and generation config files."""
 
 STITCHES = "stitch*.safetensors"
-"""Name pattern of the weights of a stitcher and of those inside it."""
+"""Name pattern of the weights of a stitcher and of nested stitchers."""
 
 STITCHER_FILES = [STITCHER, STITCHES, CONFIG, *ANCHORS]
-"""Name patterns of the files of a stitcher; a config identifies a folder that contains a whole model instead."""
+"""Name patterns of the files of a stitcher; the config distinguishes folders with a whole model."""
 
 MANIFEST, CHECKSUM, PROCESSOR, TIED = "manifest", "checksum", "processor_settings", "tied_weights"
 ALLOW = "pass allow_modified=True to from_pretrained if you changed it on purpose" + see("damaged-file")
 
 
 def kind_of(folder: Path) -> str:
-    """Return the name of the record in a folder: that of a stitcher, or the config of a whole model."""
+    """Return the name of the record in a folder: of a stitcher or of a whole model."""
     for name in (STITCHER, CONFIG):
         if (folder / name).is_file():
             return name
-    below = [str(each) for each in sorted(folder.glob("*/")) if any((each / name).is_file() for name in BOTH)]
+    below = [str(path) for path in sorted(folder.glob("*/")) if any((path / name).is_file() for name in BOTH)]
     raise FileNotFoundError(
-        f"{folder} has neither {STITCHER} nor {CONFIG}: it contains no stitcher and no stitched model"
+        f"{folder} contains neither {STITCHER} nor {CONFIG}: it is not a stitcher or stitched model"
         + (f"; name one of its subfolders: {', '.join(below)}" if below else "")
     )
 
@@ -82,22 +82,22 @@ def folder_of(
     if not folder.is_dir():
         return hub.download(str(place), files=files, subfolder=subfolder, **download)
     if not (folder / subfolder).is_dir():
-        raise FileNotFoundError(f"{folder} has no subfolder {subfolder!r}")
+        raise FileNotFoundError(f"{folder} does not have a subfolder {subfolder!r}")
     return folder / subfolder
 
 
 def record_in(folder: Path, name: str) -> Path:
-    """Return the path of the record in a folder, if it is of this kind."""
+    """Return the path of the record with this name in a folder; raise an error if it is missing."""
     if not (folder / name).is_file():
-        raise FileNotFoundError(f"{folder} has no {name}: it contains {BOTH[kind_of(folder)]}")
+        raise FileNotFoundError(f"{folder} does not contain {name}: it contains {BOTH[kind_of(folder)]}")
     return folder / name
 
 
 def save_beside(saves: Iterable[Any], folder: Path) -> None:
     """Save objects other than the weights (processor, generation config), without subfolders."""
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
-        for each in saves:
-            each.save_pretrained(fresh)
+        for component in saves:
+            component.save_pretrained(fresh)
         for path in Path(fresh).iterdir():
             if path.is_file():
                 path.rename(folder / path.name)
@@ -105,9 +105,9 @@ def save_beside(saves: Iterable[Any], folder: Path) -> None:
 
 @contextmanager
 def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
-    """Provide a folder with only those files that a record names, for libraries that read whatever they find.
+    """Provide a folder with only the files in a record, for libraries that read every file.
 
-    A warning names the files that are left out.
+    A warning names the remaining files.
     """
     here = sorted(path for pattern in BESIDE for path in folder.glob(pattern) if path.is_file())
     unread = [path.name for path in here if path.name not in names]
@@ -115,7 +115,7 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
         yield folder
         return
     warn(
-        f"{folder} also contains {visible(', '.join(unread))}, which was not saved with the artefact and is not read; "
+        f"{folder} also contains {visible(', '.join(unread))}, which was not saved with the artefact and is ignored; "
         "delete it, or pass allow_modified=True to read it"
     )
     with tempfile.TemporaryDirectory() as view:
@@ -126,7 +126,7 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
 
 
 def sign(record: Mapping[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
-    """Add the digests of files, and a checksum of the record itself, to a record."""
+    """Add the digests of files, and a checksum of the record, to a record."""
     signed = {**record, MANIFEST: {name: digest(folder / name) for name in sorted(names)}}
     return {**signed, CHECKSUM: checksum(signed)}
 
@@ -137,7 +137,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def stale(folder: Path, record_file: str) -> set[str]:
-    """Return the names of the files that a new artefact in a folder replaces: those of the present one."""
+    """Return the names of the files of the present artefact in a folder, which a new artefact replaces."""
     try:
         names = {record_file, *read_record(folder / record_file)[MANIFEST]}
     except (OSError, ValueError, KeyError, TypeError):
@@ -146,21 +146,21 @@ def stale(folder: Path, record_file: str) -> set[str]:
 
 
 class SavedFiles:
-    """The files of an artefact in a folder, which must be unchanged since they were saved, unless that is allowed."""
+    """Files of an artefact in a folder, with checks that they are unchanged since saving."""
 
     def __init__(self, path: Path, record: Mapping[str, Any], allow_modified: bool) -> None:
-        """Check that the record itself is unchanged."""
+        """Raise an error if the record has changed, unless changes are allowed."""
         self.path, self.folder, self.record, self._allowed = path, path.parent, record, allow_modified
         if allow_modified:
             return
         if missing := [key for key in (MANIFEST, CHECKSUM) if key not in record]:
-            raise ValueError(f"{path} has no {missing[0]!r}: it was changed since it was saved; {AGAIN}, or {ALLOW}")
+            raise ValueError(f"{path} lacks {missing[0]!r}: it was changed since it was saved; {AGAIN}, or {ALLOW}")
         if checksum(record) != record[CHECKSUM]:
             raise ValueError(f"{path} was changed since it was saved, or is damaged; {AGAIN}, or {ALLOW}")
 
     @property
     def names(self) -> set[str]:
-        """Names of the files to read: those of the record, or all in the folder."""
+        """Names of the files to read: the files in the record, or all files in the folder."""
         return {file.name for file in self.folder.iterdir()} if self._allowed else set(self.record[MANIFEST])
 
     def anchors(self) -> AnchorSet | None:
@@ -168,13 +168,13 @@ class SavedFiles:
         return AnchorSet.from_pretrained(self.folder) if ANCHORS[0] in self.names else None
 
     def verify(self, written_again: Container[str] = ()) -> None:
-        """Check that the files are unchanged."""
-        # Names in a record are opened only if listed here.
-        there = {each.name for each in self.folder.iterdir() if each.is_file()}
+        """Raise an error if files have changed."""
+        # Only names in this listing are opened.
+        present = {path.name for path in self.folder.iterdir() if path.is_file()}
         expected_of = {} if self._allowed else self.record[MANIFEST]
         for name, expected in expected_of.items():
-            if name not in there:
-                raise FileNotFoundError(f"{self.folder} has no {name}, which was saved with it; {AGAIN}")
+            if name not in present:
+                raise FileNotFoundError(f"{name}, saved with the artefact, is missing in {self.folder}; {AGAIN}")
             if name not in written_again and digest(self.folder / name) != expected:
                 raise ValueError(
                     f"{self.folder / name} was changed since {self.path.name} was saved, or is damaged; {AGAIN}, or "

@@ -1,4 +1,4 @@
-"""Heads: small networks that classify vectors, trained on the activations of an encoder."""
+"""Heads: small classifiers of vectors, trained on the activations of an encoder."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from hf_stitch.tasks.heads import task_named
 Kind = Literal["inductive", "paper"]
 
 ENTRY = "entry"
-"""The layer at which a head is cut, its input."""
+"""The layer for cutting a head: its input."""
 
 
 class HeadConfig(PreTrainedConfig):
     """Config of a :class:`Head`.
 
     Attributes:
-        in_features: Width of the input vectors. For relative representations this is the number of anchors, times the
-            number of similarities if these are concatenated.
+        in_features: Width of the input vectors; for relative representations the number of anchors, times the number of
+            similarities if they are concatenated.
         hidden_size: Width of the hidden layers; ``None``: the same as ``in_features``.
         num_hidden_layers: Number of hidden layers.
-        hidden_act: Activation function, by its name in transformers.
+        hidden_act: Name of the activation function in transformers.
         kind: Normalisation after each hidden layer: ``"inductive"`` over the features of each vector (LayerNorm), or
             ``"paper"`` over the batch for each feature (see :class:`Head`).
         num_labels: Number of classes.
-        anchors_fingerprint: That of the anchors (``AnchorSet.fingerprint``) to which inputs are similarities; ``None``
-            if unknown, or if the inputs are no similarities.
+        anchors_fingerprint: ``AnchorSet.fingerprint`` of the anchors, if the inputs are similarities to known anchors;
+            otherwise ``None``.
 
     Example:
         >>> HeadConfig(in_features=300, num_labels=6).num_hidden_layers
@@ -53,9 +53,9 @@ class HeadConfig(PreTrainedConfig):
         """Check the values."""
         super().__post_init__(**kwargs)
         for name, least in (("in_features", 1), ("hidden_size", 1), ("num_hidden_layers", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise ValueError(f"{name} must be at least {least}, got {number}")
         check(Kind, kind=self.kind)
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}, got {self.hidden_act!r}")
@@ -67,11 +67,11 @@ class Head(PreTrainedModel):
     This is the head of Moschella et al. (2023), appendix, except for its norm. The default norm (LayerNorm) treats each
     vector separately. ``kind="paper"`` uses the norm of the authors' code, an InstanceNorm1d over the transposed batch:
     it normalises each feature over the samples of the batch, in training and in evaluation. **Its predictions depend on
-    the other samples of the test batch** (it is transductive) and are meaningless for a batch of one sample. Use it
-    only for comparisons with the paper.
+    all samples of the test batch** (it is transductive) and are meaningless for a batch of one sample. Use it only for
+    comparisons with the paper.
 
-    The head can be trained alone on precomputed vectors (``projection.stream(rows)``), with ``transformers.Trainer`` or
-    any training loop, or as part of a :class:`~hf_stitch.artefacts.StitchedModel` with an encoder
+    Train the head on precomputed vectors (``projection.stream(rows)``), with ``transformers.Trainer`` or any training
+    loop, or as part of a :class:`~hf_stitch.artefacts.StitchedModel` with an encoder
     (:func:`hf_stitch.relative_model`).
 
     Args:
@@ -109,12 +109,12 @@ class Head(PreTrainedModel):
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
-        """Two random vectors, the example inputs for cutting the head."""
+        """Two random vectors: example inputs for cutting the head."""
         return {"features": torch.randn(2, self.config.in_features, generator=torch.Generator().manual_seed(0))}
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(self, features: Tensor, labels: Tensor | None = None) -> SequenceClassifierOutput:
-        """Compute the logits. As any network of transformers, it also takes ``return_dict=False``, for a tuple.
+        """Compute the logits. As in transformers, ``return_dict=False`` returns a tuple.
 
         Args:
             features: Vectors (batch, in_features).
@@ -129,7 +129,7 @@ class Head(PreTrainedModel):
 
 
 class _BatchwiseNorm(nn.Module):
-    """InstanceNorm1d of the transposed batch, which normalises each feature over the samples."""
+    """InstanceNorm1d of the transposed batch: normalises each feature over the samples."""
 
     eps: ClassVar[float] = 1e-5
 

@@ -18,12 +18,12 @@ def join(
     source: Adapter, source_layer: str, layer: StitchingLayer, target: Adapter, target_layer: str, *, task: str | None,
     recipe: Mapping[str, Any] | None = None,
 ) -> StitchedModel:  # fmt: skip
-    """Build the stitched model of two networks and a stitching layer. The weights of the networks are copied."""
+    """Build the stitched model of two networks and a stitching layer, with copies of the network weights."""
     return model_of(Halves(source, target, task), source_layer, layer, target_layer, recipe)
 
 
 def joined_to_itself(network: Adapter, layer: str, task: str | None) -> StitchedModel:
-    """Build the network that is stitched to itself by the identity."""
+    """Build a stitched model of a network with itself and the identity."""
     spec = network.spec(layer)
     same = IdentityStitch(spec.width, spec.width)
     identity = StitchingLayer(spec, spec, "none", same, same if spec.prefix_tokens else None)
@@ -35,8 +35,7 @@ def join_all(
 ) -> dict[Cell, StitchedModel]:
     """Build stitched models between several layers of two networks.
 
-    Models that are cut at the same layer share a half, also those of several calls with one pair: a network is copied
-    once.
+    Models cut at the same layer share a half, also across calls with the same pair: each network is copied once.
     """
     halves = pair.kept.setdefault("halves", Halves(pair.source, pair.target, pair.task))
     return {(la, lb): model_of(halves, la, layer, lb, recipe) for (la, lb), layer in layers.items()}
@@ -45,7 +44,7 @@ def join_all(
 def with_encoder(
     model: StitchedModel, source: Adapter | StitchedModel, source_layer: str, layer: StitchingLayer
 ) -> StitchedModel:
-    """Build a stitched model from the back half of another one and a new front half. Both halves are copied."""
+    """Build a stitched model from copies of the back half of a stitched model and of a new front half."""
     config: Any = copy.deepcopy(model.config)
     config.stitch, config.scores = layer.to_dict(), None
     config.recipe = {key: value for key, value in (config.recipe or {}).items() if key not in (SCORED, "audit")}

@@ -1,4 +1,4 @@
-"""Stitched models whose target is a causal language model."""
+"""Stitched causal language models."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from hf_stitch.artefacts.cache import (
     HalfCache,
     Shape,
     UncachedError,
-    by_one_name,
+    accepts_any_cache_name,
     cache_argument,
+    cache_in,
     check_cache,
     check_shapes,
     decoder_layers,
-    given_cache,
+    half_view,
     has_no_attention,
-    keep,
     layer_types,
     past_of,
-    shown,
+    rename_cache,
+    select_tokens,
     takes,
-    under_any_name,
 )
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -49,24 +49,24 @@ from hf_stitch.stitches import SequenceStitch
 from hf_stitch.tasks.base import logits_of
 
 CHECKING = threading.RLock()
-"""Held while a model checks its cache."""
+"""Lock of the cache check."""
 
 AHEAD = ("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp", "prefill_chunk_size")
-"""Options of generation that process several tokens at once and take some back, or cut a text anywhere."""
+"""Generation options that process several tokens at once and revert some, or split a text at any token."""
 
 
 class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[misc]  # push_to_hub is ours
-    """A stitched model whose target predicts the next token.
+    """Stitched causal language model.
 
     :meth:`forward` returns a ``CausalLMOutputWithPast``. ``generate`` works as for any language model of transformers,
-    with one cache of both networks if both are decoders (:attr:`uncached` has the reason if not). If the source attends
-    to the whole text (BERT, the encoder of T5), each new token takes a run over the whole text. The ids of special
-    tokens for generation come from the target (``generation_config``). :func:`hf_stitch.stitch` builds this class for
+    with a shared cache if both networks are decoders (otherwise :attr:`uncached` is the reason). If the source attends
+    to the whole text (BERT, the encoder of T5), each new token requires a run over the whole text. The special token
+    ids for generation come from the target (``generation_config``). :func:`hf_stitch.stitch` builds this class for
     targets of the task ``text-generation``.
 
-    Networks with different tokenizers (``align="prefix"``) take tokens of the target, and the source reads the text up
-    to the end of each (:class:`hf_stitch.adapters.prefixes.PrefixReader`). The cache then contains the layers of the
-    target first, and of the source the tokens of the present text.
+    Models of networks with different tokenizers (``align="prefix"``) accept tokens of the target; for each token, the
+    source receives the text up to its end (:class:`hf_stitch.adapters.prefixes.PrefixReader`). Their cache starts with
+    the layers of the target; its source layers contain the source's tokens of the current text.
 
     Args:
         config: The config.
@@ -91,18 +91,18 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
-        """Build the model as the base class does, and take the settings for generation from both networks."""
+        """Build the model as in the base class, and copy the generation settings from both networks."""
         super().__init__(config, *parts, **named)
         self.stitch.check_causal()
         target: Any = self.target.model
-        if hasattr(target, "config"):  # that of the outputs, which generation reads
-            known = target.config.get_text_config(decoder=True)
+        if hasattr(target, "config"):  # generation uses the config of the outputs
+            text_config = target.config.get_text_config(decoder=True)
             for name in READ_IN_TEXTS:
-                setattr(config, name, getattr(known, name, None))
+                setattr(config, name, getattr(text_config, name, None))
         if hasattr(target, "generation_config"):
             self.generation_config = copy.deepcopy(target.generation_config)
         self.cache_is_checked = False
-        self._shapes: list[Shape | None] | None = None  # of the layers of the cache, known when it was checked
+        self._shapes: list[Shape | None] | None = None  # of the layers of the cache, set by its check
         self._counts_from_padding = [
             positions_from_padding(half.model) is not None for half in (self.source, self.target)
         ]
@@ -112,9 +112,9 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             self._why_uncached = str(reason)
 
     def number_layers(self) -> tuple[int, ...]:
-        """Number the layers of both halves that have a past for one cache, those of the source first.
+        """Number the cached layers of both halves for a shared cache, starting with the source.
 
-        A model of which a half is cut has fewer layers, and numbers them again.
+        A half of a stitched model has fewer layers, and renumbers them.
 
         Raises:
             UncachedError: If one of the halves is not a decoder with a cache.
@@ -124,47 +124,47 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         config.num_hidden_layers = config.layer_types = config.sliding_window = None
         halves: list[Any] = [self.source.model, self.target.model]
         numbers = [decoder_layers(half) for half in halves]
-        kept = [layer_types(half, layers) for half, layers in zip(halves, numbers, strict=True)]
+        types = [layer_types(half, layers) for half, layers in zip(halves, numbers, strict=True)]
         if isinstance(self.source, PrefixFront):
             if not all(numbers):
-                raise UncachedError("with different tokenizers, both halves need layers with a past, and one has none")
-            kept.reverse()
-        each = [*kept[0], *kept[1]]
-        windows = {window for _, window in each if window is not None}
+                raise UncachedError("with different tokenizers, both halves require at least one layer with a past")
+            types.reverse()
+        cached = [*types[0], *types[1]]
+        windows = {window for _, window in cached if window is not None}
         if len(windows) > 1:  # a cache has one window for all layers: with two, all layers keep the whole past
-            each = [(WITHOUT_WINDOW.get(kind, kind), None) for kind, _ in each]
-        if NAMES[0] != NAME and each and all(kind in STATES for kind, _ in each):
-            raise UncachedError("transformers before 5.24 generates with a cache only if a layer keeps tokens")
-        config.layer_types, config.num_hidden_layers = [kind for kind, _ in each], len(each)
+            cached = [(WITHOUT_WINDOW.get(kind, kind), None) for kind, _ in cached]
+        if NAMES[0] != NAME and cached and all(kind in STATES for kind, _ in cached):
+            raise UncachedError("transformers before 5.24 generates with a cache only if a layer stores tokens")
+        config.layer_types, config.num_hidden_layers = [kind for kind, _ in cached], len(cached)
         config.sliding_window = windows.pop() if len(windows) == 1 else None
         self._layers = (numbers[0], numbers[1])
-        return tuple(range(len(each)))
+        return tuple(range(len(cached)))
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """Return the layer of the target that predicts tokens."""
+        """Return the output layer of the target."""
         target: Any = self.target.model
-        found: nn.Module | None = target.get_output_embeddings()
-        return found
+        layer: nn.Module | None = target.get_output_embeddings()
+        return layer
 
     def set_output_embeddings(self, value: nn.Module) -> None:
-        """Exchange the layer of the target that predicts tokens."""
+        """Replace the output layer of the target."""
         target: Any = self.target.model
         target.set_output_embeddings(value)
 
     @property
     def base_model(self) -> Any:
-        """The model without its last layer, for libraries that read hidden states: ``last_hidden_state``."""
+        """The model without its last layer, for libraries that use ``last_hidden_state``."""
         return Backbone(self)
 
     @property
     def uncached(self) -> str | None:
-        """Why the model runs without a cache; ``None`` for a model with a cache."""
+        """Reason for running without a cache; ``None`` for a model with a cache."""
         if isinstance(self.stitch.body, SequenceStitch):
-            return f"the stitch, {self.stitch.body.title}, reads all tokens at once"
+            return f"the stitch, {self.stitch.body.title}, processes all tokens at once"
         return self._why_uncached if self._layers is None else None
 
     @can_return_tuple  # type: ignore[untyped-decorator]
-    @under_any_name
+    @accepts_any_cache_name
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
         cache: Cache | None = None, labels: Tensor | None = None, use_cache: bool | None = None,
@@ -175,42 +175,41 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """Compute the logits of the next tokens.
 
         Args:
-            input_ids: Token ids (batch, tokens) int64; with a cache, only the tokens that are not in it.
+            input_ids: Token ids (batch, tokens) int64; with a cache, only the new tokens.
             attention_mask: (batch, tokens), 1 for real tokens and 0 for padding; with a cache, including the past.
-            position_ids: (batch, tokens) int64, for decoders that take them.
+            position_ids: (batch, tokens) int64, for decoders that accept them.
             cache: A cache of this model: an empty ``DynamicCache()``, or the cache of an earlier output. The argument
-                has the name that it has in the installed transformers: ``past_key_values`` before 5.24.
+                has the name of the installed transformers: ``past_key_values`` before 5.24.
             labels: Token ids (batch, tokens), -100 for ignored tokens. They are shifted inside the model.
-            use_cache: Whether to create a cache if none is given. Default: ``config.use_cache``, or else no.
-            logits_to_keep: Compute only the logits of this many last tokens, or of the tokens at these positions; 0:
-                all tokens.
-            num_items_in_batch: Number of labels of all batches whose gradients are accumulated, by which the sum of
-                the losses is divided. Default: the loss is their mean.
-            inputs_embeds: In place of token ids, for sources that take them: (batch, tokens, width).
+            use_cache: Whether to create a cache if none is passed. Default: ``config.use_cache``, otherwise false.
+            logits_to_keep: Number of last tokens, or positions of the tokens, to compute logits for; 0: all tokens.
+            num_items_in_batch: Total number of labels of the batches in a gradient accumulation step; the sum of the
+                losses is divided by it. Default: the loss is the mean.
+            inputs_embeds: Replacement for token ids, for sources that accept them: (batch, tokens, width).
             output_hidden_states: As for :meth:`hf_stitch.StitchedModel.forward`.
             output_attentions: As for :meth:`hf_stitch.StitchedModel.forward`.
-            **inputs: Further inputs of the source; ``shift_labels``, token ids (batch, tokens) in place of ``labels``,
-                of the token after each; ``return_dict=False`` to return a tuple. For networks with different
-                tokenizers, the tensors of a :class:`hf_stitch.adapters.prefixes.Reading` (``source_input_ids``,
+            **inputs: Further inputs of the source; ``shift_labels``, already shifted token ids (batch, tokens) in place
+                of ``labels``; ``return_dict=False`` to return a tuple. For networks with different tokenizers, the
+                tensors of a :class:`hf_stitch.adapters.prefixes.Reading` (``source_input_ids``,
                 ``source_attention_mask``, ``source_position_ids``, ``alignment``, and with a cache ``source_kept``).
-                Without them they are computed from the tokens; with a cache that is not empty they must be given,
-                because it contains no text: ``model.source.read(ids, mask, new).to_inputs()``.
+                By default they are computed from the tokens; with a non-empty cache they are required, because the
+                cache does not contain the text: ``model.source.read(ids, mask, new).to_inputs()``.
 
         Returns:
-            ``logits`` (batch, tokens, vocabulary), with labels the mean cross-entropy as ``loss``, and the cache if
-            there is one, by the name of the argument.
+            ``logits`` (batch, tokens, vocabulary), with labels the mean cross-entropy as ``loss``, and the cache (under
+            the name of the argument), if any.
         """
         self.stitch.check_causal()
-        # Not a parameter: with two names of labels, the Trainer would compute no loss of a batch that has only one.
+        # Not a parameter: with two names of labels, the Trainer would not compute a loss for batches with only one.
         ahead = inputs.pop("shift_labels", None)
         if isinstance(self.source, PrefixFront) and input_ids is not None and "source_input_ids" not in inputs:
             if cache is not None and cache.get_seq_length():
                 raise ValueError(
-                    "a cache contains no text, so that what the source reads must be given: pass "
+                    "a cache does not contain the text, so the inputs of the source are required: pass "
                     "**model.source.read(all_ids, mask, new).to_inputs(), or use generate"
                 )
             inputs |= self.source.read(input_ids, attention_mask).to_inputs()
-        kept = inputs.pop("source_kept", None) if isinstance(self.source, PrefixFront) else None
+        source_kept = inputs.pop("source_kept", None) if isinstance(self.source, PrefixFront) else None
         named = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -218,7 +217,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,
         }
-        named = {name: value for name, value in (named | inputs).items() if value is not None}
+        named = {name: argument for name, argument in (named | inputs).items() if argument is not None}
         asked = self._asked(named)
         more: dict[str, Any] = flags(self.target, asked)
         seen = Observed(flags(self.source, asked)) if asked else None
@@ -229,16 +228,16 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         if keeps:
             after["logits_to_keep"] = logits_to_keep
         self._check_used(position_ids)
-        if cache is not None and isinstance(self.source, PrefixFront) and kept is None:
-            raise ValueError("with a cache, a source with another tokenizer also takes source_kept")
+        if cache is not None and isinstance(self.source, PrefixFront) and source_kept is None:
+            raise ValueError("with a cache, a source with another tokenizer also requires source_kept")
         try:
             entering = self.transfer(seen, **named | before)
-            if kept is not None and cache is not None:
-                keep(given_cache(before), kept)
+            if source_kept is not None and cache is not None:
+                select_tokens(cache_in(before), source_kept)
             output = self.head(entering, **after, **more)
         except HalfError as error:
             if cache is not None:
-                error.add_note(f"Or the cache that was given as {NAME} belongs to another model.")
+                error.add_note(f"Or the cache passed as {NAME} belongs to another model.")
             raise
         if seen is not None:
             for name, values in self._joined(asked, seen, entering, output).items():
@@ -250,17 +249,17 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         setattr(output, NAME, cache)
         return output
 
-    def _joint_cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
-        if given is None and not use_cache:
+    def _joint_cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
+        if cache is None and not use_cache:
             return None
-        if not isinstance(given, HalfCache):  # part of a chain, or of the check
+        if not isinstance(cache, HalfCache):  # part of a chain, or of the check
             self._check_cache()
-        if (why := self.uncached) is not None:
-            raise ValueError(f"this model has no cache, because {why}: pass use_cache=False, and no {NAME}")
-        if given is None:
+        if (reason := self.uncached) is not None:
+            raise ValueError(f"this model runs without a cache, because {reason}: pass use_cache=False without {NAME}")
+        if cache is None:
             return DynamicCache(config=self.config)
-        if not isinstance(layers := getattr(given, "layers", None), list):
-            raise ValueError(f"{NAME} must be a Cache of transformers with layers, got a {type(given).__name__}")
+        if not isinstance(layers := getattr(cache, "layers", None), list):
+            raise ValueError(f"{NAME} must be a Cache of transformers with layers, got a {type(cache).__name__}")
         if not layers:  # a cache that grows with use
             layers.extend(DynamicCache(config=self.config).layers)
         if len(layers) != self.config.num_hidden_layers:
@@ -268,17 +267,17 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 f"the cache has {len(layers)} layers, but this model has {self.config.num_hidden_layers}: pass the "
                 "cache of an earlier output of this model, or an empty DynamicCache()"
             )
-        if isinstance(self.source, PrefixFront) and given.is_compileable:
-            raise ValueError("a source with another tokenizer needs a cache that shrinks: use a DynamicCache")
+        if isinstance(self.source, PrefixFront) and cache.is_compileable:
+            raise ValueError("a source with another tokenizer requires a cache that can shrink: use a DynamicCache")
         if self._shapes is not None:
-            check_shapes(given, self._shapes)
-        return given
+            check_shapes(cache, self._shapes)
+        return cache
 
     def _get_static_cache_init_shape(self) -> None:
-        """Let each layer of a static cache take its shape when it first runs: the halves may have unlike heads."""
+        """Let each layer of a static cache set its shape on its first run: the halves may have different heads."""
 
     def _check_cache(self) -> None:
-        """Find out, once, whether the model computes the same with its cache; if not, it runs without from now on."""
+        """Check once whether the model computes the same with its cache; otherwise disable the cache."""
         readable = not isinstance(self.source, PrefixFront) or self.source.reader is not None
         if self.uncached is not None or not readable or torch.compiler.is_compiling():
             return
@@ -295,36 +294,36 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     def _options(
         self, cache: Cache | None, input_ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return further arguments of source and target: positions, and the cache in the numbering of each half."""
+        """Return additional arguments of source and target: positions, and the cache in the numbering of each half."""
         both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         past, new = None if cache is None else past_of(cache), 0 if input_ids is None else input_ids.shape[1]
         numbered = self._layers or (None, None)
         counted = zip(self._counts_from_padding, self._positioned, strict=True)
         halves = list(zip(both, (self.source, self.target), numbered, counted, strict=True))
-        first, apart = 0, isinstance(self.source, PrefixFront)
-        for options, half, layers, (from_padding, positioned) in reversed(halves) if apart else halves:
-            own = apart and half is self.source  # it has positions and a mask of its own tokens
+        first, two_tokenizers = 0, isinstance(self.source, PrefixFront)
+        for options, half, layers, (from_padding, positioned) in reversed(halves) if two_tokenizers else halves:
+            other_tokens = two_tokenizers and half is self.source  # with separate positions and mask
             if positioned:
                 if position_ids is not None:
                     options["position_ids"] = position_ids
                     if mask is None and cache is None and takes(half.model, MASK):
-                        options[MASK] = None  # with a mask, texts that are packed into one row would attend to another
+                        options[MASK] = None  # with a mask, texts packed into one row would attend to each other
                 elif input_ids is not None and not from_padding and mask is not None and mask.dim() == 2:
                     options["position_ids"] = positions_of(mask)[:, -new:]
                 elif past is not None and input_ids is not None and not from_padding:
                     options["position_ids"] = (torch.arange(new, device=input_ids.device) + past)[None]
             if cache is not None and layers is not None:
-                view = shown(cache, first, layers, past)
+                view = half_view(cache, first, layers, past)
                 options |= {cache_argument(half.model): view, "use_cache": bool(layers)}
                 first += len(layers)
-                if not own:  # the representation has the mask of the new tokens only, which suffices for states
+                if not other_tokens:  # the representation has the mask of the new tokens only, enough for states
                     states = view is not None and mask is not None and has_no_attention(view.layers)
                     options["attention_mask"] = mask[:, -new:] if states and mask is not None else mask
         return both
 
     @property
     def _positioned(self) -> tuple[bool, bool]:
-        """Whether each half takes the positions of the tokens of the target."""
+        """Whether each half accepts the positions of the target's tokens."""
         source, target = (
             any(half.model._positioned) if isinstance(half.model, StitchedModelForCausalLM)
             else takes(half.model, "position_ids") and not (from_padding and self._layers is None)
@@ -333,17 +332,17 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         return source and not isinstance(self.source, PrefixFront), target
 
     def _check_generates(self) -> None:
-        """Raise an error if the target alone generates from other tokens than a stitched model passes to it."""
+        """Raise an error if the target generates from other tokens than a stitched model would pass."""
         network: Any = self
         while isinstance(network, StitchedModel):
             network = network.target.model
-        given = torch.full((1, 2), self.target.interface.filler_id)
+        ids = torch.full((1, 2), self.target.interface.filler_id)
         prepare = getattr(network, "prepare_inputs_for_generation", None)
-        read = given if prepare is None else prepare(given).get("input_ids", given)
-        if more := read.shape[1] - given.shape[1]:
+        prepared = ids if prepare is None else prepare(ids).get("input_ids", ids)
+        if more := prepared.shape[1] - ids.shape[1]:
             raise ValueError(
-                f"the target, {type(network).__name__}, appends {more} token{'s'[: more > 1]} to the text when it "
-                "generates and predicts in their place, which a source does not read: take the logits of forward"
+                f"the target, {type(network).__name__}, appends {more} token{'s'[: more > 1]} to the text during "
+                "generation, which the source does not receive: use the logits of forward"
             )
 
     def _check_used(self, position_ids: Tensor | None) -> None:
@@ -356,9 +355,9 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Generate text, as any language model of transformers.
+        """Generate text, as with any language model of transformers.
 
-        A model without a cache runs over the whole text for each token; a warning names the reason (:attr:`uncached`).
+        A model without a cache runs over the whole text for each token; a warning states the reason (:attr:`uncached`).
 
         Args:
             inputs: (batch, tokens) int64, the texts to continue.
@@ -368,20 +367,20 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """
         if self.source.takes.given:
             raise ValueError(
-                f"the source also reads {', '.join(self.source.takes.given)}, which generation does not pass: stitch "
-                "its encoder alone (hf_stitch.load(…, task='text-encoding'))"
+                f"the source also requires {', '.join(self.source.takes.given)}, which generation does not pass: "
+                "stitch its encoder alone (hf_stitch.load(…, task='text-encoding'))"
             )
         self._check_generates()
         self._check_used(kwargs.get("position_ids"))
-        kwargs = by_one_name(kwargs, NAME, callers=2)
+        kwargs = rename_cache(kwargs, NAME, callers=2)
         settings = generation_config or self.generation_config
-        wanted = kwargs.get("use_cache", settings.use_cache)
-        if wanted is not False:
+        use_cache = kwargs.get("use_cache", settings.use_cache)
+        if use_cache is not False:
             self._check_cache()
-            if (why := self.uncached) is not None:
+            if (reason := self.uncached) is not None:
                 if kwargs.get("use_cache") or kwargs.get(NAME) is not None:
                     self._joint_cache(kwargs.get(NAME), True)  # raises
-                warn(f"each token takes a run over the whole text, because {why}")
+                warn(f"each token requires a run over the whole text, because {reason}")
                 if generation_config is None:
                     kwargs["use_cache"] = False
                 else:
@@ -390,8 +389,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         for name in AHEAD if isinstance(self.source, PrefixFront) else ():
             if kwargs.get(name) is not None or getattr(settings, name, None) is not None:
                 raise ValueError(
-                    f"{name} is not supported for networks with different tokenizers, whose caches have different "
-                    "lengths: leave it out"
+                    f"{name} is not supported for networks with different tokenizers, because their caches have "
+                    "different lengths: leave it out"
                 )
         generated: Any = super().generate
         return generated(inputs, generation_config, *args, **kwargs)
@@ -399,31 +398,31 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the inputs of a step of generation; with two tokenizers, also what the source reads.
+        """Return the inputs of a generation step; with two tokenizers, including the inputs of the source.
 
         Args:
             input_ids: (batch, tokens) int64, all tokens so far.
-            next_sequence_length: Number of last tokens that are not in the cache; ``None`` for all.
-            **kwargs: As for the method of transformers, which looks for this name.
+            next_sequence_length: Number of tokens at the end that are not in the cache; ``None`` for all.
+            **kwargs: As for the method of transformers, which requires this name.
         """
         prepare: Any = super().prepare_inputs_for_generation
         inputs: dict[str, Any] = prepare(input_ids, next_sequence_length=next_sequence_length, **kwargs)
         if not any(self._positioned):
             inputs.pop("position_ids", None)
         if isinstance(self.source, PrefixFront):
-            cache, layers = given_cache(kwargs), self._layers
-            held = cache.get_seq_length(len(layers[1])) if cache is not None and layers else None
-            reading = self.source.read(input_ids, kwargs.get("attention_mask"), next_sequence_length, held)
+            cache, layers = cache_in(kwargs), self._layers
+            past = cache.get_seq_length(len(layers[1])) if cache is not None and layers else None
+            reading = self.source.read(input_ids, kwargs.get("attention_mask"), next_sequence_length, past)
             inputs |= reading.to_inputs()
         return inputs
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, **_: Any) -> Tensor | None:
-        """Return the (batch, tokens) mask unchanged, because each half converts it for its own attention.
+        """Return the (batch, tokens) mask unchanged, because each half converts it for its attention.
 
         Args:
             attention_mask: (batch, tokens), 1 for real tokens and 0 for padding.
-            **_: Other arguments that transformers passes; ignored.
+            **_: Other arguments of transformers; ignored.
         """
         return attention_mask
 
@@ -435,7 +434,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
 def _loss(
     logits: Tensor, labels: Tensor | None, ahead: Tensor | None = None, items: int | Tensor | None = None
 ) -> Tensor | None:
-    """Return the mean cross-entropy of the next tokens, or their sum divided by a number; ``None`` without labels."""
+    """Return the mean cross-entropy of the next tokens, or the sum divided by ``items``; ``None`` without labels."""
     if ahead is None:
         if labels is None:
             return None
@@ -447,10 +446,10 @@ def _loss(
 
 
 class Backbone:
-    """What ``base_model`` is of any language model: returns hidden states, of which its last layer makes the logits.
+    """``base_model`` of a language model: returns the hidden states before the output layer.
 
-    TRL computes its losses from both. A model that scales or caps its logits afterwards is refused, because its logits
-    would be others.
+    TRL computes its losses from the hidden states and the output layer. Models that scale or cap the output of this
+    layer raise an error, because TRL would compute different logits.
     """
 
     _tp_plan = _pp_plan = None
@@ -459,20 +458,20 @@ class Backbone:
         self._of = model
 
     def __call__(self, *args: Any, **inputs: Any) -> BaseModelOutput:
-        """Run the model and return what enters its last layer."""
-        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Run the model and return the input of its last layer."""
+        calls: list[tuple[torch.Tensor, torch.Tensor]] = []
         head: Any = self._of.get_output_embeddings()
-        hook = head.register_forward_hook(lambda _, given, logits: kept.append((given[0], logits)))
+        hook = head.register_forward_hook(lambda _, args, logits: calls.append((args[0], logits)))
         try:
             output = type(self._of).forward(
                 self._of, *args, **inputs | {"return_dict": True}
-            )  # TRL replaces that of the object
+            )  # TRL replaces the forward of the object
         finally:
             hook.remove()
-        states, logits = kept[-1]
+        states, logits = calls[-1]
         if not torch.allclose(logits.to(output.logits), output.logits, rtol=0, atol=0, equal_nan=True):
             raise ValueError(
-                f"the target, {type(self._of.target.model).__name__}, changes the outputs of its last layer (it scales "
-                "or caps them), so that they are not the logits: train it with the Trainer of transformers"
+                f"the target, {type(self._of.target.model).__name__}, scales or caps the outputs of its last layer, so "
+                "they are not the logits: train it with the Trainer of transformers"
             )
         return BaseModelOutput(last_hidden_state=states, **seen_in(output))

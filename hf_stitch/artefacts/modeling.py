@@ -1,4 +1,4 @@
-"""The two artefacts: a stitched model, and the stitcher that only names its networks. Each makes the other."""
+"""The two artefacts: stitched models, and stitchers, which only refer to their networks."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ from hf_stitch.tasks.heads import task_of_head
 LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 Given = NetworkLike | tuple[Any, ...] | None
-"""A network for :meth:`Stitcher.attach`; a tuple of two if it is stitched itself."""
+"""A network for :meth:`Stitcher.attach`; for a stitched model, a tuple of its two networks."""
 
 
 class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to_hub is ours
-    """A source network up to a cut, a stitching layer, and a target network after a cut.
+    """Stitched model: source network up to a cut, stitching layer, and target network after a cut.
 
-    The model is T ∘ stitch ∘ R, as in Csiszárik et al. 2021, section 3. It takes the inputs of the source and returns
+    The model is T ∘ stitch ∘ R, as in Csiszárik et al. 2021, section 3. It accepts the inputs of the source and returns
     the output of the target. It is a ``PreTrainedModel`` of transformers and can be trained, saved and loaded as such.
-    It contains only the layers that run, and no hooks. :func:`hf_stitch.stitch`, :func:`hf_stitch.swap`,
+    It contains only the layers that run, without hooks. :func:`hf_stitch.stitch`, :func:`hf_stitch.swap`,
     :func:`hf_stitch.relative_model`, :meth:`Stitcher.attach` and :meth:`from_pretrained` build stitched models.
 
-    This class has no head: it returns the output of the target unchanged. Its subclasses for a task add the loss.
+    This class returns the output of the target unchanged. Its subclasses for tasks add the loss.
 
     Args:
         config: The config.
-        source: The front half. Built from the config, without loading weights, if not given; likewise ``stitch`` and
-            ``target``.
+        source: The front half. Default: ``source``, ``stitch`` and ``target`` are built from the config, without
+            loading weights.
         stitch: The stitching layer.
         target: The back half.
         processor: The source's tokenizer or image processor.
@@ -86,13 +86,13 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
         stitch: The stitching layer: representation of the source -> representation of the target.
         target: The back half: representation -> output of the target.
         processor: The source's tokenizer or image processor, for raw samples.
-        parents: The adapters of both whole networks, if the model was built from them; they are neither part of the
-            model nor saved. ``None`` otherwise.
-        anchors: The anchor set of a relative model or of a swapped encoder, saved with the model; ``None`` for others.
-        evaluation: The scores from :func:`hf_stitch.stitch`, or from :func:`hf_stitch.swap` if it was given data;
-            ``None`` for a model that was loaded, that ``swap`` was not given data for, or that cannot be scored, of
-            which a warning states the reason. ``config.scores`` contains them after saving, unless the model was
-            trained or cast since (:meth:`keep_scores`).
+        parents: The adapters of both whole networks, if the model was built from them, otherwise ``None``. They are
+            neither part of the model nor saved.
+        anchors: The anchor set of a relative model or of a swapped encoder, saved with the model; otherwise ``None``.
+        evaluation: The scores from :func:`hf_stitch.stitch`, or from :func:`hf_stitch.swap` with data. ``None`` for a
+            loaded model, for a model from ``swap`` without data, and for a model that cannot be scored (a warning
+            states the reason). ``config.scores`` contains the scores after saving, unless the model was trained or cast
+            since (:meth:`keep_scores`).
 
     Example:
         >>> import torch, hf_stitch
@@ -107,7 +107,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
     commit_message = "Upload stitched model"
 
     def __init__(self, config: StitchConfig, *parts: Any, **named: Any) -> None:
-        """Build the network, which knows neither its parents nor its scores yet."""
+        """Build the network, without parents and scores."""
         super().__init__(config, *parts, **named)
         self.model_tags = ["hf_stitch", "custom_code"]  # of a card that the Trainer writes
         self.parents: tuple[Adapter, Adapter] | None = None
@@ -125,42 +125,42 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
 
         Args:
             side: ``"source"`` or ``"target"``.
-            allow_changed: What of a loaded network may differ from the record, as for :meth:`Stitcher.attach`. This
-                model remains as it is; whatever is made with the network records its present settings.
-            **options: Options of :func:`hf_stitch.load` for a network that is loaded (``token``, ``cache_dir``, …).
+            allow_changed: Allowed differences of a loaded network from the record, as for :meth:`Stitcher.attach`. This
+                model stays unchanged; artefacts built from the returned network record its current settings.
+            **options: Options of :func:`hf_stitch.load` for a loaded network (``token``, ``cache_dir``, …).
 
         Raises:
             OSError: If the network or its revision does not exist, or the Hub cannot be reached.
         """
         if self.parents is not None:
-            found = self.parents[SIDES.index(side)]
-            return found.source if isinstance(found, PrefixAdapter) else found
+            network = self.parents[SIDES.index(side)]
+            return network.source if isinstance(network, PrefixAdapter) else network
         source, target = (
             ModelReference.from_dict(end["reference"]) for end in (self.config.source, self.config.target)
         )
-        found, _ = load_parent(side, source if side == "source" else target, None, options, allow_changed)
+        network, _ = load_parent(side, source if side == "source" else target, None, options, allow_changed)
         warn_if_only_weights_are_pinned(source, target)
-        return found
+        return network
 
     @checked
     def has_changed(self, side: Literal["source", "target"]) -> bool:
         """Return whether a half was trained or cast since it was cut from its network.
 
-        False if an older record contains no hash of the weights at the time.
+        False for older records without a hash of the weights.
         """
         recorded = getattr(self.config, side).get("half_hash")
         return recorded is not None and weights_hash(getattr(self, side)) != recorded
 
     def keep_scores(self, evaluation: Any = None, *, audit: Mapping[str, Any] | None = None) -> None:
-        """Keep scores of the model as it is now, for its card and its config.
+        """Store scores of the model in its current state, for its card and its config.
 
-        :func:`hf_stitch.stitch` and :func:`hf_stitch.swap` keep the scores that they return. If the model is trained or
-        cast later, it is saved without them, until new ones are kept: ``model.keep_scores(hf_stitch.evaluate(model,
-        data))``.
+        :func:`hf_stitch.stitch` and :func:`hf_stitch.swap` store the scores that they return. A model that was trained
+        or cast later is saved without scores, until new scores are stored:
+        ``model.keep_scores(hf_stitch.evaluate(model, data))``.
 
         Args:
-            evaluation: The result of :func:`hf_stitch.evaluate`. Default: the scores that are kept already.
-            audit: The verdict of an audit, with its data and seed. Default: the verdict that is kept already.
+            evaluation: The result of :func:`hf_stitch.evaluate`. Default: the stored scores.
+            audit: The verdict of an audit, with its data and seed. Default: the stored verdict.
         """
         self._leave_out_old_scores()
         if evaluation is not None:
@@ -169,12 +169,12 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
         self.config.recipe = {**(self.config.recipe or {}), **verdict, SCORED: weights_hash(self)}
 
     def _leave_out_old_scores(self, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Leave out scores and the verdict of an audit that belong to other weights than the present ones."""
+        """Drop scores and audit verdicts of other weights than the current weights."""
         recipe = dict(self.config.recipe or {})
         scored = recipe.pop(SCORED, None)
-        if scored is None:  # versions before this key knew the weights of the halves only
-            known = self.config.scores or "audit" in recipe
-            changed = bool(known) and (self.has_changed("source") or self.has_changed("target"))
+        if scored is None:  # versions before this key recorded the weights of the halves only
+            has_scores = self.config.scores or "audit" in recipe
+            changed = bool(has_scores) and (self.has_changed("source") or self.has_changed("target"))
         else:
             changed = scored != weights_hash(self if weights is None else weights)
         if changed:
@@ -185,33 +185,32 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
     # -- the small artefact -----------------------------------------------------------------------------------------
     @property
     def stitcher(self) -> Stitcher:
-        """The stitching layer with references to both networks, the small artefact to share if these are public.
+        """The stitching layer with references to both networks, a small artefact to share if both are public.
 
         Raises:
-            ValueError: If a half was trained, cast or changed by hand since it was cut, so that its network no longer
-                contains it.
+            ValueError: If a half was trained, cast or changed by hand since it was cut from its network.
         """
         self._leave_out_old_scores()
         for side in SIDES:
             if self.has_changed(side):  # type: ignore[arg-type]
                 raise ValueError(
                     f"the {side} half was trained or cast since it was cut, but a stitcher refers to the original "
-                    "network: save the whole model, or train the network first (for a relative model: the head alone) "
-                    "and build the model with it"
+                    "network: save the whole model, or train the network (for a relative model: the head) before "
+                    "building the model"
                 )
             if changes := changes_by_hand(self, side):
                 raise ValueError(
                     f"the {side} half was changed by hand since it was cut ({', '.join(changes)}), but a stitcher "
-                    "refers to the original network: change the network before it is stitched"
+                    "refers to the original network: change the network before stitching"
                 )
         if StitchingLayer.from_dict(self.stitch.to_dict()).state_dict().keys() != self.stitch.state_dict().keys():
-            raise ValueError(
-                "the stitch has an adapter of PEFT, which its record cannot give: merge it (merge_and_unload)"
-            )
-        own = self.source.own is not None if isinstance(self.source, PrefixFront) else None
-        found = Stitcher.of(self.describe(), self.stitch, anchors=self.anchors, parts=_inner(self), own=own)
-        found.evaluation = self.evaluation
-        return found
+            raise ValueError("the stitch has a PEFT adapter, which cannot be recorded: merge it (merge_and_unload)")
+        with_embedding = self.source.own is not None if isinstance(self.source, PrefixFront) else None
+        stitcher = Stitcher.of(
+            self.describe(), self.stitch, anchors=self.anchors, parts=_inner(self), own=with_embedding
+        )
+        stitcher.evaluation = self.evaluation
+        return stitcher
 
     # -- saving and loading -----------------------------------------------------------------------------------------
     def __str__(self) -> str:
@@ -235,22 +234,22 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
     ) -> None:
         """Write config, weights (safetensors), the source's processor and a model card to a folder.
 
-        Text that a person added to an existing card is kept.
+        Manual additions to an existing card are kept.
 
         Args:
-            save_directory: The folder, created if needed.
-            is_main_process: Whether this process writes. Other processes return at once.
-            state_dict: Weights to write instead of the model's own, for example those gathered by a trainer.
-            push_to_hub: Whether to upload the model too, as :meth:`push_to_hub` does.
-            max_shard_size: Maximum size of a file of weights, in bytes or as text. Default: 5 GB; 500 MB if weights are
-                offloaded, because each file is in memory while it is written.
-            sync: Whether to wait until the disk contains all files. The old artefact or the new one always survives a
+            save_directory: The folder; created if missing.
+            is_main_process: Whether this process writes. Other processes return immediately.
+            state_dict: Weights to write instead of the model's weights, for example gathered by a trainer.
+            push_to_hub: Whether to upload the model, too, as in :meth:`push_to_hub`.
+            max_shard_size: Maximum size of a weight file, in bytes or as text. Default: 5 GB; 500 MB if weights are
+                offloaded, because each file is in memory during writing.
+            sync: Whether to wait until all files are on disk. Either the old or the new artefact always survives a
                 killed process; with ``sync=True`` also a power failure.
             **kwargs: ``repo_id`` (default: the name of the folder) and further options of :meth:`push_to_hub`.
 
         Raises:
-            ValueError: If a half consists of user code, which cannot be rebuilt from a config, or a network was changed
-                (modules exchanged, attributes set) by other means than its config before it was built, or a
+            ValueError: If a half consists of user code, which cannot be rebuilt from a config, or if a network was
+                changed (modules replaced, attributes set) without changing its config or using a
                 :class:`hf_stitch.adapters.rewriting.Rewrite`.
             OSError: If a file cannot be written. The previous files are unchanged then.
         """
@@ -300,49 +299,50 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
     ) -> Any:
         """Load a stitched model from a folder or the Hub.
 
-        Loading is strict: the files must contain exactly the weights of the model, unchanged since they were saved.
-        Files that were not saved with the model are not read.
+        Loading is strict: the files must contain exactly the weights of the model, unchanged since saving. Files that
+        were not saved with the model are not read.
 
         Args:
-            pretrained_model_name_or_path: Local folder or Hub id; ``None`` if config and ``state_dict`` are given.
+            pretrained_model_name_or_path: Local folder or Hub id; ``None`` with a config and a ``state_dict``.
             *args: Not supported.
-            config: Config to use instead of the saved one.
-            state_dict: Weights to use instead of the saved ones, all of them.
-            dtype: Floating-point dtype to which weights are cast. Default: that of a given ``config`` if it has one,
-                otherwise the saved dtypes. Buffers that a network computes itself are not cast.
+            config: Config to use instead of the saved config.
+            state_dict: Weights to use instead of the saved weights; must be complete.
+            dtype: Floating-point dtype of the weights. Default: the dtype of ``config``, if any, otherwise the saved
+                dtypes. Computed buffers of a network are not cast.
             torch_dtype: Older name of ``dtype``.
             device_map: Device of the whole model; or ``"auto"``, ``"balanced"``, ``"sequential"``, or a mapping from
-                names of modules to devices, ``"cpu"`` or ``"disk"``, as in accelerate. Blocks of both networks are not
-                split. Weights on the ``"disk"`` stay in the files of the model.
-            max_memory: Device -> most bytes (``{"cpu": "2GB"}``), for ``"auto"`` and the like.
+                module names to devices, ``"cpu"`` or ``"disk"``, as in accelerate. Blocks of both networks are not
+                split. Weights on ``"disk"`` stay in the files of the model.
+            max_memory: Device -> maximum number of bytes (``{"cpu": "2GB"}``), for ``"auto"`` and other strategies.
             attn_implementation: Attention implementation of both networks, by its name in transformers.
-                Default: not changed.
-            allow_modified: Whether to load files that were changed by hand since they were saved, and files that were
-                added: nothing is verified then.
-            subfolder: Folder inside the folder or the Hub's model that contains the stitched model. Default: none.
-            output_loading_info: Whether to return the model and what transformers tells of loading, which is strict
-                here: no weight is missing, unexpected or mismatched.
+                Default: unchanged.
+            allow_modified: Whether to load files that were changed or added by hand after saving. Files are then not
+                verified.
+            subfolder: Subfolder of the folder or Hub repository with the stitched model. Default: none.
+            output_loading_info: Whether to return the model and the loading info of transformers. The info is empty,
+                because loading is strict.
             **kwargs: Options of the download (:class:`hf_stitch.hub.DownloadOptions`: ``revision``, ``token``,
                 ``cache_dir``, ``local_files_only``, ``force_download``), and options of Auto classes and pipelines
-                that have no effect here.
+                without effect here.
 
         Returns:
             The model, in eval mode, of the class for its task; with ``output_loading_info``, a tuple.
 
         Raises:
-            FileNotFoundError: If config or weights are missing, or the Hub has no such model or revision.
+            FileNotFoundError: If config or weights are missing, or the model or revision does not exist on the Hub.
             ValueError: If weights and config do not match (the message names the weights), a file was changed after
-                saving, the folder contains an adapter of PEFT, another class was saved, an option has an invalid value,
-                or transformers lacks the attention of a network (the message names it; pass ``attn_implementation``).
+                saving, the folder contains a PEFT adapter or another class, an option has an invalid value, or
+                transformers does not have the attention implementation of a network (the message names it; pass
+                ``attn_implementation``).
             OSError: If the Hub cannot be reached or denies access.
         """
         if args:
-            raise TypeError(f"from_pretrained of a stitched model takes one positional argument, got {len(args)} more")
+            raise TypeError(f"StitchedModel.from_pretrained accepts one positional argument, got {len(args) + 1}")
         if dtype is None:  # Auto classes may put it into the config
             dtype = torch_dtype if config is None or torch_dtype is not None else config.dtype
         if pretrained_model_name_or_path is None:
             if config is None or state_dict is None:
-                raise ValueError("without a folder or a Hub id, from_pretrained takes a config and a state_dict")
+                raise ValueError("without a folder or a Hub id, from_pretrained requires a config and a state_dict")
             model: Any = class_of(config)(config)
         else:
             model = load_pretrained(  # of class cls
@@ -354,34 +354,36 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
             try:
                 model.load_state_dict(state_dict)
             except RuntimeError as error:
-                raise ValueError(f"state_dict is not that of this model: {error}") from error
+                raise ValueError(f"state_dict does not match this model: {error}") from error
         model.eval()
         return (model, {name: set() for name in LOADING_INFO}) if output_loading_info else model
 
 
 class Stitcher(Artefact):
-    """A stitching layer with references to its two networks, its recipe and its scores.
+    """Stitching layer with references to its two networks, its recipe and its scores.
 
-    A stitcher contains no weights of the two networks, so it takes kilobytes instead of gigabytes. :meth:`attach` loads
-    the networks and returns the stitched model. ``stitched.stitcher`` returns the stitcher of a stitched model.
+    A stitcher does not contain the weights of the networks, so its size is kilobytes instead of gigabytes.
+    :meth:`attach` loads the networks and returns the stitched model. ``stitched.stitcher`` is the stitcher of a
+    stitched model.
 
     Args:
         stitch: The stitching layer.
         source: Reference to the network of the front half, pinned by revision, weights, config and processor (in
             records of version 0.2.0 and earlier: by revision and weights).
-        source_layer: The layer at which the source is cut.
+        source_layer: The cut of the source.
         target: Reference to the network of the back half, pinned in the same way.
-        target_layer: The layer at which the target is cut.
+        target_layer: The cut of the target.
         task: Task of the stitched model, a name in ``hf_stitch.registries.tasks``. Default: no head.
         recipe: How the stitching layer was fitted: matcher, pooling, data, split, seed, versions.
         scores: Scores on held-out samples, as returned by :meth:`hf_stitch.analysis.Evaluation.to_dict`.
         anchors: The anchor set of a relative model or of a swapped encoder. Default: none.
-        own: For two decoders with different tokenizers: whether the stitching layer also takes the embedding of each
-            token in the target (:class:`hf_stitch.adapters.prefixes.PrefixAdapter`). Default: both have one tokenizer.
-        parts: ``"source"`` or ``"target"`` -> the stitcher of that network, if it is a stitched model itself and has no
-            public name. Default: none.
+        own: For two decoders with different tokenizers: whether the target's embedding of each token is an additional
+            input of the stitching layer (:class:`hf_stitch.adapters.prefixes.PrefixAdapter`). Default: the networks
+            share a tokenizer.
+        parts: ``"source"`` or ``"target"`` -> the stitcher of that network, for stitched models without a public name.
+            Default: none.
 
-    All of these are also attributes.
+    All arguments are also attributes.
 
     Example:
         >>> import tempfile, torch, hf_stitch
@@ -417,10 +419,11 @@ class Stitcher(Artefact):
         self.own = own
 
     @classmethod
-    def of(cls, found: Description, stitch: StitchingLayer, **options: Any) -> Self:
-        """Create the stitcher of a stitching layer that is described, with further options of the constructor."""
-        ends = found.source, found.source_layer, found.target, found.target_layer
-        return cls(stitch, *ends, task=found.task, recipe=found.recipe, scores=found.scores, **options)
+    def of(cls, description: Description, stitch: StitchingLayer, **options: Any) -> Self:
+        """Create a stitcher from a description and its stitching layer, with further options of the constructor."""
+        d = description
+        ends = d.source, d.source_layer, d.target, d.target_layer
+        return cls(stitch, *ends, task=d.task, recipe=d.recipe, scores=d.scores, **options)
 
     def __repr__(self) -> str:
         """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
@@ -434,11 +437,11 @@ class Stitcher(Artefact):
     def save_pretrained(self, save_directory: str | Path, *, sync: bool = False) -> None:
         """Write ``stitcher.json``, ``stitch.safetensors``, the anchors and a model card to a folder.
 
-        Text that a person added to an existing card is kept. Paths of local networks are not written.
+        Manual additions to an existing card are kept. Paths of local networks are not written.
 
         Args:
-            save_directory: The folder, created if needed.
-            sync: Whether to wait until the disk contains all files. The old artefact or the new one always survives a
+            save_directory: The folder; created if missing.
+            sync: Whether to wait until all files are on disk. Either the old or the new artefact always survives a
                 killed process; with ``sync=True`` also a power failure.
 
         Raises:
@@ -473,7 +476,7 @@ class Stitcher(Artefact):
         }
 
     def _all(self, name: str = STITCH) -> Iterator[tuple[str, Stitcher]]:
-        """Yield this stitcher and those inside it, with the names of the files of their weights."""
+        """Yield this stitcher and nested stitchers, with the names of their weight files."""
         yield name, self
         for side, part in self.parts.items():
             yield from part._all(_inside(name, side))
@@ -485,18 +488,17 @@ class Stitcher(Artefact):
     ) -> Self:  # fmt: skip
         """Load a stitcher from a folder or the Hub.
 
-        All files are checked against the digests in the record. A warning names keys that a newer version added.
+        All files are checked against the digests in the record. A warning names keys from newer versions.
 
         Args:
             id_or_folder: Local folder or Hub id.
-            allow_modified: Whether to load files that were changed by hand since they were saved: nothing is verified
-                then.
-            subfolder: Folder inside the folder or the Hub's model that contains the stitcher. Default: none.
+            allow_modified: Whether to load files that were changed by hand after saving. Files are then not verified.
+            subfolder: Subfolder of the folder or Hub repository with the stitcher. Default: none.
             **download: Options of the download (:class:`hf_stitch.hub.DownloadOptions`): ``revision``, ``token``,
                 ``cache_dir``, ``local_files_only``, ``force_download``.
 
         Raises:
-            FileNotFoundError: If a file is missing, or the Hub has no such stitcher or revision.
+            FileNotFoundError: If a file is missing, or the stitcher or revision does not exist on the Hub.
             ValueError: If a file is damaged or was changed after saving, or record and weights do not match.
             OSError: If the Hub cannot be reached or denies access.
         """
@@ -505,10 +507,10 @@ class Stitcher(Artefact):
 
     @classmethod
     def _load(cls, folder: Path, allow_modified: bool) -> Self:
-        """Load the files in a folder, and verify them once all are read: then they belong together."""
+        """Load the files in a folder, and verify at the end that they belong together."""
         path = record_in(folder, STITCHER)
         if not (folder / STITCH).is_file():
-            raise FileNotFoundError(f"{folder} has no {STITCH}: it contains an incomplete stitcher")
+            raise FileNotFoundError(f"{folder} does not contain {STITCH}: the stitcher is incomplete")
         record = read_record(path)
         check_format(record, str(path))
         files = SavedFiles(path, record, allow_modified)
@@ -526,17 +528,17 @@ class Stitcher(Artefact):
 
     @classmethod
     def _built(cls, values: Mapping[str, Any], weights: Path, path: Path) -> Self:
-        """Build the stitcher of a record that was checked, and those inside it, with their weights."""
+        """Build the stitcher of a checked record, and nested stitchers, with their weights."""
         with built_from(path), weightless():
             stitch = StitchingLayer.from_dict(values["stitch"])
-            found = Description.of(values, whole=False)
+            description = Description.of(values, whole=False)
         load_strictly(stitch, [weights])
         parts = {
             side: cls._built(inner, weights.with_name(_inside(weights.name, side)), path)
             for side in SIDES
             if (inner := values[side].get("stitcher"))
         }
-        return cls.of(found, stitch.eval(), parts=parts, own=values.get("own"))
+        return cls.of(description, stitch.eval(), parts=parts, own=values.get("own"))
 
     @checked
     def attach(
@@ -545,40 +547,40 @@ class Stitcher(Artefact):
     ) -> StitchedModel:  # fmt: skip
         """Build the stitched model from this stitching layer and both networks.
 
-        Networks that are not given are downloaded at the recorded revisions. In all cases they must be those for which
-        the stitching layer was fitted: the same weights, config (activation functions, epsilons, …) and processor (mean
-        and size of images, vocabulary, …). A warning says if an older record contains only a hash of the weights.
+        Missing networks are downloaded at the recorded revisions. All networks are compared with the record of the
+        fit: the same weights, config (activation functions, epsilons, …) and processor (image mean and size,
+        vocabulary, …). A warning reports older records with a hash of the weights only.
 
         Args:
             source: The source network: an adapter, a module, or a name. Default: the recorded network at its revision.
-                If it is stitched itself and has no name, a tuple of its two networks.
-            target: The target network, given in the same way.
-            example_inputs: Batch of inputs of both networks, for modules of user code. If they need different ones, or
-                a processor, load each: ``attach(hf_stitch.load(net, example_inputs=…, processor=…), …)``.
-            dtype: Floating-point dtype to which all weights are cast after the check. Default: no cast.
-            allow_changed: What may differ from the record, ``"config"`` or ``"processor"`` or both; outputs then differ
-                too. If something does, the recipe of the stitched model lists it as ``changed_since_fit``, and the
-                model has no scores. Default: nothing.
-            **options: Options of :func:`hf_stitch.load` for networks that are loaded by name (``token``, ``cache_dir``,
+                For a stitched model without a name, a tuple of its two networks.
+            target: The target network, in the same forms.
+            example_inputs: Batch of inputs of both networks, for modules of user code. If they require different
+                inputs, or a processor, load each: ``attach(hf_stitch.load(net, example_inputs=…, processor=…), …)``.
+            dtype: Floating-point dtype to cast all weights to after the check. Default: no cast.
+            allow_changed: Allowed differences from the record: ``"config"``, ``"processor"`` or both; outputs then
+                differ, too. The recipe of the stitched model lists the differences as ``changed_since_fit``, and the
+                model is returned without scores. Default: nothing.
+            **options: Options of :func:`hf_stitch.load` for networks loaded by name (``token``, ``cache_dir``,
                 ``local_files_only``, ``force_download``, ``trust_remote_code``, …). Code in the repository of a network
                 runs only with ``trust_remote_code=True``; a stitcher cannot enable it.
 
         Raises:
-            ValueError: If a network has other weights, settings or layers than those for which the stitching layer was
-                fitted (the message says if source and target are swapped), or has no public name and is not given.
+            ValueError: If weights, settings or layers of a network differ from the record (the message says if source
+                and target are swapped), or a network without a public name is missing.
             OSError: If a network or its revision does not exist, or the Hub cannot be reached.
         """
-        wanted = dtype_of(dtype)
-        given = (source, target)
-        if options and not _loads(given):
-            raise TypeError(f"{', '.join(options)}: options of loading, but no network is loaded by name")
+        cast_to = dtype_of(dtype)
+        networks = (source, target)
+        if options and not _loads(networks):
+            raise TypeError(f"{', '.join(options)}: loading options require a network that is loaded by name")
         if example_inputs is not None:
-            if all(isinstance(each, Adapter) for each in given):
-                raise TypeError("adapters have example inputs of their own: leave out example_inputs")
+            if all(isinstance(network, Adapter) for network in networks):
+                raise TypeError("adapters already have example inputs: leave out example_inputs")
             options["example_inputs"] = example_inputs
         source, target = (
-            self._joined(side, each, allow_changed=allow_changed, **options)
-            for side, each in zip(SIDES, given, strict=True)
+            self._joined(side, network, allow_changed=allow_changed, **options)
+            for side, network in zip(SIDES, networks, strict=True)
         )
         front, front_changes = load_parent("source", self.source, source, options, allow_changed, self.target)
         back, back_changes = load_parent("target", self.target, target, options, allow_changed, self.source)
@@ -590,7 +592,7 @@ class Stitcher(Artefact):
         if task != self.task:
             warn(
                 f"the task of the stitcher is {self.task}, but the head of its target is for {task}: the model has "
-                "this task, without the scores that an earlier version recorded"
+                "this task, and drops the scores of an earlier version"
             )
         stitched = model_of(
             Halves(front, back, task),
@@ -600,38 +602,38 @@ class Stitcher(Artefact):
             {**self.recipe, CHANGED: changed} if changed else self.recipe,
         )
         stitched.anchors = self.anchors
-        if task == self.task and not (front_changes or back_changes):  # others are not the scores of this model
+        if task == self.task and not (front_changes or back_changes):  # otherwise they belong to another model
             stitched.config.scores = self.scores
-        if wanted is not None:
-            cast(stitched, wanted)
+        if cast_to is not None:
+            cast(stitched, cast_to)
         return stitched
 
-    def _joined(self, side: str, given: Given, **options: Any) -> str | nn.Module | Adapter | None:
-        """Return the network of a side, attached from its two networks if it is a stitched model itself."""
+    def _joined(self, side: str, network: Given, **options: Any) -> str | nn.Module | Adapter | None:
+        """Return the network of a side; a nested stitcher is attached to its two networks."""
         inner = self.parts.get(side)
-        if inner is None and isinstance(given, tuple):
-            raise TypeError(f"the {side} is one network, got a tuple of {len(given)}")
-        if isinstance(given, tuple):
-            if len(given) != 2:
-                raise TypeError(f"the {side} is stitched from two networks, {inner!r}, got {len(given)}")
+        if inner is None and isinstance(network, tuple):
+            raise TypeError(f"the {side} is one network, got a tuple of {len(network)}")
+        if isinstance(network, tuple):
+            if len(network) != 2:
+                raise TypeError(f"the {side} is stitched from two networks, {inner!r}, got {len(network)}")
             assert inner is not None
-            if not _loads(given):
+            if not _loads(network):
                 options = {key: options[key] for key in ("allow_changed", "example_inputs") if key in options}
-            if all(isinstance(each, Adapter) for each in given):
+            if all(isinstance(part, Adapter) for part in network):
                 options.pop("example_inputs", None)
-            return inner.attach(*given, **options)
-        if inner is not None and given is None:
+            return inner.attach(*network, **options)
+        if inner is not None and network is None:
             if any(end.public.id is None for end in (inner.source, inner.target)):
                 raise ValueError(
-                    f"the {side} is stitched itself, {inner!r}: pass its two networks as {side}=(source, target)"
+                    f"the {side} is a stitched model, {inner!r}: pass its two networks as {side}=(source, target)"
                 )
             return inner.attach(**options)
-        return given
+        return network
 
 
-def _loads(given: Given) -> bool:
-    """Return whether a network, or one of those of a tuple, is loaded by name."""
-    return any(map(_loads, given)) if isinstance(given, tuple) else given is None or isinstance(given, str)
+def _loads(network: Given) -> bool:
+    """Return whether a network, or any network of a tuple, is loaded by name."""
+    return any(map(_loads, network)) if isinstance(network, tuple) else network is None or isinstance(network, str)
 
 
 def _inside(name: str, side: str) -> str:
@@ -641,7 +643,7 @@ def _inside(name: str, side: str) -> str:
 def model_of(
     halves: Halves, source_layer: str, layer: StitchingLayer, target_layer: str, recipe: Mapping[str, Any] | None = None
 ) -> StitchedModel:
-    """Return the stitched model of halves of two networks, of the class for its task."""
+    """Return the stitched model of two halves, in the class for its task."""
     config, front, back = halves.cut(source_layer, layer, target_layer, recipe)
     kind = class_of(config)
     assert issubclass(kind, StitchedModel)
@@ -651,11 +653,11 @@ def model_of(
 
 
 def _inner(model: StitchedModel) -> dict[str, Stitcher]:
-    """Return the stitchers of the stitched models without a public name of which the halves were cut."""
-    found = {}
+    """Return nested stitchers by side: of halves that were cut from stitched models without a public name."""
+    stitchers = {}
     for side in SIDES:
         network, record = getattr(model, side).model, getattr(model.config, side)
         stitched = getattr(getattr(network, "config", None), "model_type", None) == MODEL_TYPE
         if stitched and record["reference"]["id"] is None and isinstance(network.stitch, StitchingLayer):  # not cut off
-            found[side] = Stitcher.of(network.describe(), network.stitch, parts=_inner(network))
-    return found
+            stitchers[side] = Stitcher.of(network.describe(), network.stitch, parts=_inner(network))
+    return stitchers

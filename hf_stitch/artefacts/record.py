@@ -1,7 +1,7 @@
 """The records of artefacts: their fields, and reading them from JSON.
 
-A record may be untrusted. Its dataclasses declare what is checked before anything is built from it; what they do not
-declare (the configs of networks, options of maps) is checked by the classes that it is for.
+A record may be untrusted. Its dataclasses declare the fields to check before anything is built. Other contents (configs
+of networks, options of maps) are checked by the classes that use them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hf_stitch.tasks.heads import task_of_problem
 from hf_stitch.tasks.per_sample import REGRESSION
 
 FORMAT = 2
-"""The record format that this version writes."""
+"""The record format of this version."""
 
 NEWEST = 3
 """The record format of artefacts that earlier versions would misread: networks with different tokenizers."""
@@ -43,16 +43,16 @@ MODEL_TYPE = "hf_stitch"
 """Value of ``model_type`` in the config of a stitched model."""
 
 USAGE = "usage"
-"""First key of the config of a stitched model: how to load it, for those who open the file."""
+"""First key of the config of a stitched model: a hint on loading it, for people who open the file."""
 
 AUTO_MAP = "auto_map"
-"""Key of the config that names the module for programs that cannot import hf_stitch; not read here."""
+"""Config key with the module for programs that cannot import hf_stitch; not read here."""
 
 CHANGED = "changed_since_fit"
-"""Key of a recipe: the differences from the record to which the user consented, and weights that were trained."""
+"""Key of a recipe: the differences from the record that the user allowed, and trained weights."""
 
 SCORED = "scored_weights"
-"""Key of a recipe: the hash of the weights to which the scores and the verdict of an audit belong."""
+"""Key of a recipe: the hash of the weights of the scores and of the audit verdict."""
 
 LAYERS = re.compile(
     r"((?<!per_)(layers?|depths?|blocks?|stages?|repeats?|levels?)|blocks_per_stage|layers_per_stack|block_sizes|n_points"
@@ -61,25 +61,25 @@ LAYERS = re.compile(
     r"|attends_per_block|num_point_embeddings)$"
 )
 MOST = 1_000
-"""Keys of numbers of layers and other modules, and the largest.
+"""Config keys with the number of layers or other modules, and the maximum number.
 
-These are the keys for which networks of transformers repeat modules, of all types and all keys with whole numbers.
+Among all integer keys of all transformers configs, these determine the number of repeated modules.
 """
 
 LABELS, MOST_LABELS = re.compile("(num_labels|num_classes)$"), 2**17
-"""Keys of numbers of classes, which determine the length of lists of names, and the largest number."""
+"""Config keys with the number of classes, which determines the length of lists of names, and the maximum number."""
 
 IN_ALL = 10
-"""How many times the largest number all those of one key may add up to: of stages in lists, and of several networks.
+"""Limit of the sum of all numbers of a key (stages in lists, several networks), as a multiple of the maximum number.
 
-Some lists contain numbers of layers, and not their counts, so that they add up to more than a network has layers.
+Some lists contain layer numbers, not layer counts, so their sum may exceed the number of layers.
 """
 
 MOST_VALUES = 2**20
-"""Number of values in a record: the names of the most classes, in both networks and in the model, are fewer."""
+"""Maximum number of values in a record; the names of the most classes in both networks and in the model are fewer."""
 
 FREE = ("id2label", "label2id", "recipe", "scores", "files", "manifest")
-"""Keys whose values have arbitrary keys."""
+"""Keys of objects with arbitrary keys."""
 
 
 # -- the fields --------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class NameOfRegistry(Constraint):
 
 @dataclass(frozen=True)
 class Requirement:
-    """A method that is not built in (:func:`hf_stitch.provenance.requirements`)."""
+    """A method of a plugin or file (:func:`hf_stitch.provenance.requirements`)."""
 
     registry: Annotated[str, NameOfRegistry()]
     name: str
@@ -106,7 +106,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Named:
-    """A method with its options, which its class checks."""
+    """A method with its options; the class of the method checks them."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)
@@ -136,7 +136,7 @@ class StitchRecord:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """How to build a network; the arguments are checked by its library."""
+    """Instructions for building a network; its library checks the arguments."""
 
     library: str
     rewrites: tuple[Named, ...] = field(default=(), metadata=SPARSE)
@@ -145,7 +145,7 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a front half that reads texts needs (:class:`hf_stitch.adapters.prefixes.PrefixFront`)."""
+    """Additional fields of a front half that receives texts (:class:`hf_stitch.adapters.prefixes.PrefixFront`)."""
 
     start: int
     own: tuple[Count, Count] | None
@@ -153,7 +153,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class HalfRecord:
-    """One half of a stitched model; without a blueprint, ``why`` says why there is none."""
+    """One half of a stitched model; ``why`` is the reason for a missing blueprint."""
 
     blueprint: Blueprint | None
     cut: Cut
@@ -167,7 +167,7 @@ class HalfRecord:
 
 @dataclass(frozen=True)
 class Score:
-    """A figure with its interval."""
+    """A score with its confidence interval."""
 
     value: float
     low: float
@@ -188,7 +188,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a stitching layer was fitted; most of it is shown as it is."""
+    """Recipe of the fit of a stitching layer; most fields are only displayed."""
 
     matcher: Named | None = field(default=None, metadata=SPARSE)
     versions: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
@@ -198,7 +198,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtefactRecord:
-    """What models and stitchers record, with the digests of their files."""
+    """Common record of models and stitchers, with the digests of their files."""
 
     requires: tuple[Requirement, ...] | None = None
     manifest: Mapping[str, str] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class ArtefactRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecord(ArtefactRecord):
-    """The config of a stitched model. A config without parts is that of a model not built yet."""
+    """The config of a stitched model; without parts for a model that is not built yet."""
 
     source: HalfRecord | None = None
     target: HalfRecord | None = None
@@ -236,12 +236,12 @@ class ModelRecord(ArtefactRecord):
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     sep_token_id: int | None = None
-    others: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)  # StitchConfig names those it does not know
+    others: dict[str, Any] = field(default_factory=dict, metadata=OTHERS)  # StitchConfig warns of unknown keys
 
 
 @dataclass(frozen=True)
 class EndRecord:
-    """A network of a stitcher; if it is a stitched model itself, with the stitcher of that."""
+    """A network of a stitcher; for a stitched model, with its stitcher."""
 
     reference: ModelReference
     layer: str
@@ -260,23 +260,23 @@ class StitcherRecord(ArtefactRecord):
 
 @dataclass(frozen=True)
 class TensorOutline:
-    """The shape of a tensor that stands in for the output of a module, and its dtype."""
+    """Shape and dtype of a tensor that replaces the output of a module."""
 
     dims: tuple[tuple[Natural, Natural, Natural, Natural], ...]
     dtype: Literal["cut"] | Dtype
 
 
-def _check_outline(found: Any, at: Place) -> None:
-    """Check the outline of the output of a module: an object whose only key is the kind of the output."""
+def _check_outline(outline: Any, at: Place) -> None:
+    """Check the outline of a module's output: an object with the kind of the output as its only key."""
     kinds = {"tensor": TensorOutline, "argument": tuple[int | str, ...], "value": Any}
     kinds |= {"tuple": tuple[Any, ...], "list": tuple[Any, ...], "dict": Mapping[str, Any]}
-    if not isinstance(found, Mapping) or len(found) != 1 or next(iter(found)) not in kinds:
-        raise at.wrong(f"an object with one of {', '.join(kinds)}", found)
-    ((kind, content),) = found.items()
+    if not isinstance(outline, Mapping) or len(outline) != 1 or next(iter(outline)) not in kinds:
+        raise at.wrong(f"an object with one of {', '.join(kinds)}", outline)
+    ((kind, content),) = outline.items()
     read(kinds[kind], content, at / kind)
     if kind in ("tuple", "list", "dict"):
-        for key, each in content.items() if kind == "dict" else enumerate(content):
-            _check_outline(each, at / kind / key)
+        for key, part in content.items() if kind == "dict" else enumerate(content):
+            _check_outline(part, at / kind / key)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -292,9 +292,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def check_counts(record: Any, where: str) -> None:
-    """Check that no number of layers or classes is larger than in any network, as it is in a broken file.
+    """Raise an error for implausible numbers of layers or classes, as in damaged files.
 
-    Other sizes need no bound: a network is built without memory, and compared with the headers of the files.
+    Other sizes do not require a bound: networks are built without memory, and compared with the headers of the files.
     """
     in_all: Counter[str] = Counter()
     for key, value in nested(record, where, MOST_VALUES, FREE):
@@ -302,44 +302,44 @@ def check_counts(record: Any, where: str) -> None:
             in_all[key] += max(value, 0)  # type: ignore[assignment]  # lists may contain fractions
             for names, most in ((LAYERS, MOST), (LABELS, MOST_LABELS)):
                 if (value > most or in_all[key] > most * IN_ALL) and names.search(key):
-                    found = f"{value}" if value > most else f"{in_all[key]} in all"
+                    got = f"{value}" if value > most else f"{in_all[key]} in all"
                     raise ValueError(
-                        f"{where} is damaged: {key} is {found}, and no network has more than {most}; {AGAIN}"
+                        f"{where} is damaged: {key} is {got}, and no network has more than {most}; {AGAIN}"
                     )
 
 
 def check_format(record: Mapping[str, Any], where: str) -> None:
-    """Check that this version reads the format of a record."""
-    found = record.get("format_version", 1)
-    if found not in (FORMAT, NEWEST):
+    """Raise an error if this version cannot read the format of a record."""
+    version = record.get("format_version", 1)
+    if version not in (FORMAT, NEWEST):
         raise ValueError(
-            f"{where} has format {found!r}, and this version reads {FORMAT} to {NEWEST}; "
-            + ("load and save it with hf-stitch 0.2" if found == 1 else "update hf-stitch to read it")
+            f"{where} has format {version!r}, but this version reads {FORMAT} to {NEWEST}; "
+            + ("load and save it with hf-stitch 0.2" if version == 1 else "update hf-stitch to read it")
         )
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read the config of a stitched model; that of another network is refused."""
+    """Read the config of a stitched model; raise an error for configs of other networks."""
     values = read_record(path)
     if (kind := values.get("model_type")) != MODEL_TYPE:
-        other = f"a {kind!r} model" if kind else "another network"
-        raise ValueError(f"{path} is the config of {other}, not of a stitched model")
+        owner = f"a {kind!r} model" if kind else "another network"
+        raise ValueError(f"{path} is the config of {owner}, not of a stitched model")
     return values
 
 
 def read_model(record: Any, where: str) -> dict[str, Any]:
-    """Check the record of a stitched model, and those of the stitched models of which its halves were cut."""
+    """Check the record of a stitched model and the nested records of its halves."""
     values = _read(ModelRecord, record, where)
     for side in SIDES:
         if values.get(side):
             _check_half(values[side], Place(where) / side)
     if values.get("source") and values.get("target") and values.get("stitch"):
         for side in SIDES:
-            have, want = values["stitch"][side], values[side]["cut"]["spec"]
-            if own := (values[side].get("reading") or {}).get("own"):
-                want = {**want, "width": want["width"] + own[-1]}
-            if have != want:
-                raise (Place(where) / "stitch" / side).wrong(f"the spec of the cut of the {side}, {want}", have)
+            spec, expected = values["stitch"][side], values[side]["cut"]["spec"]
+            if embedding := (values[side].get("reading") or {}).get("own"):
+                expected = {**expected, "width": expected["width"] + embedding[-1]}
+            if spec != expected:
+                raise (Place(where) / "stitch" / side).wrong(f"the spec of the cut of the {side}, {expected}", spec)
     return _with_task_of_head(values)
 
 
@@ -355,22 +355,22 @@ def _read(kind: type[ArtefactRecord], record: Any, where: str) -> dict[str, Any]
         if record.get("scores") == {}:
             record = {**record, "scores": None}
     try:
-        found = encode(read(kind, record, where))
+        fields = encode(read(kind, record, where))
     except UnknownNameError as error:
         check_requirements(record.get("requires") or (), where)
-        raise UnknownNameError(f"{where} names what is not installed: {error}") from error
-    return {key: value for key, value in found.items() if value or key in record}
+        raise UnknownNameError(f"{where} requires a method that is not installed: {error}") from error
+    return {key: content for key, content in fields.items() if content or key in record}
 
 
 def _check_half(half: dict[str, Any], at: Place) -> None:
     blueprint = half["blueprint"] or {}
-    if blueprint.get("library") == MODEL_TYPE:  # a stitched model itself
+    if blueprint.get("library") == MODEL_TYPE:  # a stitched model
         blueprint["config"] = read_model(blueprint.get("config"), str(at / "blueprint" / "config"))
     cut, plan, interface = half["cut"], half["plan"], half["interface"]
     for part in ("stubs", "after"):
-        for name, each in plan[part].items():
-            if each is not None or part == "stubs":
-                _check_outline(each, at / "plan" / part / name)
+        for name, outline in plan[part].items():
+            if outline is not None or part == "stubs":
+                _check_outline(outline, at / "plan" / part / name)
     axes, layout, entry = cut["axes"], cut["spec"]["layout"], plan["entry"]
     if axes and sorted(axes) != list(range(len(layout))):
         raise (at / "cut" / "axes").wrong(f"an order of the {len(layout)} axes of {layout}", axes)
@@ -396,7 +396,7 @@ def _check_half(half: dict[str, Any], at: Place) -> None:
 
 
 def _rank(outline: dict[str, Any], path: list[Any]) -> int | None:
-    """Return the number of axes of the tensor at a path in the output of a module; ``None`` if there is none."""
+    """Return the number of axes of the tensor at a path in a module's output; ``None`` without a tensor."""
     for key in path:
         ((kind, content),) = outline.items()
         parts = content if kind == "dict" else dict(enumerate(content)) if kind in ("tuple", "list") else {}
@@ -407,32 +407,32 @@ def _rank(outline: dict[str, Any], path: list[Any]) -> int | None:
 
 
 def _with_task_of_head(values: dict[str, Any]) -> dict[str, Any]:
-    """Name the task of a head for numbers or several classes, which versions up to 0.2 recorded as classification.
+    """Correct the task of regression and multi-label heads, which versions up to 0.2 recorded as classification.
 
-    Their scores are dropped: they are accuracies of a head that has none.
+    Their scores are dropped, because accuracies are not defined for these heads.
     """
     if values.get("task") not in registries.tasks or not registries.tasks.get(values["task"]).classifies:
         return values
     outputs = len(values.get("id2label") or ()) or values.get("num_labels")
-    found = task_of_problem(values["task"], values.get("problem_type") or (REGRESSION if outputs == 1 else None))
-    if found == values["task"]:
+    task = task_of_problem(values["task"], values.get("problem_type") or (REGRESSION if outputs == 1 else None))
+    if task == values["task"]:
         return values
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
-        recipe = {key: value for key, value in recipe.items() if key != "audit"}
-    return {**values, "task": found, "scores": None, "recipe": recipe}
+        recipe = {key: field for key, field in recipe.items() if key != "audit"}
+    return {**values, "task": task, "scores": None, "recipe": recipe}
 
 
 # -- halves of a config that was read ---------------------------------------------------------------------------------
 def chained(half: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the config of the stitched model of which a half was cut."""
+    """Return the config of the stitched model that a half was cut from; ``None`` for other networks."""
     blueprint = half["blueprint"] or {}
-    found: Mapping[str, Any] | None = blueprint["config"] if blueprint.get("library") == MODEL_TYPE else None
-    return found
+    config: Mapping[str, Any] | None = blueprint["config"] if blueprint.get("library") == MODEL_TYPE else None
+    return config
 
 
 def every_half(record: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the halves of a config, and those of the chains inside it."""
+    """Yield the halves of a config and of its nested configs."""
     for side in SIDES:
         yield record[side]
         if (inner := chained(record[side])) is not None:
@@ -440,7 +440,7 @@ def every_half(record: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def layer_name(module: str, record: Mapping[str, Any]) -> str:
-    """Return the name of a module of a stitched model as a layer: with the name that it has in its own network."""
+    """Return the layer name of a module of a stitched model: the side and the name in the original network."""
     side, _, rest = module.partition(".model.")
     if side not in SIDES or not rest:
         return module
@@ -452,11 +452,11 @@ def layer_name(module: str, record: Mapping[str, Any]) -> str:
 
 @contextmanager
 def built_from(where: str | Path) -> Iterator[None]:
-    """Name the record in errors of code that builds something from it."""
+    """Add the name of a record to errors during building from it."""
     try:
         yield
     except UnknownNameError as error:
-        raise UnknownNameError(f"{where} names what is not installed: {error}") from error
+        raise UnknownNameError(f"{where} requires a method that is not installed: {error}") from error
     except (AttentionError, PluginError):
         raise
     except Exception as error:
@@ -464,7 +464,7 @@ def built_from(where: str | Path) -> Iterator[None]:
 
 
 def damaged(where: str | Path, error: BaseException) -> ValueError:
-    """Create the error for a record from which no artefact could be built."""
+    """Create the error for a record that cannot be built."""
     return ValueError(
         f"{where} is damaged or was written by another version ({type(error).__name__}: {error}); {AGAIN}"
     )

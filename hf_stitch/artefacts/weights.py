@@ -1,6 +1,6 @@
-"""The weights of an artefact in safetensors: written, read strictly, and loaded onto several devices.
+"""The weights of artefacts in safetensors: writing, strict loading, and distribution over devices.
 
-Files may be untrusted. Sizes in a config are not used before they match the headers of the weights, and nothing is
+Files may be untrusted. Sizes in a config are used only after they match the headers of the weights, and nothing is
 unpickled.
 """
 
@@ -29,28 +29,28 @@ STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def ties(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the names of weights that are another one, with the same memory, and the first name of that one."""
+    """Return tied weights: name -> first name of the weight with the same memory."""
     first: dict[Any, str] = {}
-    found = {}
+    tied = {}
     for name, tensor in (weights.entries if isinstance(weights, State) else weights).items():
         if isinstance(tensor, Tensor) and not tensor.is_meta and tensor.numel():
             memory = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
             if first.setdefault(memory, name) != name:
-                found[name] = first[memory]
-    return found
+                tied[name] = first[memory]
+    return tied
 
 
 def share(model: nn.Module, tied: Mapping[str, str]) -> None:
-    """Let weights of a model be others of it, by their names, as :func:`ties` returns them."""
-    for name, kept in tied.items():
-        (place, _, key), (other, _, its) = name.rpartition("."), kept.rpartition(".")
-        setattr(model.get_submodule(place), key, getattr(model.get_submodule(other), its))
+    """Tie weights of a model, as returned by :func:`ties`."""
+    for name, first in tied.items():
+        (module, _, key), (first_module, _, first_key) = name.rpartition("."), first.rpartition(".")
+        setattr(model.get_submodule(module), key, getattr(model.get_submodule(first_module), first_key))
 
 
 def save_weights(
     weights: Mapping[str, Tensor], folder: Path, max_shard_size: str | int, tied: Mapping[str, str]
 ) -> None:
-    """Write weights as safetensors, split into several files if they are large; one file is in memory at a time."""
+    """Write weights as safetensors, split into shards if they are large; one shard is in memory at a time."""
     written = {name: tensor for name, tensor in described(weights).items() if name not in tied}
     plan = split_torch_state_dict_into_shards(written, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():
@@ -69,7 +69,7 @@ def described(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy weights that share memory, because a file cannot hold them."""
+    """Copy weights that share memory, because a file cannot contain shared memory."""
     seen: set[int] = set()
     for name, tensor in weights.items():
         key = tensor.untyped_storage().data_ptr()
@@ -82,7 +82,7 @@ def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def load_strictly(model: nn.Module, files: list[Path], tied: Mapping[str, str] | None = None) -> None:
     """Load safetensors into a model without weights. Names and shapes must match exactly; dtypes are as saved.
 
-    Headers are compared before any weight is read.
+    Headers are checked before any weight is read.
     """
     state: dict[str, Tensor] = {}
     for file, names in check_headers(model, files, tied or {}).items():
@@ -92,45 +92,43 @@ def load_strictly(model: nn.Module, files: list[Path], tied: Mapping[str, str] |
 
 
 def check_headers(model: nn.Module, files: list[Path], tied: Mapping[str, str]) -> dict[Path, list[str]]:
-    """Compare the headers of safetensors with a model; no weight is read."""
+    """Check the headers of safetensors against a model, without reading weights; return the weight names by file."""
     expected = model.state_dict()
-    place: dict[str, Path] = {}
-    others: dict[str, list[str]] = defaultdict(list)
-    for name, kept in tied.items():
-        others[kept].append(name)
+    file_of: dict[str, Path] = {}
+    tied_names: dict[str, list[str]] = defaultdict(list)
+    for name, saved in tied.items():
+        tied_names[saved].append(name)
     for file in files:
         try:
             with safe_open(file, framework="pt") as weights:
-                for kept in weights.keys():  # noqa: SIM118 - not a mapping
-                    for name in (kept, *others[kept]):
-                        if name in place:
-                            raise ValueError(f"{file} and {place[name].name} both contain {name!r}; {AGAIN}")
-                        place[name] = file
-                        _check_header(file, name, expected.get(name), weights.get_slice(kept))
+                for saved in weights.keys():  # noqa: SIM118 - not a mapping
+                    for name in (saved, *tied_names[saved]):
+                        if name in file_of:
+                            raise ValueError(f"{file} and {file_of[name].name} both contain {name!r}; {AGAIN}")
+                        file_of[name] = file
+                        _check_header(file, name, expected.get(name), weights.get_slice(saved))
         except ValueError:
             raise
         except Exception as error:
             raise _unreadable(file, error) from error
-    missing = sorted(expected.keys() - place.keys())
+    missing = sorted(expected.keys() - file_of.keys())
     if missing:
         raise ValueError(
             f"{files[0].parent} lacks {len(missing)} weights of the model in its config: {', '.join(missing[:5])}"
         )
-    if lost := sorted(others.keys() - place.keys()):
-        raise ValueError(
-            f"{files[0].parent} has no weight {lost[0]!r}, which tied_weights in its config names; {AGAIN}"
-        )
-    return {file: [name for name in place if place[name] == file] for file in files}
+    if lost := sorted(tied_names.keys() - file_of.keys()):
+        raise ValueError(f"{files[0].parent} lacks the weight {lost[0]!r} in tied_weights of its config; {AGAIN}")
+    return {file: [name for name in file_of if file_of[name] == file] for file in files}
 
 
 def read_weights(file: Path, names: Iterable[str], tied: Mapping[str, str]) -> dict[str, Tensor]:
     """Read weights of a file into memory."""
     try:
         with safe_open(file, framework="pt") as weights:
-            # Copied: the alignment of memory-mapped weights varies, and the rounding of convolutions with it.
-            wanted = {name: tied.get(name, name) for name in names}
-            read = {kept: weights.get_tensor(kept).clone() for kept in set(wanted.values())}
-            return {name: read[kept] for name, kept in wanted.items()}
+            # Copied, because the alignment of memory-mapped weights varies, and with it the rounding of convolutions.
+            saved_names = {name: tied.get(name, name) for name in names}
+            tensors = {saved: weights.get_tensor(saved).clone() for saved in set(saved_names.values())}
+            return {name: tensors[saved] for name, saved in saved_names.items()}
     except Exception as error:
         raise _unreadable(file, error) from error
 
@@ -138,11 +136,11 @@ def read_weights(file: Path, names: Iterable[str], tied: Mapping[str, str]) -> d
 def _check_header(file: Path, name: str, expected: Tensor | None, header: Any) -> None:
     shape, dtype = tuple(header.get_shape()), header.get_dtype()
     if expected is None or tuple(expected.shape) != shape:
-        want = "no such weight" if expected is None else f"shape {tuple(expected.shape)}"
-        raise ValueError(f"{file} and its config disagree about {name!r}: expected {want}, found shape {shape}")
+        wanted_shape = "no such weight" if expected is None else f"shape {tuple(expected.shape)}"
+        raise ValueError(f"{file} and its config disagree about {name!r}: expected {wanted_shape}, got shape {shape}")
     if expected.is_floating_point() != dtype.startswith(("F", "BF")):
         raise ValueError(
-            f"{file} and its config disagree about {name!r}: expected {expected.dtype}, found {dtype}; {AGAIN}"
+            f"{file} and its config disagree about {name!r}: expected {expected.dtype}, got {dtype}; {AGAIN}"
         )
 
 
@@ -157,18 +155,18 @@ def load_placed(
     max_memory: Mapping[int | str, int | str] | None,
     tied: Mapping[str, str],
 ) -> None:
-    """Load safetensors into a model without weights, and let accelerate move them.
+    """Load safetensors into a model without weights, and distribute them with accelerate.
 
-    Weights that are mapped to the disk stay in these files, which must not change afterwards; they are read when their
-    module runs. Nothing is written.
+    Weights on the disk stay in these files and are read when their module runs; the files must not change afterwards.
+    Nothing is written.
     """
     from accelerate import dispatch_model, infer_auto_device_map
     from accelerate.utils import check_device_map, get_balanced_memory
 
     contents = check_headers(model, files, tied)
     dtypes = {name: dtype for file in files for name, dtype in _dtypes(file).items()}
-    dtypes |= {name: dtypes[kept] for name, kept in tied.items()}
-    empty = {name: value.to("meta", dtypes[name]) for name, value in model.state_dict().items()}
+    dtypes |= {name: dtypes[saved] for name, saved in tied.items()}
+    empty = {name: weight.to("meta", dtypes[name]) for name, weight in model.state_dict().items()}
     model.load_state_dict(empty, strict=True, assign=True)
     chosen: dict[str, Any]
     if isinstance(device_map, str):
@@ -180,15 +178,14 @@ def load_placed(
     else:
         chosen = dict(device_map)
     check_device_map(model, chosen)
-    places = {name: _device_of(name, chosen) for name in empty}
-    places |= {
-        name: "cpu" for name, _ in model.named_buffers() if places.get(name) == "disk"
-    }  # hooks move only weights
+    devices = {name: _device_of(name, chosen) for name in empty}
+    # Hooks move only weights.
+    devices |= {name: "cpu" for name, _ in model.named_buffers() if devices.get(name) == "disk"}
     for file, names in contents.items():
-        here = [name for name in names if places[name] != "disk"]
-        found = {name: value.to(places[name]) for name, value in read_weights(file, here, tied).items()}
-        model.load_state_dict(found, strict=False, assign=True)
-    share(model, {name: kept for name, kept in tied.items() if places[name] == places[kept] != "disk"})
+        in_memory = [name for name in names if devices[name] != "disk"]
+        placed = {name: weight.to(devices[name]) for name, weight in read_weights(file, in_memory, tied).items()}
+        model.load_state_dict(placed, strict=False, assign=True)
+    share(model, {name: saved for name, saved in tied.items() if devices[name] == devices[saved] != "disk"})
     index = {
         name: {
             "safetensors_file": str(file),
@@ -197,28 +194,28 @@ def load_placed(
         }
         for file, names in contents.items()
         for name in names
-        if places[name] == "disk"
+        if devices[name] == "disk"
     }
     main = "cpu" if set(map(str, chosen.values())) <= {"cpu", "disk"} else None
     dispatch_model(model, chosen, main_device=main, offload_index=index or None, force_hooks=True)
 
 
 def whole_blocks(model: nn.Module) -> list[str]:
-    """Return the classes of modules that must not be distributed over several devices, of all networks in a model."""
+    """Return the module classes in a model that must not be split over devices."""
     named = (getattr(module, "_no_split_modules", None) or () for module in model.modules() if module is not model)
     return sorted({"StitchingLayer", *(name for names in named for name in names)})
 
 
 def _dtypes(file: Path) -> dict[str, torch.dtype]:
     with safe_open(file, framework="pt") as weights:
-        found = {}
+        dtypes = {}
         for name in weights.keys():  # noqa: SIM118 - not a mapping
             part = weights.get_slice(name)
-            found[name] = (part[:0] if part.get_shape() else weights.get_tensor(name)).dtype
-        return found
+            dtypes[name] = (part[:0] if part.get_shape() else weights.get_tensor(name)).dtype
+        return dtypes
 
 
 def _device_of(name: str, device_map: Mapping[str, Any]) -> Any:
-    """Return the device of the innermost module of the map that contains a weight."""
+    """Return the device of a weight: the device of its innermost module in the map."""
     inside = [module for module in device_map if not module or name == module or name.startswith(f"{module}.")]
     return device_map[max(inside, key=len)]

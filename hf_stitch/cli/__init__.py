@@ -25,7 +25,7 @@ __all__ = ["app", "main"]
 
 
 class _Listed(TyperCommand):
-    """A command that is imported when it runs; until then, only its summary is known."""
+    """Command that is imported when it runs, with only its summary before."""
 
     def __init__(self, name: str) -> None:
         entry = registries.commands.entry(name)
@@ -40,22 +40,22 @@ class _Listed(TyperCommand):
 
 def command_of(name: str) -> Any:
     """Import a command."""
-    found: Any = registries.commands.get(name)
-    registries.commands.check_kind(name, found)
-    alone = found
-    if not isinstance(found, typer.Typer):
+    registered: Any = registries.commands.get(name)
+    registries.commands.check_kind(name, registered)
+    alone = registered
+    if not isinstance(registered, typer.Typer):
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        paragraphs = (inspect.getdoc(found) or "").split("\n\n")  # each is broken into lines by the width of its reader
-        alone.command(name, help="\n\n".join(" ".join(each.split()) for each in paragraphs))(found)
+        paragraphs = (inspect.getdoc(registered) or "").split("\n\n")  # each is wrapped to the terminal width
+        alone.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(registered)
     command: Any = get_command(alone)
     command.name = name
     return command
 
 
 class _Group(TyperGroup):
-    """A command group of all registered commands, of which the one that runs is imported.
+    """Command group of all registered commands, which only imports the command to run.
 
-    It prints warnings and errors as one line; an error as a traceback with ``--debug``.
+    It prints warnings and errors as one line; with ``--debug``, errors as a traceback.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -66,7 +66,7 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in registries.commands and (hint := hint_for("commands", args[0])):
-            ctx.fail(f"There is no command {args[0]!r} here; {hint}.")
+            ctx.fail(f"Unknown command {args[0]!r}; {hint}.")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -117,8 +117,8 @@ def hf_stitch(
             "--plugin",
             callback=_load_plugins,
             is_eager=True,
-            help="Python file that registers methods, run before the command; it can be repeated. It may do whatever "
-            "Python can: name only files that you trust.",
+            help="Python file that registers methods, run before the command. Repeatable. It can run any code: pass "
+            "only files that you trust.",
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,

@@ -1,4 +1,4 @@
-"""``hf-stitch push`` and ``hf-stitch pull``, and loading of saved artefacts, whichever of the two kinds they are."""
+"""``hf-stitch push`` and ``hf-stitch pull``, and loading of stitchers and stitched models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def push(
     ],
     private: Annotated[
         bool | None,
-        typer.Option("--private/--public", help="Visibility of a new one.", show_default="the setting of the owner"),
+        typer.Option("--private/--public", help="Visibility if new.", show_default="the setting of the owner"),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, created if absent.", show_default="main")] = None,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
@@ -77,9 +77,9 @@ def read(folder: Path) -> Stitcher | StitchedModel:
 
 
 def attach(name: str, shared: Shared, argument: str, parents: Mapping[str, Any]) -> StitchedModel:
-    """Load a stitched model, or attach a stitcher to the networks that are given or that it names.
+    """Load a stitched model, or attach a stitcher to the passed networks or the networks that it names.
 
-    Those of ``parents`` that are neither given nor named are wrong usage.
+    Missing networks are usage errors.
     """
     from hf_stitch.artefacts import StitchedModel, Stitcher
 
@@ -89,18 +89,17 @@ def attach(name: str, shared: Shared, argument: str, parents: Mapping[str, Any])
         stitcher = Stitcher.from_pretrained(name)
         for side, network in parents.items():
             _require(f"--{side}", network or getattr(stitcher, side).id)
-        found = stitcher.attach(**parents, **options)
+        stitched = stitcher.attach(**parents, **options)
     else:
-        found = StitchedModel.from_pretrained(name, **options)
+        stitched = StitchedModel.from_pretrained(name, **options)
         if "target" in parents:
-            _require("--target", parents["target"] or (found.config.target or {})["reference"]["id"])
-    return found if place is None else found.to(place)  # type: ignore[arg-type]
+            _require("--target", parents["target"] or (stitched.config.target or {})["reference"]["id"])
+    return stitched if place is None else stitched.to(place)  # type: ignore[arg-type]
 
 
 def _require(option: str, network: Any) -> None:
     if network is None or (isinstance(network, str) and is_function(network)):
         raise typer.BadParameter(
-            "is required: this network came from a local folder or a file of code, which artefacts neither record nor "
-            "run; name it again",
+            "is required, because artefacts neither record local folders nor run files of code; pass the network again",
             param_hint=option,
         )

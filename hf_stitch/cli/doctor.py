@@ -1,4 +1,4 @@
-"""``hf-stitch doctor``: where a network can be cut and how to fix it; without a network, whether hf-stitch works."""
+"""``hf-stitch doctor``: diagnosis of the cuts of a network, or of the installation."""
 
 from __future__ import annotations
 
@@ -27,41 +27,40 @@ from hf_stitch.plugins import installed as of_plugins, normalized
 from hf_stitch.registry import registries
 
 OPTIONAL = ("sentence-transformers", "peft", "torchvision", "evaluate", "matplotlib")
-"""Distributions that are listed if they are installed."""
+"""Optional distributions, listed if installed."""
 
 
 def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
-            help=f"Network: {NAMES}. Without it, "
-            "installed versions are compared with the tested ones, and a self-test runs."
+            help=f"Network: {NAMES}. Without a network, compare installed with tested versions, and run a self-test."
         ),
     ] = None,
     task: Task = None,
     content: Annotated[
         str | None,
         typer.Option(
-            help="The input that must pass through the cut, if there are several: decoder_input_ids for the decoder of "
-            "an encoder-decoder."
+            help="Input that must pass through the cut, for networks with several inputs: decoder_input_ids for the "
+            "decoder of an encoder-decoder."
         ),
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Use random weights, without a download.")] = False,
+    random: Annotated[bool, typer.Option("--random", help="Use random weights instead of a download.")] = False,
     device: Device = None,
     dtype: Dtype = None,
     json: AsJson = False,
 ) -> None:
-    """Report which layers of a network can be cut, which cannot and why, and how to make it work.
+    """Report which layers of a network can be cut, which cannot and why, and how to fix this.
 
-    Without a network, show installed versions beside tested ones, and test hf-stitch on tiny networks, without
-    downloads. An issue report begins with this output.
+    Without a network, compare installed with tested versions, and test hf-stitch on tiny networks, without downloads.
+    Include this output in issue reports.
 
-    The exit code is 1 if the network has no cut, a part of the self-test fails or a requirement is not met.
+    The exit code is 1 if the network cannot be cut, a part of the self-test fails or a requirement is not met.
     """
     output = Output(json)
     if model is None:
         if task or content or random or device or dtype:
-            raise typer.BadParameter("--task, --content, --random, --device and --dtype need a network: name one")
+            raise typer.BadParameter("--task, --content, --random, --device and --dtype require a network")
         _examine_installation(output)
         return
 
@@ -74,17 +73,17 @@ def doctor(
     if functions.is_function(model):
         network, options = functions.network_of(model, options)
     with _quiet():
-        found = diagnose(network, task=task, content=content, device=place, **options)
+        report = diagnose(network, task=task, content=content, device=place, **options)
     if network is not model:
-        found = replace(found, model=functions.shown(model))
-    output.show(found)
-    output.record(found.to_dict())
-    if not found.cuts:
+        report = replace(report, model=functions.shown(model))
+    output.show(report)
+    output.record(report.to_dict())
+    if not report.cuts:
         raise typer.Exit(1)
 
 
 def _examine_installation(output: Output) -> None:
-    """Show the versions before the libraries are imported, because that can fail or end the process."""
+    """Show the versions before importing the libraries, because imports can fail or end the process."""
     rows, system = installed_versions(), f"Python {platform.python_version()} on {platform.platform()}"
     table = Table("", "installed", "tested", "status", caption=system, caption_justify="left")
     for row in rows:
@@ -93,7 +92,7 @@ def _examine_installation(output: Output) -> None:
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     left = Path(os.environ.get("HF_STITCH_CACHE") or f"{caches}/hf-stitch").expanduser()
     if any(left.glob("*.safetensors")):
-        output.show(f"{left} contains activations that an earlier version kept and nothing reads now: delete it")
+        output.show(f"{left} contains unused activations of an earlier version: delete it")
 
     def show(name: str, error: str) -> None:
         output.show(f"{name}: {f'failed, {error}' if error else 'passed'}")
@@ -103,7 +102,7 @@ def _examine_installation(output: Output) -> None:
             from hf_stitch.selftest import self_test
 
             parts = self_test(show)
-    except Exception as error:  # a library that is missing or broken can raise anything
+    except Exception as error:  # a missing or broken library can raise any error
         parts = {"import the libraries": " ".join(f"{type(error).__name__}: {error}".split())}
         show(*next(iter(parts.items())))
     unmet = [shlex.quote(row.name + row.required) for row in rows if not row.is_met]
@@ -125,7 +124,7 @@ def _examine_installation(output: Output) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the log and the progress bars of transformers, which would bury the report."""
+    """Silence the log and the progress bars of transformers."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -141,21 +140,21 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Installed:
-    """A distribution and its version."""
+    """Distribution with its versions."""
 
     name: str
-    installed: str  # installed version; empty if it is missing
-    tested: str = ""  # version with which hf-stitch was tested; empty if there is none
-    required: str = ""  # bounds that hf-stitch sets, for example >=5.10; empty if it sets none
+    installed: str  # installed version; empty if missing
+    tested: str = ""  # version tested with hf-stitch; empty without one
+    required: str = ""  # bounds set by hf-stitch, for example >=5.10; empty without bounds
 
     @property
     def is_met(self) -> bool:
-        """Whether it is installed, in a version that hf-stitch accepts."""
+        """Whether a version that hf-stitch accepts is installed."""
         return bool(self.installed) and SpecifierSet(self.required).contains(self.installed, prereleases=True)
 
     @property
     def status(self) -> str:
-        """What the versions tell; local parts do not count: ``2.15.0+cu132`` is 2.15.0."""
+        """Comparison of the versions, ignoring local parts: ``2.15.0+cu132`` is 2.15.0."""
         if not self.is_met:
             return f"outside of {self.required}" if self.installed else "missing"
         if not self.tested:
@@ -165,20 +164,20 @@ class Installed:
 
 
 def read_tested(package: Path = Path(__file__).parents[1]) -> dict[str, str]:
-    """Read the versions with which hf-stitch was tested, from its distribution or its checkout."""
+    """Read the tested versions from the distribution or checkout of hf-stitch."""
     for place in (package / "tested.txt", package.parent / "requirements" / "tested.txt"):
         if place.is_file():
             lines = (line.partition("#")[0].strip() for line in place.read_text(encoding="utf-8").splitlines())
-            pins = [each for each in map(Requirement, filter(None, lines)) if _applies(each)]
-            return {normalized(each.name): next(iter(each.specifier)).version for each in pins}
+            pins = [pin for pin in map(Requirement, filter(None, lines)) if _applies(pin)]
+            return {normalized(pin.name): next(iter(pin.specifier)).version for pin in pins}
     return {}
 
 
 def installed_versions() -> list[Installed]:
-    """List hf-stitch, its requirements, and optional libraries and plugins that are installed."""
-    tested, present = read_tested(), {normalized(each.name): each.version for each in metadata.distributions()}
+    """List hf-stitch, its requirements, and installed optional libraries and plugins."""
+    tested, present = read_tested(), {normalized(d.name): d.version for d in metadata.distributions()}
     declared = map(Requirement, metadata.requires("hf-stitch") or () if "hf-stitch" in present else ())
-    required = {normalized(each.name): str(each.specifier) for each in declared if _applies(each)}
+    required = {normalized(r.name): str(r.specifier) for r in declared if _applies(r)}
     of_kinds = {
         normalized(entry.distribution[0]) for kind in registries for entry in of_plugins(kind) if entry.distribution
     }

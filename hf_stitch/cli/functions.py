@@ -1,6 +1,6 @@
-"""Networks of user code on the command line: ``mine.py:small``, a function of a Python file that returns one.
+"""Networks of user code on the command line: ``mine.py:small`` is a function in a Python file that returns a network.
 
-Only names that somebody types are run. Names in records go to :func:`hf_stitch.load`, which refuses them.
+Only names on the command line are run. Names in records are passed to :func:`hf_stitch.load`, which rejects them.
 """
 
 from __future__ import annotations
@@ -32,65 +32,65 @@ if TYPE_CHECKING:
 RETURNS = "the network (an nn.Module), (network, processor), or the result of hf_stitch.load(network, …)"
 
 _RUN: dict[tuple[Path, str], ModuleType] = {}
-"""Path and hash of the files that have run -> module."""
+"""Path and hash of files that have run -> module."""
 
 _BESIDE: dict[str, Path] = {}
-"""Modules that files have imported from their folder -> the folder."""
+"""Modules that files have imported from their own folder -> the folder."""
 
 
 def is_function(name: str) -> bool:
-    """Return whether a name is that of a function of a file, as ``mine.py:small``."""
+    """Return whether a name refers to a function in a file, for example ``mine.py:small``."""
     return FUNCTION.fullmatch(name) is not None and not Path(name).is_dir()
 
 
 def check_artefact(name: str, argument: str) -> None:
-    """Check that a name is not that of a function of a file, where a stitched model or a stitcher is expected."""
+    """Raise an error if a name refers to a function in a file instead of a stitched model or a stitcher."""
     if is_function(name):
         raise typer.BadParameter(
-            f"{shown(name)} is a network, and a stitched model or a stitcher is expected; hf-stitch layers and doctor "
-            "describe networks",
+            f"must be a stitched model or a stitcher, got the network {shown(name)}; use hf-stitch layers or doctor "
+            "for networks",
             param_hint=argument,
         )
 
 
 def shown(name: str) -> str:
-    """Return the name of a network in results: that of a file or folder without its path, as far as it tells apart."""
-    given = [re.sub(r"^--[\w-]+=", "", each) for each in GIVEN.get()]
-    paths = [each for each in (*given, name) if is_function(each) or Path(each).is_absolute()]
-    places = {each: os.path.abspath(Path(each).expanduser()) for each in paths}
+    """Return the name of a network in results; files and folders have the shortest distinct path."""
+    arguments = [re.sub(r"^--[\w-]+=", "", argument) for argument in GIVEN.get()]
+    paths = [argument for argument in (*arguments, name) if is_function(argument) or Path(argument).is_absolute()]
+    places = {argument: os.path.abspath(Path(argument).expanduser()) for argument in paths}
     return short_names(places.values())[places[name]] if name in places else name
 
 
 def network_of(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Run the function of a file, and return what :func:`hf_stitch.load` takes: the network, and a processor."""
+    """Run the function in a file, and return arguments of :func:`hf_stitch.load`: the network, and a processor."""
     if options:
         raise typer.BadParameter(
-            f"{shown(name)} makes its network itself: do this in the function",
+            f"does not apply to {shown(name)}; set it in the function",
             param_hint=", ".join("--random" if option == "pretrained" else f"--{option}" for option in options),
         )
     file, _, function = name.rpartition(":")
     place, name = Path(file).expanduser().resolve(), shown(name)
     if not place.is_file():
-        raise FileNotFoundError(f"no file {file!r}: name a Python file and a function in it, as mine.py:small")
+        raise FileNotFoundError(f"no file {file!r}; pass a Python file and a function in it, for example mine.py:small")
     with _importing_from(place.parent):
         module = _module(place)
-        made = _called(vars(module), function, name, place)
+        network = _called(vars(module), function, name, place)
     processor: dict[str, Any] = {}
-    if isinstance(made, tuple) and len(made) == 2:
-        made, processor = made[0], {"processor": made[1]}
-    if made is None or isinstance(made, (tuple, str, os.PathLike)):
-        what = f"a tuple of {len(made)}" if isinstance(made, tuple) else visible(repr(made))
-        raise ValueError(f"{name} must return {RETURNS}; it returned {what}")
-    return made, processor
+    if isinstance(network, tuple) and len(network) == 2:
+        network, processor = network[0], {"processor": network[1]}
+    if network is None or isinstance(network, (tuple, str, os.PathLike)):
+        description = f"a tuple of {len(network)}" if isinstance(network, tuple) else visible(repr(network))
+        raise ValueError(f"{name} must return {RETURNS}, got {description}")
+    return network, processor
 
 
 def load(name: str, task: str | None, options: dict[str, Any]) -> Adapter:
-    """Load the network that a function of a file returns, under the name of the function: see :func:`network_of`."""
+    """Load the network that a function in a file returns, under the name of the function (:func:`network_of`)."""
     import hf_stitch
 
-    made, processor = network_of(name, options)
+    network, processor = network_of(name, options)
     try:
-        adapter = hf_stitch.load(made, task=task, **processor)
+        adapter = hf_stitch.load(network, task=task, **processor)
     except TypeError as error:
         raise ValueError(f"{shown(name)} must return {RETURNS}: {error}") from error
     except ValueError as error:
@@ -102,11 +102,11 @@ def load(name: str, task: str | None, options: dict[str, Any]) -> Adapter:
 
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """Let a file import what is beside it, before anything else of the same name as long as it runs, and after.
+    """Let a file import modules from its folder, with priority over other modules while it runs.
 
-    What other files have imported from beside them is forgotten, because it may have the same names.
+    Modules that other files have imported from their folders are dropped, because names may collide.
     """
-    for name in [name for name, other in _BESIDE.items() if other != folder]:
+    for name in [name for name, owner in _BESIDE.items() if owner != folder]:
         sys.modules.pop(name, None)
         del _BESIDE[name]
     before = {*sys.modules}
@@ -119,13 +119,13 @@ def _importing_from(folder: Path) -> Iterator[None]:
             sys.path.append(str(folder))
         for name in {*sys.modules} - before:
             module, place = sys.modules[name], folder.joinpath(*name.split("."))
-            found = {getattr(module, "__file__", None), *getattr(module, "__path__", ())}
-            if found & {f"{place}.py", str(place)}:
+            locations = {getattr(module, "__file__", None), *getattr(module, "__path__", ())}
+            if locations & {f"{place}.py", str(place)}:
                 _BESIDE[name] = folder
 
 
 def _module(place: Path) -> ModuleType:
-    """Run a file, once as long as it does not change."""
+    """Run a file, once for each version of its content."""
     code = place.read_bytes()
     key = place, hashlib.sha256(code).hexdigest()
     if key not in _RUN:
@@ -140,35 +140,35 @@ def _module(place: Path) -> ModuleType:
 
 
 def _called(module: dict[str, Any], function: str, name: str, place: Path) -> Any:
-    found = module.get(function)
+    target = module.get(function)
     if function not in module:
-        own = [key for key, each in module.items() if inspect.isfunction(each) and each.__globals__ is module]
-        near = did_you_mean(function, own)
+        defined = [key for key, member in module.items() if inspect.isfunction(member) and member.__globals__ is module]
+        near = did_you_mean(function, defined)
         raise ValueError(
-            f"{place.name} has no function {function!r}"
-            + (f"; did you mean {near!r}?" if near else f"; it has {', '.join(own) or 'none'}.")
-            + f" Define one that takes no arguments and returns {RETURNS}"
+            f"{place.name} does not define a function {function!r}"
+            + (f"; did you mean {near!r}?" if near else f"; it defines {', '.join(defined) or 'none'}.")
+            + f" Define a function without arguments that returns {RETURNS}"
         )
-    if not (inspect.isroutine(found) or inspect.isclass(found)):
+    if not (inspect.isroutine(target) or inspect.isclass(target)):
         raise ValueError(
-            f"{name} must be a function, got an object of type {type(found).__name__}: define one that takes no "
-            f"arguments and returns {RETURNS}"
+            f"{name} must be a function, got an object of type {type(target).__name__}; define a function without "
+            f"arguments that returns {RETURNS}"
         )
     try:
-        inspect.signature(found).bind()
+        inspect.signature(target).bind()
     except TypeError as error:
         raise ValueError(
-            f"{name} must be a function without arguments, got {function}{inspect.signature(found)}: define one that "
-            "calls it with its arguments, and name that"
+            f"{name} must be a function without arguments, got {function}{inspect.signature(target)}; pass a function "
+            "that calls it with its arguments"
         ) from error
     try:
-        return found()
+        return target()
     except (Exception, SystemExit) as error:
         raise ValueError(f"{name} raised an error: {_described(error, place)}") from error
 
 
 def _described(error: BaseException, place: Path) -> str:
-    """Return an error of a file, with the last line of the file that led to it."""
+    """Return an error from a file as text, with the last line of the file in its traceback."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(place)]
     where = f" ({place.name}, line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error}{where}. See the traceback with hf-stitch --debug"

@@ -1,4 +1,4 @@
-"""``hf-stitch layers``: the layers at which a network can be cut; of an artefact, its parents, recipe and scores."""
+"""``hf-stitch layers``: the cuts of a network, or the parents, recipe and scores of an artefact."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def layers(
     dtype: Dtype = None,
     json: AsJson = False,
 ) -> None:
-    """List the layers at which a network can be cut, with the layout and width of the activations.
+    """List the cuts of a network, with the layout and width of the activations.
 
-    Of a stitcher or a stitched model, show the parents, the recipe and the scores. No weights are downloaded; hf-stitch
-    doctor lists the layers of a stitched model.
+    For a stitcher or a stitched model, show the parents, the recipe and the scores, without downloading weights;
+    hf-stitch doctor lists the layers of a stitched model.
     """
     output = Output(json)
     if (folder := _artefact(model)) is not None:
@@ -47,46 +47,46 @@ def layers(
         output.record(_record_of(described))
         return
     adapter, name = load_network(model, device, dtype, task), shown(model)
-    found = list(map(adapter.cut_info, adapter.layers))
-    if not found:
+    cuts = list(map(adapter.cut_info, adapter.layers))
+    if not cuts:
         raise ValueError(
-            f"{model} cannot be cut between its blocks: the whole computation passes through none of its layers. "
-            f"Run hf-stitch doctor {model} for details"
+            f"{model} cannot be cut between its blocks, because every layer is bypassed. Run hf-stitch doctor {model} "
+            "for details"
         )
-    output.show(_table(name, found))
-    output.record({"model": name, "task": adapter.task, "layers": [_record(e) for e in found]})
+    output.show(_table(name, cuts))
+    output.record({"model": name, "task": adapter.task, "layers": [_record(cut) for cut in cuts]})
 
 
-def _table(model: str, found: list[CutInfo]) -> Table:
+def _table(model: str, cuts: list[CutInfo]) -> Table:
     table = Table("layer", "layout", title=f"Cuts of {model}", title_justify="left")
     for column in ("width", "grid", "cost before"):
         table.add_column(column, justify="right")
     for column in ("status", "plan"):
         table.add_column(column)
-    for e in found:
-        if e.spec is None:
-            table.add_row(e.layer, *[""] * 4, e.status, e.reason)
+    for cut in cuts:
+        if cut.spec is None:
+            table.add_row(cut.layer, *[""] * 4, cut.status, cut.reason)
             continue
-        grid = "×".join(map(str, e.spec.grid)) if e.spec.grid else "–"
-        prefix = f" +{e.spec.prefix_tokens}" if e.spec.prefix_tokens else ""
-        cost = "–" if e.cost is None else f"{e.cost:.0%}"
-        table.add_row(e.layer, e.spec.layout, str(e.spec.width), grid + prefix, cost, e.status, e.plan or "–")
+        grid = "×".join(map(str, cut.spec.grid)) if cut.spec.grid else "–"
+        prefix = f" +{cut.spec.prefix_tokens}" if cut.spec.prefix_tokens else ""
+        cost = "–" if cut.cost is None else f"{cut.cost:.0%}"
+        table.add_row(cut.layer, cut.spec.layout, str(cut.spec.width), grid + prefix, cost, cut.status, cut.plan or "–")
     return table
 
 
-def _record(e: CutInfo) -> dict[str, Any]:
-    return {key: value for key, value in asdict(e).items() if value != ""}
+def _record(cut: CutInfo) -> dict[str, Any]:
+    return {key: value for key, value in asdict(cut).items() if value != ""}
 
 
 def _artefact(name: str) -> Path | None:
-    """Return the folder of a stitcher or a stitched model, as far as its record goes; ``None`` for a network."""
+    """Return the folder of the record of a stitcher or a stitched model; ``None`` for a network."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if is_function(name):
             return None
         with suppress(ValueError, OSError):  # loading the network raises an error
-            if (found := ModelReference.parse(name)).library == HUB_DEFAULT:
-                folder = download(str(found.id), files=["stitcher.json", "config.json"], revision=found.revision)
+            if (parsed := ModelReference.parse(name)).library == HUB_DEFAULT:
+                folder = download(str(parsed.id), files=["stitcher.json", "config.json"], revision=parsed.revision)
     if (folder / "stitcher.json").is_file():
         return folder
     if not (config := folder / "config.json").is_file():
@@ -95,44 +95,44 @@ def _artefact(name: str) -> Path | None:
         return folder if dict(loads(config.read_bytes())).get("model_type") == "hf_stitch" else None
 
 
-def _record_of(found: Description) -> dict[str, Any]:
-    """Return the same record for both kinds of artefacts."""
+def _record_of(artefact: Description) -> dict[str, Any]:
+    """Return the record of a stitcher or a stitched model."""
     return {
-        "kind": "stitched model" if found.whole else "stitcher",
-        "source": {**found.source.to_dict(), "layer": found.source_layer},
-        "target": {**found.target.to_dict(), "layer": found.target_layer},
-        "stitch": found.stitch,
-        "recipe": found.recipe,
-        "scores": found.scores,
+        "kind": "stitched model" if artefact.whole else "stitcher",
+        "source": {**artefact.source.to_dict(), "layer": artefact.source_layer},
+        "target": {**artefact.target.to_dict(), "layer": artefact.target_layer},
+        "stitch": artefact.stitch,
+        "recipe": artefact.recipe,
+        "scores": artefact.scores,
     }
 
 
-def _evaluation(found: Description) -> Evaluation | None:
-    """Return the scores that the artefact was saved with, in the order of a card: a saved config is sorted by name."""
+def _evaluation(artefact: Description) -> Evaluation | None:
+    """Return the saved scores in the order of a model card, because a saved config is sorted by name."""
     from hf_stitch.analysis.evaluation import Evaluation
     from hf_stitch.artefacts.card import ordered
     from hf_stitch.artefacts.record import damaged
 
-    if not found.scores.get("scores"):
+    if not artefact.scores.get("scores"):
         return None
-    kept = {key: found.scores[key] for key in ("task", "n", "data", "scores") if key in found.scores}
+    record = {key: artefact.scores[key] for key in ("task", "n", "data", "scores") if key in artefact.scores}
     try:
-        scored = Evaluation.from_dict(kept)
+        scored = Evaluation.from_dict(record)
     except ValueError as error:
-        raise damaged("config.json" if found.whole else "stitcher.json", error) from error
+        raise damaged("config.json" if artefact.whole else "stitcher.json", error) from error
     return replace(scored, scores=ordered(vars(scored)))
 
 
-def _description(place: str, found: Description) -> Table:
+def _description(place: str, artefact: Description) -> Table:
     from hf_stitch.artefacts.card import recipe_rows
 
     table = Table("entry", "value", title_justify="left")
-    table.title = f"{place}: a {'stitched model' if found.whole else 'stitcher'}"
-    rows = recipe_rows(found)
+    table.title = f"{place}: a {'stitched model' if artefact.whole else 'stitcher'}"
+    rows = recipe_rows(artefact)
     for side, end, layer in (
-        ("source", found.source, found.source_layer), ("target", found.target, found.target_layer)
+        ("source", artefact.source, artefact.source_layer), ("target", artefact.target, artefact.target_layer)
     ):  # fmt: skip
-        name = end.id or end.summary or "a network that is not on the Hub"
+        name = end.id or end.summary or "a network outside the Hub"
         rows[side] = f"{name}{f' at {end.revision}' if end.revision else ''}, cut after {layer}"
     for name, value in rows.items():
         table.add_row(name, value.replace("`", ""))

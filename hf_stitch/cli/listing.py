@@ -1,4 +1,4 @@
-"""``hf-stitch list``: the built-in entries of a registry and those of plugins."""
+"""``hf-stitch list``: the built-in entries and plugins of a registry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hf_stitch.registry import Registry, UnknownNameError, registries
 
 BROKEN, BUILT_IN = "broken", "built-in"
 SECONDS = 60
-"""Time in which a plugin must be imported."""
+"""Time limit for the import of a plugin."""
 
 IMPORTING = """
 import json, sys
@@ -43,28 +43,27 @@ def listing(
         str, typer.Argument(metavar="KIND", callback=_known, help=f"Registry: one of {', '.join(registries)}.")
     ],
     check: Annotated[
-        bool, typer.Option("--check", help="Import each plugin in a process of its own, and show which are broken.")
+        bool, typer.Option("--check", help="Import each plugin in a separate process, and show which are broken.")
     ] = False,
     json: AsJson = False,
 ) -> None:
     """List the entries of a registry; metrics with direction, range, invariances and use.
 
-    Nothing is imported: of plugins, the list shows what their distributions state, and those that were built for
-    another contract as broken. With --check, each plugin is imported, and one that raises an error or takes too long
-    is listed as broken, too.
+    Plugins are not imported: the list shows the information in their distributions, and plugins for another contract as
+    broken. With --check, each plugin is imported, and listed as broken if it raises an error or takes too long.
     """
     output = Output(json)
     registry = registries[kind]
     entries = [_entry(registry, name) for name in registry]
     if check:
-        installed = [each for each in entries if registry.entry(each["name"]).distribution]
-        of_plugins = [each for each in installed if each["source"] != BROKEN]
+        installed = [entry for entry in entries if registry.entry(entry["name"]).distribution]
+        of_plugins = [entry for entry in installed if entry["source"] != BROKEN]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process
-            found = pool.map(lambda each: _in_a_process(kind, each["name"]), of_plugins)
-        for each, about in zip(of_plugins, found, strict=True):
-            each |= about
+            described = pool.map(lambda entry: _in_a_process(kind, entry["name"]), of_plugins)
+        for entry, about in zip(of_plugins, described, strict=True):
+            entry |= about
     table = _metrics(entries) if kind == "metrics" else _plain(kind, entries)
-    output.show(table if entries else f"no {kind} are registered")
+    output.show(table if entries else f"registry {kind} is empty")
     output.record(entries)
 
 
@@ -77,7 +76,7 @@ def _plain(kind: str, entries: list[dict[str, Any]]) -> Table:
 
 def _metrics(entries: list[dict[str, Any]]) -> Table:
     table = Table("metric", "more alike", "range", "unchanged by", "use", title="Metrics", title_justify="left")
-    table.caption = "with default options; name:key=value sets others, for example linear_cka:debiased=True"
+    table.caption = "with default options; set options with name:key=value, for example linear_cka:debiased=True"
     if any(not entry["direction"] for entry in entries):
         table.caption += "; --check shows the properties of metrics of plugins"
     for entry in entries:
@@ -92,25 +91,25 @@ def _metrics(entries: list[dict[str, Any]]) -> Table:
 
 
 def _entry(registry: Registry[Any], name: str) -> dict[str, Any]:
-    found = registry.entry(name)
-    entry: dict[str, Any] = {"name": name, "origin": found.origin, "source": found.source, "summary": found.summary}
+    listed = registry.entry(name)
+    entry: dict[str, Any] = {"name": name, "origin": listed.origin, "source": listed.source, "summary": listed.summary}
     if registry.kind == "metrics":
-        if found.distribution is not None:
+        if listed.distribution is not None:
             entry |= {"title": name, "direction": "", "range": [], "invariances": []}
         else:
-            entry |= _described(CATALOGUE[name]) if found.origin == BUILT_IN else imported(registry.kind, name)
-    return entry | {"source": BROKEN, "summary": found.problem} if found.problem else entry
+            entry |= _described(CATALOGUE[name]) if listed.origin == BUILT_IN else imported(registry.kind, name)
+    return entry | {"source": BROKEN, "summary": listed.problem} if listed.problem else entry
 
 
 def imported(kind: str, name: str) -> dict[str, Any]:
-    """Import an entry, and return what its class states."""
-    found: Any = registries[kind].get(name)
-    registries[kind].check_kind(name, found)
-    summary = (inspect.getdoc(found) or "").partition("\n")[0]
+    """Import an entry, and return the description in its class."""
+    method: Any = registries[kind].get(name)
+    registries[kind].check_kind(name, method)
+    summary = (inspect.getdoc(method) or "").partition("\n")[0]
     if kind != "metrics":
         return {"summary": summary}
-    invariances = getattr(found, "invariances", ())  # metrics of weights declare none
-    return _described(Described(found.title, found.higher_is_better, found.range, invariances, summary))
+    invariances = getattr(method, "invariances", ())  # metrics of weights do not declare them
+    return _described(Described(method.title, method.higher_is_better, method.range, invariances, summary))
 
 
 def _described(about: Described) -> dict[str, Any]:
@@ -121,12 +120,12 @@ def _described(about: Described) -> dict[str, Any]:
 
 
 def _in_a_process(kind: str, name: str) -> dict[str, Any]:
-    """Import an entry of a plugin in a child process, and return what its class states, or why it is broken."""
+    """Import an entry of a plugin in a child process, and return the description in its class, or the error."""
     call = [sys.executable, "-c", IMPORTING, kind, name]
     try:
         done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return {"source": BROKEN, "summary": f"importing it takes more than {SECONDS} seconds"}
+        return {"source": BROKEN, "summary": f"import takes more than {SECONDS} seconds"}
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"]
         return {"source": BROKEN, "summary": lines[-1].partition(": ")[2] or lines[-1]}

@@ -1,4 +1,4 @@
-"""The networks of the quickstart: a small ResNet and a small ViT, trained from scratch on 32 × 32 images."""
+"""Networks of the quickstart: a small ResNet and a small ViT, trained from scratch on 32 × 32 images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ARCHITECTURES: dict[str, Callable[[int, int], Adapter]] = {"cnn": residual_netwo
 
 
 def build(architecture: str, seed: int, samples: Samples) -> Adapter:
-    """Build a network with random weights for the given samples."""
+    """Build a network with random weights for samples."""
     image = next(samples.batches(1)).samples[0]
     torch.manual_seed(seed)
     return ARCHITECTURES[architecture](1 if image.mode == "L" else 3, samples.num_classes or 0)
@@ -57,7 +57,7 @@ def train(network: Adapter, samples: Samples, epochs: int, seed: int) -> Iterato
     model, inputs, labels = network.model, _inputs(network, samples), torch.tensor(samples.labels)
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
-    cuts = list(range(BATCH, len(labels) - 1, BATCH))  # BatchNorm takes no single sample: it joins the last batch
+    cuts = list(range(BATCH, len(labels) - 1, BATCH))  # a single sample joins the last batch, for BatchNorm
     steps = epochs * (len(cuts) + 1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
     for _ in range(epochs):

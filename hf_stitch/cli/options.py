@@ -1,4 +1,4 @@
-"""Options shared by several commands, and the functions that read the samples they select."""
+"""Options shared by several commands, and functions to read samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hf_stitch.data import Samples
 
 NAMES = "a Hub id (org/name, org/name@revision, timm/…), timm:name, a local folder, or file.py:function"
-"""What names a network."""
+"""Forms of the name of a network."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and everything else on stderr.")]
 DataDir = Annotated[
@@ -44,27 +44,25 @@ def _writable(path: Path | None) -> Path | None:
 
 Report = Annotated[
     Path | None,
-    typer.Option(
-        help="Write the result as one HTML page, which opens from the disk.", dir_okay=False, callback=_writable
-    ),
+    typer.Option(help="Write the result as one HTML page, which opens offline.", dir_okay=False, callback=_writable),
 ]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Options of every command that runs networks on samples, beside those of its verb."""
+    """Options of all commands that run networks on samples, in addition to the options of a verb."""
 
     data: Annotated[
         str | None,
         typer.Option(
-            help="Dataset: a Hub id, a local folder (of train.parquet, …, or one of images per class), or NAME:PLACE "
-            "of another source (hf-stitch list data), as sklearn:digits."
+            help="Dataset: a Hub id, a local folder (train.parquet, …, or a subfolder of images per class), or "
+            "NAME:PLACE of another source (hf-stitch list data), for example sklearn:digits."
         ),
     ] = None
     data_dir: DataDir = None
-    split: Annotated[str | None, typer.Option(help="Split of the dataset. Optional if there is only one.")] = None
+    split: Annotated[str | None, typer.Option(help="Split of the dataset. Optional for a single split.")] = None
     max_samples: Annotated[
-        int | None, typer.Option(min=1, help="Number of samples, drawn at random.", show_default="all")
+        int | None, typer.Option(min=1, help="Number of randomly drawn samples.", show_default="all")
     ] = None
     label: Annotated[
         str | None, typer.Option(help="Column of the labels.", show_default="found by its type or name")
@@ -91,16 +89,16 @@ class Shared:
         return load_network(name, self.device, self.dtype, self.task)
 
     def given(self, name: str | None) -> Adapter | str | None:
-        """Load a network of a file, and leave other names to what takes them and has options of its own."""
+        """Load a network from a function in a file, and return other names unchanged."""
         return load_network(name, self.device) if name is not None and functions.is_function(name) else name
 
     def read(self, split: str | None, count: int | None, seed: int) -> Samples:
-        """Read samples of a split of the dataset."""
+        """Read samples from a split of the dataset."""
         from hf_stitch.data import Samples, read_data
 
         data = str(self.data)
-        found = Samples.of(read_data(data, data_dir=self.data_dir, split=split), **self._columns)
-        return draw(found, count, seed, data)
+        samples = Samples.of(read_data(data, data_dir=self.data_dir, split=split), **self._columns)
+        return draw(samples, count, seed, data)
 
     def read_other(self, data: str, count: int | None, seed: int) -> Samples:
         """Read at most ``count`` samples of another dataset, ``name`` or ``name:split``; columns may be absent."""
@@ -112,8 +110,8 @@ class Shared:
             name, _, split = data.rpartition(":")
         table = read_data(name, data_dir=self.data_dir, split=split)
         columns = {role: column for role, column in self._columns.items() if column in table.column_names}
-        found = Samples.of(table, **columns)
-        return found if count is None else draw(found, min(count, len(found)), seed, name)
+        samples = Samples.of(table, **columns)
+        return samples if count is None else draw(samples, min(count, len(samples)), seed, name)
 
     @property
     def _columns(self) -> dict[str, str | None]:
@@ -143,7 +141,7 @@ def check_place(device: str | None, dtype: str | None) -> tuple[torch.device | N
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # by the build of torch
             reason = str(error).splitlines()[0]
             raise typer.BadParameter(
-                f"this machine has no device {device!r} that torch can use: {reason}", param_hint="--device"
+                f"torch cannot use device {device!r} on this machine: {reason}", param_hint="--device"
             ) from error
     if dtype is not None and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
         raise typer.BadParameter(
@@ -154,7 +152,7 @@ def check_place(device: str | None, dtype: str | None) -> tuple[torch.device | N
 
 
 def draw(samples: Samples, count: int | None, seed: int, data: str) -> Samples:
-    """Draw some of the samples at random, stratified by class."""
+    """Draw samples at random, stratified by class."""
     if count is not None and count > len(samples):
         raise ValueError(f"--max-samples must be at most {len(samples)}, the number of samples of {data}, got {count}")
     return samples if count in (None, len(samples)) else samples.split(count, seed)[1]

@@ -28,9 +28,9 @@ WIDE = 120
 
 
 class Output:
-    """Print tables and text on stdout, or on stderr with ``--json``, which reserves stdout for the record.
+    """Printer of tables and text on stdout, or on stderr with ``--json``, which reserves stdout for the record.
 
-    Of several processes, the first one prints.
+    With several processes, only the first process prints.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -39,19 +39,19 @@ class Output:
         if not self.console.is_terminal:
             self.console.width = WIDE
 
-    def show(self, shown: Any) -> None:
-        """Print a table or a text. Nothing in it is markup or commands the terminal."""
+    def show(self, content: Any) -> None:
+        """Print a table or a text, without interpreting markup or terminal control sequences."""
         if Processes.of(None).rank:
             return
-        self.console.print(Visible(shown), markup=False, soft_wrap=isinstance(shown, str))
+        self.console.print(Visible(content), markup=False, soft_wrap=isinstance(content, str))
 
     def record(self, record: Any) -> None:
-        """Print the record as JSON if ``--json`` was given."""
+        """Print the record as JSON if ``--json`` was passed."""
         if self.as_json and not Processes.of(None).rank:
             typer.echo(as_json(record))
 
     def report(self, results: Result | Iterable[Result], path: Path | None) -> None:
-        """Write the page of results, if one was asked for, with the command that makes it again."""
+        """Write the page of results to a path, if any, with the command that reproduces it."""
         if path is not None:
             from hf_stitch.reports import report
 
@@ -59,32 +59,32 @@ class Output:
             self.show(f"report {path}")
 
 
-def _shareable(given: list[str]) -> list[str]:
-    """Return the arguments of a command with short names of absolute paths, which tell who ran it."""
-    paths = {each: found[2] for each in given if (found := re.fullmatch(r"([^/]*[=:])?(/[^/].*)", each))}
+def _shareable(arguments: list[str]) -> list[str]:
+    """Return the arguments of a command with shortened absolute paths, which could identify the user."""
+    paths = {part: match[2] for part in arguments if (match := re.fullmatch(r"([^/]*[=:])?(/[^/].*)", part))}
     names = short_names(paths.values())
-    return [each.replace(paths[each], names[paths[each]]) if each in paths else each for each in given]
+    return [part.replace(paths[part], names[paths[part]]) if part in paths else part for part in arguments]
 
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Create a folder before any work, so that a place where this is impossible is an error at once.
+    """Create a folder before any work, so that an invalid place raises an error immediately.
 
-    If the work fails, folders that were created here are removed again, unless they contain something.
+    If the work fails, the created folders are removed, except folders with content.
     """
     created = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # one is not empty
+        with suppress(OSError):  # a folder is not empty
             for place in created:
                 place.rmdir()
         raise
 
 
 def save(result: Any, folder: Path, name: str, figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
-    """Save a result under a name, and its figures: file -> arguments of its ``plot``."""
+    """Save a result under a name, and its figures (file -> arguments of ``plot``)."""
     with replacing(folder) as fresh:
         result.save(fresh / name)
         for file, options in figures.items():

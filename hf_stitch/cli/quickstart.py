@@ -1,4 +1,4 @@
-"""``hf-stitch quickstart``: a complete stitching experiment in a few minutes, on real images and without downloads.
+"""``hf-stitch quickstart``: a complete stitching experiment in a few minutes, on real images, without downloads.
 
 Two seeds of a ResNet and two seeds of a ViT are trained, stitched at every depth, scored, saved and loaded again.
 """
@@ -37,13 +37,13 @@ def quickstart(
     dataset: Annotated[str, typer.Option(help="Labelled images with splits train and test.")] = "sklearn:digits",
     data_dir: DataDir = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.", min=1)] = 15,
-    max_samples: Annotated[int, typer.Option(help="Most training samples; of test samples, a quarter.", min=4)] = 4000,
+    max_samples: Annotated[int, typer.Option(help="Most training samples; a quarter for testing.", min=4)] = 4000,
     json: AsJson = False,
 ) -> None:
     """Train four small networks, stitch them at every depth and score the stitched networks."""
     import transformers
 
-    import hf_stitch.plots  # without matplotlib it fails here, before any work
+    import hf_stitch.plots  # fails here without matplotlib, before any work
 
     output = Output(json)
     out.mkdir(parents=True, exist_ok=True)
@@ -70,20 +70,20 @@ def quickstart(
             _check_round_trip(stitched, saved, [str(saved[name]) for name in pair.split(" → ")], test)
             output.show(stitched.evaluation)
             output.show(f"reloaded model and stitcher: bit-identical logits on all {len(test)} held-out images")
-    where = f"{pair} at {cell[0]} → {cell[1]} by {cell[2]}" if best else "none; train longer or on more samples"
-    output.show(f"best: {where} ({RULE})")
-    output.show("\n".join(["saved", *(f"  {what:<10} {path}" for what, path in saved.items())]))
+    summary = f"{pair} at {cell[0]} → {cell[1]} by {cell[2]}" if best else "none; train longer or on more samples"
+    output.show(f"best: {summary} ({RULE})")
+    output.show("\n".join(["saved", *(f"  {kind:<10} {path}" for kind, path in saved.items())]))
     output.record({
         "grids": {pair: grid.to_dict() for pair, grid in grids.items()}, "best": best, "rule": RULE,
-        "saved": {what: str(path) for what, path in saved.items()},
+        "saved": {kind: str(path) for kind, path in saved.items()}
     })  # fmt: skip
 
 
 def _read(split: str, dataset: str, data_dir: Path | None, most: int) -> Samples:
-    """Read the images of a split: a random subset if there are more."""
+    """Read at most ``most`` images of a split, as a random subset."""
     samples = hf_stitch.Samples.of(hf_stitch.data.read_data(dataset, data_dir, split))
     if samples.modality != "image" or samples.labels is None:
-        raise ValueError(f"the quickstart needs images with labels, got {samples} from {dataset}")
+        raise ValueError(f"the quickstart requires images with labels, got {samples} from {dataset}")
     return samples if len(samples) <= most else samples.split(most, seed=0)[1]
 
 
@@ -98,7 +98,7 @@ def _trained(name: str, samples: Samples, epochs: int, folder: Path) -> Path:
 
 
 def _eligible(pair: str, grid: StitchGrid) -> Iterator[tuple[float, str, str, str, str]]:
-    """Yield relative accuracy, pair, layers and matcher of the stitches among which :data:`RULE` chooses."""
+    """Yield relative accuracy, pair, layers and matcher of the stitches that are eligible for :data:`RULE`."""
     for matcher, a, b in product(grid.matchers, grid.layers_a, grid.layers_b[:-1]):
         if f"{matcher}: {a} -> {b}" not in {*grid.no_better, *grid.undefined}:
             yield grid.score(a, b, matcher=matcher).value, pair, a, b, matcher
@@ -112,6 +112,6 @@ def _check_round_trip(stitched: StitchedModel, saved: dict[str, Path], parents: 
     attached = hf_stitch.Stitcher.from_pretrained(saved["stitcher"]).attach(*parents)
     with torch.no_grad():
         for batch in test.batches(64):
-            before, *after = (each(**each.preprocess(batch.samples)).logits for each in (stitched, again, attached))
-            if not all(each.equal(before) for each in after):
-                raise ValueError(f"what was saved in {saved['model'].parent} returns other logits than before saving")
+            before, *after = (model(**model.preprocess(batch.samples)).logits for model in (stitched, again, attached))
+            if not all(logits.equal(before) for logits in after):
+                raise ValueError(f"the artefacts in {saved['model'].parent} return different logits than before saving")

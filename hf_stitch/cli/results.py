@@ -1,4 +1,4 @@
-"""``hf-stitch compare``, ``grid``, ``evaluate`` and ``audit``: commands whose answer is a result with figures."""
+"""``hf-stitch compare``, ``grid``, ``evaluate`` and ``audit``: commands that return a result with figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_stitch.cli.output import figure_name
 from hf_stitch.cli.verbs import Job, command, usage
 
 OF_DATA = ("data_dir", "split", "max_samples", "label", "text", "text_pair", "image")
-"""Shared options that only tell how data are read."""
+"""Shared options that only affect how data are read."""
 
 
 @command("hf_stitch.workflows._compare:compare")
@@ -29,32 +29,32 @@ def compare(job: Job) -> None:
 
 
 def _check(job: Job) -> None:
-    """Check before any work what the metrics, and the rows that they get, have a use for."""
+    """Check the options against the metrics and their rows before any work."""
     from hf_stitch.analysis.comparison.asking import Asked
     from hf_stitch.running import Run
 
     idle = [f"--{name.replace('_', '-')}" for name in OF_DATA if getattr(job.shared, name) is not None]
     if job.shared.data is None and idle:
-        raise typer.BadParameter(f"{', '.join(idle)} choose samples of a dataset: name one", param_hint="--data")
+        raise typer.BadParameter(f"{', '.join(idle)} require a dataset", param_hint="--data")
     asks = {name: job.given[name] for name in ("rows", "align") if name in job.given}
     with usage(", ".join(f"--{name}" for name in ("metric", *asks))):
         asked = Asked.of(job.given.get("metrics", ("linear_cka",)), **asks)
         asked.check(Run(planning=job.shared.plan), job.shared.data, permutations=job.given.get("permutations", 0))
     if asked.activations and job.shared.data is None:
         label = next(iter(asked.activations))
-        raise typer.BadParameter(f"{label} compares activations of samples: name a dataset", param_hint="--data")
+        raise typer.BadParameter(f"{label} compares activations and requires a dataset", param_hint="--data")
 
 
 @command("hf_stitch.workflows._grid:stitch_grid")
 def grid(job: Job) -> None:
     """Stitch all layers of two networks."""
-    found = job.run()
+    result = job.run()
     figures = {
         figure_name(number, matcher, figure or ""): {"figure": figure, "matcher": matcher}
-        for number, matcher in enumerate(found.matchers, 1)
-        for figure in (*found.figures, *([None] if found.detections else []))  # None: AUROC beside accuracy
+        for number, matcher in enumerate(result.matchers, 1)
+        for figure in (*result.figures, *([None] if result.detections else []))  # None: AUROC next to accuracy
     }
-    job.finish(found, "grid.json", figures)
+    job.finish(result, "grid.json", figures)
 
 
 @command("hf_stitch.workflows._evaluate:evaluate", without=["task"])
@@ -72,7 +72,7 @@ def audit(job: Job) -> None:
 
 
 def _whole(job: Job) -> dict[str, Any]:
-    """Return the stitched model, and the whole networks that the command line names for it."""
+    """Return the stitched model, and its whole networks from the command line."""
     parents = {side: job.shared.given(job.given.get(side)) for side in ("source", "target")}
     stitched = attach(job.given["stitched"], job.shared, "STITCHED", parents)
     return {"stitched": stitched, **(dict.fromkeys(parents) if stitched.parents else parents)}

@@ -1,6 +1,6 @@
-"""What a verb takes, read from its source (parameters, types, defaults, descriptions), and messages in these words.
+"""Signatures of verbs, read from their source (parameters, types, defaults, descriptions), and messages with options.
 
-Nothing is imported, because verbs import torch: ``hf-stitch stitch --help`` takes a part of a second.
+Verbs are not imported, because they import torch: ``hf-stitch stitch --help`` takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 from hf_stitch.plugins import tree_of
 
 LEAVES = ("Data", "Adapter", "StitchedModel")
-"""Types with a meaning of their own on the command line, whose definitions are not looked up."""
+"""Types with a special meaning on the command line; their definitions are not looked up."""
 
 GIVEN: ContextVar[Sequence[str]] = ContextVar("given", default=())
-"""The arguments of the command that runs."""
+"""Arguments of the running command."""
 
 CALL = re.compile(r"([\w.]+\([^()]*\))")
-"""Calls of Python, which keep their arguments."""
+"""Calls of Python functions; their arguments are not replaced."""
 
 COLUMN = "text_pair"
-"""An option that is also the name of a column, which stays as it is."""
+"""An option that is also the name of a column, which is not replaced."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What an annotation takes."""
+    """Values that an annotation allows."""
 
     names: frozenset[str] = frozenset()  # types, with aliases resolved
     choices: tuple[str, ...] = ()  # of a Literal
@@ -39,26 +39,26 @@ class Kind:
     is_list: bool = False
     count: int = 1  # length of a tuple
 
-    def __or__(self, other: Kind) -> Kind:
-        """Return what a union takes."""
-        main = other if other.names or other.choices else self
-        choices = self.choices + other.choices
-        return replace(main, names=self.names | other.names, choices=choices, is_list=self.is_list or other.is_list)
+    def __or__(self, second: Kind) -> Kind:
+        """Return the union of the allowed values."""
+        main = second if second.names or second.choices else self
+        choices = self.choices + second.choices
+        return replace(main, names=self.names | second.names, choices=choices, is_list=self.is_list or second.is_list)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a verb."""
+    """Parameter of a verb."""
 
     name: str
     kind: Kind
-    default: Any  # inspect.Parameter.empty: required; None: no default, or one that only Python can tell
+    default: Any  # inspect.Parameter.empty: required; None: without a default or a literal default
     about: str  # description in the docstring
     is_positional: bool = False
 
     @property
     def option(self) -> str:
-        """Its argument or option, which is in the singular if it can be repeated. Data are an option everywhere."""
+        """Name of its argument or option, in the singular if repeatable. Data are always an option."""
         if self.is_positional and self.name != "data":
             return self.name.upper()
         words = self.name.split("_")
@@ -66,11 +66,11 @@ class Parameter:
 
 
 def read(verb: str) -> tuple[str, list[Parameter]]:
-    """Return the summary of a verb, ``module:function``, and its parameters, with those of the options of its run."""
+    """Return the summary of a verb, ``module:function``, and its parameters, including the options of its run."""
     module, _, name = verb.partition(":")
-    functions = {each.name: each for each in tree_of(module).body if isinstance(each, ast.FunctionDef)}
+    functions = {node.name: node for node in tree_of(module).body if isinstance(node, ast.FunctionDef)}
     if (function := functions.get(name)) is None:
-        raise ValueError(f"{module} defines no function {name!r}: name the verb of a command as module:function")
+        raise ValueError(f"{module} does not define a function {name!r}; pass the verb of a command as module:function")
     summary, about = _described(function)
     arguments = function.args
     missing = [None] * (len(arguments.args) - len(arguments.defaults))
@@ -78,18 +78,18 @@ def read(verb: str) -> tuple[str, list[Parameter]]:
         *zip(arguments.args, [*missing, *arguments.defaults], strict=True),
         *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]
-    found = [
+    parameters = [
         Parameter(
-            each.arg, kind_of(each.annotation, module), _default(default, module), about.get(each.arg, ""),
-            each in arguments.args,
+            node.arg, kind_of(node.annotation, module), _default(default, module), about.get(node.arg, ""),
+            node in arguments.args
         )
-        for each, default in parts
+        for node, default in parts
     ]  # fmt: skip
-    return summary, [*found, *_of_the_run(about.get("options", ""))]
+    return summary, [*parameters, *_of_the_run(about.get("options", ""))]
 
 
 def kind_of(annotation: ast.expr | None, module: str) -> Kind:
-    """Return what an annotation in a module takes."""
+    """Return the values that an annotation in a module allows."""
     match annotation:
         case ast.BinOp(left, ast.BitOr(), right):
             return kind_of(left, module) | kind_of(right, module)
@@ -97,14 +97,14 @@ def kind_of(annotation: ast.expr | None, module: str) -> Kind:
             choices = ast.literal_eval(values)
             return Kind(choices=choices if isinstance(choices, tuple) else (choices,))
         case ast.Subscript(ast.Name("Annotated"), ast.Tuple([inner, *constraints])):
-            ends = [ast.literal_eval(end) for each in constraints if isinstance(each, ast.Call) for end in each.args]
+            ends = [ast.literal_eval(end) for call in constraints if isinstance(call, ast.Call) for end in call.args]
             return replace(kind_of(inner, module), **dict(zip(("low", "high"), ends, strict=False)))
         case ast.Subscript(ast.Name("Iterable" | "Sequence"), inner):
             return replace(kind_of(inner, module), is_list=True)
         case ast.Subscript(ast.Name("tuple"), ast.Tuple(parts)):
             return replace(kind_of(parts[0], module), count=len(parts))
-        case ast.Name(name) if name not in LEAVES and (found := _definition(name, module)):
-            return kind_of(*found)
+        case ast.Name(name) if name not in LEAVES and (definition := _definition(name, module)):
+            return kind_of(*definition)
         case ast.Name(name) | ast.Attribute(attr=name) | ast.Subscript(ast.Name(name)):
             return Kind(frozenset([name]))
     return Kind()
@@ -116,55 +116,55 @@ def first_sentence(text: str) -> str:
 
 
 def without_markup(text: str, names: Mapping[str, str]) -> str:
-    """Return reStructuredText as plain text, in which parameters have the names of their options."""
-    text = re.sub(r" \(:\w+:`[^`]+`\)|[;,] (?:see|as in) :\w+:`[^`]+`|:\w+(?=:`)", "", text)  # what explains Python
+    """Return reStructuredText as plain text, with parameters replaced by their options."""
+    text = re.sub(r" \(:\w+:`[^`]+`\)|[;,] (?:see|as in) :\w+:`[^`]+`|:\w+(?=:`)", "", text)  # Python objects
     text = re.sub(r":?`+~?([^`]+)`+", r"``\1``", text)
 
-    def written(found: re.Match[str]) -> str:
-        name, equals, value = found[1].replace('"', "").partition("=")
+    def written(match: re.Match[str]) -> str:
+        name, equals, value = match[1].replace('"', "").partition("=")
         return f"{names[name]} {value}".rstrip() if name in names else name + equals + value
 
-    return re.sub(r"``(.+?)``", written, text).replace("[", r"\[")  # else rich takes what is in brackets for a style
+    return re.sub(r"``(.+?)``", written, text).replace("[", r"\[")  # rich would interpret brackets as a style
 
 
 def in_options(message: str, command: Any) -> str:
-    """Replace arguments of Python by the options of a command: ``task='image'`` by ``--task image``."""
-    options = {str(each.name): each.opts[0] for each in command.params if each.opts[0].startswith("--")}
-    for side, layer in (("a", "source_layer"), ("b", "target_layer")):  # of a comparison inside of the verb
+    """Replace Python arguments by the options of a command: ``task='image'`` by ``--task image``."""
+    options = {str(p.name): p.opts[0] for p in command.params if p.opts[0].startswith("--")}
+    for side, layer in (("a", "source_layer"), ("b", "target_layer")):  # of a comparison inside the verb
         if layer in options:
             options[f"layers_{side}"] = options[layer]
     if not options:
         return message
     long = sorted((name for name in options if "_" in name and name != COLUMN), reverse=True)
-    given = rf"(?<![\w/.'\"-])({'|'.join(sorted(options, reverse=True))})=('[^']*'|[^\s,;)]*)"
+    assigned = rf"(?<![\w/.'\"-])({'|'.join(sorted(options, reverse=True))})=('[^']*'|[^\s,;)]*)"
     bare = rf"(?<![\w/.'\"-])({'|'.join(long)})(?![\w/.'\"=-])" if long else r"(?!)"
 
-    def option_of(found: re.Match[str]) -> str:
-        value = (found[2] or "").strip("'") if found.re.groups > 1 else ""
-        return options[found[1]] + (f" {value}" if value else "")
+    def option_of(match: re.Match[str]) -> str:
+        value = (match[2] or "").strip("'") if match.re.groups > 1 else ""
+        return options[match[1]] + (f" {value}" if value else "")
 
     parts = CALL.split(message)
-    parts[::2] = [re.sub(bare, option_of, re.sub(given, option_of, part)) for part in parts[::2]]
+    parts[::2] = [re.sub(bare, option_of, re.sub(assigned, option_of, part)) for part in parts[::2]]
     return "".join(parts)
 
 
 def _definition(name: str, module: str) -> tuple[ast.expr, str] | None:
-    """Return what a name in a module stands for, and the module that says so; nothing for a class."""
-    for each in tree_of(module).body:
-        match each:
-            case ast.Assign([ast.Name(found)], value) if found == name:
+    """Return the value of a name in a module, and the module that defines it; ``None`` for a class."""
+    for node in tree_of(module).body:
+        match node:
+            case ast.Assign([ast.Name(assigned)], value) if assigned == name:
                 return value, module
-            case ast.ImportFrom(str(other), names) if other.startswith("hf_stitch"):
+            case ast.ImportFrom(str(source), names) if source.startswith("hf_stitch"):
                 if any(name == (alias.asname or alias.name) for alias in names):
-                    return _definition(name, other)
+                    return _definition(name, source)
     return None
 
 
 def _default(node: ast.expr | None, module: str) -> Any:
     if node is None:
         return inspect.Parameter.empty
-    if isinstance(node, ast.Name) and (found := _definition(node.id, module)):
-        node = found[0]
+    if isinstance(node, ast.Name) and (definition := _definition(node.id, module)):
+        node = definition[0]
     try:
         return ast.literal_eval(node)
     except ValueError:
@@ -180,11 +180,11 @@ def _described(node: ast.FunctionDef | ast.ClassDef) -> tuple[str, dict[str, str
 
 
 def _of_the_run(options: str) -> Iterator[Parameter]:
-    """Return the options of a run that a verb uses, which the description of its ``**options`` names."""
+    """Yield the options of a run that the description of ``**options`` of a verb names."""
     module = "hf_stitch.running"
-    classes = {each.name: each for each in tree_of(module).body if isinstance(each, ast.ClassDef)}
+    classes = {node.name: node for node in tree_of(module).body if isinstance(node, ast.ClassDef)}
     about = _described(classes["RunOptions"])[1]
-    for each in classes["Run"].body:
-        match each:
+    for node in classes["Run"].body:
+        match node:
             case ast.AnnAssign(ast.Name(name), annotation, value) if name in about and f"``{name}``" in options:
                 yield Parameter(name, kind_of(annotation, module), _default(value, module), about[name])

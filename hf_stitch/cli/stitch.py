@@ -1,4 +1,4 @@
-"""``hf-stitch stitch`` and ``hf-stitch swap``: commands that make a stitched model, score it and save it."""
+"""``hf-stitch stitch`` and ``hf-stitch swap``: commands that create, score and save a stitched model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @command("hf_stitch.workflows._stitch:stitch")
 def stitch(job: Job) -> None:
     """Stitch two networks, and save the stitched model with its scores."""
-    with job.folder(needed=True):
+    with job.folder(required=True):
         stitched = job.run()
         layers = {"source_layer": stitched.source.cut.layer, "target_layer": stitched.target.cut.layer}
         job.output.show(" → ".join(layers.values()))
@@ -40,46 +40,45 @@ def swap(
         typer.Option(min=2, help="Number of anchors. Stitched models contain their own anchors.", show_default="300"),
     ] = None,
     selection: Annotated[
-        Literal["random", "stratified"] | None,
-        typer.Option(help="Selection of the anchors, stratified by label or not.", show_default="random"),
+        Literal["random", "stratified"] | None, typer.Option(help="Selection of the anchors.", show_default="random")
     ] = None,
     anchor_split: Annotated[
         str | None, typer.Option(help="Split of the anchors.", show_default="--split, without scoring on the anchors")
     ] = None,
 ) -> None:
-    """Swap the encoder, with anchors where the networks are no stitched models."""
-    given, shared = job.given, job.shared
-    if "part" in given:
+    """Swap the encoder, with anchors for networks that are not stitched models."""
+    passed, shared = job.given, job.shared
+    if "part" in passed:
         names = {"--anchors": anchors, "--selection": selection, "--anchor-split": anchor_split}
-        names |= {f"--{n.replace('_', '-')}": given.get(n) for n in ("pooling", "baselines", "paired_data")}
+        names |= {f"--{n.replace('_', '-')}": passed.get(n) for n in ("pooling", "baselines", "paired_data")}
         if idle := [name for name, value in names.items() if value is not None]:
             raise typer.BadParameter("does not apply with --part, which reads --data", param_hint=idle[0])
         _exchange(job)
         return
     whole_network = {"--anchors": anchors, "--selection": selection, "--task": shared.task}
-    if "target_layer" not in given and (idle := [name for name, value in whole_network.items() if value is not None]):
+    if "target_layer" not in passed and (idle := [name for name, value in whole_network.items() if value is not None]):
         raise typer.BadParameter(
-            "applies only to networks that are not stitched models, which need --target-layer", param_hint=idle[0]
+            "requires --target-layer and a network that is not a stitched model", param_hint=idle[0]
         )
 
     for name in ("data", "encoder_layer"):
-        if name not in given:
+        if name not in passed:
             raise typer.BadParameter("is required", param_hint=f"--{name.replace('_', '-')}")
 
     from hf_stitch.relative import AnchorSet, select_anchors
 
-    with job.folder(needed=True):
-        is_whole = "target_layer" in given
-        model: Any = shared.load(given["model"]) if is_whole else attach(given["model"], shared, "MODEL", {})
-        new = load_network(given["encoder"], shared.device, shared.dtype)
+    with job.folder(required=True):
+        is_whole = "target_layer" in passed
+        model: Any = shared.load(passed["model"]) if is_whole else attach(passed["model"], shared, "MODEL", {})
+        new = load_network(passed["encoder"], shared.device, shared.dtype)
         read = shared.read(shared.split, None, job.seed)
         pool = read if anchor_split in (None, shared.split) else shared.read(anchor_split, None, job.seed)
         if is_whole:
-            known = AnchorSet.of(drawn := select_anchors(pool, anchors or 300, selection or "random", seed=job.seed))
+            used = AnchorSet.of(drawn := select_anchors(pool, anchors or 300, selection or "random", seed=job.seed))
             chosen: Samples | None = drawn
         else:
-            known, chosen = _kept(model, pool, new, given["encoder_layer"], given.get("pooling"))
-        scored = draw(_others(read, known, job.output), shared.max_samples, job.seed, str(shared.data))
+            used, chosen = _stored_anchors(model, pool, new, passed["encoder_layer"], passed.get("pooling"))
+        scored = draw(_others(read, used, job.output), shared.max_samples, job.seed, str(shared.data))
         finish(job, job.run(model=model, encoder=new, anchors=chosen, data=scored), {})
 
 
@@ -87,39 +86,39 @@ def _exchange(job: Job) -> None:
     shared = job.shared
     if shared.data is None:
         raise typer.BadParameter("is required", param_hint="--data")
-    with job.folder(needed=True):
+    with job.folder(required=True):
         networks = {name: shared.load(job.given[name]) for name in ("model", "encoder")}
-        found = job.run(**networks, anchors=shared.read(shared.split, shared.max_samples, job.seed), data=None)
+        result = job.run(**networks, anchors=shared.read(shared.split, shared.max_samples, job.seed), data=None)
         assert shared.out is not None
-        found.save_pretrained(shared.out / "model")
-        job.finish(found, "exchanged.json", {"exchanged.png": {}}, model=str(shared.out / "model"))
+        result.save_pretrained(shared.out / "model")
+        job.finish(result, "exchanged.json", {"exchanged.png": {}}, model=str(shared.out / "model"))
 
 
 def _others(read: Samples, anchors: AnchorSet, output: Output) -> Samples:
-    """Return the samples that are no anchors, on which the model is scored."""
+    """Return the samples that are not anchors, to score the model."""
     places = set(anchors.among(read))
     if len(places) == len(read):
         raise ValueError(
-            f"all {len(read)} samples are anchors, so that none is left to score on: take the anchors from another "
-            "split (--anchor-split), or fewer (--anchors)"
+            f"all {len(read)} samples are anchors: select the anchors from another split (--anchor-split), or fewer "
+            "anchors (--anchors)"
         )
     if not places:
         return read
     output.show(
-        f"{len(places)} of {len(read)} samples are anchors and left out of the scores; --anchor-split takes the "
-        "anchors from another split"
+        f"{len(places)} of {len(read)} samples are anchors and left out of the scores; --anchor-split selects anchors "
+        "from another split"
     )
     return read.select(place for place in range(len(read)) if place not in places)
 
 
-def _kept(
+def _stored_anchors(
     model: StitchedModel, pool: Samples, new: Adapter, layer: str, pooling: Any
 ) -> tuple[AnchorSet, Samples | None]:
     """Return the anchors of a stitched model and their samples, or ``None`` if the samples are not needed."""
     from hf_stitch.relative import select_anchors
 
     if model.anchors is None:
-        raise ValueError("this stitched model contains no anchors: pass its target network with --target-layer instead")
+        raise ValueError("this stitched model lacks anchors; pass its target network with --target-layer instead")
     if model.anchors.has(new, layer, pooling or model.stitch.pooling) and not model.has_changed("source"):
         return model.anchors, None
     return model.anchors, select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
@@ -129,16 +128,16 @@ def finish(job: Job, stitched: StitchedModel, record: dict[str, str]) -> None:
     """Save a stitched model, and show its scores."""
     evaluation = stitched.evaluation
     saved = save(stitched, job.shared.out or Path())
-    job.output.show(evaluation or "not scored: the target has no head")
+    job.output.show(evaluation or "not scored: the target does not have a head")
     record = {**record, "evaluation": evaluation and evaluation.to_dict(), "recipe": stitched.config.recipe}
-    job.tell(evaluation, saved, record)
+    job.report(evaluation, saved, record)
 
 
 def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
     """Save a stitched model, its stitcher and its scores in a folder.
 
-    The model is left out, with a warning, if a half cannot be rebuilt from its record (user code), and the stitcher if
-    the weights of either half were changed, because the parents do not contain them.
+    The model is left out, with a warning, if a half cannot be rebuilt from its record (user code). The stitcher is left
+    out if the weights of a half were changed, because the parents do not contain them.
     """
     changed = stitched.has_changed("source") or stitched.has_changed("target")
     with replacing(folder, lambda _: ["evaluation.json", "evaluation.png"]):  # of another model
@@ -151,8 +150,8 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
             raise
         shutil.rmtree(saved.pop("model"), ignore_errors=True)  # of another run
         warn(
-            f"only the stitcher is saved, not the whole model, because {str(error).partition('. ')[0]}: "
-            "hf-stitch evaluate takes the networks again, with --source and --target"
+            f"only the stitcher is saved, not the whole model, because {str(error).partition('. ')[0]}: pass the "
+            "networks to hf-stitch evaluate again, with --source and --target"
         )
     if not changed:
         saved["stitcher"] = folder / "stitcher"

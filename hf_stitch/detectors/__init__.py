@@ -1,4 +1,4 @@
-"""Detectors of out-of-distribution activations: what a network has not seen at one of its layers."""
+"""Detectors of out-of-distribution activations at a layer of a network."""
 
 from hf_stitch.detectors.base import Detector, Scorer
 

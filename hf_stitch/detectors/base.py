@@ -16,7 +16,7 @@ from hf_stitch.representation import Representation
 
 
 class Scorer(ABC):
-    """A detector that was fitted to the activations of a network at one layer.
+    """Detector fitted to the activations of a network at one layer.
 
     Example:
         >>> from hf_stitch import registries
@@ -32,7 +32,7 @@ class Scorer(ABC):
         """Score a batch of activations.
 
         Args:
-            activations: Activations of the layer, in the layout of those that the detector was fitted to.
+            activations: Activations of the layer, in the same layout as for the fit.
 
         Returns:
             ``(batch,)`` float64, larger for stranger samples.
@@ -45,48 +45,47 @@ def sample_means(activations: Representation, values: Tensor) -> Tensor:
     counts = values.new_zeros(activations.batch).index_add(0, owners, torch.ones_like(values))
     if activations.mask is not None and not bool(counts.all()):
         raise ValueError(
-            f"sample {int((counts == 0).nonzero()[0])} of the batch has no position, so it has no score: leave it out"
+            f"sample {int((counts == 0).nonzero()[0])} of the batch lacks positions to score; leave it out"
         )
     totals = values.new_zeros(activations.batch).index_add(0, owners, values)
     return totals / counts
 
 
 Reads = Literal["positions", "samples", "whole"]
-"""What a detector scores: positions, one vector for each sample, or the whole activation."""
+"""Input of a detector: positions, one vector for each sample, or the whole activation."""
 
 Auxiliary = Literal["none", "outliers", "stitched"]
-"""Which other activations a detector is fitted to."""
+"""Additional activations for the fit of a detector."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Detector(Configured, ABC):
-    """Base class of detectors: frozen dataclasses that learn what activations of a network at a layer look like.
+    """Base class of detectors: frozen dataclasses that learn the distribution of activations at a layer.
 
     The fields of a detector are its options, checked against their annotations (:class:`hf_stitch.options.Configured`).
 
-    A subclass implements ``_fit(activations)``, with the further parameters ``labels`` and ``auxiliary`` if it declares
-    that it needs them.
+    A subclass implements ``_fit(activations)``, with the parameters ``labels`` and ``auxiliary`` if it declares them.
 
     Attributes:
         title: Name in text.
         papers: Papers that define the detector.
-        reads: What is scored. ``"positions"``: each position of a sample by itself; the score of the sample is the
-            mean. ``"samples"``: one vector for each sample, the mean of its positions. Both leave out prefix tokens and
-            masked positions. ``"whole"``: the arrangement of the positions, with prefix tokens.
+        reads: Input of the detector. ``"positions"``: each position of a sample separately; the score of the sample is
+            the mean. ``"samples"``: one vector for each sample, the mean of its positions. Both leave out prefix tokens
+            and masked positions. ``"whole"``: the arrangement of the positions, with prefix tokens.
         two_sided: Whether unusually small scores are strange, too: activations that are shrunk towards the mean.
-        needs_labels: Whether the detector needs the class of each sample.
-        auxiliary: Other activations that it is fitted to. ``"none"``; ``"outliers"``: those of the same network on
-            other data; ``"stitched"``: those that a stitch hands over for the same samples. A detector of stitched
-            activations learns what tells these from the network's own, so it scores samples to which it was not fitted.
+        needs_labels: Whether the detector requires the class of each sample.
+        auxiliary: Additional activations for the fit: ``"none"``; ``"outliers"``: of the same network on other data;
+            ``"stitched"``: the output of a stitch for the same samples. A detector of stitched activations learns to
+            distinguish them from the network's own, so it is applied to samples outside its fit.
 
-    Laws, by the names of the parts of ``hf_stitch_testing.check_detector``, which runs them on every detector:
+    ``hf_stitch_testing.check_detector`` checks these laws for every detector, by name:
 
-    - ``independent``: the score of a sample does not depend on the others of its batch.
-    - ``batches``: nor do the batches to which it was fitted matter.
-    - ``far``: samples that are far from those that it knows score higher than these.
-    - ``scores``: there is one finite float64 number per sample.
-    - ``needs``, ``width``: what is missing, or of another width, is named.
-    - ``random_state``: fitting and scoring leave the shared generators as they are.
+    - ``independent``: the score of a sample does not depend on the rest of its batch.
+    - ``batches``: the fit does not depend on the split into batches.
+    - ``far``: samples far from the samples of the fit score higher.
+    - ``scores``: the scores are one finite float64 number per sample.
+    - ``needs``, ``width``: errors name missing inputs and wrong widths.
+    - ``random_state``: fitting and scoring do not change the shared generators.
 
     Example:
         >>> from hf_stitch import registries
@@ -111,26 +110,23 @@ class Detector(Configured, ABC):
 
         Args:
             activations: Batches of activations at one layer; they may be iterated several times.
-            labels: Class of each sample, in the same order. Only detectors with ``needs_labels`` read them.
-            auxiliary: Batches of the activations that :attr:`auxiliary` names. Other detectors do not read them.
+            labels: Class of each sample, in the same order; used only by detectors with ``needs_labels``.
+            auxiliary: Batches of the activations that :attr:`auxiliary` names; ignored by other detectors.
         """
-        given: dict[str, Any] = {}
+        declared: dict[str, Any] = {}
         if self.needs_labels:
             if labels is None:
-                raise ValueError(f"detector {self.label} needs the class of each sample: pass labels")
-            given["labels"] = torch.as_tensor(labels)
+                raise ValueError(f"detector {self.label} requires the class of each sample; pass labels")
+            declared["labels"] = torch.as_tensor(labels)
         if self.auxiliary != "none":
             if auxiliary is None:
-                raise ValueError(f"detector {self.label} needs auxiliary activations ({_ABOUT[self.auxiliary]})")
-            given["auxiliary"] = auxiliary
-        return self._fit(activations, **given)
+                raise ValueError(f"detector {self.label} requires auxiliary activations ({_ABOUT[self.auxiliary]})")
+            declared["auxiliary"] = auxiliary
+        return self._fit(activations, **declared)
 
     @abstractmethod
     def _fit(self, activations: Iterable[Representation], *args: Any, **kwargs: Any) -> Scorer:
-        """Fit the detector to what it declares to need."""
+        """Fit the detector to its declared inputs."""
 
 
-_ABOUT = {
-    "outliers": "of the same network on other data",
-    "stitched": "those that a stitch hands over for the same samples",
-}
+_ABOUT = {"outliers": "of the same network on other data", "stitched": "the output of a stitch for the same samples"}

@@ -1,4 +1,4 @@
-"""Detectors that assume no distribution: nearest neighbours, and a classifier."""
+"""Detectors without an assumed distribution: nearest neighbours, and a classifier."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ STEPS = 500
 class NearestNeighbours(Detector):
     """Distance to the k-th nearest neighbour among the network's activations (Sun et al. 2022).
 
-    Activations that are shrunk into the middle of the others have nearer neighbours than these: this detector is
-    two-sided.
+    Activations that are shrunk towards the middle have unusually near neighbours: this detector is two-sided.
 
     Attributes:
-        k: Which neighbour, from 1.
-        normalize: Whether vectors are divided by their norms, as in the paper. Differences of scale, such as shrinkage,
-            then have no effect.
+        k: Index of the neighbour, from 1.
+        normalize: Whether vectors are divided by their norms, as in the paper. Scores then ignore differences of scale,
+            such as shrinkage.
 
     Example:
         >>> known = Representation(torch.tensor([[0.0], [1.0], [3.0]]), "bd")
@@ -51,22 +50,22 @@ class NearestNeighbours(Detector):
 
     @torch.no_grad()
     def _fit(self, activations: Iterable[Representation]) -> Scorer:
-        kept = [_vectors(batch, self.normalize) for batch in activations]
-        if (count := sum(map(len, kept))) < self.k:
-            raise ValueError(f"the {self.k}-th nearest neighbour needs at least {self.k} samples, got {count}")
-        return _Neighbours(torch.cat(kept), self.k, self.normalize)
+        vectors = [_vectors(batch, self.normalize) for batch in activations]
+        if (count := sum(map(len, vectors))) < self.k:
+            raise ValueError(f"the {self.k}-th nearest neighbour requires at least {self.k} samples, got {count}")
+        return _Neighbours(torch.cat(vectors), self.k, self.normalize)
 
 
 class _Neighbours(Scorer):
-    def __init__(self, known: Tensor, k: int, normalize: bool) -> None:
-        self.known, self.k, self.normalize = known, k, normalize
+    def __init__(self, reference: Tensor, k: int, normalize: bool) -> None:
+        self.reference, self.k, self.normalize = reference, k, normalize
 
     @torch.no_grad()
     def score(self, activations: Representation) -> Tensor:
-        vectors = _vectors(activations, self.normalize).to(self.known)
-        if vectors.shape[1] != self.known.shape[1]:
-            raise ValueError(f"the detector was fitted to {self.known.shape[1]} features, got {vectors.shape[1]}")
-        return torch.cdist(vectors, self.known).kthvalue(self.k, 1).values
+        vectors = _vectors(activations, self.normalize).to(self.reference)
+        if vectors.shape[1] != self.reference.shape[1]:
+            raise ValueError(f"the detector was fitted to {self.reference.shape[1]} features, got {vectors.shape[1]}")
+        return torch.cdist(vectors, self.reference).kthvalue(self.k, 1).values
 
 
 def _vectors(batch: Representation, normalize: bool) -> Tensor:
@@ -76,10 +75,10 @@ def _vectors(batch: Representation, normalize: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Classifier(Detector):
-    """A small network that learns to tell stitched positions from the network's own (Lopez-Paz & Oquab 2017).
+    """Small network that learns to distinguish stitched positions from the network's own (Lopez-Paz & Oquab 2017).
 
-    It assumes no distribution, so it finds differences that means and covariances do not contain. The score of a
-    position is its logit. Features are standardised by the network's own.
+    It does not assume a distribution, so it finds differences beyond means and covariances. The score of a position is
+    its logit. Features are standardised with the network's own activations.
 
     Attributes:
         hidden: Number of hidden units (ReLU); 0 for logistic regression (L-BFGS, to convergence), which finds shifts
@@ -114,15 +113,15 @@ class Classifier(Detector):
 
         sides = [[batch.rows("none").detach().double().cpu() for batch in side] for side in (activations, auxiliary)]
         if not all(sides):
-            raise ValueError("the classifier needs positions of both sides, got none: give more samples")
-        own, stitched = (torch.cat(side) for side in sides)
-        mean, scale = own.mean(0), own.std(0)
+            raise ValueError("the classifier requires positions of both sides, got none; pass more samples")
+        network_rows, stitched_rows = (torch.cat(side) for side in sides)
+        mean, scale = network_rows.mean(0), network_rows.std(0)
         if not scale.any():
-            raise ValueError(f"all {len(own)} positions are equal: is the layer dead?")
+            raise ValueError(f"all {len(network_rows)} positions are equal: is the layer dead?")
         # Dead features get the mean scale: any deviation there is strange.
         scale = torch.where(scale == 0, scale.mean(), scale)
-        rows = ((torch.cat([own, stitched]) - mean) / scale).float().numpy()
-        labels = np.repeat([0, 1], [len(own), len(stitched)])
+        rows = ((torch.cat([network_rows, stitched_rows]) - mean) / scale).float().numpy()
+        labels = np.repeat([0, 1], [len(network_rows), len(stitched_rows)])
         sizes, batch = (self.hidden,) if self.hidden else (), min(200, len(rows))
         epochs = max(self.epochs, math.ceil(STEPS * batch / len(rows)))
         how = {"solver": "adam", "max_iter": epochs} if self.hidden else {"solver": "lbfgs", "max_iter": 1000}

@@ -22,7 +22,7 @@ class Mahalanobis(Detector):
     """Squared Mahalanobis distance of positions from the mean of the network's activations, divided by their width.
 
     The expected score of the network's own activations is 1. Activations beyond them score higher. Activations that are
-    shrunk towards the mean, as outputs of least squares are, score lower: this detector is two-sided.
+    shrunk towards the mean, such as outputs of least squares, score lower: this detector is two-sided.
 
     Attributes:
         tolerance: Variance added to each feature, as a share of its variance; keeps the covariance invertible.
@@ -48,21 +48,21 @@ class Mahalanobis(Detector):
 
 
 class _Distance(Scorer):
-    def __init__(self, known: Gaussian) -> None:
-        self.known = known
+    def __init__(self, gaussian: Gaussian) -> None:
+        self.gaussian = gaussian
 
     @torch.no_grad()
     def score(self, activations: Representation) -> Tensor:
-        distances = self.known.distances(activations.rows("none"))
-        return sample_means(activations, distances) / len(self.known.mean)
+        distances = self.gaussian.distances(activations.rows("none"))
+        return sample_means(activations, distances) / len(self.gaussian.mean)
 
 
 @dataclass(frozen=True)
 class LikelihoodRatio(Detector):
-    """Log-likelihood of a position under a normal distribution of stitched activations, minus that of the own ones.
+    """Log-likelihood ratio of a position under normal distributions of stitched and of the network's own activations.
 
-    This is the best test of two normal distributions (Neyman and Pearson), a quadratic discriminant: it finds a
-    shift, a shrinkage and other correlations. Only means and covariances are compared.
+    This is the best test of two normal distributions (Neyman and Pearson), a quadratic discriminant: it finds a shift,
+    shrinkage and changed correlations. Only means and covariances are compared.
 
     Attributes:
         tolerance: Variance added to each feature on both sides, as a share of its variance in the network's own
@@ -85,15 +85,15 @@ class LikelihoodRatio(Detector):
 
     @torch.no_grad()
     def _fit(self, activations: Iterable[Representation], auxiliary: Iterable[Representation]) -> Scorer:
-        own = position_moments(activations, "positions")
-        stitched = position_moments(auxiliary, "stitched positions")
-        added = added_variance(own, self.tolerance)
-        return _Ratio(Gaussian.of(own, added), Gaussian.of(stitched, added))
+        network_moments = position_moments(activations, "positions")
+        stitched_moments = position_moments(auxiliary, "stitched positions")
+        added = added_variance(network_moments, self.tolerance)
+        return _Ratio(Gaussian.of(network_moments, added), Gaussian.of(stitched_moments, added))
 
 
 class _Ratio(Scorer):
-    def __init__(self, own: Gaussian, stitched: Gaussian) -> None:
-        self.own, self.stitched = own, stitched
+    def __init__(self, network_gaussian: Gaussian, stitched_gaussian: Gaussian) -> None:
+        self.own, self.stitched = network_gaussian, stitched_gaussian
 
     @torch.no_grad()
     def score(self, activations: Representation) -> Tensor:
@@ -101,36 +101,36 @@ class _Ratio(Scorer):
         return sample_means(activations, self.stitched.log_density(rows) - self.own.log_density(rows))
 
 
-def position_moments(activations: Iterable[Representation], what: str) -> Moments:
+def position_moments(activations: Iterable[Representation], rows_name: str) -> Moments:
     """Collect the moments of all positions, as both sides of one :class:`Moments`."""
-    kept: LayerMoments | None = None
+    moments: LayerMoments | None = None
     for batch in activations:
         rows = batch.rows("none")
-        kept = kept or LayerMoments([rows[:1024].double().mean(0)])
-        kept.update([rows])
-    if kept is None or kept.n <= (width := len(kept.moments(0, 0).mean_x)):
-        count, needed = (0, 2) if kept is None else (kept.n, width + 1)
-        raise ValueError(f"the covariance needs at least {needed} {what}, got {count}: give more samples")
-    return kept.moments(0, 0)
+        moments = moments or LayerMoments([rows[:1024].double().mean(0)])
+        moments.update([rows])
+    if moments is None or moments.n <= (width := len(moments.moments(0, 0).mean_x)):
+        count, required = (0, 2) if moments is None else (moments.n, width + 1)
+        raise ValueError(f"the covariance requires at least {required} {rows_name}, got {count}; pass more samples")
+    return moments.moments(0, 0)
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A normal distribution of positions."""
+    """Normal distribution of positions."""
 
     mean: Tensor  # (d,) float64
     whitening: Tensor  # (d, d) float64, lower triangular; rows times its transpose have the covariance 1
 
     @classmethod
     def of(cls, moments: Moments, added: Tensor) -> Self:
-        """Make the normal distribution with given moments."""
+        """Build the normal distribution from moments."""
         covariance = moments.sxx / moments.n + torch.diag(added)
         root, failed = torch.linalg.cholesky_ex(covariance)
-        if not failed and not added.any():  # a direction that is rounding has a root, too
+        if not failed and not added.any():  # a direction of rounding errors has a root, too
             values, vectors = torch.linalg.eigh(covariance)
             failed = ~above_rounding(values, vectors, rounding(moments, "x") / moments.n).all()
         if failed:
-            raise ValueError("the covariance is singular, features depend on each other: use a larger tolerance")
+            raise ValueError("the covariance is singular, because features depend on each other; increase tolerance")
         identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
         return cls(moments.mean_x, torch.linalg.solve_triangular(root, identity, upper=False))
 
@@ -141,12 +141,12 @@ class Gaussian:
         return torch.linalg.vector_norm((rows.to(self.mean) - self.mean) @ self.whitening.T, dim=1).square()
 
     def log_density(self, rows: Tensor) -> Tensor:
-        """Return the log density of each row, without the term that depends on the dimension only."""
+        """Return the log density of each row, without the constant that depends only on the dimension."""
         return -self.distances(rows) / 2 + self.whitening.diagonal().log().sum()
 
 
 def added_variance(moments: Moments, tolerance: float) -> Tensor:
-    """Return the variance to add to each feature: a share of its own, and at least that of rounding errors."""
+    """Return the variance to add to each feature: a share of its variance, at least the size of rounding errors."""
     variances = moments.sxx.diagonal() / moments.n
     if not variances.any():
         raise ValueError(f"all {moments.n} positions are equal: is the layer dead?")

@@ -1,4 +1,4 @@
-"""Matchers: configs that fit a stitch between two representations."""
+"""Matchers: configurations that fit a stitch between two representations."""
 
 from hf_stitch.matchers.base import (
     ClosedFormMatcher,

@@ -1,4 +1,4 @@
-"""What closed forms share: checks of moments, affine stitches of solved weights, and the record of the fit."""
+"""Helpers of closed-form matchers: checks of moments, affine stitches from weights, and the record of the fit."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _Weighted = TypeVar("_Weighted", LinearStitch, LowRankStitch)
 _Affine = TypeVar("_Affine", IdentityStitch, LinearStitch, LowRankStitch)
 
 
-def require(moments: Moments, rows: int, remedy: str = "give more rows") -> None:
-    """Check that moments determine a fit: at least ``rows`` rows, and variation on both sides."""
+def require(moments: Moments, rows: int, remedy: str = "pass more rows") -> None:
+    """Raise an error unless moments have at least ``rows`` rows, and variation on both sides."""
     if moments.n < rows:
         raise ValueError(
-            f"fitting {moments.dx} to {moments.dy} features needs at least {rows} rows, got {moments.n}; {remedy}"
+            f"fitting {moments.dx} to {moments.dy} features requires at least {rows} rows, got {moments.n}; {remedy}"
             + see("too-few-samples")
         )
     for side, scatter, mean in (("x", moments.sxx, moments.mean_x), ("y", moments.syy, moments.mean_y)):
         # Equal rows may have a small variance, because their mean is rounded.
         if scatter.trace() <= moments.n * (8 * EPS * mean.norm()) ** 2:
-            raise ValueError(f"all {moments.n} rows of {side} are equal: there is nothing to match; is the layer dead?")
+            raise ValueError(f"rows of {side} must vary, but all {moments.n} are equal; is the layer dead?")
 
 
 @torch.no_grad()
@@ -46,12 +46,12 @@ def affine_stitch(
 ) -> _Weighted:
     """Build a stitch from weights; with an intercept, its bias maps the mean of x to the mean of y.
 
-    The bias is computed for the weights as rounded to ``dtype``, so that rounding does not shift the map.
+    The bias is computed for the weights in ``dtype``, so that rounding does not shift the map.
     """
     state = {key: weight.to(dtype, copy=True, memory_format=torch.contiguous_format) for key, weight in weights.items()}
     if intercept:
         state["bias"] = torch.zeros(moments.dy, dtype=dtype, device=moments.device)
-    with torch.device("meta"):  # initialisation is free and draws no random numbers here
+    with torch.device("meta"):  # initialisation is free and does not draw random numbers here
         stitch = kind(moments.dx, moments.dy, bias=intercept, dtype=dtype, **config)
     stitch.load_state_dict(state, assign=True)
     if stitch.bias is not None:
@@ -60,21 +60,21 @@ def affine_stitch(
 
 
 @torch.no_grad()
-def recorded(stitch: _Affine, moments: Moments, **found: float | int) -> _Affine:
+def recorded(stitch: _Affine, moments: Moments, **results: float | int) -> _Affine:
     """Fill ``stitch.fitted`` with ``n``, ``r2`` and other results, and return the stitch.
 
-    ``r2 = 1 - RSS / TSS`` over the rows of the moments and all outputs together, with TSS about the mean of y, computed
-    for the stored weights.
+    ``r2 = 1 - RSS / TSS`` over the rows of the moments and all outputs together, with TSS about the mean of y, for the
+    stored weights.
     """
     exact = _exact(stitch)
     matrix = exact.matrix().to(moments.sxx)
     shift = moments.mean_y - exact(moments.mean_x)
     scatter = moments.syy.trace() - 2 * (matrix * moments.sxy.T).sum() + ((matrix @ moments.sxx) * matrix).sum()
     r2 = 1 - (scatter + moments.n * shift @ shift) / moments.syy.trace()
-    stitch.fitted = {"n": moments.n, "r2": r2.item(), **found}
+    stitch.fitted = {"n": moments.n, "r2": r2.item(), **results}
     return stitch
 
 
 def _exact(stitch: _Affine) -> _Affine:
-    """A copy that computes in float64 with the stored weights."""
+    """Return a copy that computes in float64 with the stored weights."""
     return copy.deepcopy(stitch).double()

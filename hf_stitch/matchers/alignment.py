@@ -1,4 +1,4 @@
-"""Maps that keep what least squares does not: lengths, features, the covariance of the target, places among anchors."""
+"""Maps that preserve lengths, features, the covariance of the target, or similarities to anchors."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from hf_stitch.stitches import LinearStitch
 
 Compare = Literal["correlation", "distance"]
 RCOND = 0.1
-"""Default threshold, well above the rounding of bfloat16, which is all that a norm leaves in a removed direction."""
+"""Default threshold, well above the bfloat16 rounding errors that a norm leaves in a removed direction."""
 
 
 @dataclass(frozen=True)
 class Procrustes(ClosedFormMatcher):
-    """The (semi-)orthogonal map ``Q = UVᵀ`` from ``XᵀY = USVᵀ`` (Schönemann 1966; Csiszárik et al. 2021, §4.2).
+    """(Semi-)orthogonal map ``Q = UVᵀ`` from ``XᵀY = USVᵀ`` (Schönemann 1966; Csiszárik et al. 2021, §4.2).
 
     The optimality criterion depends on the widths:
 
     - Equal: Q is orthogonal (reflections included) and minimises ``‖XQ - Y‖``.
     - x narrower: Q embeds x isometrically (``QQᵀ = I``) and minimises ``‖XQ - Y‖``.
-    - x wider: Q projects x (``QᵀQ = I``) and maximises the inner product ``⟨XQ, Y⟩``. The minimum of ``‖XQ - Y‖`` has
-      no closed form in this case, because ``‖XQ‖`` depends on Q.
+    - x wider: Q projects x (``QᵀQ = I``) and maximises the inner product ``⟨XQ, Y⟩``. The minimum of ``‖XQ - Y‖`` does
+      not have a closed form in this case, because ``‖XQ‖`` depends on Q.
 
     If the rank of ``XᵀY`` is below the smaller width, the optimal Q is not unique.
 
@@ -38,7 +38,7 @@ class Procrustes(ClosedFormMatcher):
 
     Attributes:
         center: Whether to centre both sides; the bias of the stitch then maps mean to mean. Otherwise the map is
-            optimal for the uncentred rows and has no bias.
+            optimal for the uncentred rows, without a bias.
         scale: Whether to multiply Q by the factor that minimises ``‖scale · XQ - Y‖``. For equal widths or a narrower x
             this is the joint optimum over Q and scale. If false, the factor is 1.
 
@@ -78,19 +78,19 @@ class Procrustes(ClosedFormMatcher):
 
 @dataclass(frozen=True)
 class Recoloured(ClosedFormMatcher):
-    """The affine map with minimum squared error among those whose outputs have the covariance of the target.
+    """Affine map with minimum squared error among maps with outputs that have the covariance of the target.
 
-    Least squares predicts a conditional mean, so its outputs vary less than the target's activations, which alone moves
-    them out of distribution. Here x is whitened, rotated and given the covariance of y: with
-    ``Sxx^(-1/2) Sxy Syy^(1/2) = P Σ Rᵀ``, the map is ``Syy^(1/2) R Pᵀ Sxx^(-1/2)``, which maximises the inner product
-    of its outputs with y. If x has at least as many directions as y, the covariance is that of y and the error is the
-    minimum. Otherwise the outputs have the rank of x: in the whitened space of y, their covariance is a projection.
+    Least squares predicts a conditional mean, so its outputs vary less than the target's activations, and are out of
+    distribution for this reason alone. This map whitens x, rotates it and applies the covariance of y: with
+    ``Sxx^(-1/2) Sxy Syy^(1/2) = P Σ Rᵀ``, it is ``Syy^(1/2) R Pᵀ Sxx^(-1/2)``, which maximises the inner product of its
+    outputs with y. If x has at least as many directions as y, the outputs have the covariance of y and the error is
+    minimal. Otherwise the outputs have the rank of x: in the whitened space of y, their covariance is a projection.
 
     ``fitted`` contains ``n``, ``r2``, the ``rcond`` used, and ``x_rank`` and ``y_rank``, the numbers of directions
     above it.
 
     Attributes:
-        rcond: Threshold in [0, 1). Directions of a side whose singular value is below ``rcond`` times the largest are
+        rcond: Threshold in [0, 1). Directions of a side with a singular value below ``rcond`` times the largest are
             dropped. None drops directions as :class:`~hf_stitch.matchers.regression.Lstsq` does, on both sides.
 
     Example:
@@ -123,20 +123,18 @@ class Recoloured(ClosedFormMatcher):
 class Permutation(ClosedFormMatcher):
     """Permutation: each feature of y is predicted by one feature of x, shifted to the mean of y.
 
-    The assignment is one to one and found by the Hungarian method. It maximises the sum of correlations (Li et al.
-    2016, section 3.1), or minimises the distance ``Σ‖ŷⱼ - yⱼ‖²`` over all centred features of y, which maximises
-    ``Σ xᵢᵀyⱼ`` if every feature of x is matched (Ainsworth et al. 2023, section 3.1). For unequal widths
-    ``min(dx, dy)`` features are matched, and an unmatched feature of y is predicted by its mean.
+    The Hungarian method finds a one-to-one assignment. It maximises the sum of correlations (Li et al. 2016, section
+    3.1), or minimises the distance ``Σ‖ŷⱼ - yⱼ‖²`` over all centred features of y, which maximises ``Σ xᵢᵀyⱼ`` if every
+    feature of x is matched (Ainsworth et al. 2023, section 3.1). For unequal widths ``min(dx, dy)`` features are
+    matched, and an unmatched feature of y is predicted by its mean.
 
     Constant features are never matched, so a constant feature of y is predicted by its mean.
 
-    ``fitted`` contains ``n``, ``r2``, ``matched`` (number of matched features of y) and ``correlation`` (mean over
-    these).
+    ``fitted`` contains ``n``, ``r2``, ``matched`` (number of matched features of y) and their mean ``correlation``.
 
     Attributes:
         compare: ``"correlation"`` or ``"distance"``.
-        semi: Whether each feature of y is matched with the best feature of x independently of the others (the
-            semi-matching of Li et al.).
+        semi: Whether each feature of y is matched independently with the best feature of x (semi-matching, Li et al.).
 
     Example:
         >>> x = torch.randn(50, 3, dtype=torch.float64)
@@ -171,7 +169,7 @@ class Permutation(ClosedFormMatcher):
         return recorded(stitch, moments, matched=len(columns), correlation=correlation)
 
     def _matched(self, costs: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices of matched features of x, and of the features of y that they predict."""
+        """Return the indices of matched features of x, and of the features of y that they predict."""
         if self.semi:
             return costs.argmin(0), torch.arange(costs.shape[1], device=costs.device)
         rows, columns = linear_sum_assignment(costs.cpu().numpy())
@@ -179,7 +177,7 @@ class Permutation(ClosedFormMatcher):
 
 
 def _varying(scatter: Tensor, mean: Tensor, n: int) -> Tensor:
-    """Indices of features that vary beyond the rounding of their mean."""
+    """Return the indices of features that vary beyond the rounding of their mean."""
     return (scatter > n * (8 * EPS * mean) ** 2).nonzero().flatten()
 
 
@@ -188,30 +186,30 @@ class InverseRelative(ClosedFormMatcher):
     """Inverse relative projection (Maiorca et al. 2024, arXiv 2406.15057): ``x ↦ x Aₓᵀ (A_yᵀ)⁺``.
 
     A source vector is mapped to its inner products with the source's anchors ``Aₓ``. The pseudo-inverse of the target's
-    anchors ``A_y`` maps these to a target vector. A head that was trained on the target's representation can thus be
-    used with another encoder. Neither side is fitted to the other; the method assumes only that both encoders arrange
-    the anchors similarly.
+    anchors ``A_y`` maps these inner products to a target vector. A head that was trained on the target's representation
+    can thus be used with another encoder. The two sides are not fitted to each other; the method assumes only that both
+    encoders arrange the anchors similarly.
 
-    The moments must be those of the anchors: every pair of rows is one anchor. Because ``(A_yᵀ)⁺ = A_y (A_yᵀ A_y)⁺``,
-    the map is ``Sxy Syy⁺``, and its cost does not grow with the number of anchors beyond that of the moments. (It is
-    the transpose of the least-squares map from y to x.) The map is exact if y is a rotated, shifted and scaled copy of
-    x and the anchors span y above ``rcond``. Anchors that span less only reach that span.
+    The moments must be computed from the anchors: every pair of rows is one anchor. Because
+    ``(A_yᵀ)⁺ = A_y (A_yᵀ A_y)⁺``, the map is ``Sxy Syy⁺``, and only the cost of the moments grows with the number of
+    anchors. (It is the transpose of the least-squares map from y to x.) The map is exact if y is a rotated, shifted and
+    scaled copy of x and the anchors span y above ``rcond``; otherwise it reaches only the span of the anchors.
 
     Inner products preserve lengths, unlike the cosines of the paper. Anchors normalised to length 1, with
     ``center=False``, give the map of the paper for vectors of any length, up to the length of the result.
 
-    ``fitted`` contains ``n``, ``r2`` (far below that of least squares, which optimises it), the ``rcond`` and ``scale``
-    used and ``y_rank``, the number of directions of y above the threshold.
+    ``fitted`` contains ``n``, ``r2`` (far below least squares, which optimises it), the ``rcond`` and ``scale`` used
+    and ``y_rank``, the number of directions of y above the threshold.
 
     Attributes:
         center: Whether to centre both sides by the mean of the anchors; the bias of the stitch then maps mean to mean.
         scale: Whether to rescale the result to the target, by the ratio ``tr Syy / tr Sxx``. Without it, the result is
             wrong by the square of the ratio of both scales, which does not affect a head that normalises its input.
-        rcond: Threshold in [0, 1). Directions of y whose singular value is below ``rcond`` times the largest are
-            dropped. None means 0.1. The components of x in small directions are amplified by the inverse square of the
-            singular value, although encoders agree least where they vary little, and a direction removed by a LayerNorm
-            contains only rounding. With 1e-7, as published, heads of trained networks fail if there are about as many
-            anchors as features. Lower it if a few features dominate all others.
+        rcond: Threshold in [0, 1). Directions of y with a singular value below ``rcond`` times the largest are dropped.
+            None means 0.1. The map amplifies components of x in small directions by the inverse square of the singular
+            value, although encoders agree least in these directions, and a direction removed by a LayerNorm contains
+            only rounding errors. With 1e-7, as published, heads of trained networks fail for about as many anchors as
+            features. Decrease it if a few features dominate.
 
     Example:
         >>> x = torch.randn(50, 2, dtype=torch.float64)
@@ -232,7 +230,7 @@ class InverseRelative(ClosedFormMatcher):
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
-        require(moments, 2, "give more anchors")
+        require(moments, 2, "pass more anchors")
         about = moments if self.center else moments.about_origin()
         spectrum = Spectrum.of(about, "y", RCOND if self.rcond is None else self.rcond)
         scale = (about.syy.trace() / about.sxx.trace()).item() if self.scale else 1.0

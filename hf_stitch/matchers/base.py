@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """Stitching layers that a matcher has fitted.
+    """Stitching layers fitted by a matcher.
 
     Attributes:
         layers: Pair of layers -> stitching layer, in eval mode.
-        undefined: Pair of layers -> why the matcher is undefined for it.
+        undefined: Pair of layers -> error that makes the matcher undefined for it.
 
     Example:
         >>> Matched({}, {("1", "2"): ValueError("too few samples")}).only
@@ -43,7 +43,7 @@ class Matched:
 
     @property
     def only(self) -> StitchingLayer:
-        """The layer of a single pair; raises why there is none."""
+        """Layer of a single pair; raises the error if it is undefined."""
         for error in self.undefined.values():
             raise error
         (layer,) = self.layers.values()
@@ -59,8 +59,8 @@ def match_each(
 
     Args:
         collected: The activations.
-        read: Returns what is fitted at a pair of layers, by part of the stitching layer.
-        fit: Fits a part: the map, and the mean of the target's rows.
+        read: Returns the input of ``fit`` for a pair of layers, by part of the stitching layer.
+        fit: Fits a part; returns the map, and the mean of the target's rows.
 
     Example:
         >>> from hf_stitch.pairs import CollectedParts
@@ -68,23 +68,23 @@ def match_each(
         >>> x, spec = torch.randn(50, 3), RepresentationSpec("bd", 3)
         >>> collected = CollectedParts(spec, spec, "none", {"body": Moments(3, 3).update(x, 2 * x)})
         >>> double = LinearStitch.of(weight=2 * torch.eye(3), bias=torch.zeros(3))
-        >>> match_each(collected, collected.moments, lambda found: (double, found.mean_y)).only.widths
+        >>> match_each(collected, collected.moments, lambda moments: (double, moments.mean_y)).only.widths
         (3, 3)
     """
     layers: dict[Cell, StitchingLayer] = {}
     undefined: dict[Cell, Exception] = {}
     for cell in collected.cells:
-        found, specs = read(cell), collected.specs(cell)
+        parts, specs = read(cell), collected.specs(cell)
         maps: dict[str, Stitch] = {}
         means: dict[str, Tensor] = {}
         try:
-            for part, rows in found.items():
+            for part, rows in parts.items():
                 maps[part], means[part] = fit(rows)
         except ValueError as error:
             vectors = "positions" if collected.pooling == "none" else f"vectors (pooling {collected.pooling!r})"
-            what = f"the map of {vectors}" if part == "body" else "the map of prefix tokens (CLS, distillation)"
+            description = f"the map of {vectors}" if part == "body" else "the map of prefix tokens (CLS, distillation)"
             kind = NoAlignmentError if isinstance(error, NoAlignmentError) else ValueError
-            undefined[cell] = kind(f"{what} from {specs[0]} to {specs[1]}: {error}")
+            undefined[cell] = kind(f"{description} from {specs[0]} to {specs[1]}: {error}")
             undefined[cell].__cause__ = error
         except torch.linalg.LinAlgError as error:
             undefined[cell] = error
@@ -99,31 +99,31 @@ class Matcher(Configured, ABC):
     """Base class of matchers: frozen dataclasses that fit a stitch between two representations.
 
     The fields of a matcher are its options, checked against their annotations (:class:`hf_stitch.options.Configured`).
-    Derive from :class:`ClosedFormMatcher` or :class:`RowsMatcher` and write ``fit``; or derive from this class and
-    write :meth:`match` for a matcher of another kind, which then works in every job.
+    Derive from :class:`ClosedFormMatcher` or :class:`RowsMatcher` and implement ``fit``; for a matcher of another kind,
+    derive from this class and implement :meth:`match`.
 
     Attributes:
         title: Name in text.
         papers: Papers that define the matcher.
-        collects: What the matcher reads, for plans: ``"moments"`` or ``"rows"``.
-        unplanned: What plans leave out, in words.
+        collects: Statistic that the matcher requires, for plans: ``"moments"`` or ``"rows"``.
+        unplanned: Work that plans leave out, in words.
         unequal_widths: Whether the two representations may have different widths.
-        invariances: Transformations that the map follows, whatever the options: ``"orthogonal"`` and ``"invertible"``
-            maps, ``"scaling"`` by a positive number, ``"permutation"`` of the features, ``"translation"``.
-        counts_rows: Whether the map changes if each row comes twice, because a penalty then weighs less.
+        invariances: Transformations that the map follows for all options: ``"orthogonal"`` and ``"invertible"`` maps,
+            ``"scaling"`` by a positive number, ``"permutation"`` of the features, ``"translation"``.
+        counts_rows: Whether duplicating all rows changes the map, because a penalty then weighs less.
 
-    Laws, by the names of the parts of ``hf_stitch_testing.check_matcher``, which runs them on every matcher:
+    ``hf_stitch_testing.check_matcher`` checks these laws for every matcher, by name:
 
-    - ``invariances``: a map of the source's rows turns W alone, and the mapped rows stay; a map of the target's rows
-      moves the mapped rows alike.
+    - ``invariances``: a map of the source's rows changes W, but not the mapped rows; a map of the target's rows
+      transforms the mapped rows likewise.
     - ``streamed``: moments of any batches, merged or in another order, give the stitch of all rows at once, to 1e-10.
-    - ``repeated``: each row twice changes nothing, unless the number of rows counts.
-    - ``repeatable``, ``pure``: the same rows give the same bits; rows, moments and shared generators stay as they are.
-    - ``fitted``: ``n`` is the number of rows, and ``r2`` that of these rows and the map.
-    - ``empty``, ``dead``, ``unequal_widths``: fewer than two rows, a side whose rows are all equal, and widths that it
-      does not take raise a ValueError.
-    - ``unpaired``: rows without partners, of a matcher that takes them, give an orthogonal map that there is.
-    - ``config``, ``stitch``: its record rebuilds it, and what it fits obeys the laws of :class:`Stitch`.
+    - ``repeated``: duplicating all rows does not change the stitch, unless ``counts_rows``.
+    - ``repeatable``, ``pure``: equal rows give identical bits; rows, moments and shared generators do not change.
+    - ``fitted``: ``n`` is the number of rows, and ``r2`` the R² of the map on these rows.
+    - ``empty``, ``dead``, ``unequal_widths``: fewer than two rows, a side with all rows equal, and unsupported widths
+      raise a ValueError.
+    - ``unpaired``: a matcher of rows without partners finds an existing orthogonal map.
+    - ``config``, ``stitch``: its record rebuilds it, and its stitches obey the laws of :class:`Stitch`.
 
     Example:
         >>> from hf_stitch import registries
@@ -141,44 +141,44 @@ class Matcher(Configured, ABC):
 
     @abstractmethod
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:
-        """Fit the stitching layers of all pairs of layers (:func:`match_each` makes them of maps).
+        """Fit the stitching layers of all pairs of layers (:func:`match_each` builds them from maps).
 
         Args:
-            collected: The activations of both networks, which are collected when they are asked for.
-            folder: Folder for the state of the matcher, from which interrupted work resumes; ``None`` for no state.
+            collected: The activations of both networks, collected on first access.
+            folder: Folder for the state of the matcher, to resume interrupted work; ``None`` to not store a state.
         """
 
     def check(self, pair: Pair, data: Split) -> None:
-        """Raise a ValueError, before any network runs on the samples, if the matcher cannot be used."""
+        """Raise a ValueError if the matcher cannot be used, before any network runs on the samples."""
         if task_named(pair.task).causal and getattr(self, "causal", None) is False:
             raise ValueError(
-                f"matcher {self.name!r} reads later tokens, which a language model predicts: pass causal=True"
+                f"matcher {self.name!r} requires causal=True for a language model, which predicts later tokens"
             )
         if data.unpaired is not None:
             raise ValueError(
-                f"matcher {self.name!r} is fitted to pairs alone: leave out unpaired, or use 'seeded_refinement' or "
+                f"matcher {self.name!r} does not support unpaired; leave it out, or use 'seeded_refinement' or "
                 "'unsupervised'"
             )
 
     def rehearse(self, pair: Pair, data: Split) -> None:
-        """Run a few samples through what is special to the matcher, so that errors occur before all are read."""
+        """Run the steps special to the matcher on a few samples, to raise errors early."""
 
     def reads(self, data: Split) -> tuple[Samples, ...]:
-        """Return the samples on which the maps depend, to recognise them in tests."""
+        """Return the samples that the maps depend on, to recognise them in tests."""
         return (data.train.a,)
 
     def samples_trained(self, count: int) -> int:
-        """Return how many samples training reads, repeated ones included, for plans; 0 if nothing is trained."""
+        """Return the number of samples that training reads (with repetitions), for plans; 0 without training."""
         return 0
 
     def baselines(self, collected: Collected, layer: StitchingLayer) -> dict[str, StitchingLayer]:
-        """Return further stitching layers with which the fitted one is compared, by name."""
+        """Return baseline stitching layers for the fitted one, by name."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class ClosedFormMatcher(Matcher):
-    """Base class of matchers whose stitch is computed from the moments of paired rows.
+    """Base class of matchers that compute the stitch from the moments of paired rows.
 
     Example:
         >>> from hf_stitch import registries
@@ -189,7 +189,7 @@ class ClosedFormMatcher(Matcher):
 
     @abstractmethod
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
-        """Fit the stitch that maps x rows to y rows; computed in float64 on the device of the moments, where it stays.
+        """Fit the stitch that maps x rows to y rows, in float64 on the device of the moments.
 
         Its ``fitted`` contains ``n``, ``r2`` and results of the matcher.
 
@@ -203,19 +203,19 @@ class ClosedFormMatcher(Matcher):
 
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:
         """Fit the moments of each part."""
-        return match_each(collected, collected.moments, lambda found: (self.fit(found), found.mean_y))
+        return match_each(collected, collected.moments, lambda moments: (self.fit(moments), moments.mean_y))
 
     def baselines(self, collected: Collected, layer: StitchingLayer) -> dict[str, StitchingLayer]:
-        """Where rows end with the embedding of the target's token: a map of this embedding alone, ``own``."""
+        """Return a map of the target's token embedding alone, ``own``, if rows end with this embedding."""
         width = 0 if collected.pair is None else collected.pair.source.embedding_width
         if not width:
             return {}
-        found = collected.moments(collected.cells[0])["body"]
-        last = slice(found.sxx.shape[0] - width, None)
-        own = Moments.of(
-            found.n, found.mean_x[last], found.mean_y, found.sxx[last, last], found.syy, found.sxy[last], found.eps
+        whole = collected.moments(collected.cells[0])["body"]
+        last = slice(whole.sxx.shape[0] - width, None)
+        embedding_moments = Moments.of(
+            whole.n, whole.mean_x[last], whole.mean_y, whole.sxx[last, last], whole.syy, whole.sxy[last], whole.eps,
         )  # fmt: skip
-        fitted = self.fit(own)
+        fitted = self.fit(embedding_moments)
         if not isinstance(fitted, LinearStitch):
             return {}
         weight = torch.zeros(fitted.out_features, layer.widths[0], dtype=fitted.weight.dtype)
@@ -225,7 +225,7 @@ class ClosedFormMatcher(Matcher):
 
 @dataclasses.dataclass(frozen=True)
 class RowsMatcher(Matcher):
-    """Base class of matchers that need the paired rows themselves: their regions, or gradient descent on them.
+    """Base class of matchers that require the paired rows, for regions or gradient descent.
 
     Example:
         >>> RowsMatcher.collects
@@ -248,34 +248,33 @@ class RowsMatcher(Matcher):
         """
 
     def check(self, pair: Pair, data: Split) -> None:
-        """Check as the base class does, and refuse several pairs of layers, whose rows take too much memory."""
+        """Check as the base class, and raise an error for several pairs of layers."""
         if len(pair.cells) > 1:
             raise ValueError(
-                f"matcher {self.label!r} is fitted to rows, and a grid keeps moments only, since rows of all layers "
-                "take too much memory: stitch single pairs with hf_stitch.stitch"
+                f"matcher {self.label!r} requires rows, but a grid stores only moments to save memory; stitch single "
+                "pairs with hf_stitch.stitch"
             )
         super().check(pair, data)
 
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:
         """Fit the rows of each part."""
 
-        def fit(found: Features) -> tuple[Stitch, Tensor]:
-            return self.fit(found.x, found.y), found.y.double().mean(0)
+        def fit(rows: Features) -> tuple[Stitch, Tensor]:
+            return self.fit(rows.x, rows.y), rows.y.double().mean(0)
 
         return match_each(collected, collected.rows, fit)
 
 
 class NoAlignmentError(ValueError):
-    """The rows give no evidence that one space can be mapped to the other; the message has the figures."""
+    """Raised if the rows do not show that a map between the spaces exists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UnpairedMatcher(RowsMatcher):
-    """Base class of matchers of rows that also take rows of which nobody knows which belong together.
+    """Base class of matchers that also accept rows without known partners.
 
     Attributes:
-        least_pairs: The least number of pairs. With 0, the matcher needs none, and takes the rows of pairs as further
-            rows without partners.
+        least_pairs: Smallest number of pairs. With 0, the matcher uses the rows of pairs as rows without partners.
 
     Example:
         >>> UnpairedMatcher.unplanned
@@ -291,17 +290,17 @@ class UnpairedMatcher(RowsMatcher):
     ) -> Stitch:
         """Fit the stitch, on the CPU.
 
-        Its ``fitted`` contains ``n``, the number of pairs of the last fit, those that the matcher has found included,
-        ``r2`` on these, and results of the matcher.
+        Its ``fitted`` contains ``n``, the number of pairs of the last fit (including pairs found by the matcher),
+        ``r2`` on these pairs, and results of the matcher.
         """
 
     def check(self, pair: Pair, data: Split) -> None:
-        """Check as other matchers of rows, and that there are samples without partners if they are needed."""
+        """Check as other matchers of rows, and raise an error if required samples without partners are missing."""
         super().check(pair, dataclasses.replace(data, unpaired=None))
         if data.unpaired is None and self.least_pairs:
             raise ValueError(
-                f"matcher {self.name!r} needs samples without partners: unpaired=(samples of the source, samples of "
-                "the target)"
+                f"matcher {self.name!r} requires samples without partners; pass unpaired=(samples of the source, "
+                "samples of the target)"
             )
 
     def rehearse(self, pair: Pair, data: Split) -> None:
@@ -311,13 +310,13 @@ class UnpairedMatcher(RowsMatcher):
             CollectedPair(pair, data.train, Run(progress=False), unpaired=few).unpaired(pair.cells[0])
 
     def reads(self, data: Split) -> tuple[Samples, ...]:
-        """Return the samples without partners, and those of the pairs if these are needed."""
+        """Return the samples without partners, and the paired samples if they are required."""
         unpaired = data.unpaired or ()
         return unpaired if unpaired and not self.least_pairs else (data.train.a, *unpaired)
 
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:
-        """Fit the rows with and without partners of each part; pairs that are not needed are not read."""
-        unpaired = {cell: found for cell in collected.cells if (found := collected.unpaired(cell)) is not None}
+        """Fit the rows with and without partners of each part; read pairs only if required."""
+        unpaired = {cell: parts for cell in collected.cells if (parts := collected.unpaired(cell)) is not None}
         if not unpaired:
             return super().match(collected, folder)
 
@@ -340,7 +339,7 @@ class TrainedMatcher(Matcher):
     """Base class of matchers that train stitches, initialised by another matcher.
 
     Attributes:
-        initial: The matcher that computes the initial stitches.
+        initial: Matcher that computes the initial stitches.
 
     Example:
         >>> from hf_stitch import registries
@@ -352,36 +351,36 @@ class TrainedMatcher(Matcher):
 
     @property
     def collects(self) -> Literal["moments", "rows"]:  # type: ignore[override]
-        """What the initial matcher reads."""
+        """Statistic that the initial matcher requires."""
         return self.initial.collects
 
     @property
     def unplanned(self) -> str:  # type: ignore[override]
-        """What plans leave out of the initial matcher."""
+        """Work of the initial matcher that plans leave out."""
         return self.initial.unplanned
 
     @abstractmethod
     def trained(self, collected: CollectedPair, layers: Mapping[Cell, StitchingLayer], folder: Path | None) -> Matched:
-        """Train the stitching layers of all pairs of layers, starting from those of the initial matcher.
+        """Train the stitching layers of all pairs of layers, starting from the initial stitching layers.
 
         Args:
             collected: The networks and the samples.
             layers: Pair of layers -> initial stitching layer.
-            folder: Folder for the state of the training; ``None`` for no state.
+            folder: Folder for the state of the training; ``None`` to not store a state.
         """
 
     def match(self, collected: Collected, folder: Path | None = None) -> Matched:
         """Fit the initial stitches, and train them."""
         if not isinstance(collected, CollectedPair):
             raise ValueError(
-                f"matcher {self.name!r} trains on samples, but here are only their vectors, as a swap does not train: "
-                "use hf_stitch.stitch"
+                f"matcher {self.name!r} requires samples for training, but a swap has only vectors; use "
+                "hf_stitch.stitch"
             )
         first = self.initial.match(collected)
         if not first.layers:
             return first
-        found = self.trained(collected, first.layers, folder)
-        return Matched(found.layers, {**first.undefined, **found.undefined})
+        trained = self.trained(collected, first.layers, folder)
+        return Matched(trained.layers, {**first.undefined, **trained.undefined})
 
     def check(self, pair: Pair, data: Split) -> None:
         """Check the initial matcher."""
@@ -392,9 +391,9 @@ class TrainedMatcher(Matcher):
         self.initial.rehearse(pair, data)
 
     def reads(self, data: Split) -> tuple[Samples, ...]:
-        """Return the training samples, and those of the initial matcher."""
+        """Return the training samples and the samples of the initial matcher."""
         return tuple({id(samples): samples for samples in (data.train.a, *self.initial.reads(data))}.values())
 
     def baselines(self, collected: Collected, layer: StitchingLayer) -> dict[str, StitchingLayer]:
-        """Return those of the initial matcher."""
+        """Return the baselines of the initial matcher."""
         return self.initial.baselines(collected, layer)

@@ -1,4 +1,4 @@
-"""Regressions of the rows of y on those of x."""
+"""Regressions of the rows of y on the rows of x."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_stitch.statistics.spectrum import EPS, Spectrum
 from hf_stitch.stitches import LinearStitch, LowRankStitch
 
 Penalty = NonNegative | Literal["gcv"]
-"""A ridge penalty, or how it is chosen."""
+"""Ridge penalty, or the method that chooses it."""
 _SWEEPS = 10_000
 
 
@@ -32,11 +32,10 @@ class Lstsq(ClosedFormMatcher):
 
     Attributes:
         intercept: Whether to fit a bias. If false, rows are not centred.
-        rcond: Threshold in [0, 1). Directions of x whose singular value is below ``rcond`` times the largest are
-            dropped. The singular values are those of centred x (of x itself without an intercept). None drops the
-            directions that are rounding in the dtype of x, for example the direction that a LayerNorm removes. In
-            half precision it also drops directions near rounding, as long as they explain at most .0005 of the
-            variance of y together.
+        rcond: Threshold in [0, 1). Directions of x with a singular value below ``rcond`` times the largest are dropped.
+            Singular values are computed from centred x (uncentred without an intercept). None drops directions that are
+            rounding errors in the dtype of x, for example the direction that a LayerNorm removes. In half precision it
+            also drops directions near rounding, as long as they explain at most .0005 of the variance of y together.
 
     Example:
         >>> x = torch.randn(50, 3, dtype=torch.float64)
@@ -55,7 +54,7 @@ class Lstsq(ClosedFormMatcher):
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
-        require(moments, max(moments.dx + self.intercept, 2), "give more rows, or use the matcher 'ridge'")
+        require(moments, max(moments.dx + self.intercept, 2), "pass more rows, or use the matcher 'ridge'")
         centred = moments if self.intercept else moments.about_origin()
         spectrum = Spectrum.of(centred, "x", self.rcond, centred.sxy)
         weights = {"weight": spectrum.solve(centred.sxy).T}
@@ -65,19 +64,19 @@ class Lstsq(ClosedFormMatcher):
 
 @dataclass(frozen=True)
 class Ridge(ClosedFormMatcher):
-    """The affine map that minimises ``‖XW + b - Y‖² + ridge · ‖W‖²``; the intercept b is not penalised.
+    """Affine map that minimises ``‖XW + b - Y‖² + ridge · ‖W‖²``; the intercept b is not penalised.
 
     The error is a sum over rows, not a mean, as in scikit-learn's ``Ridge(alpha=ridge)``. Works with fewer rows than
-    features. Directions of x that are rounding do not count, as for :class:`Lstsq`.
+    features. Directions of x that are rounding errors do not count, as for :class:`Lstsq`.
 
     ``fitted`` contains ``n``, ``r2``, the ``ridge`` used and ``df``, the effective degrees of freedom per output.
 
     Attributes:
         ridge: Penalty >= 0 (0 is least squares, of minimum norm if the rows do not determine the map), or ``"gcv"``:
-            the penalty with the least generalised cross-validation error (Golub, Heath and Wahba 1979, eq. 1.4), one
+            the penalty with the lowest generalised cross-validation error (Golub, Heath and Wahba 1979, eq. 1.4), one
             for all outputs, from a grid with ten values per decade between ``dx · eps`` and 1000 times the largest
-            eigenvalue of ``sxx``. GCV assumes independent rows. Positions of the same image or tokens of the same text
-            are not independent, so the selected penalty is then too small.
+            eigenvalue of ``sxx``. GCV assumes independent rows. For positions of the same image or tokens of the same
+            text, which are not independent, the selected penalty is too small.
 
     Example:
         >>> x = torch.randn(50, 3, dtype=torch.float64)
@@ -95,27 +94,27 @@ class Ridge(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
         require(moments, 2)
-        weight, found = penalised(moments, self.ridge)
-        return recorded(affine_stitch(LinearStitch, moments, {"weight": weight}, dtype), moments, **found)
+        weight, results = penalised(moments, self.ridge)
+        return recorded(affine_stitch(LinearStitch, moments, {"weight": weight}, dtype), moments, **results)
 
 
 def penalised(moments: Moments, ridge: float | Literal["gcv"]) -> tuple[Tensor, dict[str, float]]:
     """Solve ridge regression."""
-    given = None if ridge == "gcv" else float(ridge)
+    fixed = None if ridge == "gcv" else float(ridge)
     spectrum = Spectrum.of(moments, "x", sxy=moments.sxy)
-    chosen = _least_gcv(moments, spectrum) if given is None else given
+    chosen = _least_gcv(moments, spectrum) if fixed is None else fixed
     df = 1 + (spectrum.values / (spectrum.values + chosen)).sum().item()
     return spectrum.solve(moments.sxy, chosen).T, {"ridge": chosen, "df": df}
 
 
 def _least_gcv(moments: Moments, spectrum: Spectrum) -> float:
-    """The penalty that minimises ``(RSS / n) / (1 - df / n)²``, computed from the moments.
+    """Return the penalty that minimises ``(RSS / n) / (1 - df / n)²``, from the moments.
 
     With u_i the left singular vectors of centred X, a penalty leaves the share ``s_i = ridge / (value_i + ridge)`` of
     ``u_iᵀY`` unexplained, hence ``RSS = RSS(0) + Σ s_i² ‖u_iᵀY‖²`` and ``n - df = n - 1 - rank + Σ s_i``.
     """
     explained = (spectrum.vectors.T @ moments.sxy).square().sum(1) / spectrum.values
-    # Both differences are non-negative up to rounding. If X spans all rows, least squares leaves no residual.
+    # Both differences are non-negative up to rounding. If X spans all rows, the residual of least squares is 0.
     spare = max(moments.n - 1 - spectrum.rank, 0)
     residual = max((moments.syy.trace() - explained.sum()).item(), 0.0) if spare else 0.0
     least, most = math.log10(moments.dx * EPS), 3.0
@@ -128,17 +127,16 @@ def _least_gcv(moments: Moments, spectrum: Spectrum) -> float:
 
 @dataclass(frozen=True)
 class RidgeToIdentity(ClosedFormMatcher):
-    """The affine map that minimises ``‖XW + b - Y‖² + ridge · ‖W - I‖²``; the intercept b is not penalised.
+    """Affine map that minimises ``‖XW + b - Y‖² + ridge · ‖W - I‖²``; the intercept b is not penalised.
 
-    It is the identity plus a ridge regression of ``Y - X``. Where two representations of equal width are near each
-    other, as those of a network and of its fine-tuned copy, few rows suffice: what they do not determine stays as it
-    is, whereas :class:`Ridge` removes it.
+    It is the identity plus a ridge regression of ``Y - X``. Few rows suffice for two similar representations of equal
+    width, for example of a network and its fine-tuned copy: undetermined directions stay unchanged, whereas
+    :class:`Ridge` removes them.
 
     ``fitted`` contains ``n``, ``r2``, the ``ridge`` used and ``df``, the effective degrees of freedom per output.
 
     Attributes:
-        ridge: Penalty >= 0, or ``"gcv"``: that with the least generalised cross-validation error, as for
-            :class:`Ridge`.
+        ridge: Penalty >= 0, or ``"gcv"`` for the lowest generalised cross-validation error, as for :class:`Ridge`.
 
     Example:
         >>> x = torch.randn(5, 8, dtype=torch.float64)
@@ -158,7 +156,7 @@ class RidgeToIdentity(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
         if moments.dx != moments.dy:
-            raise ValueError(f"ridge_to_identity needs equal widths, got {moments.dx} -> {moments.dy}; use 'ridge'")
+            raise ValueError(f"ridge_to_identity requires equal widths, got {moments.dx} -> {moments.dy}; use 'ridge'")
         require(moments, 2)
         change = Moments.of(
             moments.n,
@@ -169,9 +167,9 @@ class RidgeToIdentity(ClosedFormMatcher):
             moments.sxy - moments.sxx,
             moments.eps,
         )
-        weight, found = penalised(change, self.ridge)
+        weight, results = penalised(change, self.ridge)
         weight = weight + torch.eye(moments.dx, dtype=weight.dtype, device=weight.device)
-        return recorded(affine_stitch(LinearStitch, moments, {"weight": weight}, dtype), moments, **found)
+        return recorded(affine_stitch(LinearStitch, moments, {"weight": weight}, dtype), moments, **results)
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,7 @@ class LowRank(ClosedFormMatcher):
 
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankStitch:
         """Compute the map."""
-        require(moments, moments.dx + 1, "give more rows")
+        require(moments, moments.dx + 1)
         spectrum = Spectrum.of(moments, "x", self.rcond, moments.sxy)
         most = min(spectrum.rank, moments.dy)
         if self.rank > most:
@@ -223,9 +221,9 @@ class LowRank(ClosedFormMatcher):
 class Lasso(ClosedFormMatcher):
     """Lasso: the affine map that minimises ``‖XW + b - Y‖² / (2n) + alpha · Σ|W|``; the intercept b is not penalised.
 
-    Equivalent to scikit-learn's ``Lasso(alpha)`` for each output. Many weights are exactly 0, which shows which
-    features of the source each feature of the target needs (Li et al. 2016). Equation 3 of Csiszárik et al. (2021) uses
-    the norm without the square, so its α has a different scale.
+    Equivalent to scikit-learn's ``Lasso(alpha)`` for each output. Many weights are exactly 0; the rest show which
+    features of the source each feature of the target requires (Li et al. 2016). Equation 3 of Csiszárik et al. (2021)
+    uses the norm without the square, so its α has a different scale.
 
     The solver is coordinate descent on the moments, for all outputs at once, until the total duality gap is below
     ``tolerance`` times ``‖Y‖² / (2n)``.
@@ -258,10 +256,10 @@ class Lasso(ClosedFormMatcher):
         return recorded(stitch, moments, zeros=(stitch.weight == 0).double().mean().item(), sweeps=sweeps)
 
     def _descend(self, sxx: Tensor, sxy: Tensor, syy: Tensor) -> tuple[Tensor, int]:
-        """The weights ``(dx, dy)``, and the number of sweeps over the features."""
+        """Return the weights ``(dx, dy)``, and the number of sweeps over the features."""
         weight = torch.zeros_like(sxy)
         gradient = sxy.clone()  # negative gradient of the squared error: sxy - sxx · weight
-        used = [j for j, own in enumerate(sxx.diagonal().tolist()) if own > 0]
+        used = [j for j, variance in enumerate(sxx.diagonal().tolist()) if variance > 0]
         enough = self.tolerance * syy.trace() / 2
         for sweep in range(1, _SWEEPS + 1):
             for j in used:
@@ -272,12 +270,12 @@ class Lasso(ClosedFormMatcher):
             if self._gap(weight, gradient, sxx, sxy, syy) <= enough:
                 return weight, sweep
         raise ArithmeticError(
-            f"the lasso did not reach a duality gap of {self.tolerance:g} in {_SWEEPS} sweeps: the features of the "
-            "source are strongly correlated; raise alpha or the tolerance"
+            f"the lasso did not reach a duality gap of {self.tolerance:g} in {_SWEEPS} sweeps, because the features of "
+            "the source are strongly correlated; increase alpha or tolerance"
         )
 
     def _gap(self, weight: Tensor, gradient: Tensor, sxx: Tensor, sxy: Tensor, syy: Tensor) -> Tensor:
-        """The duality gap, summed over the outputs (Kim et al. 2007, section III.B)."""
+        """Compute the duality gap, summed over the outputs (Kim et al. 2007, section III.B)."""
         squares = syy.diagonal() - 2 * (weight * sxy).sum(0) + (weight * (sxx @ weight)).sum(0)
         scale = (self.alpha / gradient.abs().amax(0).clamp(min=1e-300)).clamp(max=1)
         dual = scale * (syy.diagonal() - (weight * sxy).sum(0)) - scale.square() * squares / 2

@@ -1,4 +1,4 @@
-"""Baselines that are not fitted, and starts of training."""
+"""Baselines without a fit, and initial values of training."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Identity(ClosedFormMatcher):
 
 @dataclass(frozen=True)
 class Random(ClosedFormMatcher):
-    """Random map: weights drawn uniformly as in ``torch.nn.Linear``; the bias maps the mean of x to the mean of y.
+    """Random map: weights sampled uniformly as in ``torch.nn.Linear``; the bias maps the mean of x to the mean of y.
 
-    It serves as an initial value for training, which may not converge well from it (Csiszárik et al. 2021, section 8),
-    and as a baseline for the target's back half on random input.
+    It serves as an initial value for training, although training may not converge well from it (Csiszárik et al. 2021,
+    section 8), and as a baseline for the target's back half on random input.
 
     ``fitted`` contains ``n`` and ``r2``.
 
@@ -71,24 +71,23 @@ class Random(ClosedFormMatcher):
         require(moments, 2)
         generator = torch.Generator().manual_seed(self.seed)
 
-        def drawn(rows: int, columns: int) -> torch.Tensor:
+        def uniform_weights(rows: int, columns: int) -> torch.Tensor:
             uniform = torch.rand(rows, columns, generator=generator, dtype=torch.float64)
             return ((2 * uniform - 1) / math.sqrt(columns)).to(moments.device)
 
         if self.rank is None:
-            weights = {"weight": drawn(moments.dy, moments.dx)}
+            weights = {"weight": uniform_weights(moments.dy, moments.dx)}
             return recorded(affine_stitch(LinearStitch, moments, weights, dtype), moments)
-        weights = {"down": drawn(self.rank, moments.dx), "up": drawn(moments.dy, self.rank)}
+        weights = {"down": uniform_weights(self.rank, moments.dx), "up": uniform_weights(moments.dy, self.rank)}
         return recorded(affine_stitch(LowRankStitch, moments, weights, dtype, rank=self.rank), moments)
 
 
 @dataclass(frozen=True)
 class LowRankResidual(ClosedFormMatcher):
-    """Ridge regression, whose weights stay fixed, with a correction of low rank that is 0 at first.
+    """Ridge regression with frozen weights, and a low-rank correction that is initially 0.
 
-    It is a start for :class:`hf_stitch.training.TaskLoss`, which then trains ``rank × (dx + dy)`` numbers instead of
-    ``dx × dy``. The correction reads the leading principal directions of x, scaled to unit variance;
-    the mean of x stays in it.
+    Initial value for :class:`hf_stitch.training.TaskLoss`, which then trains ``rank × (dx + dy)`` numbers instead of
+    ``dx × dy``. The correction uses the leading principal directions of x, scaled to unit variance, without centring.
 
     ``fitted`` contains the results of :class:`~hf_stitch.matchers.regression.Ridge`.
 
@@ -115,11 +114,11 @@ class LowRankResidual(ClosedFormMatcher):
         """Compute the map."""
         require(moments, 2)
         common = Ridge(self.ridge).fit(moments, dtype)
-        with torch.random.fork_rng():  # its random weights are replaced
+        with torch.random.fork_rng():  # the random weights are replaced
             stitch = LowRankResidualStitch(moments.dx, moments.dy, self.rank, dtype)
         stitch.to(moments.device)
         values, vectors = (part[..., -self.rank :] for part in torch.linalg.eigh(moments.sxx / moments.n))
-        # A direction that is rounding stays small.
+        # Directions of rounding errors stay small.
         least = torch.clamp(
             (vectors.square() * rounding(moments, "x")[:, None]).sum(0) / moments.n, min=float(EPS * values[-1])
         )
@@ -133,18 +132,18 @@ class LowRankResidual(ClosedFormMatcher):
 
 @dataclass(frozen=True)
 class Attention(ClosedFormMatcher):
-    """Ridge regression, with one block of attention over the positions beside it that writes nothing at first.
+    """Ridge regression with a parallel attention block over the positions, with an output that is initially 0.
 
-    It is a start for :class:`hf_stitch.training.TaskLoss`, which trains both. Compare the result with the trained
-    affine map, and with the same stitch after an untrained source (:func:`hf_stitch.adapters.untrained`): such a stitch
-    can do work of the source itself.
+    Initial value for :class:`hf_stitch.training.TaskLoss`, which trains both. Compare the result with the trained
+    affine map, and with the same stitch after an untrained source (:func:`hf_stitch.adapters.untrained`), because such
+    a stitch can take over work of the source.
 
     ``fitted`` contains the results of :class:`~hf_stitch.matchers.regression.Ridge`.
 
     Attributes:
         heads: Number of heads, which divides ``width``.
         width: Width of queries, keys and values together.
-        causal: Whether positions attend to themselves and earlier ones only, as language models need.
+        causal: Whether positions attend only to themselves and earlier positions, as language models require.
         ridge: Penalty of the ridge regression, as for :class:`~hf_stitch.matchers.regression.Ridge`.
         seed: Seed of the queries, keys and values.
 
@@ -155,7 +154,7 @@ class Attention(ClosedFormMatcher):
     """
 
     name: ClassVar[str] = "attention"
-    title: ClassVar[str] = "ridge regression with an attention block beside it"
+    title: ClassVar[str] = "ridge regression with a parallel attention block"
     invariances: ClassVar[tuple[str, ...]] = ("orthogonal", "permutation", "translation")
     counts_rows: ClassVar[bool] = True
 
@@ -178,7 +177,7 @@ class Attention(ClosedFormMatcher):
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             stitch = AttentionStitch(moments.dx, moments.dy, self.heads, self.width, self.causal, dtype)
-        # Features vary by about one in what queries and keys see, however long the vectors are; means stay in it.
+        # The input of queries and keys has about unit variance for vectors of any length, without centring.
         stitch.read.div_((moments.sxx.trace() / (moments.n * moments.dx)).sqrt().to(dtype).cpu())
         stitch.to(moments.device)
         stitch.weight.copy_(common.weight)

@@ -17,7 +17,7 @@ _ANGLES = ("orthogonal", "scaling", "permutation")
 
 @dataclass(frozen=True)
 class Described:
-    """What to know of a metric before it is used, with its default options."""
+    """Description of a metric with its default options."""
 
     title: str  # name in text
     higher_is_better: bool  # whether a higher value means more similar
@@ -27,22 +27,22 @@ class Described:
 
     @property
     def direction(self) -> str:
-        """The values that mean more similar: ``higher`` or ``lower``."""
+        """Direction of more similar values: ``higher`` or ``lower``."""
         return "higher" if self.higher_is_better else "lower"
 
 
 CATALOGUE = {
     "cca": Described(
         "mean canonical correlation", True, (0.0, 1.0), ("invertible", "orthogonal", *_UNITS),
-        "whether layers hold the same linear information; takes far more samples than features",
+        "whether layers contain the same linear information; requires far more samples than features",
     ),
     "direct_matching": Described(
         "residual of direct matching", False, (0.0, math.inf), (),
-        "how far stitched activations are from those of the target, in the same space",
+        "how far stitched activations are from the target's activations, in the same space",
     ),
     "disagreement": Described(
         "disagreement", False, (0.0, 1.0), ("scaling",),
-        "share of samples for which two classifiers predict different classes",
+        "share of samples with different predicted classes of two classifiers",
     ),
     "jaccard": Described(
         "Jaccard similarity of nearest neighbours", True, (0.0, 1.0), _ANGLES,
@@ -66,7 +66,7 @@ CATALOGUE = {
     ),
     "mrr": Described(
         "mean reciprocal rank", True, (0.0, 1.0), ("scaling",),
-        "whether a stitched vector retrieves its own sample in the target's space",
+        "whether a stitched vector retrieves its sample in the target's space",
     ),
     "mutual_knn": Described(
         "mutual nearest neighbours", True, (0.0, 1.0), _ANGLES,
@@ -74,7 +74,7 @@ CATALOGUE = {
     ),
     "paired_cosine": Described(
         "cosine of paired rows", True, (-1.0, 1.0), ("scaling",),
-        "whether stitched vectors point as those of the target, in the same space; centre them first",
+        "whether stitched vectors point in the target's directions, in the same space; centre them first",
     ),
     "procrustes": Described(
         "orthogonal Procrustes distance", False, (0.0, math.sqrt(2)), _SHAPE,
@@ -82,7 +82,7 @@ CATALOGUE = {
     ),
     "pwcca": Described(
         "projection-weighted CCA", True, (0.0, 1.0), _UNITS,
-        "CCA that weighs directions by how much of x they explain; not symmetric; directions='all' counts what y lacks",
+        "CCA weighted by the share of x that directions explain; not symmetric; directions='all' counts parts y lacks",
     ),
     "rbf_cka": Described(
         "CKA of Gaussian kernels", True, (0.0, 1.0), _SHAPE,
@@ -90,11 +90,11 @@ CATALOGUE = {
     ),
     "relative_cosine": Described(
         "cosine of relative representations", True, (-1.0, 1.0), _SHAPE,
-        "whether samples lie alike with respect to anchors, before encoders are swapped",
+        "whether samples have the same similarities to anchors, before encoders are swapped",
     ),
     "rsa": Described(
         "representational similarity analysis", True, (-1.0, 1.0), ("scaling", "permutation"),
-        "whether the same pairs of samples are far apart; the custom of neuroscience",
+        "whether the same pairs of samples are distant; common in neuroscience",
     ),
     "shape_distance": Described(
         "shape distance", False, (0.0, math.pi / 2), _SHAPE,
@@ -109,7 +109,7 @@ CATALOGUE = {
 
 
 def built_in(name: str) -> Callable[[Kind], Kind]:
-    """Declare that a class is a built-in metric: it takes what the catalogue says, which stands there alone."""
+    """Declare that a class is a built-in metric, with attributes from the catalogue."""
 
     def declare(kind: Kind) -> Kind:
         for key, value in {**vars(CATALOGUE[name]), "name": name}.items():

@@ -23,16 +23,15 @@ _EQUAL = EPS**0.5
 def cca(x: Tensor, y: Tensor, *, squared: bool = False, ridge: NonNegative = 0.0) -> Tensor:
     """Mean canonical correlation over all canonical directions, in [0, 1] (Hotelling 1936).
 
-    There are as many as the smaller of the ranks of x and y: features that depend on others, and directions that are
-    rounding in the dtype of the rows, add none.
+    The number of directions is the smaller of the ranks of x and y, without linearly dependent features and directions
+    that are rounding errors in the dtype of the rows.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         squared: Whether to average the squared correlations (``R²_CCA`` of Kornblith et al. 2019).
-        ridge: Regularisation added to the covariance of each side, as a multiple of its mean variance. With a ridge,
-            few rows are allowed, but the value is invariant to orthogonal maps and scaling only, not to every
-            invertible map.
+        ridge: Regularisation added to the covariance of each side, as a multiple of its mean variance. A ridge allows
+            few rows, but the value is invariant only to orthogonal maps and scaling, not to all invertible maps.
 
     Example:
         >>> import torch
@@ -66,31 +65,31 @@ class CCA(MomentsMetric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """Width + 2 without ridge, which suffices whatever the rank; 2 with ridge."""
+        """Return width + 2 without ridge, which suffices for any rank; 2 with ridge."""
         return 2 if self.options["ridge"] else least_for_full_rank(width)
 
 
 @of_own_rows
 def pwcca(x: Tensor, y: Tensor, *, directions: Literal["paired", "all"] = "paired") -> Tensor:
-    """Projection-weighted CCA: canonical correlations weighted by how much of x each direction explains.
+    """Projection-weighted CCA: canonical correlations, weighted by the share of x that each direction explains.
 
     The weight of direction i is ``Σⱼ |⟨hᵢ, xⱼ⟩|`` over the features xⱼ of x, where hᵢ is its canonical variate (Morcos
     et al. 2018). The value is in [0, 1]. The metric is asymmetric, and rotating x changes its value.
 
-    ``directions`` determines which directions of x have a weight. ``"paired"``: those that have a partner in y, as in
-    the paper. ``"all"``: all of them, as in the code of Ding et al. (2021) and of Balogh and Jelasity (2025); those
-    without a partner have the correlation 0, so that the value falls with the part of x that y lacks. Directions that
-    are rounding in the dtype of the rows do not count on either side.
+    ``directions`` determines which directions of x have a weight. ``"paired"``: directions with a partner in y, as in
+    the paper. ``"all"``: all directions, as in the code of Ding et al. (2021) and of Balogh and Jelasity (2025);
+    directions without a partner have the correlation 0, so the value falls with the part of x that y lacks. Directions
+    that are rounding errors in the dtype of the rows do not count on either side.
 
-    Among directions of equal correlation (those without a partner, or several perfectly correlated ones), CCA leaves
-    the basis open, and the weights depend on it. Here it consists of the principal axes of what these directions
-    explain of x. The code of the papers uses whatever basis the SVD returns, so values may differ there.
+    CCA does not determine a basis of directions with equal correlation (without a partner, or perfectly correlated),
+    but the weights depend on it. This implementation uses the principal axes of the part of x that these directions
+    explain. The code of the papers uses the basis that the SVD returns, so values may differ.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. The weights are computed from this side. Row i of ``x`` and
             of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
-        directions: ``"paired"`` or ``"all"``, the directions of x that have a weight.
+        directions: Directions of x with a weight, ``"paired"`` or ``"all"``.
 
     Example:
         >>> import torch
@@ -108,7 +107,7 @@ def _pwcca(moments: SecondMoments, *, directions: str = "paired") -> Tensor:
     of_x, of_y = _whitenings("pwcca", moments, "; use svcca")
     left, correlations, _ = torch.linalg.svd(_whitened(moments, of_x, of_y), full_matrices=directions == "all")
     correlations = torch.cat([correlations, correlations.new_zeros(left.shape[1] - len(correlations))])
-    weights = _settled(left.T @ of_x.whiten(moments.sxx), correlations).abs().sum(1)
+    weights = _principal_basis(left.T @ of_x.whiten(moments.sxx), correlations).abs().sum(1)
     return correlations @ weights / weights.sum()
 
 
@@ -124,7 +123,7 @@ class PWCCA(MomentsMetric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """Width + 2, which suffices whatever the rank; for y with all directions the number for rank one."""
+        """Return width + 2, which suffices for any rank; for y with all directions the number for rank one."""
         return least_for_full_rank(1 if side == "y" and self.options["directions"] == "all" else width)
 
 
@@ -153,9 +152,9 @@ def _svcca(moments: SecondMoments, *, variance: float) -> Tensor:
         once(moments, "x", lambda: _leading(moments, "x", variance)),
         once(moments, "y", lambda: _leading(moments, "y", variance)),
     )
-    for side, kept in (("x", len(values_x)), ("y", len(values_y))):
-        reason = f": {kept} components of {side} explain {variance:g} of its variance; lower variance"
-        check_count("svcca", moments.n, kept + 2, reason)
+    for side, components in (("x", len(values_x)), ("y", len(values_y))):
+        reason = f": {components} components of {side} explain {variance:g} of its variance; lower variance"
+        check_count("svcca", moments.n, components + 2, reason)
     cross = (left.T @ moments.sxy @ right) / torch.outer(values_x.sqrt(), values_y.sqrt())
     return nuclear(cross, moments) / min(cross.shape)
 
@@ -171,43 +170,43 @@ class SVCCA(MomentsMetric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """The number for one component; how many are kept depends on the data."""
+        """Return the number for one component; the number of components depends on the data."""
         return least_for_full_rank(1)
 
 
 def least_for_full_rank(rank: int) -> int:
-    """The fewest rows for which canonical correlations of a side of some rank carry information."""
+    """Return the smallest number of rows for informative canonical correlations of a side of this rank."""
     return rank + 2
 
 
 def independent(name: str, moments: SecondMoments, side: Side, remedy: str) -> Tensor | None:
     """Return ``(d, rank)`` a basis of the directions of a side that vary by more than rounding; None if all do.
 
-    The rank is that of the correlation matrix, so it does not depend on the scales of the features. The basis has no
-    gradient: canonical correlations depend on what it spans alone.
+    The rank is the rank of the correlation matrix, so it does not depend on the scales of the features. The basis does
+    not have a gradient: canonical correlations depend only on its span.
     """
     scatter, mean = (moments.sxx, moments.mean_x) if side == "x" else (moments.syy, moments.mean_y)
     scatter = scatter.detach()
     varies = scatter.diagonal() > moments.n * (8 * EPS * mean.detach()) ** 2
     scale = torch.where(varies, scatter.diagonal().rsqrt(), 0)
     values, vectors = torch.linalg.eigh(scatter * torch.outer(scale, scale))
-    kept = above_rounding(values, vectors, rounding(moments, side) * scale.square())
-    rank = int(kept.sum())
+    significant = above_rounding(values, vectors, rounding(moments, side) * scale.square())
+    rank = int(significant.sum())
     if not rank:
         raise ValueError(NOTHING_VARIES.format(f"{name}: {side}"))
-    why = f", as {side} has rank {rank}: with n <= rank + 1 every canonical correlation is 1{remedy}"
-    check_count(name, moments.n, least_for_full_rank(rank), why)
-    return None if rank == len(kept) else scale[:, None] * vectors[:, kept]
+    reason = f", as {side} has rank {rank}: with n <= rank + 1 every canonical correlation is 1{remedy}"
+    check_count(name, moments.n, least_for_full_rank(rank), reason)
+    return None if rank == len(significant) else scale[:, None] * vectors[:, significant]
 
 
 class _Whitening(NamedTuple):
-    """A map to uncorrelated features of equal variance."""
+    """Map to uncorrelated features of equal variance."""
 
     root: Tensor  # (rank, rank) lower triangular; times its transpose it is the scatter of the basis
     basis: Tensor | None  # (d, rank); None for the features themselves
 
     def whiten(self, products: Tensor) -> Tensor:
-        """Return ``(rank, k)`` the products of the new features from those of the old ones, ``(d, k)``."""
+        """Return ``(rank, k)`` the products of the new features from the products of the old ones, ``(d, k)``."""
         projected = products if self.basis is None else self.basis.T @ products
         return torch.linalg.solve_triangular(self.root, projected, upper=False)
 
@@ -227,11 +226,11 @@ def _whitenings(name: str, moments: SecondMoments, remedy: str, ridge: float = 0
 
 
 def _whitened(moments: SecondMoments, of_x: _Whitening, of_y: _Whitening) -> Tensor:
-    """Return co-moments of the whitened sides: their singular values are the canonical correlations."""
+    """Return the co-moments of the whitened sides; their singular values are the canonical correlations."""
     return of_y.whiten(of_x.whiten(moments.sxy).T).T
 
 
-def _settled(parts: Tensor, correlations: Tensor) -> Tensor:
+def _principal_basis(parts: Tensor, correlations: Tensor) -> Tensor:
     """Choose the principal axes as the basis of directions with equal correlations."""
     starts = torch.cat([correlations.new_ones(1, dtype=torch.bool), -correlations.diff() > _EQUAL])
     sizes = starts.nonzero()[:, 0].diff(append=torch.tensor([len(parts)], device=parts.device)).tolist()
@@ -244,9 +243,9 @@ def _axes(parts: Tensor) -> Tensor:
 
 
 def _leading(moments: SecondMoments, side: Side, variance: float) -> tuple[Tensor, Tensor]:
-    """The fewest leading eigenvalues that reach this share of the sum of those above rounding, and their vectors."""
+    """Return the fewest leading eigenvalues that reach a share of the sum of all above rounding, and their vectors."""
     spectrum = Spectrum.of(moments, side)
     values, vectors = spectrum.values.flip(0), spectrum.vectors.flip(1)
     shares = values.cumsum(0)
-    kept = int((shares < variance * shares[-1]).sum()) + 1
-    return values[:kept], vectors[:, :kept]
+    count = int((shares < variance * shares[-1]).sum()) + 1
+    return values[:count], vectors[:, :count]

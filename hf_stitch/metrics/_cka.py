@@ -33,8 +33,8 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         debiased: Whether to use the unbiased estimator of HSIC (Song et al. 2012). For independent rows the value is
-            then close to 0 at any width, and may be negative. Each row must be a different sample, not a position of
-            one of a few samples.
+            then close to 0 at any width, and may be negative. Each row must be a different sample, not a position of a
+            sample.
 
     Example:
         >>> import torch
@@ -47,7 +47,7 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
 
 def _linear_cka(moments: SecondMoments, *, debiased: bool = False) -> Tensor:
     if debiased and not isinstance(moments, RowMoments):
-        raise ValueError("debiased linear_cka cannot be computed from Moments; collect LayerMoments, and use its hsic")
+        raise ValueError("debiased linear_cka requires LayerMoments, got Moments; use LayerMoments.hsic")
     check_variation("linear_cka", moments)
     if debiased:
         check_count("debiased linear_cka", moments.n, _LEAST_UNBIASED, _UNBIASED)
@@ -97,11 +97,11 @@ class LinearCKA(MomentsMetric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """4 if debiased, the fewest rows for which unbiased HSIC is defined; 2 otherwise."""
+        """Return 4 if debiased, the smallest number of rows for unbiased HSIC; 2 otherwise."""
         return _LEAST_UNBIASED if self.options["debiased"] else 2
 
     def sample_matrix(self, rows: Tensor) -> Tensor:
-        """The centred Gram matrix; U-centred if debiased (Székely and Rizzo 2014, section 3)."""
+        """Return the centred Gram matrix; U-centred if debiased (Székely and Rizzo 2014, section 3)."""
         rows = rows - rows.mean(0)
         gram = rows @ rows.T
         return _u_centred(gram) if self.options["debiased"] else gram
@@ -120,10 +120,10 @@ class LinearCKA(MomentsMetric):
         """Compute the value of all rows so far, as in ``ActivationMetric``."""
         if not self.options["debiased"]:
             return super().compute()
-        kept = self._require(self._layers)
-        check_variation("linear_cka", kept.moments(0, 0))
-        check_count("debiased linear_cka", kept.n, _LEAST_UNBIASED, _UNBIASED)
-        return _of_pair("linear_cka", kept.hsic(debiased=True))
+        layers = self._require(self._layers)
+        check_variation("linear_cka", layers.moments(0, 0))
+        check_count("debiased linear_cka", layers.n, _LEAST_UNBIASED, _UNBIASED)
+        return _of_pair("linear_cka", layers.hsic(debiased=True))
 
 
 @of_rows
@@ -151,7 +151,7 @@ def minibatch_cka(x: Tensor, y: Tensor, *, batch_size: Annotated[int, Within(4)]
 
 @built_in("minibatch_cka")
 class MinibatchCKA(ActivationMetric):
-    """Streaming ``minibatch_cka``; it keeps less than two batches of rows."""
+    """Streaming ``minibatch_cka``; it stores less than two batches of rows."""
 
     papers = (NGUYEN_2021,)
     function = staticmethod(minibatch_cka)
@@ -169,7 +169,7 @@ class MinibatchCKA(ActivationMetric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """The fewest rows for which unbiased HSIC is defined."""
+        """Return the smallest number of rows for unbiased HSIC."""
         return _LEAST_UNBIASED
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
@@ -214,16 +214,16 @@ class RBFCKA(FeaturesMetric):
     differentiable = counts_rows = True
 
     def sample_matrix(self, rows: Tensor) -> Tensor:
-        """The centred kernel matrix."""
+        """Return the centred kernel matrix."""
         return centred(_rbf("a side", rows, self.options["bandwidth"]))
 
 
 def _cosine(name: str, hsic: Tensor) -> Tensor:
-    """``⟨K, L⟩ / (‖K‖ ‖L‖)`` from ``⟨K, K⟩``, ``⟨K, L⟩`` and ``⟨L, L⟩``."""
-    for side, own in zip("xy", (hsic[0], hsic[2]), strict=True):
-        if own <= 0:
+    """Compute ``⟨K, L⟩ / (‖K‖ ‖L‖)`` from ``⟨K, K⟩``, ``⟨K, L⟩`` and ``⟨L, L⟩``."""
+    for side, square in zip("xy", (hsic[0], hsic[2]), strict=True):
+        if square <= 0:
             raise ValueError(
-                f"{name}: HSIC of {side} with itself is {own.item():.1e}, so the value is undefined; give more rows"
+                f"{name}: HSIC of {side} with itself is {square.item():.1e}, so the value is undefined; pass more rows"
             )
     return hsic[1] / (hsic[0].sqrt() * hsic[2].sqrt())
 
@@ -233,7 +233,7 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _squares(rows: RowMoments) -> Tensor:
-    """``‖XᵀX‖²``, ``‖XᵀY‖²`` and ``‖YᵀY‖²``, from d × d or n × n products, whichever are smaller."""
+    """Compute ``‖XᵀX‖²``, ``‖XᵀY‖²`` and ``‖YᵀY‖²``, from d × d or n × n products, whichever are smaller."""
     if rows.n < max(rows.x.shape[1], rows.y.shape[1]):
         return _products(rows.x @ rows.x.T, rows.y @ rows.y.T)
     return _squares_of(rows)
@@ -244,7 +244,7 @@ def _squares_of(moments: SecondMoments) -> Tensor:
 
 
 def _of_pair(name: str, hsic: HSIC) -> float:
-    """The value from HSIC of a single pair of layers."""
+    """Compute the value from HSIC of a single pair of layers."""
     return _cosine(name, torch.stack([hsic.xx[0], hsic.xy[0, 0], hsic.yy[0]])).item()
 
 
@@ -254,26 +254,26 @@ def _unbiased(rows: RowMoments) -> Tensor:
 
 
 def _batch(x: Tensor, y: Tensor) -> Tensor:
-    """The three HSIC values of a batch, multiplied by its size."""
+    """Compute the three HSIC values of a batch, multiplied by its size."""
     check_count("minibatch_cka", len(x), _LEAST_UNBIASED, _UNBIASED)
     check_variation("a batch of minibatch_cka", rows := RowMoments(x, y))
     return rows.n * _unbiased(rows)
 
 
 def _full_batches(x: Tensor, y: Tensor, size: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The sum over the batches that leave at least 4 rows, and the remaining rows."""
+    """Return the sum over the batches that leave at least 4 rows, and the remaining rows."""
     full = range(0, max(len(x) - 4, 0) // size * size, size)
     sums = sum((_batch(x[i : i + size], y[i : i + size]) for i in full), x.new_zeros(3))
     return sums, (x[len(full) * size :], y[len(full) * size :])
 
 
 def _u_centred(gram: Tensor) -> Tensor:
-    """The matrix whose inner products are ``n (n - 3)`` times the unbiased HSIC; its rows sum to 0 off the diagonal."""
+    """Return the matrix with inner products ``n (n - 3)`` times the unbiased HSIC; rows sum to 0 off the diagonal."""
     n = len(gram)
     gram = gram - gram.diagonal().diag()
     sums = gram.sum(1)
-    found = gram - (sums + sums[:, None]) / (n - 2) + sums.sum() / ((n - 1) * (n - 2))
-    return found.fill_diagonal_(0)
+    centred_gram = gram - (sums + sums[:, None]) / (n - 2) + sums.sum() / ((n - 1) * (n - 2))
+    return centred_gram.fill_diagonal_(0)
 
 
 def _rbf(side: str, rows: Tensor, bandwidth: float) -> Tensor:

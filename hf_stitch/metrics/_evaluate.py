@@ -22,11 +22,11 @@ from datasets import Features, Sequence, Value
 
 
 class SimilarityMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is not typed
-    """A metric of ``hf_stitch.registries.metrics`` with the interface of ``evaluate.Metric``.
+    """Metric of ``hf_stitch.registries.metrics`` with the interface of ``evaluate.Metric``.
 
-    The rows of x are the ``predictions`` and the rows of y the ``references``. Rows are kept in memory as Arrow, and
-    the value is computed from all of them at once. For large data use the metric itself
-    (``hf_stitch.registries.metrics.build``), which streams.
+    The rows of x are the ``predictions`` and the rows of y the ``references``. Rows are stored in memory as Arrow, and
+    the value is computed from all rows at once. For large data, use the streaming metric
+    (``hf_stitch.registries.metrics.build``).
 
     Args:
         name: Name in the registry of metrics, or a metric.

@@ -17,53 +17,53 @@ from hf_stitch.statistics.spectrum import EPS
 
 Near = Literal["cosine", "euclidean"]
 
-# Rows per chunk that is compared with all others.
+# Rows per chunk that is compared with all rows.
 _QUERIES = 512
 
-# Cosines this close tie, and logs of distances. Copies of a float32 row that differ by rounding have cosines within
-# 1e-13 of 1, and the place of a row in a matrix product moves cosines by 1e-15.
+# Largest difference of tied cosines, or logs of distances. Copies of a float32 row that differ by rounding have cosines
+# within 1e-13 of 1, and the position of a row in a matrix product changes cosines by 1e-15.
 TIED = 1e-12
 
 
 class NeighboursMetric(FeaturesMetric):
-    """A metric of the k nearest neighbours. Where there is a choice of distances, it decides the invariances."""
+    """Metric of the k nearest neighbours. The option ``distance``, if any, determines the invariances."""
 
     counts_rows = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if "distance" in self.options:
-            self.invariances = kept_by(self.options["distance"])
+            self.invariances = invariances_of(self.options["distance"])
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """One more than k."""
+        """Return k + 1."""
         return 1 + int(self.options["k"])
 
 
 class Neighbours(NamedTuple):
-    """The neighbours of rows, ordered by row and number of the neighbour unless they are permuted."""
+    """Neighbours of rows, ordered by row and index of the neighbour before a permutation."""
 
     of: Tensor
     which: Tensor
     shares: Tensor  # 1; less for rows that tie for fewer places
     rows: int
 
-    def shared(self, other: Neighbours) -> Tensor:
-        """``(rows,)``: how many neighbours of each row are neighbours on the other side, too."""
-        pairs, others = (side.of * side.rows + side.which for side in (self, other))
-        place = torch.searchsorted(pairs, others).clamp_(max=len(pairs) - 1)
-        both = torch.minimum(self.shares[place], other.shares) * (pairs[place] == others)
-        return both.new_zeros(self.rows).index_add_(0, other.of, both)
+    def shared(self, second: Neighbours) -> Tensor:
+        """Return ``(rows,)`` the number of neighbours of each row that are also neighbours in ``second``."""
+        pairs, second_pairs = (side.of * side.rows + side.which for side in (self, second))
+        place = torch.searchsorted(pairs, second_pairs).clamp_(max=len(pairs) - 1)
+        both = torch.minimum(self.shares[place], second.shares) * (pairs[place] == second_pairs)
+        return both.new_zeros(self.rows).index_add_(0, second.of, both)
 
     def permuted(self, order: Tensor) -> Neighbours:
-        """Number the rows anew."""
+        """Renumber the rows."""
         place = order.argsort()
         return self._replace(of=place[self.of], which=place[self.which])
 
 
 class SharedNeighboursMetric(NeighboursMetric):
-    """A metric of how many neighbours both sides share. Permuting samples numbers them anew."""
+    """Metric of the number of shared neighbours. Permuting samples renumbers them."""
 
     score: ClassVar[Callable[..., Tensor]]
 
@@ -78,9 +78,9 @@ class SharedNeighboursMetric(NeighboursMetric):
 def mutual_knn(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
     """Mean share of the k nearest neighbours of a sample that both representations have in common (Huh et al. 2024).
 
-    Rows that tie for the last places among the neighbours of a sample share these places, and of a neighbour the sides
-    have the smaller share in common. So the value does not depend on the order of the samples, and is 1 for equal
-    sides. It is about ``k / (n - 1)`` for independent sides, and more if both collapse to few points.
+    Rows that tie for the last places among the neighbours of a sample share these places; the sides have the smaller
+    share of a neighbour in common. So the value does not depend on the order of the samples, and is 1 for equal sides.
+    It is about ``k / (n - 1)`` for independent sides, and higher if both collapse to few points.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
@@ -162,10 +162,10 @@ def mrr(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     """
     check_widths("mrr", x, y)
     _check_k("mrr", k, len(x))
-    queries, found = directions("mrr", "x", x), directions("mrr", "y", y)
+    queries, candidates = directions("mrr", "x", x), directions("mrr", "y", y)
     ranks = []
     for rows in chunks(len(x), x.device):
-        cosines = queries[rows] @ found.T
+        cosines = queries[rows] @ candidates.T
         ranks.append((cosines >= cosines.gather(1, rows[:, None]) - TIED).sum(1))
     rank = torch.cat(ranks).to(x)
     return torch.where(rank <= k, 1 / rank, 0).mean()
@@ -205,7 +205,7 @@ def _cosines(x: Tensor, y: Tensor) -> Tensor:
 
 @built_in("paired_cosine")
 class PairedCosine(MeanMetric):
-    """Streaming ``paired_cosine``; it keeps only a sum."""
+    """Streaming ``paired_cosine``; it stores only a sum."""
 
     papers = (MOSCHELLA_2023,)
     function = staticmethod(paired_cosine)
@@ -215,16 +215,16 @@ class PairedCosine(MeanMetric):
     equal_widths = True
 
 
-def kept_by(distance: Near) -> Invariances:
-    """Return the transformations that keep the neighbours."""
-    kept: Invariances = ("orthogonal", "scaling", "permutation")
-    return kept if distance == "cosine" else (*kept, "translation")
+def invariances_of(distance: Near) -> Invariances:
+    """Return the transformations that preserve the neighbours."""
+    invariances: Invariances = ("orthogonal", "scaling", "permutation")
+    return invariances if distance == "cosine" else (*invariances, "translation")
 
 
 def _check_k(name: str, k: int, rows: int) -> None:
     if k >= rows:
         raise ValueError(
-            f"{name}: k must be below the number of rows, got k={k} and {rows} rows; lower k or give more rows"
+            f"{name}: k must be below the number of rows, got k={k} and {rows} rows; decrease k or pass more rows"
         )
 
 
@@ -238,12 +238,12 @@ def _shared(name: str, x: Tensor, y: Tensor, k: int, distance: Near) -> Tensor:
 
 
 def neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Neighbours:
-    """Find the k nearest neighbours of each row, among which rows that tie for the last places share these."""
+    """Find the k nearest neighbours of each row; rows that tie for the last places share them."""
     pairs, shares = [], []
-    for some, closeness in _compared(name, side, rows, k, distance):
+    for row_ids, closeness in _closeness(name, side, rows, k, distance):
         best, places = closeness.topk(k + 1)
         tied = best[:, k - 1] - best[:, k] <= TIED
-        pairs.append((some[~tied, None] * len(rows) + places[~tied, :k]).flatten())
+        pairs.append((row_ids[~tied, None] * len(rows) + places[~tied, :k]).flatten())
         shares.append(torch.ones_like(pairs[-1], dtype=rows.dtype))
         if tied.any():
             above = closeness[tied] - best[tied, k - 1, None]
@@ -251,53 +251,52 @@ def neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Ne
             left = (k - nearer.sum(1, keepdim=True)).to(rows)  # integers would divide in float32
             share = nearer + even * left / even.sum(1, keepdim=True)
             row, place = share.nonzero(as_tuple=True)
-            pairs.append(some[tied][row] * len(rows) + place)
+            pairs.append(row_ids[tied][row] * len(rows) + place)
             shares.append(share[row, place])
-    found, order = torch.cat(pairs).sort()
-    return Neighbours(found // len(rows), found % len(rows), torch.cat(shares)[order], len(rows))
+    pair_ids, order = torch.cat(pairs).sort()
+    return Neighbours(pair_ids // len(rows), pair_ids % len(rows), torch.cat(shares)[order], len(rows))
 
 
 def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near, *, ranked: bool = False) -> Tensor:
-    """``(n, k)``: indices of the nearest other rows, nearest first; ties at the last place, or any, are refused."""
-    found = []
-    for some, closeness in _compared(name, side, rows, k, distance):
+    """Return ``(n, k)`` indices of the nearest rows in order; raise an error for ties at the last place (or any)."""
+    indices = []
+    for row_ids, closeness in _closeness(name, side, rows, k, distance):
         best, places = closeness.topk(k + 1)
         tied = (best[:, :-1] - best[:, 1:] <= TIED)[:, 0 if ranked else k - 1 :].any(1)
         if tied.any():
             raise ValueError(
-                f"{name}: several rows of {side} are equally near to row {int(some[tied][0])}, so that its {k} nearest "
-                "are undefined; drop duplicates on both sides, or change k"
+                f"{name}: several rows of {side} are equally near to row {int(row_ids[tied][0])}, so its {k} nearest "
+                "rows are undefined; drop duplicates on both sides, or change k"
             )
-        found.append(places[:, :k])
-    return torch.cat(found)
+        indices.append(places[:, :k])
+    return torch.cat(indices)
 
 
-def _compared(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Iterator[tuple[Tensor, Tensor]]:
-    """Generate the numbers of some rows, and how close all are to each, itself last: cosines, or logs of distances."""
+def _closeness(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield indices of a chunk of rows and their closeness to all rows (cosines, or minus logs of distances)."""
     _check_k(name, k, len(rows))
     rows = directions(name, side, rows, distance)
     if alike(rows, distance):
-        what = "equal" if distance == "euclidean" else "equal, or have one direction"
+        problem = "equal" if distance == "euclidean" else "equal, or have one direction"
         raise ValueError(
-            f"{name}: all {len(rows)} rows of {side} are {what}, so none is nearer than others and the value is "
-            "undefined; is the layer dead?"
+            f"{name}: all {len(rows)} rows of {side} are {problem}, so the value is undefined; is the layer dead?"
         )
-    for some in chunks(len(rows), rows.device):
+    for row_ids in chunks(len(rows), rows.device):
         if distance == "cosine":
-            closeness = rows[some] @ rows.T
+            closeness = rows[row_ids] @ rows.T
         else:
-            closeness = torch.cdist(rows[some], rows, compute_mode="donot_use_mm_for_euclid_dist")
+            closeness = torch.cdist(rows[row_ids], rows, compute_mode="donot_use_mm_for_euclid_dist")
             closeness = closeness.clamp_min_(torch.finfo(rows.dtype).tiny).log_().neg_()
-        yield some, closeness.scatter_(1, some[:, None], -torch.inf)
+        yield row_ids, closeness.scatter_(1, row_ids[:, None], -torch.inf)
 
 
 def alike(rows: Tensor, distance: Near = "cosine") -> bool:
-    """Return whether all rows (for cosines of length 1) are equal up to rounding."""
+    """Return whether all rows are equal up to rounding; rows for cosines have length 1."""
     mean = rows.mean(0)
     rounding = TIED**0.5 if distance == "cosine" else 8 * EPS * mean.norm()
     return bool((rows - mean).norm(dim=1).max() <= rounding)
 
 
 def chunks(rows: int, device: torch.device) -> Iterator[Tensor]:
-    """Generate the numbers of the rows that are compared with all others at once."""
+    """Yield the indices of the rows in each chunk."""
     yield from torch.arange(rows, device=device).split(_QUERIES)

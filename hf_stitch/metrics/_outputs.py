@@ -1,4 +1,4 @@
-"""Metrics of outputs: whether two networks predict the same, from one row of logits or probabilities per sample."""
+"""Metrics of outputs: agreement of predictions, from one row of logits or probabilities per sample."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hf_stitch.papers import KLABUNDE_2023
 
 @of_rows
 def disagreement(x: Tensor, y: Tensor) -> Tensor:
-    """Share of the samples for which the two networks predict different classes (Klabunde et al. 2023).
+    """Share of the samples with different predicted classes of the two networks (Klabunde et al. 2023).
 
     Args:
-        x: Outputs of the first network, ``(n, classes)``, logits or probabilities. Of equal maxima the first counts.
+        x: Outputs of the first network, ``(n, classes)``, logits or probabilities. The first of equal maxima counts.
         y: Outputs of the second network, ``(n, classes)``.
 
     Example:
@@ -36,7 +36,7 @@ def _differ(x: Tensor, y: Tensor) -> Tensor:
 
 @built_in("disagreement")
 class Disagreement(MeanMetric):
-    """Streaming ``disagreement``; it keeps only a sum."""
+    """Streaming ``disagreement``; it stores only a sum."""
 
     papers = (KLABUNDE_2023,)
     function = staticmethod(disagreement)
@@ -53,8 +53,8 @@ def jensen_shannon(x: Tensor, y: Tensor, *, inputs: Literal["logits", "probabili
     Args:
         x: Outputs of the first network, ``(n, classes)``.
         y: Outputs of the second network, ``(n, classes)``.
-        inputs: ``"logits"``, which are passed through a softmax, or ``"probabilities"``, which must sum to 1 within
-            0.01 and are normalised to sum to 1.
+        inputs: ``"logits"``, for outputs before the softmax, or ``"probabilities"``, which must sum to 1 within 0.01
+            and are normalised to sum to 1.
 
     Example:
         >>> import math, torch
@@ -87,7 +87,7 @@ def _probabilities(side: str, rows: Tensor) -> Tensor:
 
 @built_in("jensen_shannon")
 class JensenShannon(MeanMetric):
-    """Streaming ``jensen_shannon``; it keeps only a sum."""
+    """Streaming ``jensen_shannon``; it stores only a sum."""
 
     papers = (KLABUNDE_2023,)
     function = staticmethod(jensen_shannon)

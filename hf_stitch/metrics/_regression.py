@@ -23,15 +23,15 @@ def linear_regression(
     """R² of a linear map from x to y, at most 1: ``1 - ‖X Wᵀ + b - Y‖² / ‖Y‖²``.
 
     Without ``weight``, the map is the least-squares fit (Csiszárik et al. 2021, definition 6.1; Kornblith et al. 2019),
-    and R² is invariant to invertible maps of x. With ``weight``, the given map is evaluated, for example a trained
-    stitching layer. Directions of X that are rounding in its dtype count as 0.
+    and R² is invariant to invertible maps of x. With ``weight``, this map is evaluated, for example a trained stitching
+    layer. Directions of X that are rounding errors in its dtype count as 0.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         center: Whether to centre: the fit has an intercept, and the denominator is the variation of Y about its mean.
         weight: Weight of the map, ``(dy, dx)`` as in ``torch.nn.Linear``, or None to fit the map.
-        bias: Bias of the map, ``(dy,)``; needs ``weight``. If None, the given map has no bias.
+        bias: Bias of the map, ``(dy,)``; requires ``weight``. None: without a bias.
 
     Example:
         >>> import torch
@@ -50,12 +50,12 @@ def _linear_regression(moments: SecondMoments, *, center: bool, weight: Rows | N
     if center:
         check_variation("linear_regression", moments)
     elif total == 0:
-        raise ValueError("linear_regression: y is 0 throughout, so R² is undefined; check whether the layer is dead")
+        raise ValueError("linear_regression: y is all zeros, so R² is undefined; is the layer dead?")
     if weight is None:
         if bias is not None:
-            raise ValueError("linear_regression: bias needs a weight; pass both, or neither to fit the map")
+            raise ValueError("linear_regression: bias requires weight; pass both, or neither to fit the map")
         return _explained(moments, offset) / total
-    return 1 - _residual(moments, *_as_given(moments, weight, bias)) / total
+    return 1 - _residual(moments, *_checked_map(moments, weight, bias)) / total
 
 
 @built_in("linear_regression")
@@ -78,7 +78,7 @@ class LinearRegression(MomentsMetric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """For a fit, one more than the unknowns per feature of y; 2 otherwise."""
+        """Return one more than the unknowns per feature of y for a fit; 2 otherwise."""
         fit = side == "x" and self.options["weight"] is None
         return _least_for_fit(width, self.options["center"]) if fit else 2
 
@@ -87,8 +87,7 @@ class LinearRegression(MomentsMetric):
 def direct_matching(x: Tensor, y: Tensor) -> Tensor:
     """Relative squared error of stitched activations: ``‖X - Y‖² / ‖Y‖²`` (Balogh & Jelasity 2025).
 
-    The structural similarity of the paper. It equals 1 minus the uncentred ``linear_regression`` of the map that was
-    used.
+    This is the structural similarity of the paper: 1 minus the uncentred ``linear_regression`` of the map.
 
     Args:
         x: Activations of the source after the stitching layer, ``(n, d)``, floating point.
@@ -127,26 +126,26 @@ def _least_for_fit(width: int, center: bool) -> int:
 
 
 def _explained(moments: SecondMoments, offset: int) -> Tensor:
-    """``‖X M - Y + Y‖²`` of the least-squares fit: the part of Y in the span of X."""
+    """Compute ``‖X M‖²`` of the least-squares fit M: the part of Y in the span of X."""
     width = len(moments.mean_x)
     least = _least_for_fit(width, center=not offset)
     check_count("linear_regression", moments.n, least, f": with n < {least}, a fit of {width} features explains any y")
     sxx = moments.sxx + offset * torch.outer(moments.mean_x, moments.mean_x)
     sxy = moments.sxy + offset * torch.outer(moments.mean_x, moments.mean_y)
     values, vectors = torch.linalg.eigh(sxx)
-    kept = above_rounding(values, vectors, rounding(moments, "x"))
-    if not kept.any():
+    significant = above_rounding(values, vectors, rounding(moments, "x"))
+    if not significant.any():
         raise ValueError(NOTHING_VARIES.format("linear_regression: x"))
-    return ((vectors[:, kept].T @ sxy).square().sum(1) / values[kept]).sum()
+    return ((vectors[:, significant].T @ sxy).square().sum(1) / values[significant]).sum()
 
 
 def _residual(moments: SecondMoments, weight: Tensor, bias: Tensor) -> Tensor:
-    """``‖X Wᵀ + b - Y‖²``."""
+    """Compute ``‖X Wᵀ + b - Y‖²``."""
     scatter = ((weight @ moments.sxx) * weight).sum() - 2 * (weight * moments.sxy.T).sum() + moments.syy.trace()
     return scatter + moments.n * (weight @ moments.mean_x + bias - moments.mean_y).square().sum()
 
 
-def _as_given(moments: SecondMoments, weight: Rows, bias: Rows | None) -> tuple[Tensor, Tensor]:
+def _checked_map(moments: SecondMoments, weight: Rows, bias: Rows | None) -> tuple[Tensor, Tensor]:
     mean_x, mean_y = moments.mean_x, moments.mean_y
     weight = torch.as_tensor(weight).to(mean_x)
     bias = torch.zeros_like(mean_y) if bias is None else torch.as_tensor(bias).to(mean_y)
@@ -160,7 +159,5 @@ def _as_given(moments: SecondMoments, weight: Rows, bias: Rows | None) -> tuple[
 
 def _relative(error: Tensor, total: Tensor) -> Tensor:
     if total == 0:
-        raise ValueError(
-            "direct_matching: y is 0 throughout, so the relative error is undefined; check whether the layer is dead"
-        )
+        raise ValueError("direct_matching: y is all zeros, so the relative error is undefined; is the layer dead?")
     return error / total

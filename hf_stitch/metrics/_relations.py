@@ -1,4 +1,4 @@
-"""Whether samples lie alike with respect to each other: all distances (RSA), and similarities to anchors."""
+"""Metrics of relations between samples: all distances (RSA), and similarities to anchors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_stitch.metrics._catalogue import built_in
-from hf_stitch.metrics._neighbours import TIED, kept_by
+from hf_stitch.metrics._neighbours import TIED, invariances_of
 from hf_stitch.metrics._rows import (
     Distance,
     RowMoments,
@@ -46,7 +46,7 @@ def rsa(
         1.0
     """
     check_count("rsa", len(x), 3)
-    a, b = (_compared(side, rows, distance, compare) for side, rows in (("x", x), ("y", y)))
+    a, b = (_centred_distances(side, rows, distance, compare) for side, rows in (("x", x), ("y", y)))
     return a @ b / (a.norm() * b.norm())
 
 
@@ -61,43 +61,43 @@ class RSA(FeaturesMetric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if self.options["distance"] != "correlation":
-            self.invariances = kept_by(self.options["distance"])
+            self.invariances = invariances_of(self.options["distance"])
         self.differentiable = self.options["compare"] == "pearson"
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """3, because two rows have a single distance."""
+        """Return 3, because two rows have a single distance."""
         return 3
 
     def sample_matrix(self, rows: Tensor) -> Tensor:
-        """The centred distances, or their ranks, with 0 on the diagonal."""
-        found = rows.new_zeros(len(rows), len(rows))
+        """Return the centred distances, or their ranks, with 0 on the diagonal."""
+        matrix = rows.new_zeros(len(rows), len(rows))
         i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
-        found[i, j] = _compared("a side", rows, **self.options)
-        return found + found.T
+        matrix[i, j] = _centred_distances("a side", rows, **self.options)
+        return matrix + matrix.T
 
 
-def _compared(side: str, rows: Tensor, distance: Distance, compare: str) -> Tensor:
-    """What is correlated: the distances above the diagonal, or their ranks, about their mean."""
+def _centred_distances(side: str, rows: Tensor, distance: Distance, compare: str) -> Tensor:
+    """Return the values to correlate: the centred distances above the diagonal, or their ranks."""
     distances = upper(pairwise(directions("rsa", side, rows, distance), distance))
     values = _ranks(distances) if compare == "spearman" else distances
     values = values - values.mean()
     if values.abs().max() <= 1e-12:
-        raise ValueError(f"rsa: all rows of {side} are equally far apart, so the value is undefined; give more rows")
+        raise ValueError(f"rsa: all rows of {side} have equal distances, so the value is undefined; pass more rows")
     return values
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 1; values that differ by no more than rounding share the mean of their ranks."""
+    """Return ranks from 1; values that are equal up to rounding share the mean of their ranks."""
     ordered, order = values.sort()
     new = ordered.diff(prepend=ordered[:1]) > TIED * ordered[-1].abs()
     _, places, counts = new.cumsum(0).unique_consecutive(return_inverse=True, return_counts=True)
-    found = torch.empty_like(values)
-    found[order] = (counts.cumsum(0) - (counts - 1) / 2).to(values)[places]
-    return found
+    ranks = torch.empty_like(values)
+    ranks[order] = (counts.cumsum(0) - (counts - 1) / 2).to(values)[places]
+    return ranks
 
 
-# Rows per chunk that is compared with all others.
+# Rows per chunk that is compared with all rows.
 _PAIRS = 512
 
 
@@ -107,14 +107,14 @@ def relative_cosine(x: Tensor, y: Tensor, *, center: bool = True) -> Tensor:
 
     All rows serve as anchors, so the value does not depend on a choice of anchors. It is the mean over i of
     ``cos(r(xᵢ), r(yᵢ))`` with ``r(xᵢ) = (cos(xᵢ, x₁), …, cos(xᵢ, xₙ))``. The cosine of a row with itself is 1 on both
-    sides, which raises the value if there are few rows. To use other anchors, apply ``paired_cosine`` to the outputs of
-    two ``RelativeProjection``.
+    sides, which raises the value for few rows. To use other anchors, apply ``paired_cosine`` to the outputs of two
+    ``RelativeProjection``.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         center: Whether to subtract the mean of the rows first. If not, activations with a common part, for example
-            after a ReLU, have cosines near 1 with all others, and so does the value, even for unrelated samples. The
+            after a ReLU, have cosines near 1 with each other; the value is then near 1 even for unrelated samples. The
             paper does not centre.
 
     Example:

@@ -1,4 +1,4 @@
-"""Routes: how a metric is computed for all pairs of layers, from which statistic, and at what cost."""
+"""Routes: ways to compute a metric for all pairs of layers, with their statistics and costs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class PairValues:
     """Values of a metric for all pairs of layers."""
 
     values: Tensor  # (layers of x, layers of y) float64; NaN where the metric is undefined
-    undefined: Mapping[tuple[int, int], str]  # indices of the two layers of each such pair -> why
+    undefined: Mapping[tuple[int, int], str]  # indices of the two layers of each undefined pair -> reason
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is compared, as far as costs depend on it."""
+    """Sizes of a comparison that determine its costs."""
 
     n: int  # number of rows
     x: tuple[int, ...]  # width of each layer of the first side
@@ -53,7 +53,7 @@ class Cost:
 
     flops: float = 0.0  # floating-point operations, most of them in float64
     kept: float = 0.0  # bytes of memory that stay allocated
-    transient: float = 0.0  # bytes of memory that are additionally needed for a short time
+    transient: float = 0.0  # additional bytes of memory for a short time
     disk: float = 0.0  # bytes of rows in files
 
     @property
@@ -62,14 +62,14 @@ class Cost:
         return int(self.kept + self.transient)
 
     def __add__(self, other: Cost) -> Cost:
-        """The cost of both computations, one after the other."""
+        """Return the cost of both computations in sequence."""
         transient = max(self.transient, other.transient)
         return Cost(self.flops + other.flops, self.kept + other.kept, transient, self.disk + other.disk)
 
 
 @dataclass(frozen=True)
 class Route:
-    """A way to compute a metric for all pairs of layers. All routes of one metric give the same values."""
+    """Way to compute a metric for all pairs of layers. All routes of one metric give the same values."""
 
     name: str  # name of the route in results
     collects: Collected  # the statistic that is collected during the pass over the data
@@ -83,15 +83,15 @@ class Route:
         return "-".join([self.collects, *map(str, self.options.values())])
 
     def cost(self, work: Workload, collected: bool) -> Cost:
-        """The whole cost; a statistic that is collected anyway adds no operations."""
+        """Return the total cost; a statistic that is already collected does not add operations."""
         collecting = self._collecting(work)
         return (replace(collecting, flops=0.0) if collected else collecting) + self.after(work)
 
     def _collecting(self, work: Workload) -> Cost:
-        cross, own = sum(work.x) * sum(work.y), sum(width**2 for width in work.distinct)
+        cross, diag = sum(work.x) * sum(work.y), sum(width**2 for width in work.distinct)
         match self.collects:
             case "moments":
-                return Cost(flops=2 * work.n * (cross * (0.5 if work.same else 1.0) + own), kept=8 * (cross + own))
+                return Cost(flops=2 * work.n * (cross * (0.5 if work.same else 1.0) + diag), kept=8 * (cross + diag))
             case "rows":
                 return Cost(disk=work.bytes)
             case "minibatches":
@@ -101,15 +101,15 @@ class Route:
 
 
 class LayerError(ValueError):
-    """The arithmetic of a metric fails for a layer, or for a pair of them."""
+    """Error in the arithmetic of a metric for a layer or a pair of layers."""
 
-    def __init__(self, why: str, **places: int) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, **places: int) -> None:
+        super().__init__(reason)
         self.places = places  # x, y or both -> place among the layers of the side
 
 
 def from_moments(value: Callable[[Moments], float], symmetric: bool) -> Route:
-    """The route from the moments of each pair of layers."""
+    """Return the route from the moments of each pair of layers."""
 
     def values(moments: LayerMoments, work: Workload) -> PairValues:
         return _pairwise(lambda i, j: value(moments.moments(i, j)), work, symmetric)
@@ -121,7 +121,7 @@ def from_moments(value: Callable[[Moments], float], symmetric: bool) -> Route:
 
 
 def from_rows(value: Callable[[Tensor, Tensor], Tensor], symmetric: bool, compares_samples: bool) -> Route:
-    """The route from the rows of each pair of layers."""
+    """Return the route from the rows of each pair of layers."""
 
     def values(rows: LayerRows, work: Workload) -> PairValues:
         return _pairwise(lambda i, j: value(rows.x(i), rows.y(j)).item(), work, symmetric)
@@ -137,54 +137,54 @@ def from_rows(value: Callable[[Tensor, Tensor], Tensor], symmetric: bool, compar
 
 
 def from_hsic(name: str, collects: Collected, hsic: Callable[[Any], HSIC], **declared: Any) -> Route:
-    """The route of a kernel alignment: HSIC of all pairs, normalised by the HSIC of each layer with itself."""
+    """Return the route of a kernel alignment: HSIC of all pairs, normalised by each layer's HSIC with itself."""
     return Route(name, collects, lambda statistic, work: _alignment(hsic(statistic)), **declared)
 
 
 def of_grams(work: Workload) -> Cost:
-    """Cost of the Gram matrices of all rows, and of HSIC of all pairs."""
+    """Return the cost of the Gram matrices of all rows, and of HSIC of all pairs."""
     n, pairs = work.n, len(work.x) * len(work.y)
     flops = n**2 * (sum(work.distinct) + pairs + _PACKING * len(work.distinct))  # half of a Gram matrix is computed
     return Cost(flops=flops, kept=8 * n**2 * (len(work.distinct) + 1))
 
 
 def _share(work: Workload, symmetric: bool) -> float:
-    """The share of the pairs that is computed."""
+    """Return the share of the pairs that is computed."""
     return 0.5 if work.same and symmetric else 1.0
 
 
 def _pairwise(value: Callable[[int, int], float], work: Workload, symmetric: bool) -> PairValues:
-    found = torch.full((len(work.x), len(work.y)), torch.nan, dtype=torch.float64)
+    values = torch.full((len(work.x), len(work.y)), torch.nan, dtype=torch.float64)
     undefined: dict[tuple[int, int], str] = {}
     for i in range(len(work.x)):
         for j in range(len(work.y)):
             if work.same and symmetric and j < i:
-                found[i, j] = found[j, i]
+                values[i, j] = values[j, i]
                 if (j, i) in undefined:
                     undefined[i, j] = undefined[j, i]
                 continue
             try:
-                found[i, j] = value(i, j)
+                values[i, j] = value(i, j)
             except ValueError as error:
                 undefined[i, j] = str(error)
             except ArithmeticError as error:
                 raise LayerError(str(error), x=i, y=j) from error
-    return PairValues(found, undefined)
+    return PairValues(values, undefined)
 
 
 def _alignment(hsic: HSIC) -> PairValues:
     undefined: dict[tuple[int, int], str] = {}
     shape = hsic.xy.shape
-    for side, own in (("x", hsic.xx), ("y", hsic.yy)):
-        for place, value in enumerate(own.tolist()):
+    for side, squares in (("x", hsic.xx), ("y", hsic.yy)):
+        for place, value in enumerate(squares.tolist()):
             if not math.isfinite(value):
-                why = "products of its rows overflow their dtype; run the network in a wider one"
-                raise LayerError(f"HSIC with itself is {value:.1e}; {why}", **{side: place})
+                reason = "products of its rows overflow their dtype; run the network in a wider dtype"
+                raise LayerError(f"HSIC with itself is {value:.1e}; {reason}", **{side: place})
             if value <= 0:
-                why = "is the layer dead, or are there too few samples?"
-                why = f"HSIC of {side} with itself is {value:.1e}; {why}"
+                reason = "is the layer dead, or are there too few samples?"
+                reason = f"HSIC of {side} with itself is {value:.1e}; {reason}"
                 pairs = [(place, j) if side == "x" else (j, place) for j in range(shape[side == "x"])]
-                undefined |= dict.fromkeys(pairs, why)
+                undefined |= dict.fromkeys(pairs, reason)
     values = (hsic.xy / torch.outer(hsic.xx.sqrt(), hsic.yy.sqrt())).cpu()
     for pair in undefined:
         values[pair] = torch.nan

@@ -1,4 +1,4 @@
-"""Input of metrics: paired rows, checked and converted to float64, their moments, and distances between rows."""
+"""Input of metrics: paired rows in float64, their moments, and distances between rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hf_stitch.statistics.spectrum import EPS, UNCERTAIN, SecondMoments, Side, a
 
 Array = NDArray[np.floating[Any]]
 Options = ParamSpec("Options")
-Kept = TypeVar("Kept")
+Cached = TypeVar("Cached")
 
 
 class MetricFunction(Protocol[Options]):
-    """A metric as a function: arrays give a float, tensors a 0-d float64 tensor."""
+    """Metric as a function: returns a float for arrays and a 0-d float64 tensor for tensors."""
 
     __name__: str
 
@@ -39,9 +39,9 @@ def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> 
     a 0-d tensor for tensors.
 
     Args:
-        formula: ``formula(x, y, *, option=default, …)``, which takes two float64 tensors of shapes ``(n, dx)`` and
-            ``(n, dy)`` and returns a 0-d tensor. Its name is the name of the metric. Its keyword-only parameters with a
-            default are the options; their annotations are checked.
+        formula: Function ``formula(x, y, *, option=default, …)`` of two float64 tensors of shapes ``(n, dx)`` and
+            ``(n, dy)`` that returns a 0-d tensor. Its name is the name of the metric. Its keyword-only parameters with
+            a default are the options; their annotations are checked.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> 
 
 
 def of_own_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> MetricFunction[Options]:
-    """As :func:`of_rows`, for a formula that requires rows in their own dtype, whose rounding it takes into account."""
+    """As :func:`of_rows`, for a formula that requires rows in their original dtype to account for its rounding."""
     return _metric_function(formula, exact=False)
 
 
@@ -78,7 +78,7 @@ def _metric_function(
 
 
 def paired(name: str, x: Rows, y: Rows, exact: bool = True) -> tuple[Tensor, Tensor]:
-    """Check both sides, and convert them to tensors, if ``exact`` to float64."""
+    """Check both sides and convert them to tensors, in float64 if ``exact``."""
     x, y = _checked(name, "x", x), _checked(name, "y", y)
     if exact:
         x, y = x.double(), y.double()
@@ -87,18 +87,17 @@ def paired(name: str, x: Rows, y: Rows, exact: bool = True) -> tuple[Tensor, Ten
     return x, y
 
 
-def check_count(name: str, rows: int, least: int, why: str = "") -> None:
-    """Check that there are enough rows for a metric."""
+def check_count(name: str, rows: int, least: int, reason: str = "") -> None:
+    """Raise an error if a metric requires more rows."""
     if rows < least:
-        raise ValueError(f"{name} takes at least {least} rows, got {rows}{why}; give more rows")
+        raise ValueError(f"{name} requires at least {least} rows, got {rows}{reason}; pass more rows")
 
 
 def check_widths(name: str, x: Tensor, y: Tensor) -> None:
     """Check that both sides have the same width, for a metric that compares feature i with feature i."""
     if x.shape[-1] != y.shape[-1]:
         raise ValueError(
-            f"{name} compares feature i of x with feature i of y: the widths must be equal, got {x.shape[-1]} and "
-            f"{y.shape[-1]}; stitch x to y first"
+            f"{name} requires equal widths of x and y, got {x.shape[-1]} and {y.shape[-1]}; stitch x to y first"
         )
 
 
@@ -109,7 +108,7 @@ def _checked(name: str, side: str, rows: Rows) -> Tensor:
     if not floating:
         raise ValueError(
             f"{name}: {side} must contain real floating-point numbers, got {rows.dtype}; convert integers to float, "
-            "and take the real and imaginary parts of complex numbers as features"
+            "and complex numbers to real and imaginary features"
         )
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise ValueError(
@@ -118,7 +117,7 @@ def _checked(name: str, side: str, rows: Rows) -> Tensor:
         )
     if isinstance(rows, Tensor):
         values = rows
-    else:  # torch has no longer floats than float64, and no other byte orders
+    else:  # torch supports floats up to float64, in native byte order
         kind = rows.dtype.newbyteorder("=") if rows.dtype.itemsize <= 8 else np.float64
         values = torch.from_numpy(np.ascontiguousarray(rows, kind))
     finite = values.detach().isfinite().all(1)
@@ -135,12 +134,12 @@ class RowMoments:
     """Moments of rows in memory, computed lazily and differentiable.
 
     With ``wide``, a side with more features than rows is replaced by its coordinates in the span of its rows. This does
-    not change a metric that is invariant to orthogonal maps. The gradient of such a metric lies in that span, so the
-    basis may be held fixed. Second derivatives would be wrong and are not supported.
+    not change a metric that is invariant to orthogonal maps. The gradient of such a metric lies in this span, so the
+    basis can be held fixed. Second derivatives would be wrong and are not supported.
     """
 
     along_axes = False  # whether the features are sorted principal axes
-    kept: Mapping[str, dict[str, Any]] = {}  # side -> what a metric made of it
+    kept: Mapping[str, dict[str, Any]] = {}  # side -> cached result of a metric
 
     def __init__(self, x: Tensor, y: Tensor, *, wide: bool = False) -> None:
         self.eps, x, y = eps_of(x, y), x.double(), y.double()
@@ -153,17 +152,17 @@ class RowMoments:
     def of_axes(cls, rows: Tensor) -> RowMoments:
         """Return the moments of rows with themselves, along their principal axes, the largest first.
 
-        Features of which one is a copy of others, or tiny beside them, stay as they are, and so do those with an axis
-        near rounding in the dtype of the rows: metrics judge their rank.
+        Linearly dependent or relatively tiny features stay unchanged, as do features with an axis near rounding in the
+        dtype of the rows: metrics judge their rank.
         """
-        own = cls(rows, rows)
-        left, lengths, _ = torch.linalg.svd(_coordinates(own.x), full_matrices=False)
-        kept = lengths > max(rows.shape) * EPS * lengths[0]
-        axes = own.x.T @ (left[:, kept] / lengths[kept])
-        certain = above_rounding(lengths[kept].square(), axes, rounding(own, "x"), UNCERTAIN)
-        if not certain.all() or (rows.shape[1] < len(rows) and not kept.all()):
-            return own
-        moments = cls(found := left[:, kept] * lengths[kept], found)
+        centred_rows = cls(rows, rows)
+        left, lengths, _ = torch.linalg.svd(_coordinates(centred_rows.x), full_matrices=False)
+        significant = lengths > max(rows.shape) * EPS * lengths[0]
+        axes = centred_rows.x.T @ (left[:, significant] / lengths[significant])
+        certain = above_rounding(lengths[significant].square(), axes, rounding(centred_rows, "x"), UNCERTAIN)
+        if not certain.all() or (rows.shape[1] < len(rows) and not significant.all()):
+            return centred_rows
+        moments = cls(coordinates := left[:, significant] * lengths[significant], coordinates)
         moments.along_axes = True
         return moments
 
@@ -189,37 +188,37 @@ def _coordinates(rows: Tensor) -> Tensor:
     return rows @ torch.linalg.qr(rows.detach().T).Q if rows.requires_grad else torch.linalg.qr(rows.T, "r").R.T
 
 
-def once(moments: SecondMoments, side: Side, make: Callable[[], Kept]) -> Kept:
-    """Return what a metric makes of a side, in a permutation test only for the first permutation."""
-    kept = getattr(moments, "kept", {}).get(side, {})
-    return kept["made"] if "made" in kept else kept.setdefault("made", make())
+def once(moments: SecondMoments, side: Side, make: Callable[[], Cached]) -> Cached:
+    """Return the result of ``make`` for a side, cached over the permutations of a test."""
+    cached = getattr(moments, "kept", {}).get(side, {})
+    return cached["made"] if "made" in cached else cached.setdefault("made", make())
 
 
 def nuclear(cross: Tensor, moments: SecondMoments) -> Tensor:
     """Return the sum of the singular values of a matrix, in a permutation test from its Gram matrix.
 
-    The eigenvalues of that matrix take less than half of the time. Where rows and columns belong to sorted principal
-    axes, the smallest of them keep their digits, too. The determinant, the product of all of them, shows whether they
-    do, as a Cholesky decomposition gives it to high relative accuracy.
+    The eigenvalues of the Gram matrix take less than half of the time. If rows and columns belong to sorted principal
+    axes, even the smallest eigenvalues are accurate. Their product, the determinant, verifies this, because a Cholesky
+    decomposition computes it to high relative accuracy.
     """
     if getattr(moments, "along_axes", False):
         gram = cross @ cross.T if len(cross) <= cross.shape[1] else cross.T @ cross
         values, (factor, failed) = torch.linalg.eigvalsh(gram), torch.linalg.cholesky_ex(gram)
-        apart = values.log().sum() - 2 * factor.diagonal().log().sum()  # NaN if a value is negative
-        if not failed and apart.abs() < 1e-6:
+        difference = values.log().sum() - 2 * factor.diagonal().log().sum()  # NaN if a value is negative
+        if not failed and difference.abs() < 1e-6:
             return values.sqrt().sum()
     return torch.linalg.svdvals(cross).sum()
 
 
 def variances(moments: SecondMoments) -> tuple[Tensor, Tensor]:
-    """The diagonals of ``sxx`` and ``syy``, for rows in memory without computing the matrices."""
+    """Return the diagonals of ``sxx`` and ``syy``, for rows in memory without computing the matrices."""
     if isinstance(moments, RowMoments):
         return moments.x.square().sum(0), moments.y.square().sum(0)
     return moments.sxx.diagonal(), moments.syy.diagonal()
 
 
 def check_variation(name: str, moments: SecondMoments) -> None:
-    """Check that there are at least 2 rows and that the rows of each side are not all equal."""
+    """Raise an error for fewer than 2 rows or a side with all rows equal."""
     check_count(name, moments.n, 2)
     for side, variance, mean in zip("xy", variances(moments), (moments.mean_x, moments.mean_y), strict=True):
         # Equal rows may have a small variance, because their mean is rounded.
@@ -230,7 +229,7 @@ def check_variation(name: str, moments: SecondMoments) -> None:
 
 
 def nonnegative(name: str, value: Tensor, scale: Tensor, terms: int) -> Tensor:
-    """Set rounding errors below 0 to 0 in a difference of numbers near ``scale`` that is non-negative in theory."""
+    """Clip a non-negative difference of numbers near ``scale`` at 0, if rounding explains the negative value."""
     if value < -8 * terms * EPS * scale:
         raise ArithmeticError(
             f"{name}: {value.item():.3e} must not be negative; rounding of {scale.item():.3e} does not explain it"
@@ -242,9 +241,9 @@ Distance = Literal["correlation", "cosine", "euclidean"]
 
 
 def pairwise(rows: Tensor, distance: Distance) -> Tensor:
-    """``(n, n)``: Euclidean distances between rows, or 1 minus the inner products of rows from ``directions``.
+    """Return ``(n, n)`` Euclidean distances between rows, or 1 minus the inner products of rows from ``directions``.
 
-    Euclidean distances are computed from differences; computing them from inner products would lose half of the digits.
+    Euclidean distances are computed from differences, because inner products would lose half of the digits.
     """
     if distance == "euclidean":
         return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
@@ -252,7 +251,7 @@ def pairwise(rows: Tensor, distance: Distance) -> Tensor:
 
 
 def directions(name: str, side: str, rows: Tensor, distance: Distance = "cosine") -> Tensor:
-    """Normalise rows so that their inner products are cosines or correlations; keep them for Euclidean distances."""
+    """Normalise rows so that their inner products are cosines or correlations; unchanged for Euclidean distances."""
     if distance == "euclidean":
         return rows
     if distance == "correlation":
@@ -262,20 +261,20 @@ def directions(name: str, side: str, rows: Tensor, distance: Distance = "cosine"
     else:
         flat = rows.norm(dim=1) == 0
     if flat.any():
-        what = "constant" if distance == "correlation" else "zero"
+        problem = "constant" if distance == "correlation" else "zero"
         raise ValueError(
-            f"{name}: row {int(flat.nonzero()[0])} of {side} is {what}, so its {distance} to others is undefined; "
-            "drop the row on both sides, or choose another distance if the metric has that option"
+            f"{name}: row {int(flat.nonzero()[0])} of {side} is {problem}, so its {distance} is undefined; drop the "
+            "row on both sides, or choose another distance if the metric has this option"
         )
     return rows / rows.norm(dim=1, keepdim=True)
 
 
 def upper(matrix: Tensor) -> Tensor:
-    """The entries above the diagonal, ``(n (n - 1) / 2,)``."""
+    """Return the entries above the diagonal, ``(n (n - 1) / 2,)``."""
     i, j = torch.triu_indices(len(matrix), len(matrix), 1, device=matrix.device)
     return matrix[i, j]
 
 
 def centred(matrix: Tensor) -> Tensor:
-    """Subtract the means of the rows and of the columns."""
+    """Subtract the means of rows and columns."""
     return matrix - matrix.mean(0) - matrix.mean(1, keepdim=True) + matrix.mean()

@@ -29,7 +29,7 @@ def procrustes(x: Tensor, y: Tensor, *, squared: bool = False, unit_norm: bool =
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         squared: Whether to return the squared distance, which does not satisfy the triangle inequality.
-        unit_norm: Whether to scale both sides to Frobenius norm 1 first. Then it is at most √2, or 2 if squared.
+        unit_norm: Whether to scale both sides to Frobenius norm 1 first. The value is then at most √2, or 2 if squared.
 
     Example:
         >>> import torch
@@ -103,8 +103,8 @@ def _shape_distance(moments: SecondMoments, *, distance: str, alpha: float) -> T
     square_x, square_y, aligned = moments.sxx.trace(), moments.syy.trace(), nuclear(cross, moments)
     terms = max(cross.shape)
     if distance == "angular":
-        apart = 1 - aligned / (square_x.sqrt() * square_y.sqrt())
-        return torch.acos(1 - nonnegative("shape_distance", apart, torch.ones_like(apart), terms))
+        difference = 1 - aligned / (square_x.sqrt() * square_y.sqrt())
+        return torch.acos(1 - nonnegative("shape_distance", difference, torch.ones_like(difference), terms))
     total = square_x + square_y
     return nonnegative("shape_distance", total - 2 * aligned, total.detach(), terms).sqrt()
 
@@ -133,12 +133,12 @@ class ShapeDistance(MomentsMetric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """Width + 2 with whitening, 2 without."""
+        """Return width + 2 with whitening, 2 without."""
         return 2 if self.options["alpha"] == 1 else least_for_full_rank(width)
 
 
 def _whitening(moments: SecondMoments, side: Side, alpha: float) -> Tensor:
-    """``α I + (1 - α) S^{-1/2}`` on the directions that vary, rescaled to keep the trace of S."""
+    """Compute ``α I + (1 - α) S^{-1/2}`` on the directions that vary, rescaled to keep the trace of S."""
     scatter = moments.sxx if side == "x" else moments.syy
     if alpha == 1:
         return torch.eye(len(scatter)).to(scatter)

@@ -1,4 +1,4 @@
-"""Base classes of metrics: what a metric declares, and how metrics of activations and of weights are computed."""
+"""Base classes of metrics of activations and of weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Invariances = tuple[Literal["orthogonal", "scaling", "invertible", "permutation"
 class Metric(ABC):
     """Base class of metrics: a score of two networks, layer by layer, from activations or from weights.
 
-    The class attributes hold for the default options. Where an option changes one, the instance has its own value.
+    The class attributes hold for the default options. If an option changes an attribute, the instance overrides it.
 
     Attributes:
         name: Name in the registry of metrics.
@@ -34,7 +34,7 @@ class Metric(ABC):
         papers: Papers that define the metric.
         function: The pure function ``function(x, y, **options)``. Its keyword-only parameters are the options, and
             their annotations are checked (:func:`hf_stitch.options.check`).
-        statistic: What the metric needs of each side; see the subclasses.
+        statistic: Statistic that the metric requires of each side; see the subclasses.
         higher_is_better: Whether a higher value means more similar. If false, the metric is a distance and 0 means
             equal.
         triangle_inequality: Whether the metric is a distance that satisfies the triangle inequality.
@@ -86,7 +86,7 @@ class NotComparable(ValueError):
 
     Args:
         layer: Name of the layer.
-        why: Which property differs, and what makes the layers comparable.
+        why: The property that differs, and how to make the layers comparable.
 
     Example:
         >>> print(NotComparable("conv1", "the coefficients differ; share them first"))
@@ -101,11 +101,11 @@ class NotComparable(ValueError):
 class WeightMetric(Metric):
     """Base class of metrics that compare layers by their weights alone, without data.
 
-    A metric reads a network once (:meth:`read`), which is little compared to its weights for most metrics, and compares
-    what it has read (:meth:`value`). Readings can be saved, and compared long after the network is gone.
+    A metric reads a network once (:meth:`read`) and compares the readings (:meth:`value`). Readings are much smaller
+    than the weights for most metrics. They can be saved, and compared without the network.
 
-    ``function(x, y, **options)`` takes the :class:`~hf_stitch.statistics.Weights` of two layers and returns a float. It
-    raises :class:`NotComparable` if they have no value. Layers whose ``shared`` differs are never passed to it, unless
+    ``function(x, y, **options)`` accepts the :class:`~hf_stitch.statistics.Weights` of two layers and returns a float.
+    It raises :class:`NotComparable` if their value is undefined. It receives only layers with equal ``shared``, unless
     the metric overrides :meth:`check_shared`.
 
     Args:
@@ -121,7 +121,7 @@ class WeightMetric(Metric):
         ...     def read(self, model):
         ...         layers = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
         ...         if not layers:
-        ...             raise ValueError("norm_ratio reads linear layers, but the network has none")
+        ...             raise ValueError("norm_ratio requires a network with linear layers")
         ...         return {name: Weights(name, {"norm": m.weight.detach().cpu().norm()}) for name, m in layers.items()}
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2))
         >>> metric = NormRatio()
@@ -133,34 +133,33 @@ class WeightMetric(Metric):
     statistic: Statistic = "weights"
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse another statistic."""
+        """Raise an error if a subclass declares another statistic."""
         super().__init_subclass__(**arguments)
         if cls.statistic != "weights":
             raise TypeError(
-                f"{cls.__name__} is a metric of weights, so its statistic is 'weights', not {cls.statistic!r}"
+                f"{cls.__name__}: statistic of a metric of weights must be 'weights', got {cls.statistic!r}"
             )
 
     @abstractmethod
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Read from a network what the metric compares.
+        """Read the weights that the metric compares.
 
         Args:
             model: The network. It is not modified.
 
         Returns:
-            Layer -> what was read of it, in the order of the modules.
+            Layer -> its reading, in the order of the modules.
         """
 
     def value(self, a: Weights, b: Weights) -> float:
         """Compare two layers.
 
         Args:
-            a: What :meth:`read` returned for a layer.
-            b: The same for a layer of the other network.
+            a: Reading of a layer (:meth:`read`).
+            b: Reading of a layer of the second network.
 
         Raises:
-            NotComparable: The layers have no value: other shapes, other parts that must be shared, or weights that are
-                not finite.
+            NotComparable: The value is undefined: different shapes, different shared parts, or non-finite weights.
         """
         self.check_shared(a, b)
         for side in (a, b):
@@ -169,26 +168,26 @@ class WeightMetric(Metric):
         return float(type(self).function(a, b, **self.options))
 
     def check_shared(self, a: Weights, b: Weights) -> None:
-        """Check that two layers agree in what they must share. A metric overrides it to name what differs.
+        """Check that two layers agree in their shared parts. A metric overrides it to name the difference.
 
         Args:
-            a: What :meth:`read` returned for a layer.
-            b: The same for a layer of the other network.
+            a: Reading of a layer (:meth:`read`).
+            b: Reading of a layer of the second network.
 
         Raises:
             NotComparable: They differ.
         """
         if a.shared != b.shared:
-            raise NotComparable(a.layer, f"{self.label} compares layers that share {a.shared!r}, got {b.shared!r}")
+            raise NotComparable(a.layer, f"{self.label} requires layers that share {a.shared!r}, got {b.shared!r}")
 
     def combine(self, by_layer: Mapping[str, float]) -> float:
-        """Compute the value of whole networks from those of their layers.
+        """Compute the value of whole networks from the values of their layers.
 
         Args:
             by_layer: Layer -> value. At least one.
 
         Returns:
-            The mean, unless a metric combines values in another way.
+            The mean, or the value of a metric that combines values differently.
         """
         return sum(by_layer.values()) / len(by_layer)
 
@@ -205,25 +204,25 @@ class ActivationMetric(Metric):
             Invariances that follow from another are listed too.
         differentiable: Whether the function has gradients with respect to both sides (first order, almost everywhere).
         equal_widths: Whether both sides must have the same width.
-        independent_rows: Whether the metric is an unbiased estimate, about 0 for unrelated sides, which assumes
-            independent samples as rows. Positions of one sample are not.
+        independent_rows: Whether the metric is an unbiased estimate, about 0 for unrelated sides, that assumes
+            independent samples as rows. Positions of one sample are not independent.
         minibatched: Whether the value is estimated from minibatches, and so depends on the order of the samples and on
             the number of processes.
-        counts_rows: Whether the value changes if each row comes twice, as those of neighbours, medians, sums and
-            unbiased estimates do.
+        counts_rows: Whether duplicating all rows changes the value, as for neighbours, medians, sums and unbiased
+            estimates.
 
-    ``function(x, y, **options)`` takes all rows at once.
+    ``function(x, y, **options)`` accepts all rows at once.
 
-    Laws, by the names of the parts of ``hf_stitch_testing.check_metric``, which runs them on every metric:
+    ``hf_stitch_testing.check_metric`` checks these laws for every metric, by name:
 
-    - ``range``, ``symmetric``, ``triangle``, ``invariances``, ``gradient``: what the attributes declare holds, the
+    - ``range``, ``symmetric``, ``triangle``, ``invariances``, ``gradient``: the declared attributes hold, the
       invariances for either side to 1e-7.
-    - ``identity``: equal sides have distance 0, or a similarity that no other side exceeds.
-    - ``order``: the order of the samples, the same on both sides, changes nothing, also where rows are equal.
-    - ``repeated``: nor does it if each row comes twice, unless the number of rows counts.
+    - ``identity``: equal sides have distance 0, or the highest similarity.
+    - ``order``: the value does not depend on the order of the samples (the same on both sides), even with equal rows.
+    - ``repeated``: duplicating all rows does not change the value, unless ``counts_rows``.
     - ``streamed``, ``moments``: any batches, or the moments of all rows, give the value of all rows at once, to 1e-8.
-    - ``pure``: it draws no random numbers and leaves the rows as they are.
-    - ``dead``: a side whose rows are all equal is refused by name, if neither mean nor size of the rows matter.
+    - ``pure``: the metric does not draw random numbers and does not change the rows.
+    - ``dead``: an error names a side with all rows equal, if neither mean nor size of the rows matter.
 
     Args:
         **options: Options of the function.
@@ -248,10 +247,10 @@ class ActivationMetric(Metric):
     _widths: tuple[int, int] | None = None
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse the statistic of weights, which has no rows."""
+        """Raise an error if a subclass declares the statistic of weights."""
         super().__init_subclass__(**arguments)
         if getattr(cls, "statistic", None) == "weights":
-            raise TypeError(f"{cls.__name__} compares weights, which have no rows: derive it from WeightMetric")
+            raise TypeError(f"{cls.__name__} compares weights: derive it from WeightMetric")
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -260,7 +259,7 @@ class ActivationMetric(Metric):
 
     @checked
     def min_rows(self, side: Operand, width: int) -> int:
-        """Return the fewest rows for which the metric can be defined.
+        """Return the smallest number of rows for a defined value.
 
         Args:
             side: ``"x"`` or ``"y"``.
@@ -271,23 +270,23 @@ class ActivationMetric(Metric):
     def sample_matrix(self, rows: Tensor) -> Tensor | None:
         """Return the matrix M of one side, if the value is the cosine ``⟨M(x), M(y)⟩ / (‖M(x)‖ ‖M(y)‖)``.
 
-        Permuting samples permutes rows and columns of the matrix. Permutation tests use this: the matrices of all
-        layers are computed once, and a permutation takes one inner product for each pair of layers.
+        Permuting samples permutes rows and columns of the matrix. Permutation tests use this: they compute the matrices
+        of all layers once, and one inner product per permutation and pair of layers.
 
         Args:
             rows: ``(n, d)`` float64.
 
         Returns:
-            ``(n, n)`` float64; None if the metric is no such cosine.
+            ``(n, n)`` float64; None if the metric is not such a cosine.
         """
         return None
 
     def _prepared(self, side: Operand, rows: Tensor) -> Any:
-        """Return what a permutation test computes of a side once, for all permutations and layers of the other side."""
+        """Return the part of a side that a permutation test computes once, for all permutations and pairs."""
         return rows.double()
 
     def _permuted(self, x: Any, y: Any, order: Tensor) -> float:
-        """Return the value for rows of y in another order, to 1e-9, from what both sides prepared."""
+        """Return the value for rows of y in another order, to 1e-9, from both prepared sides."""
         return self._value(x, y[order]).item()
 
     @abstractmethod
@@ -318,21 +317,21 @@ class ActivationMetric(Metric):
         x, y = paired(self.name, x_rows, y_rows, exact)
         widths = (x.shape[1], y.shape[1])
         if self._widths not in (None, widths):
-            raise ValueError(f"{self.name}: the widths of x and y were {self._widths} before, got {widths}")
+            raise ValueError(f"{self.name}: the widths of x and y must stay {self._widths}, got {widths}")
         self._widths = widths
         return x, y
 
     def _require(self, statistic: Any) -> Any:
         if statistic is None:
-            raise ValueError(f"{self.name}: no rows have been added yet; call update first")
+            raise ValueError(f"{self.name}: compute requires rows; call update first")
         return statistic
 
 
 class MomentsMetric(ActivationMetric):
-    """Base class of metrics that are computed from ``Moments``: counts, means and co-moments.
+    """Base class of metrics computed from ``Moments``: counts, means and co-moments.
 
     Attributes:
-        formula: ``formula(moments, **options)``, which returns a 0-d tensor.
+        formula: Function ``formula(moments, **options)`` that returns a 0-d tensor.
 
     Args:
         **options: Options of the function.
@@ -349,8 +348,8 @@ class MomentsMetric(ActivationMetric):
 
     formula: ClassVar[Callable[..., Tensor]]
     statistic: Statistic = "moments"
-    _by_axes: ClassVar[bool] = False  # whether a permutation test may take principal axes for features, and fewer
-    _of_own_rows: ClassVar[bool] = False  # whether the value depends on what is rounding in the dtype of the rows
+    _by_axes: ClassVar[bool] = False  # whether a permutation test may replace features by (fewer) principal axes
+    _of_own_rows: ClassVar[bool] = False  # whether the value depends on rounding errors of the dtype of the rows
     _moments: Moments | None = None
 
     @property
@@ -391,9 +390,9 @@ class MomentsMetric(ActivationMetric):
 
 
 class FeaturesMetric(ActivationMetric):
-    """Base class of metrics that need all rows at once.
+    """Base class of metrics that require all rows at once.
 
-    ``update`` keeps every row. To bound the memory, collect ``Features`` with a limit and call ``from_features``.
+    ``update`` stores every row. To bound the memory, collect ``Features`` with a limit and call ``from_features``.
 
     Args:
         **options: Options of the function.
@@ -417,7 +416,7 @@ class FeaturesMetric(ActivationMetric):
         return (from_rows(self._value, self.symmetric, compares_samples=True),)
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
-        """Add a batch of paired rows, as in ``ActivationMetric``; the rows are kept in float64."""
+        """Add a batch of paired rows, as in ``ActivationMetric``; the rows are stored in float64."""
         self._features = self._features or Features()
         self._features.update(*self._paired(x_rows, y_rows))
         return self
@@ -427,15 +426,15 @@ class FeaturesMetric(ActivationMetric):
         return self.from_features(self._require(self._features))
 
     def from_features(self, features: Features) -> float:
-        """Compute the value from kept rows."""
+        """Compute the value from stored rows."""
         return type(self).function(features.x, features.y, **self.options).item()
 
 
 class MeanMetric(ActivationMetric):
-    """Base class of metrics that are a mean over rows; only the sum is kept.
+    """Base class of metrics that are a mean over rows; only the sum is stored.
 
     Attributes:
-        values: ``values(x, y, **options)``, which returns one number per row, ``(n,)``.
+        values: Function ``values(x, y, **options)`` that returns one number per row, ``(n,)``.
 
     Args:
         **options: Options of the function.
@@ -468,7 +467,7 @@ class MeanMetric(ActivationMetric):
         """Compute the value of all rows so far, as in ``ActivationMetric``."""
         total = self._require(self._sum)
         if self._n < 2:
-            raise ValueError(f"{self.name} takes at least 2 rows, got {self._n}; give more rows")
+            raise ValueError(f"{self.name} requires at least 2 rows, got {self._n}; pass more rows")
         return (total / self._n).item()
 
 
@@ -477,7 +476,7 @@ def activation_metric(metric: str | Mapping[str, Any] | Metric, **options: Any) 
     built = registries.metrics.build(metric, **options)
     if not isinstance(built, ActivationMetric):
         raise ValueError(
-            f"metric {built.label} compares {built.statistic}, not activations; call hf_stitch.compare or "
-            "hf_stitch.compare_all with it, or its read and value"
+            f"metric must compare activations, got {built.label}, which compares {built.statistic}; call "
+            "hf_stitch.compare or hf_stitch.compare_all with it, or its read and value"
         )
     return built

@@ -183,7 +183,7 @@ class _Group:
             return False
         try:
             for part, statistic in self.sums.items():
-                statistic.check_alike(other.sums[part])
+                statistic.check_mergeable(other.sums[part])
         except ValueError:
             return False
         for part, statistic in self.sums.items():

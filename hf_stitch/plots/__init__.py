@@ -1,4 +1,4 @@
-"""Figures from plain arrays and labels; matplotlib is imported when the first figure is drawn.
+"""Figures from plain arrays and labels; matplotlib is imported for the first figure.
 
 Every function returns a ``matplotlib.figure.Figure`` outside of pyplot and without a window. Save it with
 ``figure.savefig("name.png")``, or display it in a notebook.

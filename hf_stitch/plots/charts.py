@@ -1,4 +1,4 @@
-"""Points and curves with their intervals, and rows of bars."""
+"""Points and curves with confidence intervals, and rows of bars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_KINDS = len(DASHES)
 COLOUR = "#31688e"
 
 Role = Literal["source", "stitch", "target", "left out"]
-"""What a part of a strip is."""
+"""Role of a part of a strip."""
 COLOURS: dict[Role, str] = {"source": "#0072b2", "stitch": "#d55e00", "target": "#009e73", "left out": "#b5b5b5"}
 
 
@@ -35,7 +35,7 @@ def curves(
     title: str = "",
     split: Mapping[str, tuple[str, str]] | None = None,
 ) -> Figure:
-    """Draw one curve with a band of its intervals for each name.
+    """Plot one curve for each name, with a band of its confidence intervals.
 
     Curves differ in colour, and in marker or dashes, so that the figure can be read in black and white.
 
@@ -44,13 +44,13 @@ def curves(
         axis: Label of the horizontal axis.
         label: Label of the vertical axis.
         title: Title of the figure (default: none).
-        split: Name -> ``(colour, dashes)``, two texts for the legend. Curves with the same first text have the same
-            colour and marker, those with the same second text the same dashes (up to 4). ``None`` (default): each curve
-            has its own colour, and all are solid.
+        split: Name -> ``(colour, dashes)``, two texts for the legend. Curves with the same first text share a colour
+            and a marker; curves with the same second text share dashes (up to 4). ``None`` (default): each curve has a
+            different colour, and all are solid.
 
     Returns:
-        The figure. Up to 8 colours are used, with a legend; if there are more curves (or first texts), all have one
-        colour and no entry, because more colours could not be distinguished.
+        The figure. Up to 8 colours are used, with a legend; more curves (or first texts) all have one colour, without a
+        legend, because more colours could not be distinguished.
 
     Example:
         >>> figure = curves({"direct": {4: (0.5, 0.4, 0.6), 8: (0.9, 0.8, 1.0)}}, axis="rank", label="accuracy")
@@ -60,7 +60,7 @@ def curves(
     from matplotlib.figure import Figure
 
     if not series or not all(series.values()):
-        raise ValueError("there are no curves to draw, or one has no points: pass at least one point for each name")
+        raise ValueError("series must contain at least one point for each name, got none")
     kinds = {name: (name, "") for name in series} if split is None else {name: split[name] for name in series}
     colours, dashes = (list(dict.fromkeys(kind[place] for kind in kinds.values())) for place in (0, 1))
     if len(dashes) > MOST_KINDS:
@@ -76,7 +76,7 @@ def curves(
         style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash, "markersize": 4}
         axes.plot(xs, values, label=name, alpha=1.0 if coloured else 0.5, **style)
         axes.fill_between(xs, lows, highs, color=colour, alpha=0.2 if coloured else 0.05, linewidth=0)
-    _explain(axes, colours if coloured else [], dashes)
+    _add_legend(axes, colours if coloured else [], dashes)
     axes.set_xlabel(axis)
     axes.set_ylabel(label)
     axes.grid(alpha=0.25)
@@ -85,21 +85,21 @@ def curves(
     return figure
 
 
-def _explain(axes: Axes, colours: list[str], dashes: list[str]) -> None:
+def _add_legend(axes: Axes, colours: list[str], dashes: list[str]) -> None:
     from matplotlib.lines import Line2D
 
-    found = [Line2D([], [], color=PALETTE[i], marker=MARKERS[i], markersize=4) for i in range(len(colours))]
+    handles = [Line2D([], [], color=PALETTE[i], marker=MARKERS[i], markersize=4) for i in range(len(colours))]
     texts = list(colours)
     if len(dashes) > 1:
-        found += [Line2D([], [], color="black", ls=dash) for dash in DASHES[: len(dashes)]]
+        handles += [Line2D([], [], color="black", ls=dash) for dash in DASHES[: len(dashes)]]
         texts += dashes
     if texts:
-        beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if len(texts) > 4 else {}
-        axes.legend(found, texts, frameon=False, fontsize="small", **beside)
+        position: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if len(texts) > 4 else {}
+        axes.legend(handles, texts, frameon=False, fontsize="small", **position)
 
 
 def intervals(scores: Mapping[str, tuple[float, float, float]], label: str) -> Figure:
-    """Draw one point with its interval for each name.
+    """Plot one point with its confidence interval for each name.
 
     Args:
         scores: Name -> ``(value, lower end, upper end)`` of the interval, in order from top to bottom.
@@ -114,11 +114,11 @@ def intervals(scores: Mapping[str, tuple[float, float, float]], label: str) -> F
 
 
 def interval_panels(panels: Mapping[str, Mapping[str, tuple[float, float, float]]], label: str) -> Figure:
-    """Draw panels of :func:`intervals` side by side, with the same horizontal axis.
+    """Plot panels of :func:`intervals` side by side, with the same horizontal axis.
 
     Args:
         panels: Title -> name -> ``(value, lower end, upper end)``. A row has the same name in all panels and stays
-            empty where a panel does not have it.
+            empty where a panel lacks it.
         label: Label of the horizontal axis.
 
     Example:
@@ -130,11 +130,11 @@ def interval_panels(panels: Mapping[str, Mapping[str, tuple[float, float, float]
 
     names = list(dict.fromkeys(name for scores in panels.values() for name in scores))
     if not names:
-        raise ValueError("there are no scores to draw: scores must contain at least one name")
+        raise ValueError("scores must contain at least one name, got none")
     for scores in panels.values():
         for name, (_, low, high) in scores.items():
             if low > high:
-                raise ValueError(f"the interval of {name!r} ends at {high}, before it begins at {low}")
+                raise ValueError(f"the interval of {name!r} must begin before it ends, got {low} to {high}")
 
     width = 6.0 if len(panels) == 1 else 1.5 + 4.5 * len(panels)
     figure = Figure(figsize=(width, 0.42 * len(names) + 1.0), layout="constrained")
@@ -168,11 +168,11 @@ def _draw(axes: Axes, scores: list[tuple[float, float, float]]) -> None:
 
 @checked
 def strips(parts: Iterable[tuple[str, str, float, Role]], label: str) -> Figure:
-    """Draw rows of parts, each as long as its size; what is left out is hatched.
+    """Plot rows of parts with lengths proportional to their sizes; unused parts are hatched.
 
     Args:
         parts: Row, name, size and role of each part, from left to right.
-        label: What the sizes are.
+        label: Label of the sizes.
 
     Example:
         >>> figure = strips([("source", "front", 3.0, "source"), ("source", "back", 5.0, "left out")], "parameters")
@@ -182,14 +182,14 @@ def strips(parts: Iterable[tuple[str, str, float, Role]], label: str) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    drawn = list(parts)
-    if not drawn:
-        raise ValueError("strips need at least one part, got none")
-    rows = list(dict.fromkeys(row for row, *_ in drawn))
+    segments = list(parts)
+    if not segments:
+        raise ValueError("parts must contain at least one part, got none")
+    rows = list(dict.fromkeys(row for row, *_ in segments))
     figure = Figure(figsize=(8, 0.9 + 0.5 * len(rows)), layout="constrained")
     axes = figure.subplots()
     ends = dict.fromkeys(rows, 0.0)
-    for row, _, size, role in drawn:
+    for row, _, size, role in segments:
         hatch = "//" if role == "left out" else None
         axes.barh(
             rows.index(row), size, left=ends[row], height=0.6, color=COLOURS[role], edgecolor="white", hatch=hatch
@@ -199,7 +199,7 @@ def strips(parts: Iterable[tuple[str, str, float, Role]], label: str) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel(label)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    roles = dict.fromkeys(role for *_, role in drawn)
+    roles = dict.fromkeys(role for *_, role in segments)
     figure.legend(handles=[Patch(color=COLOURS[role], label=role) for role in roles], loc="outside upper center",
                   ncols=len(roles), frameon=False)  # fmt: skip
     return figure

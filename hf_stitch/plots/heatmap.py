@@ -18,7 +18,7 @@ COLOURS = "viridis"
 """Lightness rises with the value, so that the figure can be read in black and white and by colour-blind readers."""
 UNDEFINED = "#d9d9d9"
 MOST_COLUMNS = 24
-"""Largest number of columns for which numbers are written into the cells and stay readable."""
+"""Largest number of columns with readable numbers in the cells."""
 
 
 def heatmap(
@@ -38,24 +38,24 @@ def heatmap(
     stars: str = "",
     part: SubFigure | None = None,
 ) -> Figure:
-    """Draw a matrix as a heat map, with the numbers in the cells of up to 24 columns.
+    """Plot a matrix as a heat map, with numbers in the cells of up to 24 columns.
 
     Args:
-        values: (rows, columns) real numbers; NaN for undefined values, whose cells are grey with a dash.
+        values: (rows, columns) real numbers; cells of undefined values (NaN) are grey with a dash.
         row_labels: Labels of the rows, from top to bottom.
         column_labels: Labels of the columns, from left to right.
-        row_title: What the rows are, beside their labels (default: nothing).
-        column_title: What the columns are, below their labels (default: nothing).
+        row_title: Title of the rows, next to their labels (default: none).
+        column_title: Title of the columns, below their labels (default: none).
         title: Title of the figure (default: none).
         label: Label of the colour bar (default: none).
-        low: Value of the darkest colour; ``None`` (default) for the smallest of the values. Lower values (rounding)
-            have the same colour; their numbers are written as they are. Likewise ``high``.
+        low: Value of the darkest colour; ``None`` (default) for the smallest of the values. Lower values have the same
+            colour with exact numbers. Likewise ``high``.
         high: Value of the brightest colour; ``None`` (default) for the largest of the values.
         marked: (rows, columns) bool, cells to frame, for example the best ones; ``None`` (default) for none.
-        marks: What a frame means, for the legend (default: no entry).
-        starred: (rows, columns) bool, cells with a star beside the number; ``None`` (default) for none.
-        stars: What a star means, for the legend (default: no entry).
-        part: Part of a figure in which to draw; ``None`` (default) for a new figure.
+        marks: Meaning of a frame, for the legend (default: no entry).
+        starred: (rows, columns) bool, cells with a star next to the number; ``None`` (default) for none.
+        stars: Meaning of a star, for the legend (default: no entry).
+        part: Part of a figure for the plot; ``None`` (default) for a new figure.
 
     Example:
         >>> figure = heatmap([[0.9, float("nan")], [0.2, 0.7]], ["a", "b"], ["c", "d"], label="CKA")
@@ -93,17 +93,17 @@ def heatmap(
         axes.plot(columns, rows, "*", color="white", markeredgecolor="black", markersize=7, linestyle="none")
     for row, column in np.argwhere(frames):
         axes.add_patch(_frame((column - 0.46, row - 0.44), 0.92, 0.88))
-    _explain(figure, marks if frames.any() else "", stars if starred is not None else "")
+    _add_legend(figure, marks if frames.any() else "", stars if starred is not None else "")
     figure.colorbar(image, label=label).outline.set_visible(False)
     figure.suptitle(title, fontsize="large")
     return figure.figure
 
 
 def heatmaps(panels: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw several matrices as heat maps, side by side.
+    """Plot several matrices as heat maps side by side.
 
     Args:
-        panels: Arguments of :func:`heatmap` for each, at least one.
+        panels: Arguments of :func:`heatmap` for each matrix, at least one.
 
     Example:
         >>> one = {"values": [[0.9, 0.1]], "row_labels": ["a"], "column_labels": ["c", "d"]}
@@ -123,10 +123,10 @@ def heatmaps(panels: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _flags(name: str, flags: ArrayLike | None, matrix: NDArray[np.float64]) -> NDArray[np.bool_]:
-    found = np.zeros(matrix.shape, bool) if flags is None else np.asarray(flags, bool)
-    if found.shape != matrix.shape:
-        raise ValueError(f"{name} must have the shape of the values, {matrix.shape}, got {found.shape}")
-    return found
+    mask = np.zeros(matrix.shape, bool) if flags is None else np.asarray(flags, bool)
+    if mask.shape != matrix.shape:
+        raise ValueError(f"{name} must have the shape of the values, {matrix.shape}, got {mask.shape}")
+    return mask
 
 
 def _size(row_labels: Sequence[str], column_labels: Sequence[str]) -> tuple[float, float]:
@@ -144,7 +144,7 @@ def _write_numbers(axes: Axes, matrix: NDArray[np.float64], image: ScalarMappabl
 
 
 def _frame(corner: tuple[float, float], width: float, height: float) -> Rectangle:
-    """Black with a white edge on both sides, which is visible on every colour and in black and white."""
+    """Return a black frame with white edges, visible on every colour and in black and white."""
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import Normal, Stroke
 
@@ -152,11 +152,11 @@ def _frame(corner: tuple[float, float], width: float, height: float) -> Rectangl
     return Rectangle(corner, width, height, fill=False, edgecolor="black", linewidth=2, path_effects=edges)
 
 
-def _explain(figure: Figure | SubFigure, marks: str, stars: str) -> None:
+def _add_legend(figure: Figure | SubFigure, marks: str, stars: str) -> None:
     from matplotlib.lines import Line2D
 
-    shown = [(_frame((0, 0), 1, 1), marks)] if marks else []
-    found = [*shown, *([(Line2D([], [], color="black", marker="*", linestyle="none"), stars)] if stars else [])]
-    if found:
-        handles, texts = zip(*found, strict=True)
+    frame_entry = [(_frame((0, 0), 1, 1), marks)] if marks else []
+    entries = [*frame_entry, *([(Line2D([], [], color="black", marker="*", linestyle="none"), stars)] if stars else [])]
+    if entries:
+        handles, texts = zip(*entries, strict=True)
         figure.legend(handles, texts, loc="outside lower left", frameon=False, fontsize="small")

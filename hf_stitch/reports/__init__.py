@@ -1,4 +1,4 @@
-"""Results as pages: one self-contained HTML file that opens from the disk."""
+"""Results as self-contained HTML pages."""
 
 from hf_stitch.reports.page import load_report, report
 

@@ -1,4 +1,4 @@
-"""Traces of Plotly and pictures of samples, from arrays and names, which are data of others and stay text."""
+"""Plotly traces and images of samples, from arrays and untrusted names, which are escaped."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from hf_stitch.analysis.shown import Ends, ends_of
 from hf_stitch.reports.section import Picture, Trace
 
 DIGITS = 6
-"""Significant digits of numbers on a page; the JSON of the results has all."""
+"""Significant digits of numbers on a page; the JSON contains all digits."""
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#bf8400", "#3f94c9", "#8a8a8a")
-"""Colours that are told apart by everybody (Okabe and Ito 2008), with a contrast of 3 to white and to dark pages."""
+"""Colours that colour-blind readers can distinguish (Okabe and Ito 2008), with a contrast of 3 to white and dark."""
 
 MARKS = {"square": ("#d55e00", "#ffffff"), "star": ("#ffffff", "#000000")}
-"""Symbol of a mark -> its colour and that of its edge, of which one is seen on each colour of a heat map."""
+"""Symbol of a mark -> its colour and the colour of its edge; one of them is visible on any colour of a heat map."""
 
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
-"""Symbols of curves, so that colours are not needed."""
+"""Symbols of curves, to distinguish them without colours."""
 
 Array = NDArray[np.float64]
 
 SIDE, LENGTH = 160, 600
-"""Longest side of a picture in pixels, and characters of a text."""
+"""Longest side of an image in pixels, and longest text in characters."""
 
 
 def texts(names: Iterable[object]) -> list[str]:
-    """Escape names, because Plotly interprets some markup."""
+    """Escape names, because Plotly interprets markup."""
     return [html.escape(str(name), quote=False) for name in names]
 
 
 def numbers(values: ArrayLike) -> list[Any]:
-    """Return an array as JSON values with few digits; what is not finite becomes ``None``."""
+    """Return an array as JSON values with few digits; non-finite values become ``None``."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim > 1:
         return [numbers(row) for row in array]
@@ -49,26 +49,26 @@ def numbers(values: ArrayLike) -> list[Any]:
 
 def heat_map(
     values: Array, rows: Sequence[str], columns: Sequence[str], *, label: str,
-    whole: Ends | None = None, beside: Mapping[str, Array] | None = None, axes: str = "",
+    whole: Ends | None = None, further: Mapping[str, Array] | None = None, axes: str = "",
 ) -> Trace:  # fmt: skip
-    """Return a heat map, with colours where the values lie, or over the whole range if the reader asks.
+    """Return a heat map with colours over the range of the values, or over the whole range on request.
 
-    Cells without a value are empty.
+    Undefined cells are empty.
     """
-    more = beside or {}
-    shown = "".join(f"<br>{texts([name])[0]} %{{customdata[{place}]:.4g}}" for place, name in enumerate(more))
+    extra = further or {}
+    hover = "".join(f"<br>{texts([name])[0]} %{{customdata[{place}]:.4g}}" for place, name in enumerate(extra))
     trace: Trace = {
         "type": "heatmap", "x": texts(columns), "y": texts(rows), "z": numbers(values), "name": texts([label])[0],
         "colorscale": "Cividis", "hoverongaps": False,
-        "hovertemplate": f"%{{y}}<br>%{{x}}<br>{texts([label])[0]} %{{z:.4f}}{shown}<extra></extra>",
+        "hovertemplate": f"%{{y}}<br>%{{x}}<br>{texts([label])[0]} %{{z:.4f}}{hover}<extra></extra>",
         "colorbar": {"thickness": 12, "title": {"text": texts([label])[0], "side": "right"}},
     }  # fmt: skip
     if ends := ends_of(values, whole):
         trace |= {"zmin": ends[0], "zmax": ends[1]}
         if whole is not None and np.isfinite(whole).all():
             trace["meta"] = [min(whole[0], ends[0]), max(whole[1], ends[1])]
-    if more:
-        trace["customdata"] = numbers(np.stack(list(more.values()), -1))
+    if extra:
+        trace["customdata"] = numbers(np.stack(list(extra.values()), -1))
     return trace | ({"xaxis": f"x{axes}", "yaxis": f"y{axes}"} if axes else {})
 
 
@@ -85,7 +85,7 @@ def layout_of(rows: int, columns: int, row_title: str, column_title: str) -> dic
 
 def strips(rows: Sequence[float], columns: Sequence[float], hover: tuple[Sequence[str], Sequence[str]],
            names: tuple[Sequence[str], Sequence[str]]) -> tuple[list[Trace], dict[str, Any]]:  # fmt: skip
-    """Return bars along the rows and the columns of a heat map, and what its layout needs for them."""
+    """Return bars along the rows and the columns of a heat map, and their layout."""
     bar = {"type": "bar", "hoverinfo": "text", "showlegend": False, "marker": {"color": "#8a8a8a"}}
     traces = [
         {**bar, "x": numbers(rows), "y": texts(names[0]), "orientation": "h", "xaxis": "x9",
@@ -103,7 +103,7 @@ def strips(rows: Sequence[float], columns: Sequence[float], hover: tuple[Sequenc
 
 
 def curves(series: Mapping[str, Mapping[float, tuple[float, float, float]]]) -> list[Trace]:
-    """Return curves with intervals."""
+    """Return curves with confidence intervals."""
     traces = []
     for place, (name, points) in enumerate(series.items()):
         values = np.array(list(points.values()), dtype=np.float64).reshape(-1, 3)
@@ -121,20 +121,20 @@ def curves(series: Mapping[str, Mapping[float, tuple[float, float, float]]]) -> 
     return traces
 
 
-def bars(scores: Mapping[str, tuple[float, float, float]], own: str) -> Trace:
-    """Return values with their intervals, one below the other."""
+def bars(scores: Mapping[str, tuple[float, float, float]], highlighted: str) -> Trace:
+    """Return rows of values with confidence intervals."""
     values = np.array(list(scores.values()), dtype=np.float64).reshape(-1, 3)
     return {
         "type": "scatter", "mode": "markers", "x": numbers(values[:, 0]), "y": texts(scores), "showlegend": False,
         "error_x": {"type": "data", "symmetric": False, "array": numbers(values[:, 2] - values[:, 0]),
                     "arrayminus": numbers(values[:, 0] - values[:, 1]), "color": "#8a8a8a"},
-        "marker": {"color": [COLOURS[0] if name == own else "#8a8a8a" for name in scores], "size": 10},
+        "marker": {"color": [COLOURS[0] if name == highlighted else "#8a8a8a" for name in scores], "size": 10},
         "hovertemplate": "%{y}: %{x:.4f}<extra></extra>",
     }  # fmt: skip
 
 
 def rows_layout(count: int, title: str) -> dict[str, Any]:
-    """Return the layout of values one below the other."""
+    """Return the layout of :func:`bars`."""
     return {
         "xaxis": {"title": {"text": texts([title])[0]}}, "height": 160 + 34 * count,
         "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
@@ -152,14 +152,14 @@ def marks(places: Sequence[tuple[str, str]], *, name: str, symbol: str, axes: st
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """Return evenly spaced places, at most ``most`` of ``count``, with the first and the last."""
+    """Return at most ``most`` evenly spaced indices of ``count``, with the first and the last."""
     return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def picture(caption: str, sample: Any) -> Picture:
-    """Show a sample."""
+    """Return an image or a text for a sample."""
     if sample is None:
-        return Picture(caption, "", "(not kept)")
+        return Picture(caption, "", "(not stored)")
     if isinstance(sample, str):
         return Picture(caption, "", sample if len(sample) <= LENGTH else f"{sample[:LENGTH]} …")
     if isinstance(sample, (torch.Tensor, np.ndarray)):
@@ -183,9 +183,9 @@ def address(image: Any) -> str:
 
 
 def png(save: Any) -> str:
-    """Return what a function writes as PNG to a file as a ``data:`` address."""
+    """Return the PNG file that ``save`` writes as a ``data:`` address."""
     file = io.BytesIO()
-    with warnings.catch_warnings():  # no font has control characters, and the warning contains them
+    with warnings.catch_warnings():  # fonts lack control characters, and the warning contains them
         warnings.filterwarnings("ignore", r"Glyph (\d|[12]\d|3[01]|12[7-9]|1[34]\d|15\d) ")
         save(file, format="png")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""The page of a grid: every layer of one network stitched into every layer of another."""
+"""Page of a grid: every layer of one network stitched into every layer of another."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from hf_stitch.reports.drawing import Array, heat_map, layout_of, marks, thinned
 from hf_stitch.reports.section import Figure, Section, Table, Trace, View, key_of
 
 MOST, SHOWN = 200, 2000
-"""Layers of a side that a figure shows, and rows of a table."""
+"""Largest number of layers per side in a figure, and of rows in a table."""
 
 
 def section(grid: StitchGrid) -> Section:
     """Describe a grid."""
     names = ", ".join(grid.matchers)
     asked = (
-        f"Which of {len(grid.layers_a)} layers of the source can be stitched into which of {len(grid.layers_b)} of the "
-        f"target by {names} (pooling {grid.pooling}), scored on {grid.n} samples?"
+        f"Which of {len(grid.layers_a)} layers of the source can {names} stitch into which of {len(grid.layers_b)} "
+        f"layers of the target (pooling {grid.pooling}, {grid.n} samples)?"
     )
     figures = [figure for matcher in grid.matchers for figure in _figures(grid, matcher)]
-    notes = [f"Undefined: {stitch}: {why}." for stitch, why in list(grid.undefined.items())[:5]]
+    notes = [f"Undefined: {stitch}: {reason}." for stitch, reason in list(grid.undefined.items())[:5]]
     if len(grid.undefined) > len(notes):
-        notes.append(f"{len(grid.undefined) - len(notes)} more stitches are undefined; the data name them.")
-    notes += [f"{found.caution}." for found in grid.detections.values() if found.caution]
+        notes.append(f"{len(grid.undefined) - len(notes)} more stitches are undefined; the data lists them.")
+    notes += [f"{detection.caution}." for detection in grid.detections.values() if detection.caution]
     if grid.detections:
         notes.append(
-            "Stitches that a detector tells apart by smaller scores than the target's own are not counted as out of "
-            "distribution: such activations are closer to what is usual."
+            "Stitches that a detector distinguishes by smaller scores than the target's own do not count as out of "
+            "distribution: such activations are closer to the usual ones."
         )
     if max(len(grid.layers_a), len(grid.layers_b)) > MOST:
-        notes.append(f"Figures show {MOST} layers of a side at most, evenly spaced; all values are in the data.")
+        notes.append(f"Figures show at most {MOST} evenly spaced layers per side; all values are in the data.")
     if (count := len(grid.layers_a) * len(grid.layers_b)) > SHOWN:
         notes.append(f"Tables show the first {SHOWN} of {count} stitches; all are in the data.")
     verdict = _finding(grid, grid.matchers[0], grid.figures[0]) + _strange(grid, grid.matchers[0])
@@ -48,8 +48,8 @@ def _strange(grid: StitchGrid, matcher: str) -> str:
     if not grid.detections:
         return ""
     count = int(grid.is_strange(matcher).sum())
-    found = f"{count} accurate stitches are" if count > 1 else f"{count or 'No'} accurate stitch is"
-    return f" {found} out of distribution (stranger than noise of dose {MAX_DOSE:g})."
+    subject = f"{count} accurate stitches are" if count > 1 else f"{count or 'No'} accurate stitch is"
+    return f" {subject} out of distribution (stranger than noise of dose {MAX_DOSE:g})."
 
 
 def _finding(grid: StitchGrid, matcher: str, figure: str) -> str:
@@ -67,7 +67,7 @@ def _finding(grid: StitchGrid, matcher: str, figure: str) -> str:
 
 
 def _figures(grid: StitchGrid, matcher: str) -> list[Figure]:
-    """Return accuracy and detectors side by side, and a figure with all other maps."""
+    """Return a figure with accuracy and detectors side by side, and a figure with the remaining maps."""
     first = (grid.figures[0], *(f"auroc({label})" for label in grid.detections))
     rest = [figure for figure in grid.figures if figure not in first]
     rows, columns = len(_places(grid)[0]), len(_places(grid)[1])
@@ -77,7 +77,7 @@ def _figures(grid: StitchGrid, matcher: str) -> list[Figure]:
         _table(grid, matcher, first),
     )  # fmt: skip
     start = _start(grid, matcher)
-    figures = [Figure([together], layout if len(first) == 1 else _beside(layout, len(first)), start, profiles=True)]
+    figures = [Figure([together], layout if len(first) == 1 else _in_row(layout, len(first)), start, profiles=True)]
     if rest:
         views = [
             View(figure, _finding(grid, matcher, figure), _traces(grid, matcher, [figure]),
@@ -89,7 +89,7 @@ def _figures(grid: StitchGrid, matcher: str) -> list[Figure]:
 
 
 def _start(grid: StitchGrid, matcher: str) -> tuple[int, int]:
-    """Return the place of the best stitch among those that are drawn."""
+    """Return the row and column of the best stitch among the plotted ones."""
     values = grid.values(matcher)[np.ix_(*_places(grid))]
     if np.isnan(values).all():
         return 0, 0
@@ -97,20 +97,20 @@ def _start(grid: StitchGrid, matcher: str) -> tuple[int, int]:
     return int(best) // values.shape[1], int(best) % values.shape[1]
 
 
-def _beside(layout: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return the layout of several heat maps in a row, which share the rows; each has its colours above."""
-    found = {key: value for key, value in layout.items() if key not in ("xaxis", "yaxis")}
+def _in_row(layout: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return the layout of several heat maps side by side with shared rows; each has a colour bar above."""
+    combined = {key: value for key, value in layout.items() if key not in ("xaxis", "yaxis")}
     for place in range(count):
         number = "" if place == 0 else str(place + 1)
         domain = _domain(place, count)
         title = {"text": layout["xaxis"]["title"]["text"]}
-        found[f"xaxis{number}"] = {**layout["xaxis"], "domain": domain, "anchor": f"y{number}", "title": title}
-        own = {"anchor": f"x{number}"} if place == 0 else {
+        combined[f"xaxis{number}"] = {**layout["xaxis"], "domain": domain, "anchor": f"y{number}", "title": title}
+        more = {"anchor": f"x{number}"} if place == 0 else {
             "anchor": f"x{number}", "matches": "y", "showticklabels": False, "title": {"text": ""}
         }  # fmt: skip
-        found[f"yaxis{number}"] = {**layout["yaxis"], **own}
+        combined[f"yaxis{number}"] = {**layout["yaxis"], **more}
     legend = {"orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0}
-    return {**found, "height": layout["height"] + 60, "margin": {"t": 90, "r": 10}, "legend": legend}
+    return {**combined, "height": layout["height"] + 60, "margin": {"t": 90, "r": 10}, "legend": legend}
 
 
 def _domain(place: int, count: int) -> list[float]:
@@ -135,7 +135,7 @@ def _traces(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]
         cells, limit = grid._capped(figure, cells)
         label += f" (up to {limit})" if limit else ""
         between = {"from": cells[..., 1], "to": cells[..., 2]}
-        heat = heat_map(cells[..., 0], *names, label=label, whole=grid._whole(figure), beside=between, axes=axes)
+        heat = heat_map(cells[..., 0], *names, label=label, whole=grid._whole(figure), further=between, axes=axes)
         if len(figures) > 1:
             start, end = _domain(place, len(figures))
             heat["colorbar"] |= {"orientation": "h", "x": (start + end) / 2, "len": end - start, "y": 1}
@@ -150,7 +150,7 @@ def _traces(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]
 def _table(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]) -> Table:
     cells = [grid.cells(matcher, figure) for figure in figures]
     rows = [
-        (a, b, *(f"{each[i, j, 0]:.4f} [{each[i, j, 1]:.4f}, {each[i, j, 2]:.4f}]" for each in cells))
+        (a, b, *(f"{values[i, j, 0]:.4f} [{values[i, j, 1]:.4f}, {values[i, j, 2]:.4f}]" for values in cells))
         for i, a in enumerate(grid.layers_a)
         for j, b in enumerate(grid.layers_b)
     ]

@@ -1,4 +1,4 @@
-"""Results written as one HTML page, and read from it."""
+"""Write results as one HTML page, and read them back."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ MOST = 1000
 def report(
     results: Result | Iterable[Result], path: str | Path, *, title: str | None = None, command: str | None = None
 ) -> None:
-    """Write results as one HTML page, which opens from the disk, without a network or a server, and can be mailed.
+    """Write results as one self-contained HTML page, which opens without a network or a server.
 
-    The page begins with what was asked and what came out, and then shows the figures, each with its finding and its
-    numbers. It contains the results as JSON, from which :func:`load_report` restores them. Names of layers, labels and
-    networks stay text, whatever they contain. Of several processes, the first one writes.
+    The page shows the question and the answer of each result, and then its figures with captions and numbers. It
+    contains the results as JSON, so that :func:`load_report` can restore them. Names of layers, labels and networks are
+    escaped. With several processes, only the first one writes.
 
     Args:
-        results: The result, or several for one page.
-        path: The file; an existing one is replaced as a whole.
-        title: Title of the page. Default: those of its sections.
-        command: Command that makes the results again, shown on the page.
+        results: One result, or several for one page.
+        path: The file; an existing file is replaced as a whole.
+        title: Title of the page. Default: the titles of its sections.
+        command: Command that reproduces the results, shown on the page.
 
     Raises:
         OSError: If the file cannot be written.
@@ -62,17 +62,15 @@ def report(
         ...     "The most similar layers by cka are a0 of a and b0 of b" in path.read_text()
         True
     """
-    shown = [results] if isinstance(results, Result) else list(results)
-    if not shown:
-        raise ValueError("a report needs at least one result, got none")
-    for result in shown:
+    shown_results = [results] if isinstance(results, Result) else list(results)
+    if not shown_results:
+        raise ValueError("results must contain at least one result, got none")
+    for result in shown_results:
         if not isinstance(result, Result):
-            raise TypeError(
-                f"a report shows results, got {type(result).__name__}: pass what compare, stitch_grid, … return"
-            )
+            raise TypeError(f"results must be results of compare, stitch_grid, …, got {type(result).__name__}")
     if Processes.of(None).rank:
         return
-    text = page(shown, title, command)
+    text = page(shown_results, title, command)
     write_whole(Path(path), lambda place: place.write_text(text, encoding="utf-8"))
 
 
@@ -82,7 +80,7 @@ def page(results: list[Result], title: str | None = None, command: str | None = 
 
     sections = [_section(result) for result in results]
     about = {"versions": versions(), "machine": machine(), "command": command}
-    kept = {"format_version": FORMAT_VERSION, **about, "results": [_kept(result) for result in results]}
+    data_of_page = {"format_version": FORMAT_VERSION, **about, "results": [_record(result) for result in results]}
     parts = files("hf_stitch.reports")
     scripts = [(parts / name).read_text(encoding="utf-8") for name in ("vendor/plotly-cartesian.min.js", "report.js")]
     environment = Environment(
@@ -94,11 +92,11 @@ def page(results: list[Result], title: str | None = None, command: str | None = 
         title=title or " · ".join(dict.fromkeys(section.title for section in sections)),
         sections=sections,
         figures=_json([
-            {"networks": s.networks or str(place), "figures": [_drawn(figure) for figure in s.figures]}
+            {"networks": s.networks or str(place), "figures": [_plot_data(figure) for figure in s.figures]}
             for place, s in enumerate(sections)
         ]),
         recipes=[json.dumps(section.recipe, indent=1, ensure_ascii=False, default=str) for section in sections],
-        data=_json(kept), data_id=DATA, several_data=len(data) > 1, **about,
+        data=_json(data_of_page), data_id=DATA, several_data=len(data) > 1, **about,
         style=(parts / "report.css").read_text(encoding="utf-8"), scripts=scripts,
         policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
     )  # fmt: skip
@@ -110,18 +108,18 @@ def _section(result: Result) -> Section:
         return describe(result)
 
 
-def _drawn(figure: Figure) -> dict[str, Any]:
-    """Return what the script draws; the tables are in the page."""
+def _plot_data(figure: Figure) -> dict[str, Any]:
+    """Return the data that the script plots; the tables are in the page."""
     views = [{"label": view.label, "caption": view.caption, "traces": view.traces} for view in figure.views]
     return {"views": views, "layout": figure.layout, "start": figure.start}
 
 
-def _kept(result: Result) -> dict[str, Any]:
+def _record(result: Result) -> dict[str, Any]:
     return {"result": type(result).__name__, "module": type(result).__module__, **result.to_dict()}
 
 
 def _json(value: Any) -> str:
-    """Serialise for a script element: no character of it can end the element, or is special to JavaScript."""
+    """Serialise for a script element, and escape characters that could end it or are special to JavaScript."""
     text = visible(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -133,7 +131,7 @@ def _digest(script: str) -> str:
 
 
 def load_report(path: str | Path) -> list[Result]:
-    """Read the results, in their order, of a page that :func:`hf_stitch.report` or :meth:`Result.to_html` wrote.
+    """Load the results of a page written by :func:`hf_stitch.report` or :meth:`Result.to_html`, in order.
 
     Args:
         path: The HTML file.
@@ -151,20 +149,20 @@ def load_report(path: str | Path) -> list[Result]:
         parser = _Data()
         parser.feed(Path(path).read_text(encoding="utf-8"))
         if parser.text is None:
-            raise ValueError(f"it is not a report of hf-stitch: it has no element {DATA!r}")
+            raise ValueError(f"it is not a report of hf-stitch: element {DATA!r} is missing")
         record = read(Mapping[str, Any], json.loads(parser.text), DATA)
         version = read(int, record.get("format_version"), "format_version")
         if version > FORMAT_VERSION:
             raise ValueError(
-                f"it has format {version}, but this version of hf-stitch reads up to {FORMAT_VERSION}: update hf-stitch"
+                f"it has format {version}, but this version of hf-stitch reads up to {FORMAT_VERSION}; update hf-stitch"
             )
-        return [_result(each) for each in read(tuple[Mapping[str, Any], ...], record.get("results"), "results")]
+        return [_result(fields) for fields in read(tuple[Mapping[str, Any], ...], record.get("results"), "results")]
 
 
 def _result(record: Mapping[str, Any]) -> Result:
-    """Restore a result of a registered class, or of one that the program has imported.
+    """Restore a result of a registered or already imported class.
 
-    What is imported is the entry of the registry; the module in the record only tells classes of one name apart.
+    Only entries of the registry are imported; the module in the record distinguishes classes of one name.
     """
     fields = dict(record)
     name, module = (read(str, fields.pop(key, None), f"the {key} of a result") for key in ("result", "module"))
@@ -177,12 +175,12 @@ def _result(record: Mapping[str, Any]) -> Result:
         if package in ("hf_stitch", kind.__module__.partition(".")[0]):  # results moved between them
             return kind.from_dict(fields)
     hint = package.startswith("hf_stitch") and hint_for("results", name)
-    raise ValueError(f"it contains a {name} of {module}, which is not known: {hint or 'import that module before'}")
+    raise ValueError(f"it contains a {name} of {module}, which is unknown; {hint or 'import that module first'}")
 
 
 def _below(kind: Any) -> set[Any]:
-    found = set(kind.__subclasses__())
-    return found.union(*map(_below, found))
+    subclasses = set(kind.__subclasses__())
+    return subclasses.union(*map(_below, subclasses))
 
 
 class _Data(HTMLParser):
@@ -192,32 +190,32 @@ class _Data(HTMLParser):
         self._inside = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Notice the data element."""
+        """Detect the data element."""
         self._inside = tag == "script" and ("id", DATA) in attrs
 
     def handle_endtag(self, tag: str) -> None:
-        """Leave it."""
+        """Leave the element."""
         self._inside = False
 
     def handle_data(self, data: str) -> None:
-        """Take its text."""
+        """Collect the text of the data element."""
         if self._inside:
             self.text = (self.text or "") + data
 
 
 def section(result: Result) -> Section:
-    """Describe a result by its text, its plot and its data frame."""
+    """Describe a result with its text, plot and data frame."""
     frame = result.to_pandas()
     rows = [tuple(map(str, row)) for row in frame.head(MOST).itertuples(index=False)]
     notes = [f"The table shows {MOST} of {len(frame)} rows; all are in the data."] if len(frame) > MOST else []
-    own, text = getattr(result, "verdict", None), str(result)
-    shown: Any = result.__rich__()
-    first = getattr(shown.shown, "title", None)  # which a narrow table breaks into lines
-    verdict = f"{own.rstrip('.')}." if isinstance(own, str) else str(first or text.split("\n")[0].strip())
+    stated, text = getattr(result, "verdict", None), str(result)
+    printed: Any = result.__rich__()
+    first = getattr(printed.renderable, "title", None)  # a narrow table would break it into lines
+    verdict = f"{stated.rstrip('.')}." if isinstance(stated, str) else str(first or text.split("\n")[0].strip())
     numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
-    drawn, why = _plot(result) if hasattr(result, "plot") else ("", "")
-    pictures = [Picture(verdict, drawn, f"Plot of {type(result).__name__}", sample=False)] if drawn else []
-    notes += [f"There is no picture: {why}."] if why else []
+    plot, reason = _plot(result) if hasattr(result, "plot") else ("", "")
+    pictures = [Picture(verdict, plot, f"Plot of {type(result).__name__}", sample=False)] if plot else []
+    notes += [f"The figure is missing: {reason}."] if reason else []
     recipe = getattr(result, "recipe", {})
     return Section(
         type(result).__name__, "", verdict, pictures=pictures, tables=numbers, text=text, notes=notes, recipe=recipe,
@@ -226,13 +224,10 @@ def section(result: Result) -> Section:
 
 
 def _plot(result: Any) -> tuple[str, str]:
-    """Return the figure of a result as a ``data:`` address, or why there is none."""
+    """Return the figure of a result as a ``data:`` address, or the reason why it is missing."""
     if find_spec("matplotlib") is None:
         return "", "matplotlib is not installed (pip install 'hf-stitch[plots]')"
     try:
         return png(result.plot().savefig), ""
-    except (
-        TypeError,
-        ValueError,
-    ) as error:  # plots that need arguments, of undefined values, or of names that no font has
+    except (TypeError, ValueError) as error:  # plots that require arguments, or with undefined values or missing glyphs
         return "", str(error)

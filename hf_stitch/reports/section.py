@@ -1,4 +1,4 @@
-"""The parts of a page."""
+"""Parts of a report page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers as text, which everybody can read, copy and hear."""
+    """Numbers as accessible text."""
 
     columns: Sequence[str]  # titles of the columns
     rows: Sequence[Sequence[str]]  # cells
@@ -20,9 +20,9 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """One of the things that a figure can show."""
+    """One view of a figure."""
 
-    label: str  # its name in the list of views
+    label: str  # name in the list of views
     caption: str  # the finding, in one sentence
     traces: Sequence[Trace]  # traces of Plotly
     table: Table  # the numbers
@@ -30,24 +30,24 @@ class View:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that shows one of its views at a time."""
+    """Figure that shows one of its views at a time."""
 
     views: Sequence[View]
     layout: Mapping[str, Any]  # layout of Plotly
-    start: tuple[int, int] = (0, 0)  # row and column of the cell that is chosen at first
+    start: tuple[int, int] = (0, 0)  # row and column of the initially selected cell
     profiles: bool = False  # whether a click on a cell of a heat map shows its row and its column
-    slider: str = ""  # what a slider over the views stands for; empty for a list
-    first: int = 0  # place of the view that is shown first
+    slider: str = ""  # label of a slider over the views; empty for a list
+    first: int = 0  # index of the initial view
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture or a text with what it shows."""
+    """Image or text with a caption."""
 
-    caption: str  # what it shows
-    source: str  # a picture as data: address; empty for a text
-    text: str  # the text, or the text alternative of the picture
-    sample: bool = True  # whether it is a sample, all of which are shown in the same size
+    caption: str  # caption
+    source: str  # image as data: address; empty for a text
+    text: str  # the text, or the text alternative of the image
+    sample: bool = True  # whether it is a sample; all samples are shown in the same size
 
 
 def key_of(source: str | None, target: str | None) -> str:
@@ -57,16 +57,16 @@ def key_of(source: str | None, target: str | None) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A result on a page."""
+    """Section of a page for one result."""
 
-    title: str  # what it is
-    asked: str  # what was asked, in a sentence
-    verdict: str  # what came out, in a sentence
+    title: str  # title
+    asked: str  # the question, as a sentence
+    verdict: str  # the answer, as a sentence
     figures: Sequence[Figure] = ()
-    pictures: Sequence[Picture] = ()  # pictures and samples
+    pictures: Sequence[Picture] = ()  # images and samples
     tables: Mapping[str, Table] = field(default_factory=dict)  # title -> further numbers
     text: str = ""  # the result as text, for results without figures
-    notes: Sequence[str] = ()  # further remarks: what is left out, undefined or thinned
+    notes: Sequence[str] = ()  # remarks about values that are left out, undefined or thinned
     recipe: Mapping[str, Any] = field(default_factory=dict)  # record for reproducing it
     networks: str = ""  # key of the pair of networks (key_of)
-    data: str | None = None  # fingerprint of the samples; None if there are none, or they are unknown
+    data: str | None = None  # fingerprint of the samples; None without samples, or if unknown

@@ -1,4 +1,4 @@
-"""Pages of atlases: how similar layers of two networks are, and of several."""
+"""Pages of atlases: similarity of the layers of two or more networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_stitch.reports.drawing import heat_map, layout_of, marks, strips, thinne
 from hf_stitch.reports.section import Figure, Section, Table, Trace, View, key_of
 
 MOST, LEVEL = 200, 0.05
-"""Layers of a side that a figure shows, and the level of tests."""
+"""Largest number of layers per side in a figure, and the level of tests."""
 
 
 def layers_section(atlas: SimilarityAtlas) -> Section:
@@ -22,7 +22,7 @@ def layers_section(atlas: SimilarityAtlas) -> Section:
     sides = f"{_count(atlas.layers_a)} of a to {_count(atlas.layers_b)} of b"
     notes = [gap for part in parts for gap in part._gaps()]
     if max(len(layers) for part in parts for layers in (part.layers_a, part.layers_b)) > MOST:
-        notes.append(f"Figures show {MOST} layers of a side at most, evenly spaced; all values are in the data.")
+        notes.append(f"Figures show at most {MOST} evenly spaced layers per side; all values are in the data.")
     return Section(
         "Similarity of layers",
         f"How similar are {sides}, by {', '.join(atlas.metrics)} ({atlas.basis})?",
@@ -57,7 +57,7 @@ def _finding(atlas: SimilarityAtlas, metric: str) -> str:
     if atlas.n is None:
         return f"{sentence}."
     if test is None:
-        return f"{sentence}; no permutation test was run, so that the best of many pairs may be high by chance."
+        return f"{sentence}; without a permutation test, the best of many pairs may be high by chance."
     matches = atlas.match_p_values(metric).values()
     survive = sum(p <= LEVEL for p in matches)
     return f"{sentence}; {survive} of {len(matches)} best matches are beyond chance (p ≤ {LEVEL:g}, adjusted)."
@@ -83,7 +83,7 @@ def _figure(atlas: SimilarityAtlas) -> Figure:
 
 
 def _strips(atlas: SimilarityAtlas, names: tuple[list[str], list[str]]) -> tuple[list[Trace], dict[str, Any]]:
-    """Draw both networks along the axes: a bar for each layer, as long as its share of the parameters."""
+    """Plot both networks along the axes: a bar for each layer with the length of its share of the parameters."""
     lengths, hover = [], []
     for side, layers in zip("ab", names, strict=True):
         sizes = [atlas.sizes[side][layer] for layer in layers]
@@ -101,20 +101,20 @@ def _view(
 ) -> View:  # fmt: skip
     cells, test = np.ix_(*places), atlas.tests.get(metric)
     best, caption = atlas.best_matches(metric), _finding(atlas, metric)
-    shown = [(a, b) for a, b in best.items() if a in names[0] and b in names[1]]
-    over = [marks(shown, name="best match of each layer of a", symbol="square")]
-    beside = {}
+    best_pairs = [(a, b) for a, b in best.items() if a in names[0] and b in names[1]]
+    over = [marks(best_pairs, name="best match of each layer of a", symbol="square")]
+    further = {}
     if test is not None:
         p_values = test.p_values[cells]
-        beside = {"by chance": test.chance[cells], "p, adjusted for the search": p_values}
+        further = {"by chance": test.chance[cells], "p, adjusted for the search": p_values}
         starred, meaning = atlas._stars(metric, LEVEL)
         stars = [(names[0][i], names[1][j]) for i, j in np.argwhere(starred[cells])]  # type: ignore[index]
         over.append(marks(stars, name=meaning, symbol="star"))
         if starred is not None and not starred.any():
             which = "All pairs are" if (test.p_values <= LEVEL).all() else "No pair is"
             caption += f" {which} beyond chance (p ≤ {LEVEL:g}, adjusted for the search)."
-    heat = heat_map(atlas.values[metric][cells], *names, label=metric, whole=atlas.ranges.get(metric), beside=beside)
-    columns = atlas._beside(metric)
+    heat = heat_map(atlas.values[metric][cells], *names, label=metric, whole=atlas.ranges.get(metric), further=further)
+    columns = atlas._more_columns(metric)
     rows = [(*row, *more) for row, *more in zip(_matches(atlas, metric, best), *columns.values(), strict=True)]
     table = Table(("layer of a", "most similar layer of b", metric, *columns), rows)
     return View(metric, caption, [heat, *over, *along], table)
@@ -131,21 +131,21 @@ def _matches(atlas: SimilarityAtlas, metric: str, best: dict[str, str]) -> Itera
         yield a, best[a], f"{value:.4f}{tested}"
 
 
-def networks_section(found: NetworkAtlas) -> Section:
+def networks_section(result: NetworkAtlas) -> Section:
     """Describe the similarity of several networks."""
-    atlas, networks = found.atlas, found.networks
+    atlas, networks = result.atlas, result.networks
     recipe = atlas.recipe.get("a") or {}
     sides = list((recipe.get("networks") or {}).values())
     return Section(
         "Similarity of networks",
         f"How similar are {len(networks)} networks with {len(atlas.layers_a)} layers, by {', '.join(atlas.metrics)} "
         f"({atlas.basis})?",
-        f"{found.headline()}.",
+        f"{result.headline()}.",
         [
             Figure(
-                [_networks(found, metric) for metric in atlas.values], layout_of(len(networks), len(networks), "", "")
+                [_networks(result, metric) for metric in atlas.values], layout_of(len(networks), len(networks), "", "")
             ),
-            _layers(found),
+            _layers(result),
         ],
         notes=list(atlas._gaps()),
         recipe=atlas.recipe,
@@ -153,25 +153,25 @@ def networks_section(found: NetworkAtlas) -> Section:
     )
 
 
-def _networks(found: NetworkAtlas, metric: str) -> View:
-    names, values = found.networks, found.similarities(metric)
+def _networks(result: NetworkAtlas, metric: str) -> View:
+    names, values = result.networks, result.similarities(metric)
     rows = [(name, *(f"{value:.4f}" for value in row)) for name, row in zip(names, values, strict=True)]
     return View(
-        metric, f"{found.headline(metric)}.", [heat_map(values, names, names, label=metric)], Table(("", *names), rows)
+        metric, f"{result.headline(metric)}.", [heat_map(values, names, names, label=metric)], Table(("", *names), rows)
     )
 
 
-def _layers(found: NetworkAtlas) -> Figure:
-    atlas = found.atlas
+def _layers(result: NetworkAtlas) -> Figure:
+    atlas = result.atlas
     places = thinned(len(atlas.layers_a), MOST)
     names = [atlas.layers_a[place] for place in places]
     views = []
     for metric, values in atlas.values.items():
-        best = found.best_matches(metric)
-        shown = [(a, b) for a, b in best.items() if a in names and b in names]
+        best = result.best_matches(metric)
+        best_pairs = [(a, b) for a, b in best.items() if a in names and b in names]
         heat = heat_map(values[np.ix_(places, places)], names, names, label=metric)
         rows = [(a, b, f"{values[atlas.layers_a.index(a), atlas.layers_b.index(b)]:.4f}") for a, b in best.items()]
         table = Table(("layer", "most similar layer of another network", metric), rows)
-        over = marks(shown, name="best match in another network", symbol="square")
+        over = marks(best_pairs, name="best match in another network", symbol="square")
         views.append(View(metric, f"All layers of all networks by {metric}.", [heat, over], table))
     return Figure(views, layout_of(len(names), len(names), "layer", "layer"), profiles=True)

@@ -1,4 +1,4 @@
-"""Pages of a stitched model: its scores beside baselines, what it consists of, where it differs, and its audit."""
+"""Pages of a stitched model: scores next to baselines, parts, differences from the target, and audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_stitch.reports.drawing import COLOURS, bars, heat_map, layout_of, number
 from hf_stitch.reports.section import Figure, Picture, Section, Table, Trace, View, key_of
 
 CLASSES, PAIRS = 30, 200
-"""Classes of a confusion matrix, and pairs of classes of its table."""
+"""Largest number of classes in a confusion matrix, and of pairs of classes in its table."""
 
 ROLES = {"source": COLOURS[0], "stitch": COLOURS[1], "target": COLOURS[2], "left out": "#8a8a8a"}
 AUROC = "AUROC against the target's own activations, 95% interval"
@@ -22,7 +22,7 @@ AUROC = "AUROC against the target's own activations, 95% interval"
 def evaluation_section(evaluation: Evaluation) -> Section:
     """Describe an evaluation."""
     first = next(iter(evaluation.scores["stitched"]))
-    notes = [f"No {name}: {why}." for name, why in evaluation.left_out.items()]
+    notes = [f"No {name}: {reason}." for name, reason in evaluation.left_out.items()]
     if evaluation.fitted_share:
         notes.append(
             f"The stitch was fitted to {evaluation.fitted_share:.1%} of these samples: the scores are too good."
@@ -37,7 +37,7 @@ def evaluation_section(evaluation: Evaluation) -> Section:
         f"How well does the stitched model do its task ({evaluation.task}) on {evaluation.n} held-out samples?",
         finding(evaluation, first),
         figures,
-        [_example(each) for each in evaluation.examples],
+        [_example(example) for example in evaluation.examples],
         notes=notes,
         recipe={} if parts is None else parts.recipe,
         networks=key_of(parts.source_hash, parts.target_hash) if parts else "",
@@ -46,15 +46,17 @@ def evaluation_section(evaluation: Evaluation) -> Section:
 
 
 def finding(evaluation: Evaluation, figure: str) -> str:
-    """Return a sentence with a figure of the stitched model and of its baselines."""
+    """Return a sentence with a figure of the stitched model and its baselines."""
     score = evaluation.scores["stitched"][figure]
     name = figure.replace("_", " ")
-    others = {who: row[figure] for who, row in evaluation.scores.items() if who != "stitched" and figure in row}
-    beside = [
-        f"{other.value:.3f} for {who.replace('_', ' ')}" for who, other in others.items() if not np.isnan(other.value)
+    baselines = {who: row[figure] for who, row in evaluation.scores.items() if who != "stitched" and figure in row}
+    comparisons = [
+        f"{rival.value:.3f} for {who.replace('_', ' ')}"
+        for who, rival in baselines.items()
+        if not np.isnan(rival.value)
     ]
-    own = f"{name[0].upper()}{name[1:]} {score} for the stitched model"
-    return own + (f", {', '.join(beside)}" if beside else "") + "."
+    text = f"{name[0].upper()}{name[1:]} {score} for the stitched model"
+    return text + (f", {', '.join(comparisons)}" if comparisons else "") + "."
 
 
 def _scores(evaluation: Evaluation) -> Figure:
@@ -69,59 +71,59 @@ def _scores(evaluation: Evaluation) -> Figure:
 
 
 def _strip(parts: StitchedParts) -> Figure:
-    """Draw both networks as strips: what runs, what is left out, and the stitch between them."""
+    """Plot both networks as strips: the parts that run, the unused parts, and the stitch between them."""
     segments = parts.segments
     traces = []
-    for row, what, count, role in segments:
+    for row, part, count, role in segments:
         trace: Trace = {
             "type": "bar", "orientation": "h", "x": numbers([count]), "y": texts([row]), "showlegend": False,
             "marker": {"color": ROLES[role], "line": {"width": 1, "color": "#ffffff"}},
-            "hovertemplate": f"{texts([what])[0]}: %{{x:,}} parameters ({role})<extra></extra>",
+            "hovertemplate": f"{texts([part])[0]}: %{{x:,}} parameters ({role})<extra></extra>",
         }  # fmt: skip
         if role == "left out":
             trace["marker"] |= {"pattern": {"shape": "/", "fgcolor": "#ffffff", "fillmode": "overlay"}}
         traces.append(trace)
-    run = [(what, count) for row, what, count, _ in segments if row == "stitched"]
+    run = [(part, count) for row, part, count, _ in segments if row == "stitched"]
     used = sum(count for _, count in run)
-    shares = ", ".join(f"{count / used:.0%} {what}" for what, count in run)
+    shares = ", ".join(f"{count / used:.0%} {part}" for part, count in run)
     caption = (
         f"{parts.source_name} runs up to {parts.source_layer}, and {parts.target_name} continues after "
-        f"{parts.target_layer}: {used:,} parameters ({shares}); what is hatched is left out."
+        f"{parts.target_layer}: {used:,} parameters ({shares}); hatched parts are left out."
     )
     layout = {
         "barmode": "stack", "height": 230, "xaxis": {"title": {"text": "parameters"}},
         "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
     }  # fmt: skip
-    rows = [(row, what, f"{count:,}", role) for row, what, count, role in segments]
+    rows = [(row, part, f"{count:,}", role) for row, part, count, role in segments]
     return Figure([View("", caption, traces, Table(("network", "part", "parameters", "role"), rows))], layout)
 
 
 def _confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
-    """Draw which class the stitched model predicts where the target predicts another one."""
+    """Plot which class the stitched model predicts where the target predicts another one."""
     total = sum(sum(row.values()) for row in counts.values())
     pairs = sorted(
-        ((target, own, n) for target, row in counts.items() for own, n in row.items() if own != target),
+        ((target, pred, n) for target, row in counts.items() for pred, n in row.items() if pred != target),
         key=lambda pair: -pair[2],
     )
     wrong = sum(n for _, _, n in pairs)
     often: dict[str, int] = {}
-    for target, own, n in pairs:
-        often[target], often[own] = often.get(target, 0) + n, often.get(own, 0) + n
+    for target, pred, n in pairs:
+        often[target], often[pred] = often.get(target, 0) + n, often.get(pred, 0) + n
     for name in counts:
         often.setdefault(name, 0)
-    shown = sorted(often, key=lambda name: -often[name])[:CLASSES]
-    cells = np.array([[counts.get(target, {}).get(own, 0) for own in shown] for target in shown], np.float64)
+    top = sorted(often, key=lambda name: -often[name])[:CLASSES]
+    cells = np.array([[counts.get(target, {}).get(pred, 0) for pred in top] for target in top], np.float64)
     caption = f"Both predict the same class for {total - wrong} of {total} samples"
     caption += f"; most often, {pairs[0][0]} becomes {pairs[0][1]} ({pairs[0][2]} samples)." if pairs else "."
     if len(often) > CLASSES:
-        caption += f" Shown are the {CLASSES} classes of {len(often)} on which they differ most."
-    heat = heat_map(cells, shown, shown, label="samples")
+        caption += f" The figure shows the {CLASSES} of {len(often)} classes with the most differences."
+    heat = heat_map(cells, top, top, label="samples")
     heat["hovertemplate"] = "target: %{y}<br>stitched: %{x}<br>%{z} samples<extra></extra>"
     table = Table(
-        ("class that the target predicts", "class that the stitched model predicts", "samples"),
-        [(target, own, str(n)) for target, own, n in pairs[:PAIRS]],
+        ("class predicted by the target", "class predicted by the stitched model", "samples"),
+        [(target, pred, str(n)) for target, pred, n in pairs[:PAIRS]],
     )
-    layout = layout_of(len(shown), len(shown), "predicted by the target", "predicted by the stitched model")
+    layout = layout_of(len(top), len(top), "predicted by the target", "predicted by the stitched model")
     return Figure([View("", caption, [heat], table)], layout)
 
 
@@ -142,7 +144,7 @@ def audit_section(audit: Audit) -> Section:
         rows = max(len(view.table.rows) for view in views)
         figures.append(Figure(views, rows_layout(rows, "AUROC, 95% interval")))
     notes = [*page.notes, f"The relative residual is {audit.residual['body']:.3f}."]
-    notes += [f"{name} does not count: it {why}." for name, why in audit.left_out.items()]
+    notes += [f"{name} does not count: it {reason}." for name, reason in audit.left_out.items()]
     verdict = f"{audit.verdict[0].upper()}{audit.verdict[1:]}."
     asked = (
         f"Is the stitched model accurate ({audit.figure.replace('_', ' ')} of {audit.min_relative_accuracy:g}), and "
@@ -155,19 +157,19 @@ def audit_section(audit: Audit) -> Section:
 
 
 def _views(audit: Audit, part: str) -> list[View]:
-    """Return what each detector finds of the stitch, of noise of known size, and of its controls."""
+    """Return the AUROCs of each detector for the stitch, for noise of known size, and for its controls."""
     views = []
-    for name, found in audit.detections[part].items():
-        rows = {STITCHED: found.figures[STITCHED].get("auroc", np.full((1, 1, 3), np.nan))[0, 0]}
-        rows |= {f"noise of dose {d:g}": row for d, row in zip(DOSES, found.doses["coloured"][0], strict=True)}
-        rows |= {control: values[0] for control, values in found.controls.items()}
-        kept = {row: values for row, values in rows.items() if not np.isnan(values[0])}
+    for name, detection in audit.detections[part].items():
+        rows = {STITCHED: detection.figures[STITCHED].get("auroc", np.full((1, 1, 3), np.nan))[0, 0]}
+        rows |= {f"noise of dose {d:g}": row for d, row in zip(DOSES, detection.doses["coloured"][0], strict=True)}
+        rows |= {control: values[0] for control, values in detection.controls.items()}
+        defined = {row: values for row, values in rows.items() if not np.isnan(values[0])}
         label = f"{name} ({part})" if len(audit.detections) > 1 else name
-        dose = found.figures[STITCHED]["dose"][0, 0, 0]
+        dose = detection.figures[STITCHED]["dose"][0, 0, 0]
         caption = f"{label}: the stitched activations are as strange as noise of dose {dose:.3g}."
         if label in audit.left_out:
             caption = f"{label} does not count: it {audit.left_out[label]}."
-        table = Table(("activations", AUROC), [(r, f"{v[0]:.3f} [{v[1]:.3f}, {v[2]:.3f}]") for r, v in kept.items()])
-        traces = [bars({row: tuple(map(float, values)) for row, values in kept.items()}, STITCHED)]  # type: ignore[misc]
+        table = Table(("activations", AUROC), [(r, f"{v[0]:.3f} [{v[1]:.3f}, {v[2]:.3f}]") for r, v in defined.items()])
+        traces = [bars({row: tuple(map(float, values)) for row, values in defined.items()}, STITCHED)]  # type: ignore[misc]
         views.append(View(label, caption, traces, table))
     return views

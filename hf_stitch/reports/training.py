@@ -1,4 +1,4 @@
-"""Pages of training: what callbacks measured, and when each layer became what it is at the end."""
+"""Pages of training: measurements of callbacks, and when layers reach their final state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_stitch.training.history import History
 Points = Mapping[float, tuple[float, float, float]]
 
 SETTLED = 0.9
-"""A layer has settled when its similarity to the end of training stays at this or better."""
+"""Smallest similarity of a settled layer to the end of training."""
 
 
 def history_section(result: History) -> Section:
@@ -25,10 +25,10 @@ def history_section(result: History) -> Section:
     }
     verdict = ends(series, result.unit)
     asked = f"What did {result.name} measure during training?"
-    return Section(f"Training: {result.name}", asked, verdict, [drawn(series, result.unit, verdict)])
+    return Section(f"Training: {result.name}", asked, verdict, [curves_of(series, result.unit, verdict)])
 
 
-def drawn(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
+def curves_of(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
     """Return a figure of curves."""
     rows = [
         (name, f"{x:g}", f"{value:.4f}" + (f" [{low:.4f}, {high:.4f}]" if low != high else ""))
@@ -42,11 +42,11 @@ def drawn(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
 
 def ends(series: Mapping[str, Points], axis: str) -> str:
     """Return a sentence with the first and the last value of the curves that changed most."""
-    found = {name: (min(points), max(points)) for name, points in series.items()}
-    changes = {name: abs(series[name][last][0] - series[name][first][0]) for name, (first, last) in found.items()}
+    spans = {name: (min(points), max(points)) for name, points in series.items()}
+    changes = {name: abs(series[name][last][0] - series[name][first][0]) for name, (first, last) in spans.items()}
     most = sorted(changes, key=lambda name: -np.nan_to_num(changes[name]))
     parts = [
-        ", ".join(f"{series[name][moment][0]:.3f} at {axis} {moment:g}" for moment in found[name]) for name in most[:3]
+        ", ".join(f"{series[name][moment][0]:.3f} at {axis} {moment:g}" for moment in spans[name]) for name in most[:3]
     ]
     if len(most) == 1:
         return f"{most[0]} {parts[0]}."
@@ -90,5 +90,5 @@ def dynamics_section(dynamics: Dynamics) -> Section:
         for layer, values in dynamics.to_final().items()
     }
     count = "from weights" if dynamics.n is None else f"{dynamics.n} samples, pooling: {dynamics.pooling}"
-    asked = f"When does each layer become what it is at the end of training, by {dynamics.metric} ({count})?"
-    return Section("Training dynamics", asked, verdict, [drawn(curves, unit, verdict), maps])
+    asked = f"When does each layer reach its state at the end of training, by {dynamics.metric} ({count})?"
+    return Section("Training dynamics", asked, verdict, [curves_of(curves, unit, verdict), maps])

@@ -1,4 +1,4 @@
-"""Halves of two networks between which stitching layers are scored, and the whole networks beside them."""
+"""Halves of two networks around scored stitching layers, and the whole networks for comparison."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ from hf_stitch.tasks.base import Whole, logits_of
 from hf_stitch.tasks.heads import check_head, task_named, task_of
 
 SOURCE = "source"
-"""Stands for the layer of the source of a stitched model, which has one."""
-OTHER_TOKENS = "its tokens are not those of the target"
+"""Stands for the only source layer of a stitched model."""
+OTHER_TOKENS = "its tokens differ from the tokens of the target"
 
 
 class Predictor(NamedTuple):
-    """A stitching layer that is scored."""
+    """Stitching layer to score."""
 
     name: str
     layer_a: str
     layer_b: str
     stitch: StitchingLayer
-    front: str = ""  # name of the halves between which it runs; names of predictors differ within these
-    constant: bool = False  # whether it ignores the source: its logits are computed once, where no mask differs
+    front: str = ""  # name of its halves; names of predictors are unique within the halves
+    constant: bool = False  # whether it ignores the source: its logits are computed once, unless masks differ
 
 
 class Halves(Protocol):
     """Halves of two networks."""
 
     alone: Adapter | None  # the whole source, if it is scored and :meth:`encode` does not return its output
-    reads_other_tokens: bool  # whether the whole source reads other tokens than the target
-    needs_own: bool  # whether :meth:`finish` needs the target's own activations
+    reads_other_tokens: bool  # whether the whole source uses other tokens than the target
+    needs_own: bool  # whether :meth:`finish` requires the target's own activations
 
     @property
     def front(self) -> Hashable:
-        """What :meth:`encode` computes: halves with the same front share it."""
+        """Key of the output of :meth:`encode`: halves with the same front share it."""
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """What runs in eval mode meanwhile."""
+        """Modules that run in eval mode during scoring."""
 
     def encode(self, batch: Batch) -> Ran:
         """Run the source up to its layers."""
 
     def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
-        """Run the target from a layer on; ``like`` are its own activations there, if they are needed or watched."""
+        """Run the target after a layer; ``like`` are its own activations there, if required or watched."""
 
 
 class HalvesOfPair:
-    """Halves of the networks of a pair, which runs the source once, to its end if it is scored."""
+    """Halves of the networks of a pair; the source runs once, to its end if it is scored."""
 
     alone: Adapter | None = None
     reads_other_tokens, needs_own = False, True
@@ -80,23 +80,23 @@ class HalvesOfPair:
         return self.pair.run_source(batch, complete=self._with_source)
 
     def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
-        """Run the target from a layer on."""
+        """Run the target after a layer."""
         assert like is not None
         return self.pair.finish(mapped, layer, like)
 
 
 class HalvesOfModel:
-    """The halves of a stitched model itself, also if its parents are not in memory."""
+    """Halves of a stitched model; its parents need not be in memory."""
 
     def __init__(self, model: StitchedModel, alone: Adapter | None = None) -> None:
         self.needs_own = bool(model.target.interface.beside)  # its context
         self.model, self.alone, self.modules = model, alone, [model]
-        self.left_out: dict[str, str] = {}  # why the whole source is not scored
+        self.left_out: dict[str, str] = {}  # reason why the whole source is not scored
         self.reads_other_tokens = isinstance(model.source, PrefixFront)
 
     @cached_property
     def front(self) -> Hashable:
-        """What decides the outputs of the front half: its weights now, its cut, its network, its inputs."""
+        """Key of the outputs of the front half: current weights, cut, network and inputs."""
         record: Any = self.model.config.source
         of = {key: record.get(key) for key in ("cut", "plan", "reference", "interface")}
         key = [of, weights_hash(self.model.source), repr(self.model.interface)]
@@ -105,9 +105,9 @@ class HalvesOfModel:
     def encode(self, batch: Batch) -> Ran:
         """Run the front half."""
         inputs = task_named(self.model.task).inputs(self.model, batch.samples)
-        found = self.model.source(**self.model.source_inputs(inputs))
-        check_finite({self.model.source.cut.layer: found}, batch, " of the source")
-        return Ran(inputs, {SOURCE: found}, None)
+        activations = self.model.source(**self.model.source_inputs(inputs))
+        check_finite({self.model.source.cut.layer: activations}, batch, " of the source")
+        return Ran(inputs, {SOURCE: activations}, None)
 
     def finish(self, mapped: Representation, layer: str, like: Representation | None) -> Any:
         """Run the back half."""
@@ -115,44 +115,44 @@ class HalvesOfModel:
 
     @classmethod
     def of(cls, model: StitchedModel, source: Any, target: Whole, *, other_tokens: bool = False) -> Self:
-        """Return the halves of a model with its whole source, if its head can be scored like that of the target.
+        """Return the halves of a model with its whole source, if the heads of source and target are comparable.
 
-        With ``other_tokens``, it may read other tokens than the target.
+        With ``other_tokens``, the source may use other tokens than the target.
         """
         halves = cls(model)
-        why = OTHER_TOKENS if halves.reads_other_tokens and not other_tokens else ""
-        if not why and model.task is not None and source is None and model.parents is None:
-            why = "it is not in memory; pass the whole source"
-        elif not why and model.task is not None:
-            found = model.parent("source") if source is None else load(source)
-            known = model.config.source["reference"].get("weights_hash")
-            if source is not None and known not in (None, found.pinned.weights_hash):
+        reason = OTHER_TOKENS if halves.reads_other_tokens and not other_tokens else ""
+        if not reason and model.task is not None and source is None and model.parents is None:
+            reason = "it is not in memory; pass the whole source"
+        elif not reason and model.task is not None:
+            whole_source = model.parent("source") if source is None else load(source)
+            recorded_hash = model.config.source["reference"].get("weights_hash")
+            if source is not None and recorded_hash not in (None, whole_source.pinned.weights_hash):
                 warn(
-                    "the source has other weights than the source of this model, so its score says nothing about this "
-                    "model: pass the network from which the model was made"
+                    "source= differs from the source of this model in its weights, so its score is not comparable; "
+                    "pass the network that the model was made from"
                 )
-            why = head_difference(found, target, str(model.task))
-            halves.alone = None if why else found
-        halves.left_out = {"source": why} if why else {}
+            reason = head_difference(whole_source, target, str(model.task))
+            halves.alone = None if reason else whole_source
+        halves.left_out = {"source": reason} if reason else {}
         return halves
 
     @property
     def layer(self) -> str:
-        """The layer at which the model enters its target."""
+        """Layer of the target that the model continues after."""
         layer: str = self.model.target.cut.layer
         return layer
 
     def predictors(
         self, stitches: Mapping[str, StitchingLayer], front: str = "", constant: Container[str] = ()
     ) -> Iterator[Predictor]:
-        """Yield the predictors of stitching layers at the cuts of the model, by name, of which some are constant."""
+        """Yield the predictors of stitching layers at the cuts of the model, by name."""
         for name, stitch in stitches.items():
             yield Predictor(name, SOURCE, self.layer, stitch, front, name in constant)
 
 
 @dataclass(frozen=True)
 class _Unswapped:
-    """A stitched model as the reference: the model before its encoder was exchanged."""
+    """Stitched model as the reference: the model before its encoder was exchanged."""
 
     model: StitchedModel
 
@@ -169,9 +169,9 @@ class _Unswapped:
 
 
 def head_difference(source: Adapter, target: Whole, task: str) -> str:
-    """Return why the head of a source cannot be scored like that of the target; empty if it can."""
+    """Return why the heads of source and target are not comparable; empty if they are."""
     if source.unscored or source.task != task:
-        return f"it has no head for {task}"
+        return f"it lacks a head for {task}"
     if not source.completes:
         return OTHER_TOKENS
     if not task_named(task).describes_outputs:
@@ -184,66 +184,66 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
 
 
 def _classes(network: Any) -> tuple[int, tuple[str, ...]]:
-    """Return the number of classes, and their names if the network has some."""
+    """Return the number of classes, and their names if the network has them."""
     config: Any = getattr(network.model, "config", None)
     names = getattr(config, "id2label", None) or {}
-    if isinstance(network, Adapter):  # networks of user code have no config
+    if isinstance(network, Adapter):  # networks of user code lack a config
         with torch.no_grad():
             count = int(logits_of(network.forward(network.example)).shape[-1])
     else:
         count = config.num_labels
-    known = tuple(str(names.get(i, "")) for i in range(count))
-    generic = all(name in ("", f"LABEL_{i}") for i, name in enumerate(known))
-    return count, () if generic else known
+    class_names = tuple(str(names.get(i, "")) for i in range(count))
+    generic = all(name in ("", f"LABEL_{i}") for i, name in enumerate(class_names))
+    return count, () if generic else class_names
 
 
 def models_of(stitched: StitchedModel | Iterable[StitchedModel]) -> tuple[list[StitchedModel], bool]:
-    """Return one or several stitched models as a list, and whether several were given."""
+    """Return one or several stitched models as a list, and whether several were passed."""
     return ([stitched], False) if isinstance(stitched, StitchedModel) else (list(stitched), True)
 
 
 def check_place(stitched: StitchedModel, name: str, layer: StitchingLayer) -> None:
-    """Check that a stitching layer has the same source, target and pooling as the one of the model."""
-    own, got = (f"{side.source} to {side.target} ({side.pooling})" for side in (stitched.stitch, layer))
-    if own != got:
-        raise ValueError(f"stitch {name!r} maps {got}, but the stitching layer of this model maps {own}")
+    """Check that a stitching layer has the same source, target and pooling as the model."""
+    expected, got = (f"{side.source} to {side.target} ({side.pooling})" for side in (stitched.stitch, layer))
+    if expected != got:
+        raise ValueError(f"stitch {name!r} must map {expected}, like the stitching layer of this model, got {got}")
 
 
 def whole_target(stitched: StitchedModel, target: Any = None) -> Adapter:
-    """Return the whole target network of a stitched model; warn if the one that is given is another."""
+    """Return the whole target network of a stitched model; warn if ``target`` is another network."""
     if target is None and isinstance(stitched.stitch.body, RelativeProjection):
         raise ValueError(
-            "the head of a relative model reads similarities to anchors, so that it is no whole target: pass target=, "
-            "to hf_stitch.evaluate the model with its first encoder, to others a network that reads samples"
+            "a relative model requires target=, because its head reads similarities to anchors; pass the model with "
+            "its first encoder to hf_stitch.evaluate, and a network that reads samples to other functions"
         )
     if target is None:
         return stitched.parent("target")
-    given = load(target)
-    if changes := target_changes(stitched, given):
+    network = load(target)
+    if changes := target_changes(stitched, network):
         warn(
-            f"target= is not the target of the stitched model: it differs in {', '.join(changes)} "
-            f"({'; '.join(text for texts in changes.values() for text in texts)}). Figures relative to it are not "
-            "comparable with those of the recorded target"
+            f"target= differs from the target of the stitched model in {', '.join(changes)} "
+            f"({'; '.join(text for texts in changes.values() for text in texts)}). Relative figures are not "
+            "comparable with figures of the recorded target"
         )
-    return given
+    return network
 
 
 def scored_target(stitched: StitchedModel, target: Any = None) -> Adapter:
-    """Return the whole target as :func:`whole_target`, with which a stitched model is scored."""
+    """Return the whole target (:func:`whole_target`) for scoring a stitched model."""
     whole = whole_target(stitched, target)
-    for each in (whole, stitched):
-        check_head(each)
+    for model in (whole, stitched):
+        check_head(model)
     task_of(whole, stitched.task)
     return whole
 
 
 def _has_first_encoder(stitched: StitchedModel) -> bool:
-    """Return whether a head on vectors is behind the encoder with which :func:`hf_stitch.relative_model` joined it."""
+    """Return whether the model still has the encoder of :func:`hf_stitch.relative_model`."""
     recipe, source = stitched.config.recipe or {}, stitched.config.source
     if (space := recipe.get("space")) is None or "matcher" in recipe:
         return False
-    first, own = (ModelReference.from_dict(each["reference"]).public for each in (space, source))
-    return first == own and space["layer"] == source["cut"]["layer"]
+    first, current = (ModelReference.from_dict(side["reference"]).public for side in (space, source))
+    return first == current and space["layer"] == source["cut"]["layer"]
 
 
 def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[str]]:
@@ -255,11 +255,11 @@ def target_changes(stitched: StitchedModel, whole: Adapter) -> dict[str, list[st
 
 
 def reference(stitched: StitchedModel, target: Any = None) -> Whole:
-    """Return what predictors are compared with: the target, a stitched model given instead, or a relative model."""
+    """Return the reference of predictors: the target, a stitched model passed instead, or a relative model."""
     if target is None and _has_first_encoder(stitched):
         target = stitched
     if not isinstance(target, StitchedModel):
         return scored_target(stitched, target)
-    for each in (stitched, target):
-        check_head(each)
+    for model in (stitched, target):
+        check_head(model)
     return _Unswapped(target)

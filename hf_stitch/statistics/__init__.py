@@ -1,4 +1,4 @@
-"""Statistics that metrics and matchers need: collected batch by batch, merged, and reduced across processes."""
+"""Statistics for metrics and matchers: collected batch by batch, merged, and reduced across processes."""
 
 from hf_stitch.statistics.features import Features
 from hf_stitch.statistics.moments import Moments

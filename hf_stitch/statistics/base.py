@@ -1,4 +1,4 @@
-"""Base class of statistics: the state is declared once, and merging, reducing and saving follow from it."""
+"""Base class of statistics with a declared state, which determines merging, reducing and saving."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Rows = Tensor | NDArray[np.floating[Any]]
 """Rows of activations, (n, d)."""
 
 Reduce = Literal["sum", "max", "cat", "same", "own"]
-"""How a part of the state combines with that of another statistic.
+"""How a part of the state combines with the same part of another statistic.
 
-``sum`` is added, of ``max`` the larger values are kept, ``cat`` is a list of rows that is concatenated, ``same`` must
-be equal, and ``own`` is combined by :meth:`Statistic._combine` of the class.
+``sum`` adds, ``max`` takes the elementwise maximum, ``cat`` concatenates lists of rows, ``same`` must be equal, and
+``own`` is combined by :meth:`Statistic._combine` of the class.
 """
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ def as_tensor(name: str, rows: Rows) -> Tensor:
 
 
 class Statistic(ABC):
-    """Base class of statistics, which are collected over batches, merged, reduced over processes and saved as tensors.
+    """Base class of statistics that are collected over batches, merged, reduced over processes and saved as tensors.
 
-    A subclass declares each part of its state with :meth:`add_state` in its constructor, and adds a method that updates
+    A subclass declares each part of its state with :meth:`add_state` in its constructor, and adds a method to update
     it. This class implements reset, merge, all-reduce and saving.
 
     Example:
@@ -69,16 +69,16 @@ class Statistic(ABC):
 
         Args:
             name: Name of the attribute.
-            initial: Initial value: zeros, or any value for ``same``. None for ``cat``: an empty list of tensors, to
-                which rows are appended.
-            reduce: How the part combines with that of another statistic.
+            initial: Initial value: zeros, or any value for ``same``. None for ``cat``: an empty list of tensors for
+                rows.
+            reduce: How the part combines with the same part of another statistic.
         """
         form = None if initial is None else (initial.shape, initial.dtype, initial.device)
         self._declared[name] = _Declared(reduce, form)
         setattr(self, name, [] if initial is None else initial)
 
     def add_part(self, name: str, part: Statistic) -> None:
-        """Declare a nested statistic, which becomes an attribute and combines with that of another statistic."""
+        """Declare a nested statistic, which becomes an attribute and merges with the same part of another statistic."""
         self._parts[name] = part
         setattr(self, name, part)
 
@@ -88,7 +88,7 @@ class Statistic(ABC):
         """Create an empty statistic with the same shapes as a state dict, on its device."""
 
     def _settle(self) -> None:  # noqa: B027
-        """Compute buffered rows, so that the sums are complete."""
+        """Add buffered rows to the sums."""
 
     def _combine(self, other: Self) -> None:  # noqa: B027
         """Combine the parts declared as ``own``."""
@@ -105,8 +105,8 @@ class Statistic(ABC):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Add everything another statistic has collected; what the other has collected is not changed."""
-        self.check_alike(other)
+        """Add the state of another statistic, which does not change."""
+        self.check_mergeable(other)
         self._settle()
         other._settle()
         self._combine(other)
@@ -116,29 +116,29 @@ class Statistic(ABC):
             setattr(self, name, torch.maximum(getattr(self, name), getattr(other, name).to(getattr(self, name).device)))
         for name in self._named("cat"):
             getattr(self, name).extend(getattr(other, name))
-        for name, own in self._parts.items():
-            own.merge(other._parts[name])
+        for name, part in self._parts.items():
+            part.merge(other._parts[name])
         return self
 
-    def check_alike(self, other: Self) -> None:
-        """Check, also for all parts, that another statistic can be merged, before anything is changed."""
+    def check_mergeable(self, other: Self) -> None:
+        """Check that another statistic and all its parts can be merged, before anything changes."""
         kind = type(self).__name__
         if type(other) is not type(self):
-            raise ValueError(f"{kind} merges with {kind} only, got {type(other).__name__}")
+            raise ValueError(f"{kind} must be merged with {kind}, got {type(other).__name__}")
         for name in self._named("same"):
-            own, its = getattr(self, name), getattr(other, name)
-            if own.shape != its.shape or not torch.equal(own, its.to(own.device)):
-                raise ValueError(f"{kind} must have equal {name} to merge, got {_short(own)} and {_short(its)}")
+            expected, actual = getattr(self, name), getattr(other, name)
+            if expected.shape != actual.shape or not torch.equal(expected, actual.to(expected.device)):
+                raise ValueError(f"{kind} must have equal {name} to merge, got {_short(expected)} and {_short(actual)}")
         for name, part in self._parts.items():
-            part.check_alike(other._parts[name])
+            part.check_mergeable(other._parts[name])
 
     def all_reduce(self, accelerator: Accelerator) -> Self:
         """Combine the statistics of all processes; every process then has the total.
 
         All processes must call this method once, after the last row. States are merged in the order of the ranks, so
         all processes have bit-identical results, and are sent one at a time, so memory does not grow with the number of
-        processes. With one process, nothing happens. Rows count as often as they were added: a loader that repeats
-        samples to fill its last batch (accelerate's ``even_batches``) makes them count twice.
+        processes. With one process, nothing happens. A loader that repeats samples to fill its last batch (accelerate's
+        ``even_batches``) makes these rows count twice.
         """
         if accelerator.num_processes == 1:
             return self
@@ -162,12 +162,12 @@ class Statistic(ABC):
         return {name: part.clone(memory_format=torch.contiguous_format) for name, part in self._tensors().items()}
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, not copied; those of a part are prefixed with its name."""
+        """Return all tensors by name, without copies; tensors of a part are prefixed with its name."""
         held = {name: getattr(self, name) for name in self._declared}
         filled = {name: value for name, value in held.items() if not (isinstance(value, list) and not value)}
-        own = {name: torch.cat(value) if isinstance(value, list) else value for name, value in filled.items()}
+        tensors = {name: torch.cat(value) if isinstance(value, list) else value for name, value in filled.items()}
         inner = {f"{name}.{key}": value for name, part in self._parts.items() for key, value in part._tensors().items()}
-        return own | inner
+        return tensors | inner
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
@@ -186,7 +186,7 @@ class Statistic(ABC):
         state = {key: value for key, value in state.items() if key.partition(".")[0] not in self._parts}
         fixed = {name for name, declared in self._declared.items() if declared.form is not None}
         if not fixed <= state.keys() <= self._declared.keys():
-            raise ValueError(f"a state of {kind} has the keys {sorted(self._declared)}, got {sorted(state)}")
+            raise ValueError(f"a state of {kind} must have the keys {sorted(self._declared)}, got {sorted(state)}")
         for name, value in state.items():
             form = self._declared[name].form
             finite = not value.is_floating_point() or bool(value.isfinite().all())
@@ -204,19 +204,19 @@ class Statistic(ABC):
 
 
 class _Declared(NamedTuple):
-    """A part of a state."""
+    """Part of a state."""
 
-    reduce: Reduce  # how it combines with that of another statistic
+    reduce: Reduce  # how it combines with the same part of another statistic
     form: tuple[torch.Size, torch.dtype, torch.device] | None  # shape, dtype and device; None for rows
 
 
 def product(first: Tensor, second: Tensor) -> Tensor:
-    """Multiply float64 matrices. On a CPU, NumPy takes less than half of torch's time, and half of that for ``XᵀX``."""
+    """Multiply float64 matrices. On a CPU, NumPy takes less than half of torch's time, and a quarter for ``XᵀX``."""
     return torch.from_numpy(first.numpy() @ second.numpy()) if first.device.type == "cpu" else first @ second
 
 
 def within(prefix: str, state: Mapping[str, T]) -> dict[str, T]:
-    """The entries of a state whose keys begin with a prefix, without the prefix."""
+    """Return the entries of a state with keys that begin with a prefix, without the prefix."""
     return {key.removeprefix(prefix): part for key, part in state.items() if key.startswith(prefix)}
 
 

@@ -1,4 +1,4 @@
-"""Rows, kept in memory or in files for what cannot be computed from sums over them."""
+"""Rows in memory or in files, for computations that sums do not suffice for."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class Features(Statistic):
-    """Paired rows, kept on the CPU in their own dtype: all of them, or a uniform random sample of bounded size.
+    """Paired rows, stored on the CPU in their dtype: all of them, or a uniform random sample of bounded size.
 
-    With a limit, every row draws a random number, and the rows with the smallest numbers are kept (Efraimidis and
+    With a limit, every row gets a random number, and the rows with the smallest numbers are stored (Efraimidis and
     Spirakis 2006). The selection depends on the order of the rows and the seed, not on the batches. Features with
     different seeds merge into a uniform sample of all rows.
 
     Attributes:
-        limit: Maximum number of rows to keep, or None to keep all.
-        x_parts: Kept x rows, by batch.
-        y_parts: Kept y rows, by batch.
-        draws: Random numbers of the kept rows.
+        limit: Maximum number of stored rows, or None to store all.
+        x_parts: Stored x rows, by batch.
+        y_parts: Stored y rows, by batch.
+        draws: Random numbers of the stored rows.
         count: Number of rows added, as a tensor.
 
     Args:
@@ -53,7 +53,7 @@ class Features(Statistic):
 
     def __init__(self, limit: int | None = None, seed: int = 0) -> None:
         if limit is not None and limit < 2:
-            raise ValueError(f"Features needs a limit >= 2, or None to keep all rows, got {limit}")
+            raise ValueError(f"limit must be at least 2, or None to store all rows, got {limit}")
         super().__init__()
         self.limit = limit
         self._random = np.random.default_rng(seed)
@@ -69,17 +69,17 @@ class Features(Statistic):
 
     @property
     def seen(self) -> int:
-        """Number of rows added, kept or not."""
+        """Number of rows added, stored or not."""
         return int(self.count)
 
     @property
     def x(self) -> Tensor:
-        """Kept x rows, in the order they were added."""
+        """Stored x rows, in the order of addition."""
         return self._concatenated("x_parts")
 
     @property
     def y(self) -> Tensor:
-        """Kept y rows; row i is paired with row i of ``x``."""
+        """Stored y rows; row i is paired with row i of ``x``."""
         return self._concatenated("y_parts")
 
     def update(self, x_rows: Rows, y_rows: Rows) -> Self:
@@ -101,7 +101,7 @@ class Features(Statistic):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Add the rows kept by ``other``, which is not changed."""
+        """Add the stored rows of ``other``, which does not change."""
         if other.limit != self.limit:
             raise ValueError(f"features must have equal limits to merge, got {self.limit} and {other.limit}")
         if other.x_parts:
@@ -121,31 +121,31 @@ class Features(Statistic):
                 )
 
     def _keep_few(self) -> None:
-        """Keep the rows with the smallest random numbers if there are more than the limit."""
+        """Reduce the rows to the limit, keeping the smallest random numbers."""
         if self.limit is None or sum(map(len, self.draws)) <= self.limit:
             return
-        kept = self._concatenated("draws").topk(self.limit, largest=False).indices.sort().values
+        selected = self._concatenated("draws").topk(self.limit, largest=False).indices.sort().values
         for name in ("x_parts", "y_parts", "draws"):
-            setattr(self, name, [self._concatenated(name)[kept]])
+            setattr(self, name, [self._concatenated(name)[selected]])
 
     def _concatenated(self, name: str) -> Tensor:
         parts: list[Tensor] = getattr(self, name)
         if not parts:
-            raise ValueError("no rows have been added yet; call update first")
+            raise ValueError("features are empty; call update first")
         if len(parts) > 1:
             parts[:] = [torch.cat(parts)]
         return parts[0]
 
 
 _MESSAGE_BYTES = 2**26
-"""Bytes per message to the other processes."""
+"""Bytes per message between processes."""
 
 
 class LayerRows:
-    """The rows of every layer in files, one per layer, which are memory-mapped for reading.
+    """Rows of every layer in files, one per layer, which are memory-mapped for reading.
 
-    Of the rows with which it is made, width and dtype count. Dtypes narrower than float32 are stored as float32, and
-    returned as they were.
+    The constructor uses only the width and dtype of its rows. Dtypes narrower than float32 are stored as float32, and
+    returned in the original dtype.
     """
 
     def __init__(self, folder: Path, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> None:
@@ -155,7 +155,7 @@ class LayerRows:
         self._held: list[RowStore] | None = None  # opened with the first rows, because an earlier run may be resumed
 
     def _opened(self, ending: str, rows: int = 0) -> list[RowStore]:
-        """Open the files and truncate them to some rows."""
+        """Open the files and truncate them to a number of rows."""
         paths = (self._folder / f"{place}.{ending}" for place in range(len(self._like)))
         return [RowStore(path, resume=rows, like=like) for path, like in zip(paths, self._like, strict=True)]
 
@@ -171,16 +171,16 @@ class LayerRows:
         return len(self._stores[0])
 
     def x(self, i: int) -> Tensor:
-        """The rows of layer i of the first side, ``(n, dx)``."""
+        """Return the rows of layer i of the first side, ``(n, dx)``."""
         return self._stores[i].rows().to(self._dtypes[i])
 
     def y(self, j: int) -> Tensor:
-        """The rows of layer j of the second side, ``(n, dy)``."""
+        """Return the rows of layer j of the second side, ``(n, dy)``."""
         return self.x(j if self._same else self._layers_x + j)
 
     @cached_property
     def grams(self) -> Grams:
-        """The Gram matrices of all layers, computed once."""
+        """Gram matrices of all layers, computed once."""
         rows = [store.rows() for store in self._stores]
         return Grams(rows) if self._same else Grams(rows[: self._layers_x], rows[self._layers_x :])
 
@@ -195,15 +195,15 @@ class LayerRows:
         return {"count": torch.tensor(self.n), "digests": torch.stack([store.digest() for store in self._stores])}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
-        """Truncate the files to the rows that existed when the state was saved."""
+        """Truncate the files to the rows of the saved state."""
         self._held = self._opened("rows", int(state["count"]))
         for store, digest in zip(self._held, state["digests"].cpu(), strict=True):
             if not torch.equal(store.digest(), digest):
-                raise ValueError(f"{store.path} does not contain the rows that were saved")
+                raise ValueError(f"{store.path} does not contain the saved rows")
         return self
 
     def all_reduce(self, accelerator: Accelerator) -> Self:
-        """Give every process the rows of all processes, in the order of the ranks.
+        """Gather the rows of all processes on every process, in the order of the ranks.
 
         All processes must call this method once, after the last row.
         """
@@ -214,13 +214,13 @@ class LayerRows:
         processes = Processes(accelerator)
         counts = processes.gather(self.n)
         stores = self._opened("all")
-        for own, store, like in zip(self._stores, stores, self._like, strict=True):
-            some = max(_MESSAGE_BYTES // max(like.shape[1] * like.element_size(), 1), 1)
+        for local, store, like in zip(self._stores, stores, self._like, strict=True):
+            chunk_size = max(_MESSAGE_BYTES // max(like.shape[1] * like.element_size(), 1), 1)
             for rank, count in enumerate(counts):
-                for start in range(0, count, some):
-                    size = min(some, count - start)
+                for start in range(0, count, chunk_size):
+                    size = min(chunk_size, count - start)
                     part = (
-                        own.rows()[start : start + size]
+                        local.rows()[start : start + size]
                         if processes.rank == rank
                         else like.new_empty(size, like.shape[1])
                     )

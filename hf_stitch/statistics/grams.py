@@ -1,4 +1,4 @@
-"""Linear HSIC of all pairs of layers of two sides at once, from n × n Gram matrices of all rows, or of minibatches."""
+"""Linear HSIC of all pairs of layers of two sides, from n × n Gram matrices of all rows or of minibatches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HSIC(NamedTuple):
 
 
 def inner_products(x: Tensor, y: Tensor) -> HSIC:
-    """Inner products of the rows of two matrices, and of each row with itself."""
+    """Compute inner products of the rows of two matrices, and of each row with itself."""
     own_x, own_y = (torch.linalg.vector_norm(side, dim=1).square() for side in (x, y))
     return HSIC(own_x, x @ y.T, own_y)
 
@@ -37,7 +37,7 @@ def unbiased_hsic(n: int, squares: Tensor, traces: Tensor, kk: Tensor) -> Tensor
     on the diagonal, ``Σ‖x‖²‖y‖²`` off it.
     """
     if n < 4:
-        raise ValueError(f"an unbiased estimate of HSIC takes at least 4 rows, got {n}; give more rows")
+        raise ValueError(f"an unbiased estimate of HSIC requires at least 4 rows, got {n}; pass more rows")
     pairs = torch.stack([traces[0] ** 2, traces[0] * traces[1], traces[1] ** 2])
     fourth = torch.stack([kk[0, 0], kk[0, 1], kk[1, 1]])
     terms = torch.stack([squares, -n / (n - 2) * fourth, pairs / ((n - 1) * (n - 2))])
@@ -62,10 +62,10 @@ def _spread(hsic: HSIC) -> tuple[Tensor, Tensor, Tensor]:
     return hsic.xx[:, None].expand(shape), hsic.xy, hsic.yy.expand(shape)
 
 
-# Numbers that are centred at a time, so that they stay in the cache, and bounds on the number of features: sums of many
-# products lose digits in float32.
+# Numbers that are centred at a time, to fit the cache, and bounds on the number of features: sums of many products lose
+# digits in float32.
 _ELEMENTS, _LEAST, _MOST = 2**19, 512, 4096
-# Smallest block of rows whose products with each other are all computed.
+# Smallest block of rows with all products computed.
 _ROWS = 64
 
 
@@ -80,8 +80,8 @@ class Gram(NamedTuple):
 class Grams:
     """Centred n × n Gram matrices of every layer in float64, computed once for all pairs.
 
-    Memory is about ``5 · n²`` bytes per layer at any width (of few rows up to 8). Without ``y``, both sides are the
-    same layers, which halves the cost.
+    Memory is about ``5 · n²`` bytes per layer at any width (up to ``8 · n²`` for few rows). Without ``y``, both sides
+    are the same layers, which halves the cost.
     """
 
     @torch.no_grad()
@@ -93,22 +93,22 @@ class Grams:
         self._y = self._x if y is None else _exact_grams(y)
 
     def hsic(self, debiased: bool = False) -> HSIC:
-        """Compute HSIC of every pair; the values equal those of :meth:`LayerMoments.hsic`."""
+        """Compute HSIC of every pair; equal to :meth:`LayerMoments.hsic`."""
         return unbiased(self._x, self._y) if debiased else squares(self._x, self._y)
 
 
 class Packed(NamedTuple):
     """Centred Gram matrices of several layers in float64, with each pair of rows stored once."""
 
-    products: Tensor  # (layers, blocks of rows): the entries below the diagonals; the others are 0
+    products: Tensor  # (layers, blocks of rows): the entries below the diagonals; the rest are 0
     lengths: Tensor  # (layers, n): the diagonals
 
 
 def packed(grams: Sequence[Gram], products: Tensor) -> Packed:
-    """Complete ``products``, those of the Gram matrices in float64, with diagonals for which every row sums to zero.
+    """Complete the float64 ``products`` of Gram matrices with diagonals that make every row sum to zero.
 
     Gram matrices of centred rows have this property. Unbiased HSIC ignores the diagonal, so this removes the rounding
-    error of the mean. A matrix is set to zero if all rows are equal: the rounded mean leaves a small remainder.
+    error of the mean. A matrix is set to zero if all rows are equal, because the rounded mean leaves a small remainder.
     """
     n, traces = grams[0].n, products.new_zeros(len(grams))
     lengths = products.new_zeros(len(grams), n)
@@ -126,16 +126,16 @@ def packed(grams: Sequence[Gram], products: Tensor) -> Packed:
 
 def _exact_grams(layers: Sequence[Tensor]) -> Packed:
     products = layers[0].new_empty(len(layers), size_of(len(layers[0])), dtype=torch.float64)
-    return packed([gram_of(rows, own) for rows, own in zip(layers, products, strict=True)], products)
+    return packed([gram_of(rows, out) for rows, out in zip(layers, products, strict=True)], products)
 
 
 def size_of(n: int) -> int:
-    """Number of products of n rows that are computed: half of them, and those above the diagonal in its blocks."""
+    """Return the number of computed products of n rows: half of them, and the rest of the diagonal blocks."""
     return sum(min(_block(n), n - start) * min(start + _block(n), n) for start in range(0, n, _block(n)))
 
 
 def _blocks(products: Tensor, n: int) -> Iterator[tuple[int, int, Tensor]]:
-    """The first row of each block of Gram matrices, that after the last one, and the block: (…, rows, columns)."""
+    """Yield each block of Gram matrices: its first row, the row after its last one, and (…, rows, columns)."""
     place = 0
     for start in range(0, n, _block(n)):
         stop = min(start + _block(n), n)
@@ -147,8 +147,8 @@ def _blocks(products: Tensor, n: int) -> Iterator[tuple[int, int, Tensor]]:
 def gram_of(rows: Tensor, products: Tensor) -> Gram:
     """Write the products of centred rows with each other, in the dtype of ``products``.
 
-    Rows are centred first, because a large common part would cancel the other digits. Features are processed in chunks
-    that fit the cache, and rows in blocks, so that no product is computed twice.
+    Rows are centred first, because a large common part would cancel digits. Features are processed in chunks that fit
+    the cache, and rows in blocks, so that products are not computed twice.
     """
     n = len(rows)
     means: list[Tensor] = []  # squared norms, by chunk
@@ -166,7 +166,7 @@ def gram_of(rows: Tensor, products: Tensor) -> Gram:
 
 @contextmanager
 def in_full_precision() -> Iterator[None]:
-    """Multiply float32 in float32, whatever precision forwards may use (TF32, bfloat16)."""
+    """Multiply float32 in float32, for any precision setting of forward passes (TF32, bfloat16)."""
     backends: Any = torch.backends
     if not hasattr(backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
         before = torch.get_float32_matmul_precision()
@@ -188,18 +188,18 @@ def in_full_precision() -> Iterator[None]:
 
 
 def _block(n: int) -> int:
-    """Number of rows per block; with fewer rows, computing half of the products does not pay off."""
+    """Return the number of rows per block; for fewer rows, computing half of the products does not pay off."""
     return max(_ROWS, n // 8)
 
 
 def squares(x: Packed, y: Packed) -> HSIC:
-    """Inner products of centred Gram matrices."""
+    """Compute inner products of centred Gram matrices."""
     below, lengths = (inner_products(*parts) for parts in zip(x, y, strict=True))
-    return HSIC(*(2 * pair + own for pair, own in zip(below, lengths, strict=True)))
+    return HSIC(*(2 * pair + squared_lengths for pair, squared_lengths in zip(below, lengths, strict=True)))
 
 
 def unbiased(x: Packed, y: Packed) -> HSIC:
-    """Unbiased HSIC from centred Gram matrices."""
+    """Compute unbiased HSIC from centred Gram matrices."""
     n, lengths = x.lengths.shape[1], inner_products(x.lengths, y.lengths)
     return unbiased_pairs(n, squares(x, y), x.lengths.sum(1), y.lengths.sum(1), lengths)
 
@@ -207,14 +207,13 @@ def unbiased(x: Packed, y: Packed) -> HSIC:
 class MinibatchGrams(Statistic):
     """Unbiased HSIC of every pair of layers, summed over minibatches of consecutive rows (Nguyen et al. 2021).
 
-    ``hf_stitch.metrics.minibatch_cka`` is computed from this statistic, with the same rule: each minibatch is weighted
-    by its size, and up to 3 remaining rows join the last one. Rows are regrouped into minibatches, so the sizes of the
-    updates do not matter. A Gram matrix of centred rows is computed in the dtype of the rows, at least float32; all
-    later steps use float64. If the number ``n`` of all rows is known, batches that coincide with minibatches need no
-    copy of their rows.
+    ``hf_stitch.metrics.minibatch_cka`` uses this statistic, with the same rule: each minibatch is weighted by its size,
+    and up to 3 remaining rows join the last one. Rows are regrouped into minibatches, so the sizes of the updates do
+    not matter. A Gram matrix of centred rows is computed in the dtype of the rows, at least float32; all later steps
+    use float64. If the number ``n`` of all rows is known, batches that coincide with minibatches are not copied.
     """
 
-    count: Tensor  # rows in the minibatches computed so far, to which the sums belong
+    count: Tensor  # rows in the minibatches computed so far
     xx: Tensor
     xy: Tensor
     yy: Tensor
@@ -237,7 +236,7 @@ class MinibatchGrams(Statistic):
             self.add_state(f"pending_{place}", None, "cat")
 
     coming: Tensor
-    pending_0: list[Tensor]  # rows of the first layer that wait; as many wait of the others
+    pending_0: list[Tensor]  # buffered rows of the first layer; equally many of all layers
 
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
@@ -251,13 +250,13 @@ class MinibatchGrams(Statistic):
 
     @torch.no_grad()
     def keep(self, rows: Tensor) -> Tensor | Gram:
-        """Copy the rows of a layer for :meth:`update`; a complete minibatch becomes its Gram matrix."""
+        """Copy the rows of a layer for :meth:`update`; return the Gram matrix of a complete minibatch."""
         left = -1 if self.coming < 0 or self.pending_0 else int(self.coming - self.count)
         return _gram(rows) if len(rows) == (self.size if left >= self.size + 4 else left) else rows.clone()
 
     @torch.no_grad()
     def update(self, x: Sequence[Tensor | Gram], y: Sequence[Tensor | Gram] | None = None) -> Self:
-        """Add a batch of rows; see :meth:`LayerMoments.update`. Rows are kept for some time, so pass copies."""
+        """Add a batch of rows; see :meth:`LayerMoments.update`. Rows are buffered, so pass copies."""
         layers = [*x, *(() if self._layers[1] is None else y or ())]
         grams = [layer for layer in layers if isinstance(layer, Gram)]
         rows = [layer for layer in layers if isinstance(layer, Tensor)]
@@ -279,11 +278,11 @@ class MinibatchGrams(Statistic):
         if any(pending):
             return HSIC(*map(torch.add, sums, self._minibatch([_gram(torch.cat(chunks)) for chunks in pending])))
         if not self.count:
-            raise ValueError("no rows have been added yet; call update first")
+            raise ValueError("hsic requires rows; call update first")
         return sums
 
     def _settle(self) -> None:
-        """Compute the remaining rows: minibatches do not extend across processes."""
+        """Add the remaining rows to the sums: minibatches do not extend across processes."""
         if any(pending := self._pending):
             self._add([_gram(torch.cat(chunks)) for chunks in pending])
             for chunks in pending:
@@ -293,21 +292,21 @@ class MinibatchGrams(Statistic):
         return f"MinibatchGrams({self.size})"
 
     def _add(self, grams: Sequence[Gram]) -> None:
-        for own, part in zip((self.xx, self.xy, self.yy), self._minibatch(grams), strict=True):
-            own += part
+        for total, part in zip((self.xx, self.xy, self.yy), self._minibatch(grams), strict=True):
+            total += part
         self.count = self.count + grams[0].n
 
     def _minibatch(self, grams: Sequence[Gram]) -> HSIC:
-        """HSIC of one minibatch, weighted by its size."""
-        n, (layers, others) = grams[0].n, self._layers
+        """Compute HSIC of one minibatch, weighted by its size."""
+        n, (layers_x, layers_y) = grams[0].n, self._layers
         both = packed(grams, torch.stack([gram.products for gram in grams]).double())
-        x = Packed(*(part[:layers] for part in both))
-        y = x if others is None else Packed(*(part[layers:] for part in both))
+        x = Packed(*(part[:layers_x] for part in both))
+        y = x if layers_y is None else Packed(*(part[layers_x:] for part in both))
         return HSIC(*(part * n for part in unbiased(x, y)))
 
 
 def _take(chunks: list[Tensor], count: int) -> Tensor:
-    """Remove and return the first rows of some chunks."""
+    """Remove and return the first rows of the chunks."""
     taken: list[Tensor] = []
     while count:
         chunk = chunks.pop(0)
@@ -319,5 +318,5 @@ def _take(chunks: list[Tensor], count: int) -> Tensor:
 
 
 def _gram(rows: Tensor) -> Gram:
-    """The Gram matrix of a minibatch, in the dtype of its rows, at least float32."""
+    """Compute the Gram matrix of a minibatch, in the dtype of its rows, at least float32."""
     return gram_of(rows, rows.new_empty(size_of(len(rows)), dtype=torch.promote_types(rows.dtype, torch.float32)))

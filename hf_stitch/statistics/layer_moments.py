@@ -1,4 +1,4 @@
-"""All pairs of layers of two sides at once, streamed in float64, from d × d co-moments."""
+"""Moments of all pairs of layers of two sides, streamed in float64, as d × d co-moments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hf_stitch.statistics.grams import HSIC, unbiased_pairs
 from hf_stitch.statistics.moments import Moments
 from hf_stitch.statistics.spectrum import eps_of
 
-# Rows multiplied at a time are at least so many, as smaller products would mostly read and write the co-moments, and of
-# narrow layers more, up to so many numbers.
+# Smallest number of rows multiplied at a time (smaller products would mostly read and write the co-moments), and number
+# of buffered values, which allows more rows of narrow layers.
 _BUFFER_ROWS, _BUFFER = 512, 2**18
 
 
@@ -34,7 +34,7 @@ class LayerMoments(Statistic):
     cross: Tensor  # co-moments of every layer of x with every layer of y, about the origins
 
     def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor] | None = None) -> None:
-        """Take the origin of each layer; without ``y``, both sides are the same layers, which halves the cost."""
+        """Set the origin of each layer; without ``y``, both sides are the same layers, which halves the cost."""
         super().__init__()
         self._x = _Side(x)
         self._y = self._x if y is None else _Side(y)
@@ -78,7 +78,7 @@ class LayerMoments(Statistic):
         return self
 
     def moments(self, i: int, j: int) -> Moments:
-        """Return the moments of a layer of the first side and one of the second."""
+        """Return the moments of layer i of the first side and layer j of the second side."""
         self._settle()
         means, owns = (
             [function(self._x, i), function(self._y, j)]
@@ -95,13 +95,13 @@ class LayerMoments(Statistic):
         squares = HSIC(_stack(own_x, _squares), self._pairs(lambda pair, i, j: _squares(pair)), _stack(own_y, _squares))
         if not debiased:
             return squares
-        # The squared distance of a row from the mean is, up to a constant, linear in its features and the added one.
+        # The squared distance of a row from the mean is, up to a constant, linear in all its features.
         to_x, to_y = ([self._length(side, i) for i in range(len(side.blocks))] for side in (self._x, self._y))
-        traces_x, traces_y = (_stack(own, lambda part: part.diagonal()[:-1].sum()) for own in (own_x, own_y))
+        traces_x, traces_y = (_stack(square, lambda part: part.diagonal()[:-1].sum()) for square in (own_x, own_y))
         lengths = HSIC(
-            torch.stack([w @ own @ w for w, own in zip(to_x, own_x, strict=True)]) + traces_x**2 / self.n,
+            torch.stack([w @ square @ w for w, square in zip(to_x, own_x, strict=True)]) + traces_x**2 / self.n,
             self._pairs(lambda pair, i, j: to_x[i] @ pair @ to_y[j]) + torch.outer(traces_x, traces_y) / self.n,
-            torch.stack([w @ own @ w for w, own in zip(to_y, own_y, strict=True)]) + traces_y**2 / self.n,
+            torch.stack([w @ square @ w for w, square in zip(to_y, own_y, strict=True)]) + traces_y**2 / self.n,
         )
         return unbiased_pairs(self.n, squares, traces_x, traces_y, lengths)
 
@@ -131,7 +131,7 @@ class LayerMoments(Statistic):
             side.settle()
 
     def _scatter(self, i: int, j: int) -> Tensor:
-        """Co-moments of layer i of x and layer j of y about their means, with the additional feature last."""
+        """Return co-moments of layer i of x and layer j of y about their means, with the additional feature last."""
         if self._same and i == j:
             return self._own(self._x, i)
         if self._same and j < i:
@@ -140,19 +140,19 @@ class LayerMoments(Statistic):
         return torch.addr(self.cross[x, y], self._x.sums[x], self._y.sums[y], alpha=-1 / self.n)
 
     def _own(self, side: _Side, i: int) -> Tensor:
-        """Co-moments of a layer with itself."""
+        """Return the co-moments of a layer with itself."""
         sums = side.sums[side.blocks[i]]
         return torch.addr(side.owns[i], sums, sums, alpha=-1 / self.n)
 
     def _offset(self, side: _Side, i: int) -> Tensor:
-        """The mean of a layer minus its origin."""
+        """Return the mean of a layer minus its origin."""
         return side.sums[side.blocks[i]][:-1] / self.n
 
     def _length(self, side: _Side, i: int) -> Tensor:
         return torch.cat([-2 * self._offset(side, i), side.sums.new_ones(1)])
 
     def _pairs(self, number: Callable[[Tensor, int, int], Tensor]) -> Tensor:
-        """A number computed from the co-moments of every pair; one pair is centred at a time."""
+        """Compute a number from the co-moments of every pair, centring one pair at a time."""
         rows, columns = len(self._x.blocks), len(self._y.blocks)
         return torch.stack(
             [torch.stack([number(self._scatter(i, j), i, j) for j in range(columns)]) for i in range(rows)]
@@ -160,7 +160,7 @@ class LayerMoments(Statistic):
 
 
 class _Side(Statistic):
-    """The layers of a side, next to each other in one buffer: rows about the origin, each with its squared length."""
+    """Layers of a side, side by side in one buffer: rows about the origin, each with its squared length."""
 
     sums: Tensor
     own: Tensor
@@ -170,7 +170,7 @@ class _Side(Statistic):
 
     def __init__(self, origins: Sequence[Tensor]) -> None:
         if not origins or any(origin.dim() != 1 or not len(origin) for origin in origins):
-            raise ValueError(f"a side needs layers of width >= 1, got origins {[tuple(o.shape) for o in origins]}")
+            raise ValueError(f"a side requires layers of width >= 1, got origins {[tuple(o.shape) for o in origins]}")
         super().__init__()
         self.origins = [origin.double() for origin in origins]
         self._sizes = sizes = [len(origin) + 1 for origin in origins]
@@ -222,8 +222,8 @@ class _Side(Statistic):
         """Add the buffered rows to the sums."""
         rows = self.buffer[: self.filled]
         self.sums += rows.sum(0)
-        for block, own in zip(self.blocks, self.owns, strict=True):
-            own += product(rows[:, block].T, rows[:, block])
+        for block, comoments in zip(self.blocks, self.owns, strict=True):
+            comoments += product(rows[:, block].T, rows[:, block])
         self.pending = []
 
 
@@ -232,7 +232,7 @@ def _stack(parts: list[Tensor], number: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _squares(matrix: Tensor) -> Tensor:
-    """Squared norm without the row and column of the additional feature."""
+    """Compute the squared norm without the row and column of the additional feature."""
     return matrix[:-1, :-1].square().sum()
 
 
@@ -240,12 +240,12 @@ Grid = tuple[int, int]
 
 
 class InterpolatedMoments(Statistic):
-    """Moments of pairs of layers of two sides, of which the first is enlarged to the grid of the second (bilinear).
+    """Moments of pairs of layers of two sides, with the first side interpolated to the grid of the second (bilinear).
 
-    Nothing is enlarged: with the matrix U that interpolates a small grid, ``(UX)ᵀUX = Xᵀ(UᵀU)X`` and
+    The interpolation is implicit: with the matrix U that interpolates a small grid, ``(UX)ᵀUX = Xᵀ(UᵀU)X`` and
     ``(UX)ᵀY = Xᵀ(UᵀY)``. With the Cholesky factor of ``UᵀU = CCᵀ``, these are products of the rows ``CᵀX`` and
-    ``C⁻¹UᵀY``, of which there are as many as small positions. Sums are taken about an origin, in float64. The moments
-    of the second side alone need all of its positions; they are collected elsewhere, once for all grids of the first.
+    ``C⁻¹UᵀY``, one for each position of the small grid. Sums are taken about an origin, in float64. The moments of the
+    second side alone require all of its positions; they are collected elsewhere, once for all grids of the first side.
     """
 
     grids: Tensor
@@ -256,15 +256,15 @@ class InterpolatedMoments(Statistic):
     rows: LayerMoments
 
     def __init__(self, x: Sequence[Tensor], y: Sequence[Tensor], small: Grid, large: Grid) -> None:
-        """Take the origin of each layer of both sides, and the grids."""
+        """Set the origin of each layer of both sides, and the grids."""
         super().__init__()
         if any(a > b for a, b in zip(small, large, strict=True)):
-            raise ValueError(f"the second grid must be at least as high and as wide as the first, got {small}, {large}")
+            raise ValueError(f"the second grid must be at least as high and wide as the first, got {small} and {large}")
         device = x[0].device
         self._x, self._y = ([origin.double() for origin in side] for side in (x, y))
         factors = [_factors(a, b, device) for a, b in zip(small, large, strict=True)]
         self._root, self._adjoint = ([pair[place] for pair in factors] for place in (0, 1))
-        # The adjoint of a constant, with which sums over the large grid follow from the small one.
+        # The adjoint of a constant, to compute sums over the large grid from the small grid.
         ones = torch.ones(1, math.prod(large), 1, dtype=torch.float64, device=device)
         self._ones = _along(self._adjoint, ones, large)
         self.add_state("grids", torch.tensor([small, large]), "same")
@@ -287,22 +287,22 @@ class InterpolatedMoments(Statistic):
         small, large = (tuple(grid) for grid in self.grids.tolist())
         self.eps = torch.maximum(self.eps, eps_of(*x))
         first = [_along(self._root, v.to(o) - o, small) for v, o in zip(x, self._x, strict=True)]
-        # The origin is subtracted where positions are few.
+        # Subtract the origin on the small grid.
         second = [_along(self._adjoint, v.to(o), large) - self._ones * o for v, o in zip(y, self._y, strict=True)]
         second.append(self._ones.expand(len(x[0]), -1, -1))
         self.rows.update([rows.flatten(0, 1) for rows in first], [rows.flatten(0, 1) for rows in second])
         return self
 
-    def moments(self, i: int, j: int, own: Moments) -> Moments:
-        """Return the moments of a pair of layers; the y rows of ``own`` are all positions of the second side."""
+    def moments(self, i: int, j: int, full_y: Moments) -> Moments:
+        """Return the moments of a pair of layers; ``full_y`` has all positions of the second side as y rows."""
         pair, ones = self.rows.moments(i, j), self.rows.moments(i, len(self._y))
-        mean_x = _about_origin(ones.sxy, ones.mean_x, ones.mean_y, ones.n)[:, 0] / own.n
-        mean_y = own.mean_y - self._y[j]
+        mean_x = _about_origin(ones.sxy, ones.mean_x, ones.mean_y, ones.n)[:, 0] / full_y.n
+        mean_y = full_y.mean_y - self._y[j]
         sxx = _about_origin(pair.sxx, pair.mean_x, pair.mean_x, pair.n)
         sxy = _about_origin(pair.sxy, pair.mean_x, pair.mean_y, pair.n)
         return Moments.of(
-            own.n, mean_x + self._x[i], own.mean_y, torch.addr(sxx, mean_x, mean_x, alpha=-own.n), own.syy,
-            torch.addr(sxy, mean_x, mean_y, alpha=-own.n), torch.stack([self.eps[i], own.eps[1]]),
+            full_y.n, mean_x + self._x[i], full_y.mean_y, torch.addr(sxx, mean_x, mean_x, alpha=-full_y.n), full_y.syy,
+            torch.addr(sxy, mean_x, mean_y, alpha=-full_y.n), torch.stack([self.eps[i], full_y.eps[1]]),
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -325,5 +325,5 @@ def _along(matrices: Sequence[Tensor], values: Tensor, grid: Grid) -> Tensor:
 
 
 def _about_origin(centred: Tensor, mean_x: Tensor, mean_y: Tensor, n: int) -> Tensor:
-    """Undo the centring of co-moments, whose rows are about an origin of zero."""
+    """Undo the centring of co-moments with rows about an origin of zero."""
     return torch.addr(centred, mean_x, mean_y, alpha=n)

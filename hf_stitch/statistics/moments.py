@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_stitch.statistics.base import Rows, Statistic, as_tensor, product
 from hf_stitch.statistics.spectrum import EPS, eps_of
 
-# Rows converted to float64 at a time: enough for full BLAS speed, few compared with the batch and the moments.
+# Rows converted to float64 at a time: enough for full BLAS speed, small compared with the batch and the moments.
 _BLOCK_ROWS = 4096
 
 
@@ -47,7 +47,7 @@ class Moments(Statistic):
 
     def __init__(self, dx: int, dy: int, device: torch.device | str | None = None) -> None:
         if dx < 1 or dy < 1:
-            raise ValueError(f"Moments needs widths >= 1, got dx={dx} and dy={dy}")
+            raise ValueError(f"dx and dy must be at least 1, got dx={dx} and dy={dy}")
         super().__init__()
         self.dx, self.dy = dx, dy
         # x and y side by side: one symmetric product of [x|y] costs half of three separate ones.
@@ -82,7 +82,7 @@ class Moments(Statistic):
             sxx: ``(dx, dx)`` float64.
             syy: ``(dy, dy)`` float64.
             sxy: ``(dx, dy)`` float64.
-            eps: Machine epsilon of the dtypes in which the rows of x and of y were computed. Default: float64.
+            eps: Machine epsilon of the dtypes of the computation of x rows and y rows. Default: float64.
 
         Example:
             >>> Moments.of(4, torch.zeros(1), torch.zeros(1), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1))
@@ -164,7 +164,7 @@ class Moments(Statistic):
     def about_origin(self) -> Moments:
         """Return the moments of the same rows about the origin: means 0 and ``sxx = Σ x xᵀ``.
 
-        A fit from these moments is a fit without centring, that is, without an intercept.
+        A fit from these moments does not centre, that is, it lacks an intercept.
 
         Example:
             >>> import torch
@@ -180,7 +180,7 @@ class Moments(Statistic):
         return f"Moments(dx={self.dx}, dy={self.dy}, n={self.n}, device='{self.device}')"
 
     def _absorb(self, n: int, mean: Tensor, scatter: Tensor) -> None:
-        """Chan's update: means are weighted by counts, and their difference adds to the scatter."""
+        """Apply Chan's update: means are weighted by counts, and their difference adds to the scatter."""
         if n == 0:
             return
         total = self.n + n
@@ -191,9 +191,9 @@ class Moments(Statistic):
         self.count = torch.tensor(total)
 
 
-def _checked(name: str, given: Rows, width: int, device: torch.device) -> Tensor:
-    """Check the rows and move them to the device, in their own dtype."""
-    rows = as_tensor(name, given)
+def _checked(name: str, raw_rows: Rows, width: int, device: torch.device) -> Tensor:
+    """Check the rows and move them to the device, without changing the dtype."""
+    rows = as_tensor(name, raw_rows)
     if not rows.is_floating_point():
         raise TypeError(f"{name} must contain real floating-point numbers, got {rows.dtype}")
     if rows.ndim != 2 or rows.shape[1] != width:

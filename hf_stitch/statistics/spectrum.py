@@ -1,9 +1,9 @@
-"""Which directions of a side vary by more than rounding.
+"""Directions of a side that vary by more than rounding errors.
 
-Networks compute in float32 or less, while sums over their activations are float64: the eps of the sums does not tell
-which of their directions are rounding. Outputs of a LayerNorm, for example, lie in a hyperplane, so that one direction
-has no variance, and a measured one of about ``eps²`` of the dtype in which the layer was computed. Its inverse would
-multiply rounding errors by ``1 / eps``.
+Networks compute in float32 or less, while sums over their activations are float64, so the eps of the sums does not show
+which directions are rounding errors. Outputs of a LayerNorm, for example, lie in a hyperplane: the true variance of one
+direction is 0, and its measured variance is about ``eps²`` for the dtype of the layer. The inverse of this direction
+would multiply rounding errors by ``1 / eps``.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor
 EPS = torch.finfo(torch.float64).eps
 HALF = 1e-5  # eps of half precision is larger
 ROUNDINGS = 4.0
-"""Errors of features in float32 and float64, in units of eps; in half precision, whose sums are float32, they are 1.
+"""Errors of features in float32 and float64, in units of eps; 1 in half precision, because its sums are float32.
 
 Norms leave .2 (half precision) to 2 (float32, width 3072) in the direction that they remove.
 """
 UNCERTAIN = 32.0
-"""A direction whose standard deviation is at most that of so many errors counts only if it explains something of the
-target; one whose standard deviation is at most that of one error does not count."""
+"""Uncertain directions have a standard deviation of at most this many errors: they count only if they explain the
+target. Directions with at most the standard deviation of one error do not count."""
 NEGLIGIBLE = 5e-4
-"""Share of the variance of the target that all uncertain directions left out may explain together."""
+"""Largest share of the variance of the target that all omitted uncertain directions may explain together."""
 
-NOTHING_VARIES = "{} does not vary by more than rounding in its dtype: run the network in a wider dtype"
+NOTHING_VARIES = "{} does not vary by more than rounding in its dtype; run the network in a wider dtype"
 
 Side = Literal["x", "y"]
 
 
 class SecondMoments(Protocol):
-    """Counts, means, co-moments of two sides, and the machine epsilons of their rows, as ``Moments`` has them."""
+    """Counts, means, co-moments of two sides, and the machine epsilons of their rows, as in ``Moments``."""
 
     @property
     def n(self) -> int:
@@ -73,9 +73,9 @@ def eps_of(*rows: Tensor) -> Tensor:
 def rounding(moments: SecondMoments, side: Side) -> Tensor:
     """Return the scatter of rounding errors of each feature of a side, ``(e (√n + √d))² E[f²]``, ``(d,)`` float64.
 
-    An error e is relative to the number that is rounded, so that it grows with the mean of a feature, too: eps in half
-    precision, else ``ROUNDINGS`` times eps. The largest singular value of a matrix of n × d independent errors is at
-    most ``√n + √d`` times their standard deviation.
+    An error e is relative to the rounded number, so it also grows with the mean of a feature: eps in half precision,
+    else ``ROUNDINGS`` times eps. The largest singular value of a matrix of n × d independent errors is at most
+    ``√n + √d`` times their standard deviation.
     """
     mean, scatter = (moments.mean_x, moments.sxx) if side == "x" else (moments.mean_y, moments.syy)
     n, eps = moments.n, float(moments.eps["xy".index(side)])
@@ -87,7 +87,7 @@ def rounding(moments: SecondMoments, side: Side) -> Tensor:
 def above_rounding(values: Tensor, vectors: Tensor, errors: Tensor, times: float = 1.0) -> Tensor:
     """Return which eigenvectors of a scatter matrix, ``(d, k)``, vary by more than rounding, ``(k,)`` bool.
 
-    ``errors`` are those of each feature, as :func:`rounding` returns them.
+    ``errors`` is the output of :func:`rounding`.
     """
     least = times**2 * (vectors.square() * errors[:, None]).sum(0)
     return values > torch.clamp(least, min=float(len(values) * EPS * values.max()))
@@ -95,11 +95,11 @@ def above_rounding(values: Tensor, vectors: Tensor, errors: Tensor, times: float
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The directions of a side that vary by more than a threshold."""
+    """Directions of a side that vary by more than a threshold."""
 
     values: Tensor  # (rank,) eigenvalues of the scatter (sxx), ascending: the squared singular values of the rows
     vectors: Tensor  # (d, rank) eigenvectors
-    rcond: float  # the largest singular value that may be left out, as a share of the largest of all
+    rcond: float  # threshold for singular values, as a share of the largest one
 
     @classmethod
     def of(
@@ -107,27 +107,27 @@ class Spectrum:
     ) -> Spectrum:
         """Decompose the scatter matrix of a side.
 
-        Directions are left out whose singular value is at most ``rcond`` times the largest; with None, directions that
-        are rounding in the dtype of the rows, and, with the co-moments ``sxy`` of this side with the other one, those
-        that may be rounding and explain nothing of it.
+        Directions with a singular value of at most ``rcond`` times the largest are left out. None leaves out directions
+        that are rounding errors in the dtype of the rows, and, with the co-moments ``sxy`` of this side with the second
+        side, uncertain directions that do not explain the second side.
         """
         values, vectors = torch.linalg.eigh(moments.sxx if side == "x" else moments.syy)
         if rcond is not None:
-            kept = values > rcond**2 * values[-1]
-            return cls(values[kept], vectors[:, kept], rcond)
+            significant = values > rcond**2 * values[-1]
+            return cls(values[significant], vectors[:, significant], rcond)
         errors = rounding(moments, side)
-        kept = above_rounding(values, vectors, errors)
+        significant = above_rounding(values, vectors, errors)
         if sxy is not None:
             total = (moments.syy if side == "x" else moments.sxx).trace()
-            explained = (vectors.T @ sxy).square().sum(1) / torch.where(kept, values, torch.inf)
-            doubtful = kept & ~above_rounding(values, vectors, errors, UNCERTAIN)
-            # Those nearest to rounding go first; the others are needed.
+            explained = (vectors.T @ sxy).square().sum(1) / torch.where(significant, values, torch.inf)
+            doubtful = significant & ~above_rounding(values, vectors, errors, UNCERTAIN)
+            # Drop the directions nearest to rounding first.
             shares = torch.where(doubtful, explained, 0).cumsum(0) / total
-            kept &= ~(doubtful & (shares <= NEGLIGIBLE))
-        if not kept.any():
+            significant &= ~(doubtful & (shares <= NEGLIGIBLE))
+        if not significant.any():
             raise ValueError(NOTHING_VARIES.format(side))
-        largest = torch.where(kept, 0, values).max().clamp(min=float(len(values) * EPS * values[-1]))
-        return cls(values[kept], vectors[:, kept], float((largest / values[-1]).sqrt()))
+        largest = torch.where(significant, 0, values).max().clamp(min=float(len(values) * EPS * values[-1]))
+        return cls(values[significant], vectors[:, significant], float((largest / values[-1]).sqrt()))
 
     @property
     def rank(self) -> int:
@@ -135,5 +135,5 @@ class Spectrum:
         return len(self.values)
 
     def solve(self, sxy: Tensor, ridge: float = 0.0) -> Tensor:
-        """``(dx, dy)``: the W that minimises ``‖XW - Y‖² + ridge · ‖W‖²``; without ridge, of minimum norm."""
+        """Return ``(dx, dy)`` the W that minimises ``‖XW - Y‖² + ridge · ‖W‖²``; without ridge, of minimum norm."""
         return self.vectors @ ((self.vectors.T @ sxy) / (self.values + ridge)[:, None])

@@ -1,4 +1,4 @@
-"""What metrics of weights read of the layers of a network."""
+"""Readings of the layers of a network for metrics of weights."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from torch import Tensor
 from hf_stitch.storage.files import decoding, write_whole
 
 SEPARATOR = "\n"
-"""Separates a layer from a tensor in the names of a file; names of modules contain no line break."""
+"""Separates a layer from a tensor in the names of a file; names of modules do not contain line breaks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """What a metric of weights reads of a layer.
+    """Reading of a layer by a metric of weights.
 
     Attributes:
         layer: Name of the layer.
         tensors: Name -> tensor on the CPU, floating point, without gradients. For most metrics a few kilobytes.
-        shared: Text that two layers must have in common to be comparable, such as a hash of what they share; empty if
-            there is nothing.
+        shared: Text that must be equal for two layers to be comparable, such as a hash of shared parts; may be empty.
 
     Example:
         >>> import torch
@@ -37,11 +36,11 @@ class Weights:
 
 
 def save_weights(weights: Mapping[str, Weights], path: Path, metric: str) -> None:
-    """Save what a metric has read of a network to a safetensors file.
+    """Save the readings of a metric to a safetensors file.
 
     Args:
-        weights: Layer -> what was read.
-        path: The file, which is written whole or not at all.
+        weights: Layer -> reading.
+        path: The file, which is written atomically.
         metric: Name of the metric.
 
     Example:
@@ -55,22 +54,22 @@ def save_weights(weights: Mapping[str, Weights], path: Path, metric: str) -> Non
 
     tensors = {
         f"{layer}{SEPARATOR}{name}": tensor.contiguous()
-        for layer, each in weights.items()
-        for name, tensor in each.tensors.items()
+        for layer, reading in weights.items()
+        for name, tensor in reading.tensors.items()
     }
-    metadata = {"metric": metric, "shared": json.dumps({layer: each.shared for layer, each in weights.items()})}
+    metadata = {"metric": metric, "shared": json.dumps({layer: reading.shared for layer, reading in weights.items()})}
     write_whole(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
 
 def load_weights(path: Path, metric: str) -> dict[str, Weights]:
-    """Load what :func:`save_weights` saved.
+    """Load readings written by :func:`save_weights`.
 
     Args:
         path: The file.
         metric: Name of the metric that read the weights.
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If the file does not exist.
 
     Example:
         >>> import tempfile, torch
@@ -84,8 +83,8 @@ def load_weights(path: Path, metric: str) -> dict[str, Weights]:
     with decoding(path), safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
         if metadata.get("metric") != metric:
-            found = f"what {metadata['metric']} has read" if "metric" in metadata else "no weights read by a metric"
-            raise ValueError(f"{path} contains {found}, not the weights that {metric} reads")
+            contents = f"readings of {metadata['metric']}" if "metric" in metadata else "another format"
+            raise ValueError(f"{path} must contain readings of {metric}, got {contents}")
         shared: dict[str, str] = json.loads(metadata["shared"])
         tensors: dict[str, dict[str, Tensor]] = {layer: {} for layer in shared}
         for key in file.keys():  # noqa: SIM118

@@ -16,7 +16,7 @@ from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.asking import ROWS_OF, Asked
 from hf_stitch.analysis.comparison.atlas import WHOLE
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.weights import read_of, same_layers
+from hf_stitch.analysis.comparison.weights import read_weights, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric, WeightMetric
 from hf_stitch.options import Count, checked
@@ -337,7 +337,7 @@ class DynamicsRecorder(ProbingCallback):
 
     def _read(self, metric: WeightMetric) -> dict[str, Weights]:
         """Read the current weights of the network for the metric."""
-        (read,) = read_of(self._model, {metric.label: metric}, self._layers).values()
+        (read,) = read_weights(self._model, {metric.label: metric}, self._layers).values()
         return read
 
     def _begin(self) -> None:

@@ -13,7 +13,7 @@ from hf_stitch.adapters.checks import check_meet
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.asking import ROWS_OF, Asked
 from hf_stitch.analysis.comparison.comparing import Comparison
-from hf_stitch.analysis.comparison.weights import read_of, same_layers
+from hf_stitch.analysis.comparison.weights import read_weights, same_layers
 from hf_stitch.data import Data, check_same_order
 from hf_stitch.metrics import Metric
 from hf_stitch.options import Count, checked
@@ -158,7 +158,7 @@ class SimilarityCallback(ProbingCallback):
             self._reference = self.probe.activations(adapter, layers, processes)
 
     def _read(self, model: nn.Module) -> Readings:
-        return read_of(model, self._weight_metrics, self._layers)
+        return read_weights(model, self._weight_metrics, self._layers)
 
     @property
     def _by_name(self) -> bool:

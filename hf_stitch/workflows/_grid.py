@@ -209,4 +209,4 @@ def _scoring(collected: CollectedPair, stitches: Mapping[Cell, StitchingLayer], 
         predictors.append(Predictor(mean_name(lb), la, lb, mean_only, constant=True))
     with_source = head_difference(pair.source, pair.target, str(pair.task)) == ""
     halves = {"": HalvesOfPair(pair, with_source=with_source)}
-    return Scoring(pair.target, halves, predictors, task, watch=watchers, kept=task.kept)
+    return Scoring(pair.target, halves, predictors, task, watch=watchers, measures=task.kept)

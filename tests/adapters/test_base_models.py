@@ -185,7 +185,7 @@ def test_halves_are_not_checkpointed_across_the_cut(name: str) -> None:
     gradients(back, back(front(**inputs)))
     if name == "swin":  # checkpoints that are switched on again raise an error
         back.model.encoder.layers[0].gradient_checkpointing = True
-        with pytest.raises(RuntimeError, match="Switch gradient checkpointing off"):
+        with pytest.raises(RuntimeError, match="Disable gradient checkpointing"):
             gradients(back, back(front(**inputs)))
 
 

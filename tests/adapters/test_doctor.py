@@ -91,11 +91,11 @@ FAILING: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str, str]] = {
         lambda folder: Net(lambda net, x, y: {"mean": x.mean(1), "y": y * 2}), GIVEN, "",
         "For output['y'] alone, the candidates are blocks.0, blocks.1, blocks.2",
     ),
-    "no modules": (lambda folder: nn.Linear(4, 4), GIVEN, "", "has no modules inside"),
-    "parallel paths": (lambda folder: parallel(), GIVEN, "", "side by side"),
-    "a bypass": (lambda folder: bypassed(), GIVEN, "", "These modules are cuts too, but not blocks: stem, norm"),
+    "no modules": (lambda folder: nn.Linear(4, 4), GIVEN, "", "does not contain modules"),
+    "parallel paths": (lambda folder: parallel(), GIVEN, "", "parallel paths"),
+    "a bypass": (lambda folder: bypassed(), GIVEN, "", "These modules are also cuts, but not blocks: stem, norm"),
     "an end of text that the config lacks": (
-        lambda folder: Ending(hf.BertConfig(**BERT)).eval(), {}, "", "reads the token ids themselves",
+        lambda folder: Ending(hf.BertConfig(**BERT)).eval(), {}, "", "reads the token ids",
     ),
     "a head without cuts": (
         lambda folder: hf.BertForMultipleChoice(hf.BertConfig(**BERT)).eval(), {}, "forward",
@@ -115,7 +115,7 @@ def test_the_report_depends_on_the_stage_that_failed(case: str, tmp_path: Path) 
     else:
         assert advice in " ".join(found.advice) and (advice or not found.advice)
     assert "could not be loaded" not in rendered(found) or stage == "loading"
-    assert rendered(found).count("depends on the input by another way") <= 1
+    assert rendered(found).count("depends on the input through other paths") <= 1
 
 
 def test_the_report_contains_the_cuts_and_the_padding_of_texts() -> None:
@@ -146,4 +146,4 @@ def test_warnings_are_notes(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (note,) = diagnose(saved(tmp_path, hf.ViTForImageClassification(hf.ViTConfig(**VIT)))).notes
-    assert "has no ImageProcessor" in note
+    assert "does not contain a usable ImageProcessor" in note

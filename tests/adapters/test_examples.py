@@ -72,17 +72,17 @@ class Listed(Called):
 
 RESNET, PIXELS = "timm:resnet10t", torch.randn(2, 3, 64, 64)
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "an array": (Two, {"example_inputs": X.numpy()}, "a tensor, a tuple .* or a dict .*ndarray"),
+    "an array": (Two, {"example_inputs": X.numpy()}, "a tensor, or .* a tuple or .* a dict, got ndarray"),
     "an array by name": (Two, {"example_inputs": {"x": X.numpy()}}, r"x \(ndarray\)"),
     "another name": (Two, {"example_inputs": {"y": X}}, r"\(y\) .* Two.*missing a required argument: 'x'"),
     "a name too many": (Two, {"example_inputs": {"x": X, "y": X}}, "unexpected keyword argument 'y'"),
-    "a value too many": (Two, {"example_inputs": (X, 1.0, X)}, "3 values, but .* Two takes 2: x, scale"),
-    "arguments without names": (Several, {"example_inputs": X}, r"\(\*xs: .*\) and receives all arguments by name"),
+    "a value too many": (Two, {"example_inputs": (X, 1.0, X)}, "3 values, but .* Two accepts 2: x, scale"),
+    "arguments without names": (Several, {"example_inputs": X}, r"\(\*xs: .*\), which receives all arguments by name"),
     "a name of timm": (lambda: make("timm-resnet"), {"example_inputs": {"pixel_values": PIXELS}}, "forward of ResNet"),
     "an array of transformers": (bert, {"example_inputs": {"input_ids": np.zeros((2, 6))}}, r"input_ids \(ndarray\)"),
-    "content": (Two, {"example_inputs": X, "content": "y"}, "content must be one of x, .* got 'y'"),
-    "content of timm": (lambda: RESNET, {"pretrained": False, "content": "pixels"}, "one of x, .* got 'pixels'"),
-    "content of transformers": (bert, {"content": "y"}, "an argument of BertModel, got 'y'; it takes input_ids, "),
+    "content": (Two, {"example_inputs": X, "content": "y"}, "content must be one of the input tensors x, .*got 'y'"),
+    "content of timm": (lambda: RESNET, {"pretrained": False, "content": "pixels"}, "input tensors x, .*got 'pixels'"),
+    "content of transformers": (bert, {"content": "y"}, "an argument of BertModel, got 'y'; it accepts input_ids, "),
     "a network of a plugin": (
         lambda: nn.Sequential(type("GCNConv", (nn.Linear,), {"__module__": "torch_geometric.nn.conv"})(4, 4)), {},
         "For networks of torch_geometric: pip install hf-stitch-graphs, and see its README",
@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "lazy weights": (lambda: nn.Sequential(nn.LazyLinear(4)), {"example_inputs": X}, "module '0' .* has lazy weights"),
     "a mistyped name of timm": (lambda: "timm:rexnt_100", {}, "did you mean 'rexnet_100'"),
     "a head of timm": (lambda: RESNET, {"task": "text-classification", "pretrained": False}, "head of timm:resnet10t"),
-    "no network": (lambda: Path, {}, r"library that has an adapter: hf_stitch, .*, torch, .*got the class Path"),
+    "no network": (lambda: Path, {}, r"library with an adapter: hf_stitch, .*, torch, .*got the class Path"),
     "options of a live network": (lambda: make("timm-resnet"), {"num_classes": 3}, "options, got num_classes"),
 }  # fmt: skip
 """What does not fit -> network, options and message."""
@@ -117,7 +117,7 @@ def test_an_example_has_the_name_of_the_method_that_is_called() -> None:
 
 
 def test_layers_that_are_no_submodules_are_named() -> None:
-    message = r"Listed runs modules that are none of its submodules \(in layers\).*keep them .* in an nn\.ModuleList"
+    message = r"Listed runs modules that are not its submodules \(in layers\).*store them .* in an nn\.ModuleList"
     with pytest.raises(ValueError, match=message):
         hf_stitch.load(Listed(stem=False), example_inputs=X).layers  # noqa: B018
     with pytest.warns(UserWarning, match=message):

@@ -42,12 +42,12 @@ CASES = [
 ]  # fmt: skip
 
 ROWS = {
-    "plain": "plain, and weights rounded or merged by hand",
+    "plain": "plain, also with weights rounded or merged by hand",
     **dict.fromkeys(("bf16", "fp16"), "bfloat16, float16"),
     **dict.fromkeys(("peft", "peft of zeros", "peft of another kind"), "adapters of [PEFT](lora.md), live"),
     "peft-merged": "adapters of PEFT, merged",
-    "lora": "a LoRA of your own",
-    "wrapped": "a wrapper `forward(*args, **kwargs)` of your own",
+    "lora": "a custom LoRA",
+    "wrapped": "a custom wrapper `forward(*args, **kwargs)`",
     **dict.fromkeys(("compiled", "compiled in place"), "`torch.compile(network)`, `network.compile()`"),
     "parallel": "`DataParallel`, DDP",
     **dict.fromkeys(("offloaded", "on disk"), "offloaded by accelerate, to memory or disk"),
@@ -55,8 +55,8 @@ ROWS = {
     **dict.fromkeys(("weight norm", "spectral norm", "orthogonal"), "`torch.nn.utils.parametrizations`"),
     **dict.fromkeys(("old weight norm", "old spectral norm"), "`torch.nn.utils.weight_norm`, `.spectral_norm`"),
     "int8": "`torch.ao.quantization.quantize_dynamic`",
-    "tensor subclass": "weights of a tensor class (torchao, weights only)",
-    "layer of integers": "layers of integers (bitsandbytes)",
+    "tensor subclass": "weights in a tensor class (torchao, weights only)",
+    "layer of integers": "integer layers (bitsandbytes)",
     "prompts": "prompts of PEFT (prompt, prefix and p-tuning)",
     "compiled block": "`network.block = torch.compile(block)`",
     **dict.fromkeys(("TorchScript", "TorchScript inside"), "TorchScript, also of a module inside"),

@@ -85,11 +85,11 @@ INTEGERS, NUMBERS = (Image.fromarray(RAMP.astype(kind)) for kind in (np.int32, n
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (np.zeros((2, 2, 3), np.complex64), r"image 1 has .* values, and those of an image are real"),
-        (np.zeros((2, 2, 3), object), r"image 1 has .* values, and those of an image are real"),
-        (np.zeros((2, 2, 3), "U1"), r"image 1 has .* values, and those of an image are real"),
-        (INTEGERS, r"image 1 has mode 'I', whose range .* unknown: scale it to bytes"),
-        (NUMBERS, r"image 1 has mode 'F', whose range .* unknown: scale it to bytes"),
+        (np.zeros((2, 2, 3), np.complex64), r"image 1 must have real numbers"),
+        (np.zeros((2, 2, 3), object), r"image 1 must have real numbers"),
+        (np.zeros((2, 2, 3), "U1"), r"image 1 must have real numbers"),
+        (INTEGERS, r"range of values of image 1 \(mode 'I'\) is unknown: convert it to bytes"),
+        (NUMBERS, r"range of values of image 1 \(mode 'F'\) is unknown: convert it to bytes"),
     ],
     ids=["complex", "objects", "texts", "integers", "numbers"],
 )
@@ -100,7 +100,7 @@ def test_values_of_an_unknown_range_are_refused(wrong: Any, message: str) -> Non
 
 @pytest.mark.parametrize("processor", processors(), ids=["timm", "transformers"])
 def test_processors_of_both_libraries_refuse_them(processor: Any) -> None:
-    with pytest.raises(ValueError, match="image 0 has mode 'I', whose range"):
+    with pytest.raises(ValueError, match=r"range of values of image 0 \(mode 'I'\)"):
         pixels(processor, INTEGERS)
 
 
@@ -128,7 +128,7 @@ def test_a_timm_network_of_transformers_gets_images_of_its_size_and_channels() -
 def test_images_do_not_fill_four_channels() -> None:
     adapter = hf_stitch.load(timm.create_model("resnet10t", in_chans=4).eval())
     assert adapter.example["x"].shape[1] == 4 and len(adapter.layers) == 4
-    with pytest.raises(ValueError, match=r"takes 4 channels, and images give 1 .* pass processor="):
+    with pytest.raises(ValueError, match=r"requires 4 channels, but images have 1 .* pass processor="):
         adapter.preprocess([Image.fromarray(COLOURS)])
 
 
@@ -155,7 +155,7 @@ def test_other_modes_are_converted_as_pillow_does(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["LA", "La", "RGBA", "RGBa", "PA", "P"])
 def test_transparent_images_are_put_on_white_with_one_warning(mode: str) -> None:
     image = transparent(mode)
-    with pytest.warns(UserWarning, match="transparent and are put on white") as caught:
+    with pytest.warns(UserWarning, match="transparent images are put on white") as caught:
         found = [converted([image, image], 3), converted([image], 3)]
     assert len(caught) == 1
     values = np.asarray(found[0][1])

@@ -87,7 +87,9 @@ def drawn(folder: str, **options: Any) -> set[str]:
 @pytest.mark.parametrize("model", [bert(hf.BertModel), hf.ViTModel(hf.ViTConfig(**IMAGES))], ids=["text", "image"])
 def test_a_pooler_without_weights_is_left_out(model: Any, tmp_path: Path) -> None:
     folder = saved(tmp_path, model, "pooler")
-    with pytest.warns(UserWarning, match=r"no weights of the pooler: \w+ is built without it \(add_pooling_layer=Fal"):
+    with pytest.warns(
+        UserWarning, match=r"does not contain weights of the pooler: \w+ is built without it \(add_pooling_layer=Fal"
+    ):
         adapter = loaded(folder)
     assert adapter.model.pooler is None and adapter.new == ()
     assert adapter.blueprint()["arguments"] == {"add_pooling_layer": False}
@@ -99,7 +101,7 @@ def test_the_body_of_a_network_with_a_head_has_no_random_pooler_and_its_head_is_
     folder = saved(tmp_path, bert(hf.BertForMaskedLM))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".*no weights of the pooler")
+        warnings.filterwarnings("ignore", ".*does not contain weights of the pooler")
         assert loaded(folder, task="feature-extraction").model.pooler is None
     assert not drawn(folder, task="feature-extraction")
 
@@ -151,7 +153,7 @@ def test_all_of_a_network_is_no_new_head(tmp_path: Path) -> None:
 
 
 def test_weights_are_new_or_random_if_that_is_asked_for(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"new weights, which .* nothing has trained: embeddings.word_emb"):
+    with pytest.warns(UserWarning, match=r"new weights, which .* are untrained: embeddings.word_emb"):
         adapter = loaded(saved(tmp_path, BODY), vocab_size=120, ignore_mismatched_sizes=True)
     assert adapter.new == ("embeddings.word_embeddings.weight",)
     assert loaded(saved(tmp_path, CLASSIFIER, "classifier"), pretrained=False).new == ()
@@ -243,7 +245,7 @@ HEADS: dict[str, tuple[Any, dict[str, Any], set[str]]] = {
 def test_a_head_that_is_asked_for_is_new(case: str, tmp_path: Path) -> None:
     model, options, modules = HEADS[case]
     folder = saved(tmp_path, model, *(["pooler"] if any("pooler" in each for each in modules) else []))
-    with pytest.warns(UserWarning, match=r"new weights, which .* lacks and nothing has trained") as caught:
+    with pytest.warns(UserWarning, match=r"new weights, which .* lacks and which are untrained") as caught:
         adapter = loaded(folder, **options)
     assert len([each for each in caught if "new weights" in str(each.message)]) == 1
     assert {name.rpartition(".")[0] for name in adapter.new} == modules
@@ -370,7 +372,9 @@ def test_weights_in_another_format_are_to_be_saved_anew(tmp_path: Path) -> None:
     folder = saved(tmp_path, BODY)
     torch.save(load_file(tmp_path / NAME), tmp_path / "pytorch_model.bin")
     (tmp_path / NAME).unlink()
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors.*\(pytorch_model\.bin\) are not loaded.*save_pre"):
+    with pytest.raises(
+        FileNotFoundError, match=r"model\.safetensors.*\(pytorch_model\.bin\) are not supported.*save_pre"
+    ):
         loaded(folder)
 
 
@@ -416,7 +420,7 @@ def test_a_loss_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     folder = saved(tmp_path, BODY, "pooler", extra={"one.too.many": torch.ones(2)})
     hf.utils.logging.enable_propagation()
     try:
-        with pytest.warns(UserWarning, match="no weights of the pooler") as caught:
+        with pytest.warns(UserWarning, match="does not contain weights of the pooler") as caught:
             loaded(folder)
     finally:
         hf.utils.logging.disable_propagation()

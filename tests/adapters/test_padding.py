@@ -25,7 +25,7 @@ from hf_stitch.artefacts.joining import joined_to_itself
 
 from tiny_networks import CLASSES, LAYERS, build, plain_tokenizer  # isort: skip
 
-NONE, EITHER, COUNTED = "none: texts of one length run together", "right or left", "right or left, with position_ids"
+NONE, EITHER, COUNTED = "none: texts run in groups of equal length", "right or left", "right or left, with position_ids"
 FAMILIES = {
     **dict.fromkeys(
         [("causal", name) for name in ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "biogpt", "llama", "opt", "mixtral")],
@@ -313,7 +313,9 @@ def test_texts_beyond_the_table_of_positions_are_truncated_beside_padding_on_the
 
 def test_a_network_that_cannot_be_helped_is_named_once() -> None:
     network = padding.tokenizing(zoo.adapter_of("masked", "funnel"), "right")
-    with pytest.warns(UserWarning, match="any padding changes the activations of FunnelForMaskedLM"):
+    with pytest.warns(
+        UserWarning, match="activations of FunnelForMaskedLM depend on the batch because any padding changes them"
+    ):
         network._padded()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -51,21 +51,21 @@ def without_padding() -> hf_stitch.Adapter:
 BERT, GPT2, VIT, CNN = (partial(network, family) for family in ("bert", "gpt2", "vit", "cnn"))
 COMPLEX = torch.zeros(3, SIZE, SIZE, dtype=torch.complex64)
 SAMPLES: dict[str, tuple[Callable[[], hf_stitch.Adapter], list[Any], str]] = {
-    "a text": (BERT, ["w1 w2", "", "w3"], r"^text 1 has no tokens: leave it out, or pass a tokenizer"),
-    "two texts, padded left": (GPT2, ["", ""], r"^text 0 has no tokens"),
-    "a pair of texts": (BERT, [("w1", "w2"), ("", "")], r"^text 1 has no tokens"),
-    "a missing image": (VIT, [PIXELS, None], r"^sample 1 is missing \(None\): leave it out"),
-    "half a pair": (BERT, ["w1", ("w1", None)], r"^sample 1 is missing \(None\): leave it out"),
-    "nan": (VIT, [PIXELS, PIXELS, poisoned(float("nan"))], r"^image 2 has values that are NaN or infinite"),
-    "infinity": (CNN, [PIXELS, PIXELS, poisoned(float("inf"))], r"^image 2 has values that are NaN or infinite"),
-    "a processor": (with_nan, [PICTURE], r"image 0 has values that are NaN or infinite: .* check its processor"),
+    "a text": (BERT, ["w1 w2", "", "w3"], r"^text 1 must contain at least one token: remove it, or pass a tokenizer"),
+    "two texts, padded left": (GPT2, ["", ""], r"^text 0 must contain at least one token"),
+    "a pair of texts": (BERT, [("w1", "w2"), ("", "")], r"^text 1 must contain at least one token"),
+    "a missing image": (VIT, [PIXELS, None], r"^sample 1 is missing \(None\): remove it"),
+    "half a pair": (BERT, ["w1", ("w1", None)], r"^sample 1 is missing \(None\): remove it"),
+    "nan": (VIT, [PIXELS, PIXELS, poisoned(float("nan"))], r"^image 2 contains NaN or infinite values"),
+    "infinity": (CNN, [PIXELS, PIXELS, poisoned(float("inf"))], r"^image 2 contains NaN or infinite values"),
+    "a processor": (with_nan, [PICTURE], r"image 0 contains NaN or infinite values: .* check its processor"),
     "complex numbers": (
-        VIT, [PIXELS, COMPLEX], r"sample 1 has complex numbers \(torch.complex64\), and float32 is expected",
+        VIT, [PIXELS, COMPLEX], r"sample 1 must have the dtype float32, got torch.complex64",
     ),
     "no processor": (with_own_code, [PICTURE], "pass processor="),
     "two shapes": (with_own_code, [torch.zeros(3, 32, 32), torch.zeros(3, 16, 16)], "one shape"),
-    "no padding token": (without_padding, ["w1", "w2 w3"], "no padding token"),
-    "no samples": (VIT, [], "there are no samples to preprocess"),
+    "no padding token": (without_padding, ["w1", "w2 w3"], "require a tokenizer with a padding token"),
+    "no samples": (VIT, [], "samples must contain at least one sample"),
 }  # fmt: skip
 """What is wrong -> network, samples, and the message."""
 
@@ -81,7 +81,9 @@ def test_arrays_of_an_unknown_range_are_refused() -> None:
     size = {"height": SIZE, "width": SIZE}
     raw_images = hf_stitch.load(build("vit", 0), processor=transformers.ViTImageProcessor(size=size))
     ramp = np.arange(SIZE * SIZE * 3, dtype=np.uint16).reshape(SIZE, SIZE, 3)
-    with pytest.raises(ValueError, match=r"image 1 has integers up to 3071, whose range is unknown: scale it to bytes"):
+    with pytest.raises(
+        ValueError, match=r"range of values of image 1 \(integers up to 3071\) is unknown: convert it to bytes"
+    ):
         raw_images.preprocess([np.asarray(PICTURE), ramp])
     small = (ramp % 256).astype(np.int64)
     assert torch.equal(*(raw_images.preprocess([x])["pixel_values"] for x in (small, small.astype(np.uint8))))
@@ -90,9 +92,9 @@ def test_arrays_of_an_unknown_range_are_refused() -> None:
 @pytest.mark.parametrize(
     ("family", "data", "message"),
     [
-        ("vit", [PIXELS, poisoned(float("nan")), PIXELS, PIXELS], "image 'b' has values that are NaN"),
-        ("gpt2", ["w1 w2", "", "w3", "w4"], "text 'b' has no tokens"),
-        ("gpt2", Dataset.from_dict({"t": ["w1 w2", None, "w3", "w4"]}), "sample 'b' has no text; drop it with select"),
+        ("vit", [PIXELS, poisoned(float("nan")), PIXELS, PIXELS], "image 'b' contains NaN"),
+        ("gpt2", ["w1 w2", "", "w3", "w4"], "text 'b' must contain at least one token"),
+        ("gpt2", Dataset.from_dict({"t": ["w1 w2", None, "w3", "w4"]}), "sample 'b' lacks text; drop it with select"),
     ],
 )
 def test_samples_of_a_data_set_are_named_by_their_ids(family: str, data: Any, message: str) -> None:
@@ -118,5 +120,5 @@ def test_empty_inputs_are_refused(what: str) -> None:
     adapter = make()
     runs: tuple[Callable[[Any], Any], ...] = adapter.forward, lambda x: adapter.encode(x, adapter.candidates[0])
     for run in runs:
-        with pytest.raises(ValueError, match=r"must contain samples.*, got the shape \(.*0.*\): leave out empty"):
+        with pytest.raises(ValueError, match=r"must contain samples.*, got the shape \(.*0.*\): remove empty"):
             run(inputs)

@@ -88,7 +88,7 @@ def test_a_rewrite_that_fails_is_not_recorded() -> None:
     for given, error, message in (
         (Factorise(3, ["nothing"]), ValueError, "no linear layer"),
         ("factorize:rank=3", UnknownNameError, "did you mean 'factorise'"),
-        ({"name": "factorise", "rank": 3, "url": "x"}, TypeError, "no option 'url'"),
+        ({"name": "factorise", "rank": 3, "url": "x"}, TypeError, "unexpected option 'url'"),
         (Factorise(torch.ones(1)), TypeError, "JSON"),  # type: ignore[arg-type]
     ):
         with pytest.raises(error, match=message):

@@ -76,7 +76,7 @@ def strict(net: Net, x: Tensor, stem: Tensor, y: Tensor) -> Tensor:
     return net.head(y)
 
 
-BYPASS, HIDDEN, READ = "the output of 'stem' bypasses it", "another way than through it", "it reads them by"
+BYPASS, HIDDEN, READ = "the output of 'stem' bypasses it", "through other paths", "it reads them by"
 REFUSED: dict[str, tuple[Any, ...]] = {
     "a bypass": (BYPASS, lambda net, x, stem, y: net.head(y + stem)),
     "a bypass of weight 0": (BYPASS, lambda net, x, stem, y: net.head(y) + 0 * net.other(stem)),
@@ -92,9 +92,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "a thread": ("", in_a_thread),
     "a mask of bytes": ("", lambda net, x, stem, y: net.head(y) * (1 + len(x[(x > 50).to(torch.uint8)]))),
     "DLPack": ("", lambda net, x, stem, y: net.head(y) * (1.0 + float(numpy.from_dlpack(x.detach()).max() > 50))),
-    "a second run": ("fires 2 times", lambda net, x, stem, y: net.head(net.blocks(y))),
+    "a second run": ("runs 2 times", lambda net, x, stem, y: net.head(net.blocks(y))),
     "rows that are no samples": (
-        "axis 0 of its output is not the samples",
+        "axis 0 of the output .* is not the batch",
         lambda net, x, stem, y: net.head(y).unflatten(0, (-1, 5)).mean(1),
         lambda net, x: x.repeat_interleave(5, 0),
     ),
@@ -121,15 +121,15 @@ class Output:
 
 
 NO_NETWORK: dict[str, tuple[Any, ...]] = {
-    "no finite number": ("no finite number", None, lambda net, x: torch.log(-x.abs())),
+    "no finite number": ("only NaN or infinite numbers", None, lambda net, x: torch.log(-x.abs())),
     "noise": ("different outputs for the same input", lambda net, x, stem, y: y + torch.randn_like(y)),
-    "no tensor": ("returns no tensor .* but str", lambda net, x, stem, y: f"{y.sum():.3f}"),
+    "no tensor": ("must return a tensor, .* got str", lambda net, x, stem, y: f"{y.sum():.3f}"),
     "an unknown class": (
         r"returns a Output at output\[1\], which cannot be traversed",
         lambda net, x, stem, y: (net.head(y), Output(stem)),
     ),
     "no gradient": (
-        r"no gradient passes .* under torch.no_grad",
+        r"gradients do not flow .* under torch.no_grad",
         None, lambda net, x: x.detach().round().long().float().detach(),
     ),
 }  # fmt: skip

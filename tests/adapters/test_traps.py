@@ -105,7 +105,9 @@ def test_an_attention_without_gradients_is_named() -> None:
     network = Code(attend, first=nn.Linear(4, 4), second=nn.Linear(4, 2))
     network.config = SimpleNamespace(_attn_implementation="flex_attention")  # type: ignore[assignment]
     adapter = hf_stitch.load(nn.Sequential(network), example_inputs=torch.randn(2, 4))
-    with pytest.raises(ValueError, match=r'on CPU\. Its attention is flex_.*load it with attn_implementation="sdpa"'):
+    with pytest.raises(
+        ValueError, match=r'on CPU\. Its attention implementation is flex_.*load it with attn_implementation="sdpa"'
+    ):
         adapter.layers  # noqa: B018
     network.config._attn_implementation = "sdpa"  # type: ignore[union-attr]
     assert adapter.layers == ("0",)
@@ -189,7 +191,7 @@ def test_a_representation_of_another_network_is_not_decoded_in_its_context() -> 
     a, b = hf_stitch.load(make("hf-vit")), hf_stitch.load(make("timm-vit"))
     with torch.no_grad():
         representation = a.encode(images(2), a.layers[0])[a.layers[0]]
-        with pytest.raises(ValueError, match="made by another network"):
+        with pytest.raises(ValueError, match="comes from another network"):
             b.decode(representation, b.layers[0])
 
 

@@ -202,7 +202,7 @@ def test_offsets_are_not_inputs_of_the_model() -> None:
     offsets = extended.pop("offset_mapping")
     assert offsets.shape == (*plain["input_ids"].shape, 2)
     assert plain.keys() == extended.keys() and all(torch.equal(plain[name], extended[name]) for name in plain)
-    with pytest.raises(ValueError, match=r"only texts .* have character offsets"):
+    with pytest.raises(ValueError, match=r"character offsets require texts and a fast tokenizer"):
         a.preprocess([torch.zeros(4, dtype=torch.long)], offsets=True)
 
 
@@ -213,14 +213,14 @@ def test_inputs_that_cannot_be_aligned_are_rejected() -> None:
         with pytest.raises(ValueError, match=match):
             compare(*args, progress=False, **{"rows": "positions", "align": "offsets", **options})
 
-    refused("needs rows='positions', got rows='mean'", a, b, TEXTS, rows="mean")
+    refused("requires rows='positions', got rows='mean'", a, b, TEXTS, rows="mean")
     refused("leave paired_data out", a, b, TEXTS, paired_data=TEXTS)
     saved = Activations({"l": torch.randn(len(TEXTS), 4, 3)}, range(len(TEXTS)))
-    refused("saved activations contain no character offsets", a, saved, TEXTS)
-    refused("takes texts, but sample 0 is of type tuple", a, b, [("a", "b"), ("c", "d")])
-    refused("sample 1 has no text that both tokenizers cover", a, b, ["a b", "\u0301", "a"])
-    refused("ByT5Tokenizer is a slow tokenizer", a, network(transformers.ByT5Tokenizer(), 1), TEXTS)
+    refused("saved activations lack offsets", a, saved, TEXTS)
+    refused("requires texts, but sample 0 is of type tuple", a, b, [("a", "b"), ("c", "d")])
+    refused("sample 1 lacks text that both tokenizers cover", a, b, ["a b", "\u0301", "a"])
+    refused("fast tokenizer, got the slow ByT5Tokenizer", a, network(transformers.ByT5Tokenizer(), 1), TEXTS)
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     vectors = hf_stitch.load(net, example_inputs=torch.zeros(2, 4))
-    refused("takes texts, but sample 0 is of type Tensor", vectors, vectors, torch.zeros(9, 4))
+    refused("requires texts, but sample 0 is of type Tensor", vectors, vectors, torch.zeros(9, 4))
     refused("tokenizers differ", a, b, TEXTS, align="tokens")

@@ -136,12 +136,12 @@ def test_a_model_is_scored_in_eval_mode_and_its_modes_are_restored(case: Any) ->
 
 
 def test_a_target_that_is_not_the_recorded_one_is_warned_of(monkeypatch: pytest.MonkeyPatch, case: Any) -> None:
-    with pytest.warns(UserWarning, match=r"not the target .* differs in weights \(hash .*, now ") as seen:
+    with pytest.warns(UserWarning, match=r"differs from the target .* in weights \(hash .*, now ") as seen:
         assert whole_target(case.stitched, case.a) is case.a
     assert len(seen) == 1
     relu = copy.deepcopy(case.b.model)
     relu.config.hidden_act = "relu"
-    with pytest.warns(UserWarning, match=r"differs in config \(hidden_act 'gelu', now 'relu'; "):
+    with pytest.warns(UserWarning, match=r"in config \(hidden_act 'gelu', now 'relu'; "):
         evaluate(case.stitched, case.data[:N], target=relu, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -192,7 +192,7 @@ def test_an_evaluation_converts_to_pandas_text_and_figure(case: Any) -> None:
         shown = [text.get_text() for text in case.scored.plot(figure).axes[0].get_yticklabels()]
         assert shown == [who.replace("_", " ") for who, row in case.scored.scores.items() if figure in row]
     assert "chance" not in [text.get_text() for text in case.scored.plot("kl_divergence").axes[0].get_yticklabels()]
-    with pytest.raises(KeyError, match=r"the evaluation has no figure 'f1'; it has accuracy, .*, kl_divergence"):
+    with pytest.raises(KeyError, match=r"figure must be one of accuracy, .*, kl_divergence, got 'f1'"):
         case.scored.plot("f1")
 
 
@@ -206,7 +206,7 @@ def test_a_loaded_model_needs_the_target_if_it_has_no_name(tmp_path: Any, case: 
     without = evaluate(again, case.data[:N], target=case.b.model, progress=False)
     assert without.left_out == {"source": "it is not in memory; pass the whole source"}
     assert {**without.scores, "source": case.scored.scores["source"]} == case.scored.scores
-    with pytest.raises(ValueError, match="pass it, as target=…"):
+    with pytest.raises(ValueError, match="pass it as target=…"):
         evaluate(again, case.data[:N], progress=False)
 
 

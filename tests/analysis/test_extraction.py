@@ -53,5 +53,7 @@ def test_a_layer_that_is_named_twice_counts_once_and_the_order_is_as_asked() -> 
 
 
 def test_the_error_for_a_cache_tells_how_to_keep_activations() -> None:
-    with pytest.raises(TypeError, match=r"no option 'cache'; keep activations with extract_activations\(…\)\.save"):
+    with pytest.raises(
+        TypeError, match=r"unexpected option 'cache'; keep activations with extract_activations\(…\)\.save"
+    ):
         extract_activations(network("vit"), samples("vit"), cache=True, **QUIET)  # type: ignore[call-arg]

@@ -154,20 +154,20 @@ def test_results_convert_to_records_and_tables() -> None:
     assert record["pairs"] == [["p", "q"], ["p", "r"]]
     assert record["scores"]["a"]["value"] == 0.5
     assert record["hits"]["b"] == [[True] * 3, [False] * 3]
-    for text in ("layers of a among those of b", f"{found['a']}", "3 of 6"):
+    for text in ("layers of a among layers of b", f"{found['a']}", "3 of 6"):
         assert text in str(found)
 
 
 PAIR = ("p", "q")
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
-    ({}, {}, "no pairs"),
+    ({}, {}, "at least one pair"),
     (np.ones((2, 3)), {}, r"must be \(L, L\).*got \(2, 3\)"),
     (np.ones((1, 1)), {}, "L >= 2"),
     ({PAIR: np.eye(2), ("p", "r"): np.eye(3)}, {}, r"\('p', 'r'\).*got \(3, 3\)"),
-    ({PAIR: np.eye(2), ("p", "p"): np.eye(2)}, {}, "a network with itself cannot be mixed"),
+    ({PAIR: np.eye(2), ("p", "p"): np.eye(2)}, {}, "one network with itself and pairs of two"),
     (np.full((2, 2), np.nan), {}, r"values of \('a', 'b'\) are all NaN"),
     (np.eye(2), {"as_good": np.eye(2)}, r"must be bool of the shape \(2, 2, 2\), got float64 of the shape \(2, 2\)"),
-    (np.eye(2), {"as_good": {PAIR: np.ones((2, 2, 2), bool)}}, "as_good must have the pairs of values"),
+    (np.eye(2), {"as_good": {PAIR: np.ones((2, 2, 2), bool)}}, "as_good must have the same pairs as values"),
     (np.eye(2), {"layers": ["l"]}, "must name the 2 layers, got 1"),
     (np.eye(2), {"confidence": 0.0}, "confidence must be a number > 0 and < 1"),
 ]

@@ -108,7 +108,7 @@ def test_a_resample_that_determines_nothing_is_refused() -> None:
     x, y = layers(9, seed=0)
     metric = registries.metrics.build("cca")
     values = np.roll(np.eye(3), 1, 0)
-    with pytest.raises(ValueError, match=r"the samples without one of 3 groups do not determine cca: .*more samples"):
+    with pytest.raises(ValueError, match=r"cca is undefined without one of 3 groups of samples: .*more samples"):
         differences_from_best(metric, x, y, values, groups_of(9, 3, 0))
 
 

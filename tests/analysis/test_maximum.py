@@ -48,7 +48,7 @@ def test_a_long_test_says_what_it_takes_and_how_far_it_is(
         monkeypatch.setattr(f"hf_stitch.{place}.SILENT", 0)
     compare(a, b, metrics=[metric], permutations=19)
     told = capsys.readouterr().err.splitlines()
-    assert re.match(r"19 permutations of 2 × 3 pairs of layers take about \S+ minutes, after the samples are", told[0])
+    assert re.match(r"19 permutations of 2 × 3 pairs of layers take about \S+ minutes after the samples are", told[0])
     assert any(line.startswith("comparing: 18 of 18 samples") for line in told)
     assert any(line.startswith(f"permuting, {metric}: ") for line in told)
     assert f"permuting, {metric}: 120 of 120 values" in told[-1]
@@ -146,7 +146,7 @@ def test_a_comparison_without_a_test_says_how_to_run_one() -> None:
     side = Activations({"a": torch.randn(9, 3)}, range(9))
     plain = compare(side, side, progress=False)
     assert not plain.tests and list(plain.to_pandas().columns) == ["metric", "layer_a", "layer_b", "value"]
-    with pytest.raises(ValueError, match=r"no permutation test: run it with compare\(…, permutations=200\)"):
+    with pytest.raises(ValueError, match=r"lacks a permutation test; run compare\(…, permutations=200\)"):
         plain.p_values()
     with pytest.raises(ValueError, match="one row per sample: use rows='mean'"):
         compare(side, side, rows="resized", permutations=9)

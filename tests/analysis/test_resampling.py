@@ -250,16 +250,16 @@ REFUSALS: list[tuple[Any, str, dict[str, Any], str]] = [
     (permutation_test, "linear_cka", {"samples": np.arange(11)}, r"one sample id per row, got the shape \(11,\)"),
     (
         permutation_test, "linear_cka", {"samples": np.repeat(range(4), [2, 2, 3, 5])},
-        r"2 of 4 samples are the only ones with their number of rows \(3, 5\)",
+        r"2 of 4 samples cannot be permuted, because their numbers of rows \(3, 5\)",
     ),
-    (permutation_test, "linear_cka", {"samples": np.zeros(12)}, "1 of 1 samples are the only ones"),
+    (permutation_test, "linear_cka", {"samples": np.zeros(12)}, "1 of 1 samples cannot be permuted"),
     (permutation_test, "linear_cka", {"permutations": 1}, "permutations must be an integer >= 2, got 1"),
     (permutation_test, "linear_cka", {"sequential": 3}, "sequential must be True or False, got 3"),
     (permutation_test, "linear_cka", {"debaised": True}, "did you mean 'debiased'"),
     (bootstrap, "linear_cka", {"samples": np.repeat(range(3), 4)}, "at least 4 samples, got 3"),
     (bootstrap, "linear_cka", {"resamples": 0}, "resamples must be an integer >= 2, got 0"),
     (bootstrap, "linear_cka", {"confidence": 95}, "confidence must be a number > 0 and < 1, got 95"),
-    (bootstrap, "mutual_knn", {"k": 8}, "a resample of half of the samples does not determine mutual_knn: .*k"),
+    (bootstrap, "mutual_knn", {"k": 8}, "mutual_knn is undefined on half of the samples: .*k"),
 ]  # fmt: skip
 
 

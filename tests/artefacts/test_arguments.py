@@ -140,7 +140,7 @@ def test_user_code_that_takes_anything_uses_what_its_example_contains() -> None:
     layer = StitchingLayer(a.spec("body"), b.spec("0"), "flatten", IdentityStitch(8, 8))
     model = join(a, "body", layer, b, "0", task=None)
     assert torch.equal(model(**given), b.model[1](a.model.body(given["input"])))
-    with pytest.raises(ValueError, match=r"the source, Swallowing, .* uses poetry: .*name it in its forward"):
+    with pytest.raises(ValueError, match=r"the source, Swallowing, .* uses poetry: .*name it in the forward"):
         model(**given, poetry=1)
 
 
@@ -204,8 +204,8 @@ REFUSED: Mapping[str, Any] = {
     "revison": "old", "dtype": "bf16", "torch_dtype": torch.int8,
 }  # fmt: skip
 TOLD = {
-    "adapter_kwargs": "adapter of PEFT", "revison": "has no option 'revison'; did you mean 'revision'",
-    "quantization_config": "quantization_config: quantise both", "torch_dtype": "dtype must be a floating-point",
+    "adapter_kwargs": "PEFT adapter", "revison": "unexpected option 'revison'; did you mean 'revision'",
+    "quantization_config": "quantization_config: quantize both", "torch_dtype": "dtype must be a floating-point",
 }  # fmt: skip
 """What an error contains beside the name, or in its place."""
 
@@ -248,11 +248,11 @@ def test_a_folder_with_an_adapter_of_peft_is_refused(
     auto = transformers.AutoModelForCausalLM.from_pretrained
     for load in (StitchedModel.from_pretrained, hf_stitch.load, auto):
         for folder in (alone, saved):
-            with pytest.raises((ValueError, FileNotFoundError), match=r"adapter of PEFT.*PeftModel.from_pretrained"):
+            with pytest.raises((ValueError, FileNotFoundError), match=r"PEFT adapter.*PeftModel.from_pretrained"):
                 load(str(folder))
     build("llama", 0).save_pretrained(network)
     plain_tokenizer().save_pretrained(network)
     _adapter_beside(network, network)
     monkeypatch.setattr("transformers.utils.is_peft_available", lambda: False)
-    with pytest.raises(ImportError, match="adapter of PEFT"):
+    with pytest.raises(ImportError, match="PEFT adapter"):
         hf_stitch.load(str(network))

@@ -129,7 +129,7 @@ def test_an_image_chain_takes_the_size_for_which_its_source_was_cut_each_time(tm
     for job, error, message in (
         (lambda: load(ab, example_inputs=torch.randn(2, 3, 64, 64)).layers, ValueError, cut),
         (lambda: load(ab, content="pixel_values"), ExampleError, "content must be 'x'"),
-        (lambda: load(str(tmp_path), pretrained=False), TypeError, "no option 'pretrained'"),
+        (lambda: load(str(tmp_path), pretrained=False), TypeError, "unexpected option 'pretrained'"),
         (lambda: load(str(tmp_path), task="text-generation"), ValueError, task),
     ):
         with pytest.raises(error, match=message):
@@ -219,12 +219,12 @@ def test_a_chain_of_user_code_is_saved_in_one_folder(of_user_code: Any, tmp_path
         ):  # fmt: skip
             assert torch.equal(stitcher.attach(*ends, **options)(input=data), expected)
     timm: Any = ("timm:resnet10t", b)  # is loaded with the option
-    alone = "pretrained: options of loading, but no netw"
+    alone = "pretrained: loading options require a netw"
     for given, error, message in (
         ({"source": timm, "target": c, "pretrained": False}, ValueError, "the source Sequential, .* has other weights"),
         ({"source": (a, b), "target": c, "pretrained": False}, TypeError, alone),
-        ({"target": c}, ValueError, r"the source is stitched itself, .* as source=\(source, target\)"),
-        ({"source": (b, a), "target": c}, ValueError, "the network given as the source, Sequential, .* are swapped"),
+        ({"target": c}, ValueError, r"the source is a stitched model, .* as source=\(source, target\)"),
+        ({"source": (b, a), "target": c}, ValueError, "the network passed as the source, Sequential, .* are swapped"),
         ({"source": (a, b), "target": (b, c)}, TypeError, "the target is one network, got a tuple of 2"),
         ({"source": (a, b, c), "target": c}, TypeError, "the source is stitched from two networks, .*, got 3"),
     ):

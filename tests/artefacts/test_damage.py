@@ -34,14 +34,14 @@ def bias(found: dict[str, torch.Tensor]) -> str:
 
 Damage = tuple[dict[str, str], Callable[[Path], object], str]
 ALL: dict[str, Damage] = {
-    "no record": (RECORD, Path.unlink, "has neither stitcher.json nor config.json: it contains no stitcher and no st"),
-    "no weights": (WEIGHTS, Path.unlink, r"has no \w+\.safetensors: "),
+    "no record": (RECORD, Path.unlink, "contains neither stitcher.json nor config.json: it is not a stitcher or st"),
+    "no weights": (WEIGHTS, Path.unlink, r"does not contain \w+\.safetensors: "),
     "no JSON": (RECORD, partial(truncate, size=80), r"\.json is not valid JSON"),
     "no object": (RECORD, lambda path: path.write_text("[]"), "must contain a JSON object, got list"),
-    "newer format": (*record(lambda c: c.update(format_version=4)), "has format 4, and this version reads 2 to 3"),
+    "newer format": (*record(lambda c: c.update(format_version=4)), "has format 4, but this version reads 2 to 3"),
     "unknown map": (
         *record(lambda c: c["stitch"]["body"].update(name="liner")),
-        "names what is not installed: no 'liner' among stitches; did you mean 'linear'",
+        "requires a method that is not installed: no 'liner' among stitches; did you mean 'linear'",
     ),
     "other width": (*record(lambda c: c["stitch"]["body"].update(in_features=7)), "must map 24 -> 32, got 7 -> 32"),
     "truncated": (WEIGHTS, partial(truncate, size=500), "cannot be read .* damaged or incomplete"),
@@ -56,13 +56,13 @@ ALL: dict[str, Damage] = {
     ),
     "another shape": (
         *weights(lambda w: w.update({bias(w): torch.zeros(3)})),
-        r"body\.bias': expected shape \(32,\), found shape \(3,\)",
+        r"body\.bias': expected shape \(32,\), got shape \(3,\)",
     ),
 }
 OF_MODELS: dict[str, Damage] = {
     "another model": (*record(lambda c: c.update(model_type="bert")), "config of a 'bert' model, not of a stitched"),
     "unknown task": (*record(lambda c: c.update(task="tts")), "no 'tts' among tasks"),
-    "no half": (*record(lambda c: c.update(source=None)), "describes no stitched model"),
+    "no half": (*record(lambda c: c.update(source=None)), "does not describe a stitched model"),
     "no cut": (
         *record(lambda c: c["source"].pop("cut")),
         "config.json of .* is damaged: source must be an object with cut",
@@ -98,5 +98,5 @@ def test_a_missing_shard_is_refused(cnn_vit: StitchedModel, tmp_path: Path) -> N
 
 
 def test_an_empty_config_is_refused() -> None:
-    with pytest.raises(ValueError, match="this config describes no stitched model"):
+    with pytest.raises(ValueError, match="this config does not describe a stitched model"):
         StitchedModel(hf_stitch.StitchConfig())

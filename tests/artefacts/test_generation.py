@@ -228,15 +228,15 @@ def test_a_source_that_attends_to_the_whole_text_generates_without_a_cache(famil
     torch.manual_seed(0)
     encoder = net("t5") if family == "t5" else adapted("bert", transformers.RobertaModel(config).eval())
     model = stitched(encoder, net("llama", 1), texts, (encoder.layers[1], LAYERS["llama"]))
-    why = "takes no cache|a network attends to later tokens"
-    with pytest.warns(UserWarning, match=rf"each token takes a run over the whole text, because .*({why})"):
+    why = "does not accept a cache|a network attends to later tokens"
+    with pytest.warns(UserWarning, match=rf"each token requires a run over the whole text, because .*({why})"):
         out = generated(model)
     assert out.get(NAME) is None
     with torch.no_grad():
         again = model(input_ids=out.sequences[:, :-1]).logits[:, -1]
     torch.testing.assert_close(out.logits[-1], again)
     for run in (model, model.generate):
-        with pytest.raises(ValueError, match=r"this model has no cache, because .*: pass use_cache=False"):
+        with pytest.raises(ValueError, match=r"this model runs without a cache, because .*: pass use_cache=False"):
             run(input_ids=torch.tensor([[5, 6]]), use_cache=True)
     continues_as_each_text_alone(model, use_cache=False)  # RoBERTa numbers positions from its padding itself
 
@@ -250,7 +250,7 @@ def test_no_setting_and_no_file_contains_that_there_was_no_cache(between: Any, t
     """Nor are settings passed beside an option, which transformers deprecates."""
     model = between("bert", "llama")
     settings = transformers.GenerationConfig(max_new_tokens=3, pad_token_id=0)
-    with pytest.warns(UserWarning, match="BertForSequenceClassification takes no cache") as caught:
+    with pytest.warns(UserWarning, match="BertForSequenceClassification does not accept a cache") as caught:
         model.generate(IDS, generation_config=settings)
     assert not any("deprecated" in str(each.message) for each in caught)
     assert settings.use_cache is None
@@ -288,7 +288,11 @@ def test_the_cache_is_accepted_by_each_name_but_not_by_two(model: StitchedModelF
     for name in NAMES:
         older = NAMES.index(name) > NAMES.index(NAME)
         for run in (model, partial(model.generate, max_new_tokens=8, **GREEDY)):
-            with pytest.warns(FutureWarning, match=f"`{name}` is deprecated") if older else nullcontext([]) as caught:
+            with (
+                pytest.warns(FutureWarning, match=f"`{name}` is a deprecated name")
+                if older
+                else nullcontext([]) as caught
+            ):
                 found = run(input_ids=IDS, **{name: transformers.DynamicCache()})
             assert {each.filename for each in caught} <= {__file__}
             assert found[NAME].get_seq_length() == (4 if run is model else 11)
@@ -308,7 +312,7 @@ def test_a_cache_of_another_model_is_refused(model: StitchedModelForCausalLM, ne
     for_two = model(input_ids=IDS.expand(2, -1), use_cache=True)[NAME]
     with pytest.raises(ValueError) as caught:
         model(input_ids=IDS, **{NAME: for_two})
-    assert caught.value.__notes__ == [f"Or the cache that was given as {NAME} belongs to another model."]
+    assert caught.value.__notes__ == [f"Or the cache passed as {NAME} belongs to another model."]
 
 
 def test_a_network_with_the_older_name_of_the_cache_gets_it_by_this_name(texts: Any) -> None:
@@ -405,7 +409,7 @@ def test_a_cache_that_is_wrong_is_given_to_none_of_several_threads(texts: Any) -
     model = other_numbers(texts)
 
     def ask(_: int) -> None:
-        with pytest.raises(ValueError, match="this model has no cache"):
+        with pytest.raises(ValueError, match="this model runs without a cache"):
             model(input_ids=IDS, use_cache=True)
 
     with ThreadPoolExecutor(4) as pool:
@@ -496,5 +500,5 @@ def test_a_source_that_reads_two_texts_is_refused_by_name(net: Any, texts: Any) 
     config = transformers.T5Config(**sizes, decoder_start_token_id=0)
     a = adapted("t5", transformers.T5ForConditionalGeneration(config).eval())
     model = stitched(a, net("llama"), texts, (LAYERS["t5"], LAYERS["llama"]))
-    with pytest.raises(ValueError, match="also reads decoder_input_ids, which generation does not pass"):
+    with pytest.raises(ValueError, match="also requires decoder_input_ids, which generation does not pass"):
         generated(model)

@@ -97,12 +97,12 @@ def test_the_base_of_a_language_model_gives_what_its_last_layer_reads(net: Any, 
         return found
 
     model.target.model.forward = types.MethodType(scaled, model.target.model)
-    with pytest.raises(ValueError, match="scales or caps them"):
+    with pytest.raises(ValueError, match="scales or caps the outputs"):
         model.base_model(**inputs)
 
 
 def test_a_half_without_hidden_states_is_named(of_images: StitchedModel, images: Any) -> None:
-    with pytest.raises(ValueError, match=r"cut at .* gives no hidden_states .*encode"):
+    with pytest.raises(ValueError, match=r"cut at .* does not return hidden_states .*encode"):
         of_images(**inputs_of(of_images, images), output_hidden_states=True)
 
 

@@ -132,7 +132,7 @@ def test_a_stitched_model_is_loaded_onto_several_devices(
     [
         ({"device_map": "everywhere"}, "device_map must be a device, 'auto'"),
         ({"device_map": "auto", "dtype": torch.float32}, "dtype cannot be changed while weights are distributed"),
-        ({"device_map": "cpu", "max_memory": {"cpu": "1GB"}}, "max_memory belongs to device_map='auto'"),
+        ({"device_map": "cpu", "max_memory": {"cpu": "1GB"}}, "max_memory requires device_map='auto'"),
         ({"device_map": {"source": "cpu"}}, "does not give any device"),
     ],
 )

@@ -296,8 +296,8 @@ def of_user_code(texts: Any) -> StitchedModel:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (partial(into_llama, quantised), r"quantised network \(bitsandbytes\) cannot be saved: .*Stitcher.attach"),
-        (partial(into_llama, adapted_by_peft), r"an adapter of PEFT inside: merge it .*merge_and_unload.*Stitcher.att"),
+        (partial(into_llama, quantised), r"quantized network \(bitsandbytes\) cannot be saved: .*Stitcher.attach"),
+        (partial(into_llama, adapted_by_peft), r"with a PEFT adapter: merge it .*merge_and_unload.*Stitcher.att"),
         (of_user_code, r"Sequential is a class of user code .* Save the Stitcher"),
     ],
     ids=["quantised", "peft", "user code"],
@@ -424,7 +424,7 @@ def test_weights_that_were_saved_apart_stay_apart(sharing: Any, tmp_path: Path) 
     [
         (lambda names: {**names, "x": next(iter(names.values()))}, "disagree about 'x': expected no such weight"),
         (lambda names: dict.fromkeys(names, "nowhere"), "lacks . weights"),
-        (lambda names: {**names, "stitch.forward": "target.forward"}, "has no weight 'target.forward', which tied_wei"),
+        (lambda names: {**names, "stitch.forward": "target.forward"}, "lacks the weight 'target.forward' in tied_wei"),
         (lambda names: {**names, next(iter(names.values())): next(iter(names.values()))}, "both contain"),
         (lambda names: {name: 5 for name in names}, "tied_weights.* must be a text, got 5"),
     ],

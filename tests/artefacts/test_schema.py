@@ -64,7 +64,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("model", "source.cut.spec.width", 1.5, "an integer >= 1, got 1.5"),
     ("model", "source.cut.spec.grid", [2], "a list of 2, got [2]"),
     ("model", "source.cut.spec.prefix_tokens", -1, "an integer >= 0, got -1"),
-    ("model", "source.cut.dtype", "__loader__", "a dtype of torch, got '__loader__'"),
+    ("model", "source.cut.dtype", "__loader__", "a torch dtype, got '__loader__'"),
     ("model", "source.cut.cost", float("nan"), "a number >= 0 and <= 1, got nan"),
     ("model", "source.cut.axes", [0, 0, 1], "an order of the 3 axes of bnd, got [0, 0, 1]"),
     ("model", "source.cut.padding", "none", "one of 'masked', 'behind', 'absent', 'unknown', got 'none'"),
@@ -126,7 +126,7 @@ UNFIT: list[tuple[str, str, Any, str]] = [
     ("model", COUNTS + "depths", [1000] * 1000, MANY),
     ("model", COUNTS + "stages", [{"num_layers": 1000}] * 1000, MANY),
     *((kind, key, [{}] * 10**7, LONG) for kind, key in (("model", "requires"), ("stitcher", "recipe"))),
-    *((kind, "recipe", nested(500), "a file has values nested more than 100 deep") for kind in READ),
+    *((kind, "recipe", nested(500), "it has values nested more than 100 deep") for kind in READ),
 ]  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_what_large_networks_have_is_read(records: dict[str, Any], tmp_path: Any
 
 def test_unknown_fields_are_named_with_their_place(records: dict[str, Any]) -> None:
     record = changed(records["model"], "source.cut.spec.new", 1)
-    with pytest.warns(UserWarning, match=r"source\.cut\.spec in a file has new, which this version does not know"):
+    with pytest.warns(UserWarning, match=r"source\.cut\.spec in a file contains unknown keys, which are ignored: new"):
         assert "new" not in read_model(record, "a file")["source"]["cut"]["spec"]
 
 

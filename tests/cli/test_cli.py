@@ -107,10 +107,10 @@ def test_compare_prints_and_saves(folders: dict[str, Path], tmp_path: Path) -> N
     assert all(Path(path).is_file() for path in record["saved"].values()) and len(record["saved"]) == 3
     planned = recorded(*call, "--plan")
     assert {route["metric"] for route in planned["routes"] if route["chosen"]} == set(record["values"])
-    for bad, what in (("mutual_knn:q=3", "has no option 'q'"), ("mutual_knn:q", "key=value")):
+    for bad, what in (("mutual_knn:q=3", "got an unexpected option 'q'"), ("mutual_knn:q", "key=value")):
         assert what in usage_error(*call, "--metric", bad)
     unaligned = error_line(*call, "--metric", "rsa", "--rows", "positions", "--align", "offsets")
-    assert "--align offsets takes texts, but sample" in unaligned
+    assert "--align offsets requires texts, but sample" in unaligned
 
 
 @pytest.mark.parametrize("command", ["compare", "stitch", "grid"])
@@ -255,7 +255,7 @@ def test_doctor_reports_cuts_and_inputs_or_exits_with_1(folders: dict[str, Path]
     record = json.loads(result.stdout)
     assert record["kind"] == "ViTForImageClassification"
     assert {e["status"] for e in record["layers"]} == {"verified"}
-    assert "takes pixel_values (image)" in words(result.stderr)  # the length of the path decides where lines break
+    assert "inputs pixel_values (image)" in words(result.stderr)  # the length of the path decides where lines break
     failed = run("doctor", tmp_path / "nothing")
     assert failed.exit_code == 1 and "could not be loaded" in failed.stdout
 
@@ -327,17 +327,17 @@ ERRORS = {
     "layers {empty}": "no config.json",
     # before data are read
     "compare timm:nosuch timm:nosuch --data {empty}/nodata": "nosuch",
-    "evaluate {empty} --data {empty}/nodata": "contains no stitcher",
+    "evaluate {empty} --data {empty}/nodata": "is not a stitcher",
     "layers timm:resnet_18": r"did you mean 'resnet18'\?",
     f"evaluate {{vit}} {OF_DIGITS}": "not of a stitched",
     f"audit {{model}} --target {{vit}} {OF_DIGITS} --max-samples 300": "pass held-out samples to audit it",
     f"{STITCH} --source-layer layer9": "layer9",
     f"{STITCH} --max-samples 1000": "at most 359",
-    f"swap {{model}} {{cnn}} --encoder-layer layer4.0 {OF_DIGITS} --out {{out}}": "contains no anchors",
+    f"swap {{model}} {{cnn}} --encoder-layer layer4.0 {OF_DIGITS} --out {{out}}": "lacks anchors",
     # messages name options, not arguments of Python
-    f"{GRID} --detector energy": "pass --auxiliary-data, other samples than --far-data",
+    f"{GRID} --detector energy": "pass --auxiliary-data, different from --far-data",
     f"{GRID} --layer-a layer2.0 --layer-a layer2.0": "^error: --layer-a contains 'layer2.0' more than once; name each",
-    f"{GRID} --far-data sklearn:digits:train": "--far-data is a control of detectors, .* named: pass --detector, or",
+    f"{GRID} --far-data sklearn:digits:train": "--far-data requires detectors; pass --detector, or",
     # which of both, depends on the processor
     f"stitch {{cnn}} {{cnn}} --source-layer layer2.0 --target-layer layer2.0 --max-samples 120 {OF_DIGITS} "
     "--matcher task_loss:lr=1e37,max_steps=20 --out {out}": "diverged: the loss is (nan|inf) at step",
@@ -345,25 +345,25 @@ ERRORS = {
 USAGE = {
     "nosuch": "nosuch",
     "layers": "Missing argument",
-    "layers a --device nowhere": "this machine has no device 'nowhere' that torch can use",
+    "layers a --device nowhere": "torch cannot use device 'nowhere'",
     "layers a --dtype int8": "must be a floating-point dtype of torch (float32, float64,",
     "compare a b --data d --metric linear_cka:debiased=7": "debiased",
     "compare a b --data d --rows nosuch": "nosuch",
     "compare a b --data d --rows positions --permutations 9": "permutations",
     f"{STITCH} --matcher ridge:rigde=1": "did you mean 'ridge'",
-    f"{STITCH} --matcher low_rank": "needs the option 'rank'",
+    f"{STITCH} --matcher low_rank": "requires the option 'rank'",
     f"{STITCH} --matcher procustes": "did you mean 'procrustes'?",
     f"{STITCH} --matcher ridge:ridge=-1": "ridge",
-    f"{STITCH} --matcher ridge:rank": "are written key=value",
+    f"{STITCH} --matcher ridge:rank": "must have the form key=value",
     f"{STITCH} --pooling all": "is not one of 'none'",
     f"{STITCH} --test-size 1.5": "must be a share below 1",
-    f"{SWAP} --anchors 9": "which need --target-layer",
-    f"{SWAP} --selection random": "which need --target-layer",
-    f"{SWAP} --task image-classification": "which need --target-layer",
+    f"{SWAP} --anchors 9": "requires --target-layer",
+    f"{SWAP} --selection random": "requires --target-layer",
+    f"{SWAP} --task image-classification": "requires --target-layer",
     f"{GRID} --detector knm": "did you mean 'knn'",
     f"{GRID} --report {{empty}}/no/page.html": "does not exist or cannot be written",
     **{
-        f"compare timm:nosuch timm:nosuch --metric weight_cosine {option} {value}": f"{option} choose"
+        f"compare timm:nosuch timm:nosuch --metric weight_cosine {option} {value}": f"{option} require"
         for option, value in (("--split", "nope"), ("--max-samples", "5"), ("--label", "q"), ("--text", "t"))
     },
 }

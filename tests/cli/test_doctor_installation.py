@@ -142,7 +142,7 @@ def test_what_an_earlier_version_kept_is_named(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("HF_STITCH_CACHE", str(tmp_path))
     assert "earlier version" not in run("doctor").stdout
     (tmp_path / "0f.safetensors").touch()
-    assert f"{tmp_path} contains activations that an earlier version kept" in run("doctor").stdout.replace("\n", "")
+    assert f"{tmp_path} contains unused activations of an earlier version" in run("doctor").stdout.replace("\n", "")
 
 
 @pytest.mark.usefixtures("parts")
@@ -171,7 +171,7 @@ def test_a_broken_library_is_named_after_the_versions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [("--random",), ("--task", "fill-mask"), ("--device", "cpu")])
 def test_options_of_networks_need_a_network(options: tuple[str, ...]) -> None:
-    assert "need a network: name one" in usage_error("doctor", *options)
+    assert "require a network" in usage_error("doctor", *options)
 
 
 def test_it_runs() -> None:

@@ -232,20 +232,23 @@ def test_each_file_imports_what_is_beside_it(beside: str, tmp_path: Path) -> Non
     [
         (
             "smal",
-            ["mine.py has no function 'smal'; did you mean 'small'?", "takes no arguments and returns the network"],
+            [
+                "mine.py does not define a function 'smal'; did you mean 'small'?",
+                "a function without arguments that returns the network",
+            ],
         ),
-        ("zzz", ["it has pixels, small, large", "twice. Define one"]),
-        ("", ["mine.py has no function ''"]),
+        ("zzz", ["it defines pixels, small, large", "twice. Define a function"]),
+        ("", ["mine.py does not define a function ''"]),
         ("net", ["mine.py:net must be a function, got an object of type Net"]),
-        ("of_width", ["must be a function without arguments, got of_width(width)", "name that"]),
+        ("of_width", ["must be a function without arguments, got of_width(width)", "pass a function that calls it"]),
         ("broken", ["mine.py:broken raised an error: KeyError: 'weights' (mine.py, line 49)", "--debug"]),
         ("leaves", ["mine.py:leaves raised an error: SystemExit: 3"]),
-        ("nothing", ["must return the network (an nn.Module), (network, processor), or", "it returned None"]),
-        ("text", ["it returned 'timm:resnet10t'"]),
-        ("many", ["it returned a tuple of 3"]),
-        ("state", ["mine.py:state must return the network", "of a state dict"]),
+        ("nothing", ["must return the network (an nn.Module), (network, processor), or", "got None"]),
+        ("text", ["got 'timm:resnet10t'"]),
+        ("many", ["got a tuple of 3"]),
+        ("state", ["mine.py:state must return the network", "load the state dict into a network"]),
         ("bare", ["the network of mine.py:bare cannot be loaded: Net is a class of user code", "example_inputs=…"]),
-        ("twice", ["mine.py:twice must return", "an adapter keeps what it was loaded with, got processor"]),
+        ("twice", ["mine.py:twice must return", "an adapter keeps its loading options, got processor"]),
     ],
 )
 def test_what_a_function_must_return(function: str, messages: list[str], mine: Path) -> None:
@@ -263,7 +266,7 @@ def test_what_a_file_must_be(mine: Path) -> None:
     assert "mine.py could not be run: SyntaxError" in error_line("layers", f"{mine}:small")
     mine.write_text("import sys\nsys.exit(2)\n")
     assert "mine.py could not be run: SystemExit: 2" in error_line("layers", f"{mine}:small")
-    assert "only the command line runs, if a function of it is typed" in error_line("layers", mine)
+    assert "only the command line runs (as mine.py:function)" in error_line("layers", mine)
 
 
 @pytest.mark.parametrize(
@@ -275,13 +278,13 @@ def test_options_of_loading_belong_into_the_function(command: str, option: str, 
 
 
 def test_a_network_is_no_artefact(mine: Path) -> None:
-    assert "is a network" in usage_error("evaluate", f"{mine}:small", *DIGITS)
+    assert "got the network" in usage_error("evaluate", f"{mine}:small", *DIGITS)
     assert not mine.with_name("ran").exists()
 
 
 def test_the_task_of_a_network_can_be_named(mine: Path) -> None:
     assert recorded("layers", f"{mine}:large", "--task", "text-classification")["task"] == "text-classification"
-    assert "keeps what it was loaded with, got task" in error_line(
+    assert "keeps its loading options, got task" in error_line(
         "layers", f"{mine}:small", "--task", "text-classification"
     )
 

@@ -43,4 +43,4 @@ def test_data_without_labelled_images_is_rejected(tmp_path: Path) -> None:
     for split in ("train", "test"):
         datasets.Dataset.from_dict({"text": ["a", "b"]}).to_parquet(tmp_path / f"{split}.parquet")
     line = error_line("quickstart", "--out", tmp_path / "out", "--dataset", tmp_path)
-    assert "needs images with labels, got Samples(2 x text)" in line
+    assert "requires images with labels, got Samples(2 x text)" in line

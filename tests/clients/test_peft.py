@@ -84,10 +84,10 @@ def test_an_adapter_is_trained_saved_loaded_and_merged(name: str, headed: Any, t
     again = peft.PeftModel.from_pretrained(StitchedModel.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
     assert torch.equal(output(again, given), expected)
     if not config.is_prompt_learning:
-        with pytest.raises(ValueError, match="an adapter of PEFT inside: merge it"):
+        with pytest.raises(ValueError, match="with a PEFT adapter: merge it"):
             model.save_pretrained(tmp_path / "whole")
         if name == "the stitch":
-            with pytest.raises(ValueError, match="the stitch has an adapter of PEFT"):
+            with pytest.raises(ValueError, match="the stitch has a PEFT adapter"):
                 _ = model.stitcher
         merged = again.merge_and_unload()
         torch.testing.assert_close(output(merged, given), expected, rtol=1e-4, atol=1e-5)

@@ -69,7 +69,7 @@ def test_a_sample_without_positions_has_no_score(detector: Detector) -> None:
     scorer = detector.fit(known, auxiliary=[Representation(torch.randn(50, 4, 3) + 1, "bnd")])
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     empty = Representation(torch.randn(2, 4, 3), "bnd", mask, prefix_tokens=1)
-    with pytest.raises(ValueError, match=r"sample 1 of the batch (has no position|is completely masked)"):
+    with pytest.raises(ValueError, match=r"sample 1 of the batch (lacks positions|is completely masked)"):
         scorer.score(empty)
 
 
@@ -167,14 +167,14 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: NearestNeighbours(k=0), "k must be an integer >= 1"),
     (lambda: Mahalanobis(tolerance=-1), "tolerance must be a number >= 0"),
     (lambda: Classifier(epochs=0), "epochs must be an integer >= 1"),
-    (lambda: LikelihoodRatio().fit(known(vectors(50, 0))), "needs auxiliary activations .*a stitch hands over"),
+    (lambda: LikelihoodRatio().fit(known(vectors(50, 0))), "requires auxiliary activations .*output of a stitch"),
     (
         lambda: LikelihoodRatio().fit(known(vectors(50, 0)), auxiliary=known(vectors(3, 1))),
         "at least 5 stitched positions, got 3",
     ),
     (
         lambda: LikelihoodRatio(tolerance=0).fit(known(vectors(50, 0)), auxiliary=known(torch.ones(50, 4))),
-        "singular.*larger tolerance",
+        "singular.*increase tolerance",
     ),
 ]
 
@@ -188,6 +188,6 @@ def test_what_cannot_be_fitted_is_refused(call: Callable[[], Any], message: str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_outputs_of_a_norm_lie_in_a_hyperplane_up_to_rounding(dtype: torch.dtype) -> None:
     normed = Representation(torch.nn.functional.layer_norm(vectors(50, 0), (4,)).to(dtype), "bd")
-    with pytest.raises(ValueError, match=r"singular.*larger tolerance"):
+    with pytest.raises(ValueError, match=r"singular.*increase tolerance"):
         Mahalanobis(tolerance=0).fit([normed])
     assert 0.7 < Mahalanobis().fit([normed]).score(normed).mean() < 1

@@ -248,10 +248,10 @@ def int8() -> Namespace:
     original = text_network("bert").model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao.quantization and the tensors of it are deprecated
-        quantised = torch.ao.quantization.quantize_dynamic(original, {torch.nn.Linear})
+        quantized = torch.ao.quantization.quantize_dynamic(original, {torch.nn.Linear})
     texts = sentences(60)
     return {
-        "original": original, "quantised": quantised, "tokenizer": plain_tokenizer(), "texts": texts, "labelled": texts,
+        "original": original, "quantized": quantized, "tokenizer": plain_tokenizer(), "texts": texts, "labelled": texts,
     }  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def same() -> Namespace:
     port.bert.encoder.layer[1].output.LayerNorm.eps = 1e-5
     for value in tuned.bert.encoder.layer[1].parameters():
         value.data *= 1.5
-    copies = {"port": port, "tuned": tuned, "quantised": copy.deepcopy(base.model).to(torch.bfloat16)}
+    copies = {"port": port, "tuned": tuned, "quantized": copy.deepcopy(base.model).to(torch.bfloat16)}
     loaded = {name: of_texts(model) for name, model in copies.items()}
     return {"base": base, "original": base, "texts": words_of(40), **loaded}
 

@@ -39,7 +39,7 @@ def test_networks_and_the_example_are_verified_and_kept(
         found = record["verified"][name]
         assert found["exact"] and found["difference"] == 0 and len(found["cuts"]) == cuts and found["checked"], name
         assert set(found["revision"].split(", ")) <= {each.refs["main"] for each in hub.models.values()}
-    assert "the Hub has no such model" in record["verified"]["alice/absent"]["error"]
+    assert "does not exist on the Hub" in record["verified"]["alice/absent"]["error"]
     assert "transformers" in record["versions"] and record["machine"]
     page = out.with_suffix(".md").read_text()
     assert page.count("\n| ") == 6 and "4 of 5 are exact" in page and "failed: " in page

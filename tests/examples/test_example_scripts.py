@@ -11,7 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWS = {
-    "check": "relative accuracy 0.",
+    "check": "relative accuracy: 0.",
     "compare": "most alike: layer",
     "compare_many": "weight_cosine",
     "cut": "same logits: True",
@@ -28,7 +28,7 @@ SHOWS = {
     "swap": "map: {'name': ",
     "task_loss": "task_loss: 0.",
     "train": "settled at epoch: {'vit.layers.0'",
-    "transfer": "carried to the other one:    0.",
+    "transfer": "in the second network:       0.",
     "two_tokenizers": "She is walk",
     "upgrade_embeddings": "Go with ridge, index",
 }

@@ -117,7 +117,7 @@ def test_captions_need_pictures_and_networks_of_the_gallery(
     done = gallery.describe("transformer, seed 0", "transformer, seed 1")
     monkeypatch.setattr(gallery, "SAMPLES", 42)
     forget(gallery)
-    with pytest.raises(gallery.Refused, match="Captions need 43 pictures or more, and GALLERY_DATA has 42"):
+    with pytest.raises(gallery.Refused, match="Captions require at least 43 images, but GALLERY_DATA has 42"):
         gallery.describe("transformer, seed 0", "transformer, seed 1")
     forget(gallery)
     assert gallery.caption_of(names[0]) == "a picture of a <i>black cat"
@@ -129,7 +129,7 @@ def test_captions_need_pictures_and_networks_of_the_gallery(
 
 
 def test_own_samples_have_limits(gallery: Any, tmp_path: Path) -> None:
-    with pytest.raises(gallery.Refused, match="takes 20 to 400 samples, got 2"):
+    with pytest.raises(gallery.Refused, match="accepts 20 to 400 samples, got 2"):
         gallery.samples(None, "one\ntwo\n\n")
     with pytest.raises(gallery.Refused, match="images or texts, not both"):
         gallery.samples(["x.png"], "one")
@@ -140,15 +140,15 @@ def test_own_samples_have_limits(gallery: Any, tmp_path: Path) -> None:
         Image.new("L", (9, 9), number).save(paths[-1])
     assert len(gallery.samples(paths, "")) == 20
     Path(paths[3]).write_text("no image")
-    with pytest.raises(gallery.Refused, match=r"3\.png is no image"):
+    with pytest.raises(gallery.Refused, match=r"3\.png is not a readable image"):
         gallery.samples(paths, "")
-    with pytest.raises(gallery.Refused, match="takes images of 0 MB together"):
+    with pytest.raises(gallery.Refused, match="accepts images of 0 MB in total"):
         gallery.samples(paths, "", gallery.Limits(megabytes=0))
 
 
 def test_long_jobs_and_wrong_samples_are_refused(gallery: Any) -> None:
     a = "CNN, seed 0"
-    with pytest.raises(gallery.Refused, match="the gallery takes jobs of 0 s"):
+    with pytest.raises(gallery.Refused, match="accepts jobs of up to 0 s"):
         gallery.compare(a, a, gallery.pictures(), gallery.Limits(seconds=0))
     with pytest.raises(gallery.Refused):
         gallery.compare(a, a, hf_stitch.Samples.of(["a text"] * 30))
@@ -158,8 +158,8 @@ def test_an_accuracy_is_called_good_or_not(gallery: Any) -> None:
     score = hf_stitch.analysis.Score
     scores = {who: {"accuracy": score(*at)} for who, at in (("stitched", (0.8, 0.7, 0.9)), ("chance", (0.1, 0.1, 0.1)))}
     good = hf_stitch.analysis.Evaluation("image-classification", 9, "sha256:0", scores)
-    assert gallery.verdict(good).endswith("chance 0.100. Better than chance: the map carries something over.")
-    assert "Accuracy is no better than chance" in gallery.verdict(replace(good, no_better=("chance",)))
+    assert gallery.verdict(good).endswith("chance 0.100. Better than chance: the map transfers information.")
+    assert "Accuracy is not better than chance" in gallery.verdict(replace(good, no_better=("chance",)))
 
 
 def test_real_pictures_are_read_from_a_folder(gallery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_two_networks_are_compared_stitched_tried_and_downloaded(page: Any, tmp_
         packed.extractall(tmp_path)
     assert hf_stitch.StitchedModel.from_pretrained(tmp_path / "stitched").task == "image-classification"
     page.get_by_role("tab", name="Try").click()
-    page.get_by_role("button", name="A picture").click()
+    page.get_by_role("button", name="Example image").click()
     page.wait_for_timeout(2000)
     page.get_by_role("button", name="Try", exact=True).click()
     page.get_by_test_id("label-output-value").nth(1).wait_for()

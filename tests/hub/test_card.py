@@ -212,18 +212,18 @@ def test_the_local_text_is_kept_and_metadata_are_merged(stitcher: Stitcher) -> N
         assert kept is not None and kept.endswith("\nTheirs.\n")
         assert metadata(kept) == {"license": "mit", "language": "de", "tags": ["theirs", "ours"]}
         assert str(united(plain, here + "\nOurs.\n")).endswith("\nOurs.\n")
-    with pytest.warns(UserWarning, match="the card on the Hub is replaced"):
+    with pytest.warns(UserWarning, match="the local card replaces text that was added"):
         assert str(united(there, here + "\nOurs.\n")).endswith("\nOurs.\n")
 
 
 @pytest.mark.parametrize(
     ("theirs", "own", "whole", "warned"),
     [
-        ("cc-by-nc-4.0", "mit", True, "cc-by-nc-4.0, allows no commercial use, and that of this model, mit, does not"),
+        ("cc-by-nc-4.0", "mit", True, "does not allow commercial use, but the licence of this model, mit"),
         ("cc-by-nc-4.0", None, True, ""),
         ("cc-by-nc-4.0", "mit", False, ""),
-        ("cc-by-nd-4.0", None, True, "cc-by-nd-4.0, allows no derivatives, and this model contains a part"),
-        ("agpl-3.0", "mit", True, "agpl-3.0, asks for the same licence, and this model has another, mit"),
+        ("cc-by-nd-4.0", None, True, "cc-by-nd-4.0, does not allow derivatives, but this model contains a part"),
+        ("agpl-3.0", "mit", True, "agpl-3.0, requires the same licence, but this model has mit"),
         ("apache-2.0", "mit", True, ""),
     ],
 )

@@ -126,10 +126,10 @@ def test_saved_and_pushed_files_are_equal_and_shards_of_an_earlier_push_are_dele
 @pytest.mark.parametrize(
     ("word", "how", "error", "message"),
     [
-        ("PUT /upload", {"cut": 100}, ConnectionError, "the connection broke.*try again: nothing was left half done"),
+        ("PUT /upload", {"cut": 100}, ConnectionError, "the connection broke.*try again, nothing was changed"),
         ("/commit/", {"cut": 10}, ConnectionError, "the connection broke"),
-        ("/commit/", {"status": 412}, OSError, "it changed while it was written.*push again"),
-        ("/commit/", {"status": 403}, PermissionError, "the token may not do this.*log in .* or pass token="),
+        ("/commit/", {"status": 412}, OSError, "it changed during the upload.*push again"),
+        ("/commit/", {"status": 403}, PermissionError, "the token does not permit this.*log in .* or pass token="),
         ("/preupload/", {"status": 503}, ConnectionError, "the Hub returned status 503.*try again later"),
     ],
 )
@@ -166,10 +166,10 @@ def test_a_push_without_permission_or_overtaken_by_another_is_refused(
 
     with monkeypatch.context() as patch:
         patch.setattr(HfApi, "create_commit", overtaken)
-        with pytest.raises(OSError, match=r"alice/new could not be uploaded: it changed while it was written"):
+        with pytest.raises(OSError, match=r"alice/new could not be uploaded: it changed during the upload"):
             model.stitcher.push_to_hub("alice/new")
     assert hub.files("alice/new") == theirs
-    with pytest.raises(PermissionError, match="could not be uploaded: the token may not do this"):
+    with pytest.raises(PermissionError, match="could not be uploaded: the token does not permit this"):
         model.stitcher.push_to_hub("alice/new", token="bob-token")
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(OSError, match="log in"):
@@ -200,11 +200,13 @@ def test_missing_and_private_models_and_revisions_are_reported(
     hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.stitcher.push_to_hub("alice/new")
-    with pytest.raises(FileNotFoundError, match="alice/none could not be downloaded: the Hub has no such model, or it"):
+    with pytest.raises(
+        FileNotFoundError, match="alice/none could not be downloaded: the model does not exist on the Hub, or it"
+    ):
         Stitcher.from_pretrained("alice/none")
-    with pytest.raises(FileNotFoundError, match="alice/new@old could not be downloaded: it has no such revision"):
+    with pytest.raises(FileNotFoundError, match="alice/new@old could not be downloaded: the revision does not exist"):
         Stitcher.from_pretrained("alice/new", revision="old")
-    with pytest.raises(FileNotFoundError, match="it is neither a folder on this machine"):
+    with pytest.raises(FileNotFoundError, match="it is neither a local folder"):
         Stitcher.from_pretrained("./no/such/folder")
     with pytest.raises(
         FileNotFoundError, match=r"contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
@@ -215,7 +217,7 @@ def test_missing_and_private_models_and_revisions_are_reported(
         Stitcher.from_pretrained("alice/whole")
     model.stitcher.push_to_hub("alice/mine", private=True)
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(FileNotFoundError, match=r"or it is private and the token may not see it.*pass token="):
+    with pytest.raises(FileNotFoundError, match=r"or it is private and the token does not give access.*pass token="):
         Stitcher.from_pretrained("alice/mine")
     assert same(model.stitcher, Stitcher.from_pretrained("alice/mine", token="alice-token"))
 

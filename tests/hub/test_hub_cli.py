@@ -103,8 +103,8 @@ def test_missing_artefacts_are_reported(hub: Hub, tmp_path: Path) -> None:
     (network / "config.json").write_text('{"architecture": "resnet18"}')
     for arguments, words in (
         (("push", network, "alice/one"), "config.json is the config of another network, not of a stitched model"),
-        (("push", tmp_path, "alice/one"), "contains no stitcher and no stitched model"),
-        (("pull", "alice/none", "--out", tmp_path / "out"), "the Hub has no such model"),
+        (("push", tmp_path, "alice/one"), "is not a stitcher or stitched model"),
+        (("pull", "alice/none", "--out", tmp_path / "out"), "does not exist on the Hub"),
     ):
         result = run(*arguments)
         assert result.exit_code == 1

@@ -19,9 +19,9 @@ from tiny_networks import LAYERS, build, stitched  # isort: skip
 
 IDS = ("alice/vit", "timm/cnn")
 KINDS = {
-    401: (PermissionError, r"the token may not do this .*; log in \(hf auth login\) or pass token="),
-    403: (PermissionError, r"the token may not do this .*; log in \(hf auth login\) or pass token="),
-    404: (FileNotFoundError, "the Hub has no such model or file .*; check the id and the revision"),
+    401: (PermissionError, r"the token does not permit this .*; log in \(hf auth login\) or pass token="),
+    403: (PermissionError, r"the token does not permit this .*; log in \(hf auth login\) or pass token="),
+    404: (FileNotFoundError, "the model or file does not exist on the Hub .*; check the id and the revision"),
     429: (ConnectionError, "too many requests, status 429 .*; log in .* or wait"),
     503: (ConnectionError, "the Hub returned status 503 .*; try again later"),
 }
@@ -64,8 +64,8 @@ def test_a_network_that_is_not_there(id: str, served: Hub, tmp_path: Path) -> No
         error = f"^{name} could not be loaded: .*{message}"
         refuses(FileNotFoundError, error, lambda: hf_stitch.load(name, cache_dir=tmp_path / "cold", **options))
 
-    check("the Hub has no such model, or it is private", id.replace("/", "/no-"))
-    check("it has no such revision", f"{id}@old")
+    check("the model does not exist on the Hub, or it is private", id.replace("/", "/no-"))
+    check("the revision does not exist", f"{id}@old")
     check("it is not in the cache .*connect to the network", local_files_only=True)
     served.models[id].private = True
     check("or it is private", token="bob-token")
@@ -73,7 +73,9 @@ def test_a_network_that_is_not_there(id: str, served: Hub, tmp_path: Path) -> No
 
 def test_a_network_without_safetensors(hub: Hub) -> None:
     hub.put("alice/pickled", {name: body for name, body in files_of("vit", 0).items() if "safetensors" not in name})
-    message = "alice/pickled could not be loaded: it has neither model.safetensors nor model.safetensors.index.json"
+    message = (
+        "alice/pickled could not be loaded: it contains neither model.safetensors nor model.safetensors.index.json"
+    )
     refuses(FileNotFoundError, message, lambda: hf_stitch.load("alice/pickled"))
 
 

@@ -137,7 +137,7 @@ def test_a_grid_of_one_pair_of_layers_takes_matchers_of_rows() -> None:
 
 def test_a_swap_does_not_train() -> None:
     a, b = networks()
-    with pytest.raises(ValueError, match="a swap does not train"):
+    with pytest.raises(ValueError, match="a swap has only vectors"):
         hf_stitch.swap(a, b, data(40), encoder_layer="3", target_layer="3", matcher="task_loss", **CUT)
 
 

@@ -45,7 +45,7 @@ def held_out(stitched: Any, a: Any, b: Any, inputs: Tensor) -> float:
     return float(1 - error / (y - y.mean(0)).square().sum())
 
 
-@pytest.mark.filterwarnings("ignore:r2 is no better")
+@pytest.mark.filterwarnings("ignore:r2 is not better")
 @pytest.mark.parametrize(("width", "dtype"), [(8, torch.float32), (8, torch.float16), (32, torch.bfloat16)], ids=str)
 def test_no_closed_form_multiplies_rounding(width: int, dtype: torch.dtype) -> None:
     """Thresholds of more widths are in ``statistics/test_spectrum.py``."""

@@ -39,7 +39,7 @@ def test_the_catalogue_describes_the_built_in_metrics() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("cca", {"rigde": 1.0}, TypeError, "no option 'rigde'; did you mean 'ridge'.* squared, ridge"),
+        ("cca", {"rigde": 1.0}, TypeError, "unexpected option 'rigde'; did you mean 'ridge'.* squared, ridge"),
         ("cca", {"ridge": -1}, ValueError, "ridge must be a number >= 0, got -1"),
         ("svcca", {"variance": 0}, ValueError, "variance must be a number > 0 and <= 1, got 0"),
         ("jaccard", {"k": 2.5}, ValueError, "k must be an integer >= 1, got 2.5"),
@@ -57,7 +57,5 @@ def test_widths_must_stay() -> None:
     for name in of_each_kind:
         metric = registries.metrics.build(name)
         metric.update(torch.rand(5, 3), torch.rand(5, 3))
-        with pytest.raises(
-            ValueError, match=rf"{metric.name}: the widths of x and y were \(3, 3\) before, got \(4, 4\)"
-        ):
+        with pytest.raises(ValueError, match=rf"{metric.name}: the widths of x and y must stay \(3, 3\), got \(4, 4\)"):
             metric.update(torch.rand(5, 4), torch.rand(5, 4))

@@ -53,8 +53,8 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: KEPT.update(Y, Y), "x rows must have width 5 like earlier rows, got 3"),
     (lambda: KEPT.update(X, Y[:-1]), "must pair up"),
     (lambda: KEPT.merge(Features()), "equal limits to merge, got 5 and None"),
-    (lambda: Features(limit=1), "limit >= 2"),
-    (lambda: Features().x, "no rows have been added yet"),
+    (lambda: Features(limit=1), "limit must be at least 2"),
+    (lambda: Features().x, "features are empty"),
     (lambda: Features.from_state_dict({"x_parts": X}), "lacks 'most'; it has x_parts"),
 ]
 

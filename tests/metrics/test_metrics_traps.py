@@ -98,13 +98,13 @@ def changed(value: float) -> np.ndarray:
 
 EQUAL = np.tile(0.1 + np.arange(5.0), (60, 1))  # whose mean is rounded
 REFUSALS: list[tuple[Callable[[], Any], str]] = [
-    (lambda: M.cca(*FEW), "cca takes at least 21 rows, got 20, as x has rank 19.*canonical correlation is 1"),
-    (lambda: M.pwcca(*FEW), "pwcca takes at least 21 rows, got 20, as x has rank 19.*canonical correlation is 1"),
-    (lambda: M.cca(FEW[0][:, :3], FEW[1][:, :19]), "cca takes at least 21 rows"),
+    (lambda: M.cca(*FEW), "cca requires at least 21 rows, got 20, as x has rank 19.*canonical correlation is 1"),
+    (lambda: M.pwcca(*FEW), "pwcca requires at least 21 rows, got 20, as x has rank 19.*canonical correlation is 1"),
+    (lambda: M.cca(FEW[0][:, :3], FEW[1][:, :19]), "cca requires at least 21 rows"),
     (lambda: M.pwcca(X[:20, :3], FEW[1], directions="all"), "at least 21 rows, got 20, as y has rank 19"),
-    (lambda: M.svcca(*FEW, variance=1.0), "svcca takes at least .* components of x explain 1 of its variance"),
-    (lambda: M.shape_distance(*FEW, alpha=0.5), "shape_distance takes at least 21 rows.*alpha=1"),
-    (lambda: M.linear_regression(*FEW[:, :, :19]), "linear_regression takes at least 21 rows.*explains any y"),
+    (lambda: M.svcca(*FEW, variance=1.0), "svcca requires at least .* components of x explain 1 of its variance"),
+    (lambda: M.shape_distance(*FEW, alpha=0.5), "shape_distance requires at least 21 rows.*alpha=1"),
+    (lambda: M.linear_regression(*FEW[:, :, :19]), "linear_regression requires at least 21 rows.*explains any y"),
     (lambda: M.linear_cka(EQUAL, Y), "linear_cka: all 60 rows of x are equal"),
     (lambda: M.minibatch_cka(X, EQUAL), "minibatch_cka: all 60 rows of y are equal"),
     (lambda: M.linear_regression(X, EQUAL), "linear_regression: all 60 rows of y are equal"),
@@ -115,11 +115,11 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: M.mrr(changed(0.0), Y), "mrr: row 7 of x is zero"),
     (lambda: M.paired_cosine(changed(0.0), Y), "paired_cosine: row 7 of x is zero"),
     (lambda: M.rbf_cka(np.repeat(X[:2], [55, 5], axis=0), Y), "median distance between rows of x is 0"),
-    (lambda: M.rsa(np.eye(5), Y[:5], distance="euclidean"), "all rows of x are equally far apart"),
-    (lambda: M.direct_matching(X, 0 * X), "direct_matching: y is 0"),
-    (lambda: M.linear_regression(X, 0 * X, center=False), "linear_regression: y is 0"),
+    (lambda: M.rsa(np.eye(5), Y[:5], distance="euclidean"), "all rows of x have equal distances"),
+    (lambda: M.direct_matching(X, 0 * X), "direct_matching: y is all zeros"),
+    (lambda: M.linear_regression(X, 0 * X, center=False), "linear_regression: y is all zeros"),
     (lambda: M.linear_regression(X, Y, weight=np.ones((5, 4))), r"weight must be \(5, 5\) .* got \(5, 4\)"),
-    (lambda: M.linear_regression(X, Y, bias=np.ones(5)), "bias needs a weight"),
+    (lambda: M.linear_regression(X, Y, bias=np.ones(5)), "bias requires weight"),
     (lambda: M.linear_cka(np.eye(10)[:, :2] * [0, 1], Y[:10], debiased=True), "HSIC of x with itself is 0"),
     (
         lambda: M.jensen_shannon(INDEFINITE, INDEFINITE, inputs="probabilities"),
@@ -135,7 +135,7 @@ REFUSALS: list[tuple[Callable[[], Any], str]] = [
     (lambda: M.linear_cka(np.diag([1, 2, np.inf, 3, np.nan]), np.eye(5)), "row 2 of x contains NaN or infinity"),
     (lambda: M.linear_cka(np.eye(5), np.eye(5), debiased=1), "linear_cka: debiased must be True or False, got 1"),
     (lambda: M.linear_cka(np.eye(5), np.eye(5), no_such=1), "no_such"),
-    (lambda: LinearCKA(debiased=True).from_moments(Moments(2, 2)), "cannot be computed from Moments"),
+    (lambda: LinearCKA(debiased=True).from_moments(Moments(2, 2)), "requires LayerMoments, got Moments"),
 ]
 
 

@@ -182,17 +182,19 @@ def gpt2() -> transformers.GPT2ForSequenceClassification:
 
 
 def test_a_classifier_without_padding_names_what_batches_need(gpt2: Any) -> None:
-    with pytest.warns(UserWarning, match="defines no pad_token_id and takes one text at a time.*processor="):
+    with pytest.warns(UserWarning, match="does not define pad_token_id and accepts one text at a time.*processor="):
         adapter = hf_stitch.load(gpt2)
-    with pytest.raises(ValueError, match="GPT2ForSequenceClassification defines no pad_token_id and takes one text"):
+    with pytest.raises(
+        ValueError, match="GPT2ForSequenceClassification does not define pad_token_id and accepts one text"
+    ):
         adapter.forward(adapter.example)
     with pytest.warns(UserWarning, match="set model.config.pad_token_id = 0, the id of the tokenizer, before"):
         hf_stitch.load(gpt2, processor=plain_tokenizer())
     words = plain_tokenizer()
     words.pad_token = None
-    with pytest.warns(UserWarning, match="pass a tokenizer whose pad_token is set as processor="):
+    with pytest.warns(UserWarning, match="pass a tokenizer with pad_token as processor="):
         adapter = hf_stitch.load(gpt2, processor=words)
-    with pytest.raises(ValueError, match=r"tokenizer.pad_token = tokenizer.eos_token\) and pass the tokenizer as proc"):
+    with pytest.raises(ValueError, match=r"tokenizer.pad_token = tokenizer.eos_token and pass the tokenizer as proc"):
         adapter.preprocess(list(WORDS[:2]))
     gpt2.config.pad_token_id = 0
     with warnings.catch_warnings():
@@ -204,7 +206,7 @@ def test_a_classifier_without_padding_names_what_batches_need(gpt2: Any) -> None
 def test_a_saved_classifier_takes_the_padding_id_of_its_tokenizer(gpt2: Any, tmp_path: Path) -> None:
     gpt2.save_pretrained(tmp_path)
     plain_tokenizer().save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="no pad_token_id: that of the tokenizer, 0, is used"):
+    with pytest.warns(UserWarning, match="does not define pad_token_id: using 0, from the tokenizer"):
         adapter = hf_stitch.load(str(tmp_path))
     texts = [" ".join(WORDS[:3]), WORDS[4]]
     with torch.no_grad():

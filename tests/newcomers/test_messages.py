@@ -66,17 +66,17 @@ def layers(example: Tensor) -> Callable[[], Any]:
 
 ROOT = Path(__file__).parents[2]
 SAVED = Activations({"layer": torch.randn(6, 4)}, range(6))
-OF_0, RUNS = "the processor= of sample 0 ", "Net does not run on its example inputs, "
+OF_0, RUNS = "the output of processor= for sample 0 ", "Net fails on its example inputs, "
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a class": (lambda: hf_stitch.load(Net), TypeError, "model must be a network.*got the class Net: pass an instance"),
     "a state dict": (
         lambda: hf_stitch.load(Net().state_dict()), TypeError,
-        r"of a state dict, load the weights.*net\.load_state_dict\(state\)",
+        r"load the state dict into a network.*net\.load_state_dict\(state\)",
     ),
     "a pickle": (
         lambda: hf_stitch.load("weights.pt"), ValueError, r"weights\.pt is a file.*net\.load_state_dict\(torch\.load",
     ),
-    "a file": (lambda: hf_stitch.load(ROOT / "LICENSE"), ValueError, "is a file, and a network is loaded from a fold"),
+    "a file": (lambda: hf_stitch.load(ROOT / "LICENSE"), ValueError, "is a file, but networks are loaded from a fold"),
     "an export": (
         lambda: hf_stitch.load("model.onnx"), ValueError, r"model\.onnx is a file.*hf_stitch\.same\(network, file\)",
     ),
@@ -88,21 +88,21 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "one channel": (layers(torch.randn(2, 1, 8, 8)), ExampleError, RUNS + r"x \(2, 1, 8, 8\).*channels"),
     "no batch": (
         layers(torch.randn(3, 8, 8)), ExampleError,
-        RUNS + r"x \(3, 8, 8\), or not on a batch of two of them, x \(2, 8, 8\).*channels",
+        RUNS + r"x \(3, 8, 8\), or on a batch of two of them, x \(2, 8, 8\).*channels",
     ),
     "a batch of one": (
         processed(lambda image: to_tensor(image)[None]), ValueError,
-        OF_0 + r"gives a tensor of the shape \(1, 3, 8, 8\), and one of 3 axes.*leave out the batch axis",
+        OF_0 + r"must be a tensor with 3 axes, .*got the shape \(1, 3, 8, 8\): remove the batch axis",
     ),
     "an array": (
         processed(lambda image: np.transpose(image, (2, 0, 1))), ValueError,
-        OF_0 + r"gives ndarray, and one tensor.*torch\.as_tensor",
+        OF_0 + r"must be a tensor, got ndarray: use torch\.as_tensor",
     ),
     "a dict": (
-        processed(lambda image: {"x": to_tensor(image)}), ValueError, OF_0 + "gives dict, and one tensor is expected",
+        processed(lambda image: {"x": to_tensor(image)}), ValueError, OF_0 + "must be a tensor, got dict",
     ),
     "a sample without channels": (
-        lambda: net().preprocess([torch.zeros(8, 8)]), ValueError, r"sample 0 gives a tensor of the shape \(8, 8\)",
+        lambda: net().preprocess([torch.zeros(8, 8)]), ValueError, r"sample 0 must be a tensor with 3 axes.*\(8, 8\)",
     ),
     "activations as the source": (
         lambda: stitched(SAVED, net()), TypeError, r"source must be a network.*got Activations.*Moments\(dx, dy\)",
@@ -147,7 +147,7 @@ def test_without_a_connection_what_is_cached_loads_at_once_and_the_rest_fails(
     network.save_pretrained(place / "snapshots" / commit)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(commit)
-    with pytest.warns(UserWarning, match="org/cached has no Tokenizer"):
+    with pytest.warns(UserWarning, match="org/cached does not contain a usable Tokenizer"):
         adapter = hf_stitch.load("org/cached", cache_dir=str(tmp_path))
     assert adapter.reference.revision == commit
     assert sum(waited) < 1  # the client of the Hub waits 23 seconds for each file that the cache lacks
@@ -176,11 +176,13 @@ def test_the_one_cka_of_an_atlas_is_found_by_its_name(sides: list[Activations]) 
     np.testing.assert_array_equal(one["mutual_knn:distance=euclidean"], one["mutual_knn"])
     assert one.best_matches("linear_cka") == one.best_matches()
     assert one.plot("mutual_knn") is not None
-    with pytest.raises(KeyError, match="no metric 'linear_cka:debiased=False'"):
+    with pytest.raises(KeyError, match="got 'linear_cka:debiased=False'"):
         one["linear_cka:debiased=False"]
     several = hf_stitch.compare(*sides, metrics=["mutual_knn:k=3", "mutual_knn:k=5"])
     assert not np.array_equal(several["mutual_knn:k=3"], several["mutual_knn:k=5"])
-    with pytest.raises(KeyError, match=r"several metrics 'mutual_knn'; it has mutual_knn\(k=3\), mutual_knn\(k=5\)"):
+    with pytest.raises(
+        KeyError, match=r"one of mutual_knn\(k=3\), mutual_knn\(k=5\), got 'mutual_knn', which names several"
+    ):
         several["mutual_knn"]
 
 

@@ -162,16 +162,16 @@ def preprocessed(build: Any, processor: Any, texts: list[str], **options: Any) -
 
 
 EXAMPLE = {"example_inputs": torch.randn(2, 4)}
-NEITHER = r"takes neither a text nor an image"
+NEITHER = r"accepts neither texts nor images"
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "of any sample": (
         linear(lambda sample: torch.zeros(4)), ExampleError,
-        r"takes texts and images.*example_inputs=.*task='text-classification'",
+        r"accepts both texts and images.*example_inputs=.*task='text-classification'",
     ),
     "of none": (linear(lambda sample: sample.nothing), ExampleError, NEITHER + ".*example_inputs="),
     "of other lengths": (
         linear(lambda text: torch.tensor([len(word) for word in text.lower().split()])), ExampleError,
-        r"of texts \(3,\), \(14,\): pad or cut them to one length",
+        r"of texts \(3,\), \(14,\): pad or truncate them to one length",
     ),
     "of other sizes": (
         linear(lambda image: torch.from_numpy(np.array(image.convert("L")))), ExampleError,
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no function": (linear(TfidfVectorizer(), **EXAMPLE), TypeError, r"^processor must be a function .*, got Tfidf"),
     "no mask": (
         preprocessed(Masked, ids, ["a b"]), ValueError,
-        r"gives input_ids, and the network takes input_ids, attention_mask: return a dict",
+        r"must be a dict .* the keys input_ids, attention_mask, got input_ids",
     ),
     "ids of other lengths": (
         preprocessed(Bag, lambda text: torch.tensor([1] * len(text.split())), ["a b", "a"]), ValueError,
@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an error": (preprocessed(Bag, lambda text: ids(text.words), ["a"]), ValueError, r"sample 0 raised AttributeErr"),
     "other names": (
         preprocessed(Bag, lambda text: {"words": ids(text)}, ["a"]), ValueError,
-        r"gives words, and the network takes ids: return a dict of ids",
+        r"must be a dict .* the keys ids, got words",
     ),
     "no offsets": (preprocessed(Bag, ids, ["good film"], offsets=True), ValueError, r"fast tokenizer"),
 }  # fmt: skip

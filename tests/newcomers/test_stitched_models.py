@@ -146,7 +146,7 @@ def test_a_whole_sentence_transformer_is_a_target(
     for other, message in zip(others, (r"1\.pooling_mode 'mean', now 'cls'", r"3\.class 'Normalize'"), strict=True):
         with pytest.raises(ValueError, match=message):
             again.attach(b, other)
-    alone = r"or stitch its transformer alone, load\(…, task='feature-extraction'\) or model\[0\]"
+    alone = r"or stitch only its transformer, load\(…, task='feature-extraction'\) or model\[0\]"
     with pytest.raises(ValueError, match=alone):
         made.save_pretrained(tmp_path / "whole")
     for kind in {kind for module in whole for kind in type(module).__mro__}:  # as if a version called it differently
@@ -189,18 +189,18 @@ def test_networks_of_user_code_are_named_and_recognised(of_user_code: Any) -> No
         assert str(end) == f"{name}, {(end.weights_hash or '')[:15]}"
         assert name in (folder / "README.md").read_text() and name in repr(stitcher)
     adapters = [hf_stitch.load(net, **example) for net in (a, b)]
-    how = r"load it with hf_stitch.load\(net, example_inputs=…, processor=…\) and pass the result"
-    swapped = rf"the network given as the source, {names[1]}.* is the recorded target; .* are swapped"
-    twice = rf"given as the target, {names[0]}.*recorded source; the recorded target is {names[1]}.* If "
+    how = r"load it with hf_stitch.load\(net, example_inputs=…, processor=…\) and pass the adapter"
+    swapped = rf"the network passed as the source, {names[1]}.* is the recorded target; .* are swapped"
+    twice = rf"passed as the target, {names[0]}.*recorded source; the recorded target is {names[1]}.* If "
     other = rf"the source {names[0]}.* has other weights than the stitch was fitted to"
     cuts = {"source_layer": "first", "target_layer": "first"}
     refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: stitcher.attach(a, b), ExampleError, how),
         (lambda: hf_stitch.stitch(a, b, data, **cuts), ExampleError, how),
         (lambda: hf_stitch.compare(a, b, data), ExampleError, how),
-        (lambda: stitcher.attach(*adapters, **example), TypeError, "adapters have example inputs of their own"),
-        (lambda: stitcher.attach(*adapters, token="x"), TypeError, "token: options of loading, but no network is load"),
-        (lambda: hf_stitch.load(adapters[0], processor=len), TypeError, "keeps what it was loaded with, got processor"),
+        (lambda: stitcher.attach(*adapters, **example), TypeError, "adapters already have example inputs"),
+        (lambda: stitcher.attach(*adapters, token="x"), TypeError, "token: loading options require a network that is"),
+        (lambda: hf_stitch.load(adapters[0], processor=len), TypeError, "keeps its loading options, got processor"),
         (lambda: stitcher.attach(), ValueError, rf"the source, {names[0]}, sha256:\w+, was a module in memory"),
         (lambda: stitcher.attach(b, a, **example), ValueError, swapped),
         (lambda: stitcher.attach(a, a, **example), ValueError, twice),

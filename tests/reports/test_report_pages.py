@@ -143,7 +143,7 @@ def test_findings_are_sentences() -> None:
     namesakes = "1 of 3 layers of a match their namesake in b by linear_cka; closest runner-up: layer1 for layer2"
     assert namesakes in text and "The most similar layers are layer2 of a and layer2 of b (1.000)" in text
     assert '<th scope="col">namesake</th>' in text and '<th scope="col">runner-up</th>' in text
-    assert "no permutation test was run" in text
+    assert "without a permutation test" in text
     assert "4 of 4 stitches reach 0.8" in text and "4 accurate stitches are out of distribution" in text
     assert "Accuracy 0.800 [0.700, 0.900] for the stitched model, 0.100 for chance." in text
     assert "No source: it has no head." in text
@@ -241,7 +241,7 @@ def test_many_layers_are_thinned_and_empty_cells_stay_empty() -> None:
     large = atlas_of(400)
     large.values["linear_cka"][0, 0] = np.nan
     text = page([large])
-    assert "Figures show 200 layers of a side at most" in text
+    assert "Figures show at most 200 evenly spaced layers" in text
     assert len(text) < 6_000_000
     (heat, *_) = figures_of(text)[0]["figures"][0]["views"][0]["traces"]
     assert len(heat["z"]) == 200 and heat["z"][0][0] is None
@@ -267,11 +267,11 @@ def test_a_page_imports_no_module_that_it_names(tmp_path: Path, monkeypatch: pyt
         record["results"][0].update(module=module, result="Evil")
         place = tmp_path / "page.html"
         place.write_text(f'<script id="{DATA}">{json.dumps(record)}</script>')
-        with pytest.raises(ValueError, match=r"page\.html .*an? Evil of .*, which is not known"):
+        with pytest.raises(ValueError, match=r"page\.html .*an? Evil of .*, which is unknown"):
             hf_stitch.load_report(place)
         place.write_text(place.read_text().replace('"Evil"', '"Curves"'))  # a registered name
         with pytest.raises(
-            ValueError, match=r"Curves (is damaged: .* with axis|of os, which is not known: import that module)"
+            ValueError, match=r"Curves (is damaged: .* with axis|of os, which is unknown; import that module)"
         ):
             hf_stitch.load_report(place)
         assert "hf_stitch.__main__" not in sys.modules and not ran
@@ -330,10 +330,10 @@ WRONG_PAGES: list[tuple[bytes, str]] = [
     *((content, "") for content in (b"<![x[ y", b"\xff\xfe", b"<!x[<![", b"")),
     *((f'<script id="{DATA}">{text}</script>'.encode(), "") for text in WRONG_DATA),
     (b"<html></html>", "is not a report of hf-stitch"),
-    (PAGE.replace('"format_version":1', '"format_version":9').encode(), "has format 9, .* reads up to 1: update"),
+    (PAGE.replace('"format_version":1', '"format_version":9').encode(), "has format 9, .* reads up to 1; update"),
     (
         PAGE.replace(':"SimilarityAtlas"', ':"Popen"').encode(),
-        r"a Popen of hf_stitch\..*, which is not known",
+        r"a Popen of hf_stitch\..*, which is unknown",
     ),
     (PAGE.replace('"layers_a":["layer0",', '"layers_a":[1,').encode(), r"damaged: layers_a\.0 must be a text, got 1"),
 ]
@@ -347,7 +347,7 @@ def test_a_file_that_is_no_page_of_results_is_refused_by_name(content: bytes, me
         hf_stitch.load_report(place)
 
 
-@pytest.mark.parametrize(("results", "error"), [(["x"], "shows results, got str"), ([], "at least one result")])
+@pytest.mark.parametrize(("results", "error"), [(["x"], "got str"), ([], "at least one result")])
 def test_what_is_no_result_has_no_page(results: Any, error: str, tmp_path: Path) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
         hf_stitch.report(results, tmp_path / "page.html")
@@ -420,7 +420,7 @@ def test_colours_lie_where_values_lie_and_do_not_show_rounding() -> None:
 
 @pytest.mark.parametrize("many", [True, False])
 def test_stars_are_on_the_fewer_pairs(many: bool) -> None:
-    meaning = "p > 0.05: not beyond chance; all others are" if many else "p ≤ 0.05, adjusted for the search"
+    meaning = "p > 0.05: not beyond chance; the rest are" if many else "p ≤ 0.05, adjusted for the search"
     ones, null = np.ones((3, 3)), np.zeros((99, 3))
     scores = ones if many else -ones  # above, or below all maxima of permutations
 

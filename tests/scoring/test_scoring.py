@@ -16,7 +16,7 @@ from hf_stitch.pairs import Pair
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import HalvesOfModel, HalvesOfPair, Predictor, models_of
-from hf_stitch.scoring.measured import Kept
+from hf_stitch.scoring.measured import Record
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -45,16 +45,18 @@ class Watching:
 
     fingerprint: bytes = b""
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Any]) -> dict[Kept, Any]:
-        found: dict[Kept, Any] = {Kept("ids", "none", ""): np.array(ids)}
-        return found | {Kept("own", "none", layer): each.values.flatten(1).sum(1).numpy() for layer, each in y.items()}
+    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Any]) -> dict[Record, Any]:
+        found: dict[Record, Any] = {Record("ids", "none", ""): np.array(ids)}
+        return found | {
+            Record("own", "none", layer): each.values.flatten(1).sum(1).numpy() for layer, each in y.items()
+        }
 
-    def see_stitched(self, predictor: Predictor, mapped: Any, y: Any, ids: Sequence[Any]) -> dict[Kept, Any]:
+    def record_stitched(self, predictor: Predictor, mapped: Any, y: Any, ids: Sequence[Any]) -> dict[Record, Any]:
         return {stitched(predictor.name): (mapped.values - y.values).flatten(1).norm(dim=1).numpy()}
 
 
-def stitched(name: str) -> Kept:
-    return Kept("stitched", "none", name)
+def stitched(name: str) -> Record:
+    return Record("stitched", "none", name)
 
 
 def test_halves_of_a_model_and_of_its_parents_measure_the_same(place: Any) -> None:
@@ -116,7 +118,7 @@ def test_models_with_one_front_and_one_source_run_both_once(place: Any, monkeypa
 def test_a_watch_is_shown_the_activations_of_target_and_stitches(place: Any) -> None:
     scoring = of_model(place, watch=Watching())
     seen = scoring.run(PairedSamples.of(place.test), RUN).seen
-    ids, own = Kept("ids", "none", ""), Kept("own", "none", "0")
+    ids, own = Record("ids", "none", ""), Record("own", "none", "0")
     assert seen[ids].tolist() == list(place.test.ids)
     assert set(seen) == {ids, own, stitched("stitched"), stitched("identity")}
     assert seen[stitched("stitched")].mean() < seen[stitched("identity")].mean()
@@ -152,7 +154,7 @@ def test_an_interrupted_pass_goes_on_unless_the_watch_is_another(
         assert all(np.array_equal(found.answers[""][who][measure], values) for measure, values in row.items())
     assert all(np.array_equal(found.seen[key], values) for key, values in whole.seen.items())
     left[0] = 7
-    with pytest.warns(UserWarning, match="the detectors differ from those of the interrupted job"):
+    with pytest.warns(UserWarning, match="the detectors differ from the interrupted job"):
         of_model(place, watch=Watching(b"other")).run(samples, RUN, state())
     assert left == [0]
 
@@ -161,7 +163,7 @@ def test_a_state_with_the_names_of_an_earlier_version_is_refused(place: Any, tmp
     checkpoint = Checkpoint(tmp_path, 0, lasting=True)
     checkpoint.begin({}, dict)
     checkpoint.save(2, {'measures.["seen", "norm", "none", "0"]': torch.ones(2)})
-    with pytest.raises(ValueError, match=r"an earlier version wrote it.*delete the folder"):
+    with pytest.raises(ValueError, match=r"format of an earlier version.*delete the folder"):
         of_model(place).run(PairedSamples.of(place.test), RUN, State(checkpoint, 0, {}))
 
 

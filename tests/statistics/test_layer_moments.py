@@ -64,5 +64,5 @@ def test_moments_do_not_depend_on_batches_and_merge() -> None:
     merged = halves[0].merge(halves[1])
     both = [kept.moments(1, 0, own.moments(0, 0)).scatter for kept in (merged, whole)]
     torch.testing.assert_close(*both, rtol=1e-10, atol=1e-8)
-    with pytest.raises(ValueError, match="at least as high and as wide"):
+    with pytest.raises(ValueError, match="at least as high and wide"):
         InterpolatedMoments([torch.zeros(2)], [torch.zeros(3)], (4, 4), (8, 3))

@@ -104,7 +104,7 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: LinearStitch(3, 2, dtype=torch.int64), ValueError, "got torch.int64"),
     (lambda: LowRankStitch(3, 2, rank=3), ValueError, "rank must be from 1 to 2 for widths 3 -> 2, got 3"),
     (lambda: LowRankStitch(3, 2, rank=0), ValueError, "got 0"),
-    (lambda: Stitch.from_dict({"in_features": 3}), ValueError, "needs the key 'name', one of: .*identity"),
+    (lambda: Stitch.from_dict({"in_features": 3}), ValueError, "requires the key 'name', one of: .*identity"),
     (lambda: Stitch.from_dict({"name": "linaer", **SIZES}), LookupError, "did you mean 'linear'"),
     (lambda: Stitch.from_dict({"name": "linear", **SIZES, "rank": 2}), TypeError, "rank"),
     (lambda: as_linear(PiecewiseStitch(3, 3, pieces=2)), ValueError, "PiecewiseStitch is not an affine map"),

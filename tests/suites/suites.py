@@ -1,6 +1,6 @@
 """The common tests of transformers on stitched models (``make suites``).
 
-They come with the source distribution of the installed version, which is downloaded once into a cache.
+They come with the source distribution of the installed version. It is downloaded once into a cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from testers import FAMILIES, Family, ModelTester  # noqa: E402 - needs tests/ i
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hf-stitch-tests"
 PACKAGE = "tests_of_transformers"
-LACKING = {  # what its source distribution leaves out
+LACKING = {  # files that the source distribution lacks
     "__init__.py": "",
     "exporters/test_export.py": "class ExportTesterMixin: pass\n",
     "generation/test_utils.py": "class GenerationTesterMixin: pass\n",
@@ -44,15 +44,15 @@ PAGE = """# Tests of transformers
 
 <!-- Written by `make suites`. -->
 
-Transformers tests its models by common tests of models and of configs. These run on stitched models too, those of
-version {version}. A test *applies* if the target alone passes it in the same run; the others are skipped by
-transformers for its architecture, or need an accelerator or a package.
+Transformers tests its models with common tests of models and of configs. The tests of version {version} run on
+stitched models too. A test *applies* if the target alone passes it in the same run. Transformers skips the rest for the
+target's architecture, or they need an accelerator or a package.
 
 | stitched model | apply | pass | refused |
 |---|---|---|---|
 {rows}
 
-Generation and pipelines have tests of their own, because the source distribution of transformers contains none.
+Generation and pipelines have separate tests, because the source distribution of transformers does not contain any.
 
 ## Refused
 
@@ -67,10 +67,10 @@ To one stitched model or more:
 
 
 def fetched() -> Path:
-    """Return the folder with the package of the tests, downloaded if need be.
+    """Return the folder with the package of the tests; download it if necessary.
 
     Raises:
-        OSError: If there is no connection, or the version has no source distribution.
+        OSError: If the download fails: without a connection, or without a source distribution of the version.
     """
     folder = CACHE / f"transformers-{transformers.__version__}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def cases(family: Family, stitched: bool) -> Iterator[unittest.TestCase]:
 
 
 def outcomes(family: Family, stitched: bool) -> dict[str, str]:
-    """Run all tests: name -> ``"passed"``, or why it did not pass."""
+    """Run all tests: name -> ``"passed"``, or the reason of the failure."""
     listed = {"hf_stitch": type(family.stitched).__name__} if stitched else {}
     found = {}
     with mock.patch.dict(family.names, listed):
@@ -146,12 +146,12 @@ def outcomes(family: Family, stitched: bool) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Report:
-    """What the tests of a family showed: of those that its target passes, why some do not pass on the stitched model.
+    """Outcomes of the tests of a family: passes of its target that the stitched model fails, with reasons.
 
     Attributes:
         title: The networks.
         applied: The tests that the target passes.
-        failed: Those of them that the stitched model does not pass, with what happened.
+        failed: Those of them that the stitched model fails, with the outcome.
         reasons: Test -> reason, as in ``reasons.toml``.
     """
 
@@ -162,7 +162,7 @@ class Report:
 
     @classmethod
     def of(cls, name: str) -> Report:
-        """Run both suites of a family in a process of its own: tests of transformers change settings."""
+        """Run both suites of a family in a separate process, because tests of transformers change settings."""
         command = [sys.executable, __file__, "--family", name]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
@@ -178,14 +178,14 @@ class Report:
 
     @property
     def wrong(self) -> list[str]:
-        """Tests that do not pass without a reason, and reasons of tests that pass."""
+        """Failed tests without a reason, and reasons for tests that pass."""
         missing = [f"{test} has no reason: {said}" for test, said in self.failed.items() if test not in self.reasons]
         passed = {*self.applied} - self.failed.keys()
         return missing + [f"{test} has a reason and passes" for test in self.reasons if test in passed]
 
 
 def reports() -> list[Report]:
-    """Run the tests of all families, some at a time."""
+    """Run the tests of all families, several at a time."""
     fetched()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return [*pool.map(Report.of, FAMILIES)]

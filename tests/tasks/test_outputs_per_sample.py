@@ -247,10 +247,15 @@ def test_labels_of_another_kind_are_refused_by_name_before_work(
             verb(bert(head), bert(head), Samples.of(TEXTS, label=[label] * 150), **given)
 
 
-def test_a_temperature_is_refused_without_probabilities() -> None:
+def test_a_temperature_is_refused_without_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_stitch.matchers.regression.Lstsq.match", lambda *_: pytest.fail("a map was fitted"))
     network, warm = bert("one number"), TaskLoss(max_steps=1, temperature=2)
-    with pytest.raises(ValueError, match="temperature must be 1 for regression"):
+    with pytest.raises(ValueError, match=r"temperature.* regression"):
         hf_stitch.stitch(network, network, TEXTS, matcher=warm, **CUT)
+    with pytest.raises(ValueError, match=r"temperature.* regression"):
+        hf_stitch.stitch_grid(
+            network, network, TEXTS, matchers=["lstsq", warm], layers_a=[BERT], layers_b=[BERT], progress=False
+        )
 
 
 # -- which task --------------------------------------------------------------------------------------------------------
@@ -305,11 +310,9 @@ def test_a_model_recorded_as_a_classifier_has_the_task_of_its_head_and_no_scores
             "recipe": {**record["recipe"], "audit": {"verdict": "x"}},
         }
         path.write_text(json.dumps(record))
-    with pytest.warns(
-        UserWarning, match=f"but its head is for {model.task}: the model is loaded with this task"
-    ) as told:
+    with pytest.warns(UserWarning, match=f"but its head is for {model.task}: the model has this task") as told:
         again = StitchedModel.from_pretrained(tmp_path / "model", allow_modified=True)
-    assert len([each for each in told if "is loaded with this task" in str(each.message)]) == 1
+    assert len([each for each in told if "the model has this task" in str(each.message)]) == 1
     assert again.task == model.task and again.config.scores is None and "audit" not in again.config.recipe
     assert again.describe().scores == {}
     stitcher = hf_stitch.Stitcher.from_pretrained(tmp_path / "stitcher", allow_modified=True)

@@ -474,7 +474,7 @@ REFUSALS: dict[str, Callable[[Made], object]] = {
     "another order": lambda made: similarity(hf_stitch.Activations(made.saved.values, made.saved.ids[::-1], "mean")),
     "pooling='mean', not 'cls'": lambda made: similarity(made.saved, pooling="cls"),
     r"did you mean 'blocks\.1'": lambda made: made.attach("start", ["block.1"]),
-    "no sample serves both": lambda made: made.attach(of_texts()),
+    "must accept the same kind of samples": lambda made: made.attach(of_texts()),
     "is the network in training": lambda made: made.attach(made.own),
     "the model of the trainer": lambda made: similarity().attach(made.run, adapter(net())),
     "example_inputs": lambda made: similarity().attach(made.run),

@@ -178,14 +178,14 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
 
 def test_folder_of_another_job_raises_with_the_differences(tmp_path: Path) -> None:
     fit(matcher(), checkpoint_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"another job, which differs in matcher.lr \(0.001, now 0.5\)\. Use"):
+    with pytest.raises(ValueError, match=r"a different job: matcher.lr \(0.001, now 0.5\)\. Use"):
         fit(matcher(lr=0.5), checkpoint_dir=tmp_path)
     for name, data, options in (
         ("data", samples(40), {}),
         ("validation_data", samples(), {"validation_data": samples(20)}),
         ("augment", samples(), {"augment": lambda images, generator: images}),
     ):
-        with pytest.raises(ValueError, match=f"another job, which differs in {name} "):
+        with pytest.raises(ValueError, match=f"a different job: {name} "):
             fit(matcher(), data=data, checkpoint_dir=tmp_path, **options)
 
 
@@ -484,7 +484,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
         matcher(penalties={"proximal_l1": 0.1}), stitched(**OF_RANK_2)
     ),
     "without trainable parameters; start from another map": lambda: fit(matcher(), doubling()),
-    "no parameter that takes a gradient; stitch with another": lambda: stitched(matcher="identity").freeze_networks(),
+    "does not have trainable parameters; stitch with another": lambda: stitched(matcher="identity").freeze_networks(),
     "target of the stitched model in weights": lambda: fit(matcher(labels="target"), target=adapters()[0]),
     r"stitched model in processor \(class not set, now 'user code'; image_mean": lambda: fit(**of_another_processor()),
 }
@@ -699,7 +699,7 @@ def test_a_matcher_of_rows_is_a_start() -> None:
     assert all(not torch.equal(weight, before[name]) for name, weight in model.stitch.named_parameters())
     plan = hf_stitch.plan(hf_stitch.stitch, a, b, data, matcher=trainer, **place)
     assert plan.memory["rows"] > 0 and plan.stages["training"] > 0
-    with pytest.raises(ValueError, match=r"'residual_mlp.*is fitted to rows, and a grid keeps moments only"):
+    with pytest.raises(ValueError, match=r"'residual_mlp.*requires rows, but a grid stores only moments"):
         hf_stitch.stitch_grid(a, b, data, matchers=[trainer], task=CLASSES, progress=False)
 
 

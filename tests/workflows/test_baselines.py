@@ -14,7 +14,7 @@ from hf_stitch import Adapter, Samples, evaluate, stitch, stitch_grid, swap
 
 QUIET: dict[str, Any] = {"progress": False}
 SCORED: dict[str, Any] = {"task": "image-classification", **QUIET}
-BEATS_NOT = "no better than"
+BEATS_NOT = "not better than"
 
 
 def made(seed: int, classes: int = 3) -> Adapter:
@@ -40,7 +40,7 @@ def b() -> Adapter:
 
 
 def test_a_stitch_that_beats_no_baseline_says_so_with_the_names_of_the_baselines(b: Adapter) -> None:
-    with pytest.warns(UserWarning, match=r"accuracy is no better than mean only, chance"):
+    with pytest.warns(UserWarning, match=r"accuracy is not better than mean only, chance"):
         model = stitch(made(0), b, labelled(b), source_layer="1", target_layer="1", matcher="random", **SCORED)
     assert model.evaluation.no_better == ("mean_only", "chance")
     assert f"accuracy is {BEATS_NOT} mean only, chance" in printed(model.evaluation)
@@ -67,7 +67,7 @@ def test_between_different_layers_of_one_network_the_identity_is_a_rival(b: Adap
     with torch.no_grad():
         model.stitch.body.weight.copy_(torch.eye(16))
         model.stitch.body.bias.zero_()
-    with pytest.warns(UserWarning, match="no better than identity"):
+    with pytest.warns(UserWarning, match="not better than identity"):
         assert "identity" in evaluate(model, labelled(b), **QUIET).no_better
 
 
@@ -83,12 +83,12 @@ def test_lower_figures_are_better_where_they_measure_a_loss() -> None:
 
 
 def test_a_grid_counts_the_stitches_that_beat_no_baseline(b: Adapter) -> None:
-    with pytest.warns(UserWarning, match="of 2 stitches are no better than the mean activations"):
+    with pytest.warns(UserWarning, match="of 2 stitches are not better than the mean activations"):
         grid = stitch_grid(
             made(0), b, labelled(b), layers_a=["1"], layers_b=["3"], matchers=["ridge", "random"], **SCORED
         )
     assert grid.no_better == ("random: 1 -> 3",)
-    assert "1 of 2 stitches are no better than the mean activations of the target or chance" in printed(grid)
+    assert "1 of 2 stitches are not better than the mean activations of the target or chance" in printed(grid)
 
 
 def test_a_stitch_inside_one_network_is_said_to_be_no_correspondence(b: Adapter) -> None:
@@ -103,10 +103,10 @@ def test_a_stitch_inside_one_network_is_said_to_be_no_correspondence(b: Adapter)
 def test_another_source_than_that_of_the_model_is_said(b: Adapter) -> None:
     data = labelled(b)
     model = stitch(made(0), b, data, source_layer="1", target_layer="1", matcher="ridge", **SCORED)
-    with pytest.warns(UserWarning, match="source has other weights than the source of this model"):
+    with pytest.warns(UserWarning, match="source= differs from the source of this model"):
         evaluate(model, data, source=made(2), **QUIET)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*other weights than the source")
+        warnings.filterwarnings("error", message=".*source= differs from the source")
         evaluate(model, data, source=made(0), **QUIET)
 
 

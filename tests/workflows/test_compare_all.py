@@ -69,7 +69,7 @@ def test_networks_are_alike_by_their_most_similar_layers_and_identified(tmp_path
     assert len(found.to_pandas()) == 2 * 6 * 6
     assert found.plot().axes
     assert "twin" in str(found)
-    with pytest.raises(KeyError, match="no network '7'; there are a, twin, other"):
+    with pytest.raises(KeyError, match="one of a, twin, other, got '7'"):
         found.between("7", "a")
 
 
@@ -138,7 +138,7 @@ def test_undefined_pairs_are_left_out_of_everything() -> None:
         ({"resamples": 1}, "from 2 to the number of samples, 90, got 1"),
         ({"resamples": 91}, "from 2 to the number of samples, 90, got 91"),
         ({"resamples": 9, "rows": "resized"}, "one row per sample: use rows='mean'"),
-        ({"resamples": 9, "layers": {"a": ["1"], "b": ["1", "3"]}}, r"they have \[1, 2\] layers: pass layers"),
+        ({"resamples": 9, "layers": {"a": ["1"], "b": ["1", "3"]}}, r"equally many layers, got \[1, 2\]; pass layers"),
         ({"networks": [net(0)]}, "at least two networks, got 1"),
         ({"layers": {"d": ["1"]}}, "layers contains d, but the networks are a, b"),
     ],

@@ -267,7 +267,7 @@ def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkey
         again.stitched("layer1.0", "layer1.0", "lstsq")
     with pytest.raises(KeyError, match="no layer 'nosuch' of a"):
         again.score("nosuch", "layer2.0", matcher="lstsq")
-    with pytest.raises(KeyError, match="no matcher 'ridge'"):
+    with pytest.raises(KeyError, match="got 'ridge'"):
         again["ridge"]
 
 

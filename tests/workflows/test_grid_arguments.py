@@ -56,16 +56,16 @@ def unused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"test_data": POINTS[60:120]}, ValueError, "33.3% of test_data are also in data"),
         ({"matchers": "lstsq"}, TypeError, "matchers must be a list"),
         ({"matchers": ["lstsq", "lstsq"]}, ValueError, "each method once"),
-        ({"far_data": FAR}, ValueError, "far_data= is a control of detectors, but none are named"),
-        ({"detectors": ["energy"]}, ValueError, "energy needs samples of other data: pass auxiliary_data="),
-        ({"detectors": ["energy"], "data": POINTS, "auxiliary_data": FAR}, ValueError, "energy needs the class of"),
+        ({"far_data": FAR}, ValueError, "far_data= requires detectors"),
+        ({"detectors": ["energy"]}, ValueError, "energy requires samples of other data; pass auxiliary_data="),
+        ({"detectors": ["energy"], "data": POINTS, "auxiliary_data": FAR}, ValueError, "energy requires labels"),
         (
             {"detectors": ["energy"], "auxiliary_data": FAR, "far_data": FAR[:20]}, ValueError,
-            "100% of far_data are also in auxiliary_data",
+            "far_data must differ from auxiliary_data, .* shares 100%",
         ),
-        ({"detectors": ["knn"], "auxiliary_data": FAR}, ValueError, "auxiliary_data= is for detectors .*; knn do not"),
-        ({"detectors": ["knn"], "far_data": TRAIN}, ValueError, r"% of far_data are also in the data"),
-        ({"detectors": ["knn"], "test_data": TEST, "far_data": TEST}, ValueError, "100.0% of far_data are also in"),
+        ({"detectors": ["knn"], "auxiliary_data": FAR}, ValueError, "auxiliary_data= requires a detector .*, got knn"),
+        ({"detectors": ["knn"], "far_data": TRAIN}, ValueError, r"far_data must differ from the data"),
+        ({"detectors": ["knn"], "test_data": TEST, "far_data": TEST}, ValueError, "shares 100.0% of its samples"),
     ],
 )  # fmt: skip
 def test_what_cannot_give_a_result_is_refused(options: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -51,7 +51,7 @@ def watched(folder: Any, images: Any) -> StitchGrid:
     )  # fmt: skip
 
 
-@pytest.mark.filterwarnings("error", "ignore:.* no better than ")
+@pytest.mark.filterwarnings("error", "ignore:.* not better than ")
 def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
     images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +59,7 @@ def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
     first = watched(tmp_path / "job", images).to_dict()
     assert watched(tmp_path / "job", images).to_dict() == first
     monkeypatch.setattr(Unsteady, "factor", -1.0)
-    with pytest.warns(UserWarning, match="the detectors differ from those .* scored anew"):
+    with pytest.warns(UserWarning, match="the detectors differ from the .* scored again"):
         again = watched(tmp_path / "job", images).to_dict()
     assert again == watched(tmp_path / "other", images).to_dict() != first
 

@@ -91,8 +91,8 @@ NAMED = {"data": None, "a": OWN, "b": OWN}
     [
         (hf_stitch.load, {}, TypeError, r"job must be one of .*hf_stitch.stitch_grid.*, got .*load"),
         (hf_stitch.compare, {**NAMED, "a": 3}, TypeError, "a network must be a name, a config of transformers"),
-        (hf_stitch.compare, {**NAMED, "bacth_size": 8}, TypeError, "compare has no option 'bacth_size'; did you mean"),
-        (hf_stitch.compare, NAMED, ValueError, "the config names MyLlama, which is no class of transformers: pass the"),
+        (hf_stitch.compare, {**NAMED, "bacth_size": 8}, TypeError, "compare got an unexpected option 'bacth_size'"),
+        (hf_stitch.compare, NAMED, ValueError, "the config names MyLlama, which is not a class of transformers"),
         (hf_stitch.evaluate, {"stitched": None, "data": None}, ValueError, "evaluate without data requires networks"),
     ],
 )  # fmt: skip
@@ -153,7 +153,7 @@ def test_a_comparison_without_a_route_does_not_fit(images: Tensor, monkeypatch: 
     plan = hf_stitch.plan(hf_stitch.compare, *both, images)  # a route may use half of the memory
     assert not plan.fits and "DOES NOT FIT" in str(plan)
     assert 100_000 < plan.memory["moments"] < 200_000
-    with pytest.raises(ValueError, match="no route of linear_cka fits into memory"):
+    with pytest.raises(ValueError, match="linear_cka does not fit into memory"):
         hf_stitch.compare(*both, images, progress=False)
 
 
@@ -229,7 +229,7 @@ def test_equal_blocks_run_once_and_a_plan_is_for_devices_that_are_not_here() -> 
     assert (device.devices - 1) * room < spread <= device.devices * room and device.fits and "GPU" in device.job
     measured = Plan("stitch", {"fitting": 1.0}, {}, {}, 1, 1)
     for plan, memory in ((found, 1e9), (measured, 80e9)):
-        with pytest.raises(ValueError, match="only plans without data, whose largest output fits on one device"):
+        with pytest.raises(ValueError, match="requires a plan without data"):
             plan.on("GPU", memory, 1e15)
 
 

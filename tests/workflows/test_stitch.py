@@ -175,7 +175,7 @@ def with_label(images: Any, label: int) -> list[dict[str, Any]]:
             ValueError, r"cannot run from layer 'blocks\.1' on activations with pooling='mean' "
             r"\(IndexError: .*use another", {"target": "deit", "pooling": "mean"},
         ),
-        (ValueError, "the networks take image samples and text samples", {"target": "bert"}),
+        (ValueError, "the same kind of samples, got image and text", {"target": "bert"}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_stitched_is_refused_before_the_data_are_read(
@@ -200,9 +200,9 @@ def test_activations_that_are_not_finite(net: Any, images: Any) -> None:
 
 def test_missing_inputs_and_labels_without_a_head(net: Any, images: Any) -> None:
     model = stitched(net("cnn"), net("vit", 1), images, CNN_VIT, task=None)
-    with pytest.raises(ValueError, match="the source takes x, got no inputs"):
+    with pytest.raises(ValueError, match="the source requires x, got no inputs"):
         model()
-    with pytest.raises(ValueError, match="StitchedModel has no head and takes no labels"):
+    with pytest.raises(ValueError, match="StitchedModel does not have a head, so labels"):
         model(pixel_values=torch.zeros(1, 3, 32, 32), labels=torch.zeros(1).long())
 
 

@@ -1,1 +1,1 @@
-"""Running one part of a network, before or after a cut, without the other part."""
+"""Separate runs of the parts of a network before and after a cut."""

@@ -1,4 +1,4 @@
-"""A cut: a layer of a network, the representation there, and the plan to run either part without the other."""
+"""A cut: a layer of a network, its representation, and the plan to run each part separately."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from hf_stitch.records import Dtype, Record
 from hf_stitch.representation import Representation, RepresentationSpec
 
 Padding = Literal["masked", "behind", "absent", "unknown"]
-"""Which positions at a cut are padding.
+"""Positions at a cut that are padding.
 
 * ``masked``: the tokens that the attention mask excludes; the mask starts after the prefix tokens;
-* ``behind``: these, and all positions after the tokens, which the network appended;
+* ``behind``: the masked tokens, and all positions that the network appended after the tokens;
 * ``absent``: none (images, latents, one vector per sample);
 * ``unknown``: cannot be determined (the network merged tokens before the cut).
 """
 
 
 class NotACutError(ValueError):
-    """Raised for a layer at which the network cannot be cut; the message gives the reason."""
+    """Raised if the network cannot be cut at a layer; the message gives the reason."""
 
     def __str__(self) -> str:
         return super().__str__() + see("not-a-cut")
@@ -37,22 +37,21 @@ class NotACutError(ValueError):
 
 @dataclass(frozen=True)
 class Cut(Record):
-    """A layer at which a network can be cut exactly.
+    """An exact cut of a network at a layer.
 
     :meth:`hf_stitch.Adapter.cut` returns the cut at a layer together with its plan.
 
     Attributes:
-        layer: Name of the module whose output contains the representation.
-        path: Keys and indices that lead to the representation in the output of the module; empty if the output is the
-            tensor itself.
+        layer: Name of the module that outputs the representation.
+        path: Keys and indices of the representation in the output of the module; empty if the output is a tensor.
         spec: Layout, width, grid and prefix tokens of the representation.
         dtype: dtype of the representation, for example ``"float32"``.
         cost: Share of the network's floating-point operations up to the cut, between 0 and 1.
-        axes: Permutation from the axes of the module's output to those of the layout: (1, 0, 2) if tokens come before
+        axes: Permutation from the axes of the module's output to the layout: (1, 0, 2) if tokens come before
             samples, (0, 2, 1) if channels come before positions. Empty if the axes are already in order.
-        padding: Which positions are padding: ``masked``, ``behind``, ``absent`` or ``unknown``.
-        fold: Positions in each row of the first axis, where a sample has several rows (tiles of an image): 0 if a row
-            is one position, -1 if one row has those of all samples; ``None`` (default) where a sample has one row.
+        padding: Positions of padding: ``masked``, ``behind``, ``absent`` or ``unknown``.
+        fold: Number of positions in each row of the first axis if a sample has several rows (tiles of an image): 0 if
+            a row is one position, -1 if one row holds all samples; ``None`` (default) if a sample has one row.
 
     Example:
         >>> import torch
@@ -83,18 +82,18 @@ class Cut(Record):
         return tuple(".".join(parts[:depth]) for depth in reversed(range(len(parts))))
 
     def restore(self, values: Tensor) -> Tensor:
-        """Permute the axes of a representation to the order that the network uses at this cut."""
+        """Permute the axes of a representation to their order in the network."""
         if self.fold is not None:
             rows = {-1: (1, -1), 0: (-1,)}.get(self.fold, (-1, self.fold))
             return values.reshape(*rows, values.shape[-1])
         return values.permute([self.axes.index(axis) for axis in range(len(self.axes))]) if self.axes else values
 
     def accept(self, representation: Representation, interface: Interface) -> Representation:
-        """Return a representation after a check that it can enter the network at this cut."""
+        """Return a representation unchanged; raise an error if it cannot enter the network at this cut."""
         tokens = interface.modality == "text" and self.spec.layout == "bnd"
         if tokens and self.padding != "masked" and not representation.context:
             raise ValueError(
-                f"the representation has no context, and none can be created at {self.layer!r}, where the positions "
+                f"the representation lacks a context, and none can be created at {self.layer!r} because its positions "
                 "are not the tokens of the text: set a context of this network, representation.replace(context=…)"
             )
         return representation
@@ -104,7 +103,7 @@ class Cut(Record):
         if self.fold is not None:
             values = values.reshape(size_of_inputs(inputs, interface)[0], -1, values.shape[-1])
         values = values.permute(self.axes) if self.axes else values
-        mask, padding_unknown = self._real(values, inputs, interface)
+        mask, padding_unknown = self._mask_of_positions(values, inputs, interface)
         return Representation(
             values,
             self.spec.layout,
@@ -115,40 +114,42 @@ class Cut(Record):
             padding_unknown=padding_unknown,
         )
 
-    def _real(self, values: Tensor, inputs: Mapping[str, Any], interface: Interface) -> tuple[Tensor | None, bool]:
-        """Return the mask of the positions (or None), and whether there may be padding at unknown positions."""
+    def _mask_of_positions(
+        self, values: Tensor, inputs: Mapping[str, Any], interface: Interface
+    ) -> tuple[Tensor | None, bool]:
+        """Return the mask of the positions (or ``None``), and whether unknown positions may be padding."""
         mask = inputs.get(interface.mask)
         if mask is not None and mask.dim() != 2:  # a mask of queries by keys, not of real tokens
             mask = None
         if self.padding in ("absent", "unknown"):
             return None, self.padding == "unknown" and mask is not None
         batch, tokens = inputs[interface.text or interface.content[0]].shape[:2]
-        before, behind = self.spec.prefix_tokens, values.shape[1] - self.spec.prefix_tokens - tokens
-        if behind < 0 or (behind and self.padding == "masked"):  # unlike in the traced forwards
-            return None, mask is not None or behind > 0
-        if mask is None and not behind:
+        prefix, appended = self.spec.prefix_tokens, values.shape[1] - self.spec.prefix_tokens - tokens
+        if appended < 0 or (appended and self.padding == "masked"):  # unlike in the traced forwards
+            return None, mask is not None or appended > 0
+        if mask is None and not appended:
             return None, False
         one = values.new_ones(1, dtype=torch.bool)
         # with a cache, the mask covers past tokens too
         real = one.expand(batch, tokens) if mask is None else mask.bool()[:, -tokens:].to(values.device)
-        if before or behind:
-            real = torch.cat([one.expand(batch, before), real, ~one.expand(batch, behind)], 1)
+        if prefix or appended:
+            real = torch.cat([one.expand(batch, prefix), real, ~one.expand(batch, appended)], 1)
         return real, False
 
 
 def in_context(representation: Representation, interface: Interface) -> Representation:
-    """Return a representation with its own context, or with a blank one if it comes from another network."""
+    """Return a representation with its context; a blank one is added if it lacks one."""
     if representation.context:
         missing = [name for name in interface.content if name not in representation.context]
         if missing:
             raise ValueError(
-                f"this representation was made by another network (its context lacks {', '.join(missing)}): drop the "
+                f"the representation comes from another network (its context lacks {', '.join(missing)}): drop the "
                 "context, representation.replace(context={}), or connect the networks with hf_stitch.stitch"
             )
         return representation
     if not set(interface.given) <= interface.prompt.keys():
         raise ValueError(
-            f"the representation has no context, and none can be created because this network also reads "
+            f"the representation lacks a context, and none can be created because this network also requires "
             f"{', '.join(interface.given)}: set a context of this network, representation.replace(context=…), or load "
             "it with one, hf_stitch.load(…, context=…)"
         )
@@ -170,20 +171,20 @@ def size_of(representation: Representation, interface: Interface) -> tuple[int, 
 
 @dataclass(frozen=True)
 class CutPlan(Record):
-    """Which modules are replaced so that either part of a network runs without the other.
+    """Modules to replace so that each part of a network runs separately.
 
     :meth:`hf_stitch.Adapter.cut` returns the verified plan of a cut.
 
     Attributes:
         kind: ``stubs`` replaces everything before the cut that depends on the input; ``full`` replaces only the modules
-            that read the content, and the others compute on empty tensors (for models that do not run otherwise).
+            that read the content, and the rest computes on empty tensors (for models that do not run otherwise).
         stubs: Module name -> outline of its output, for each replaced module before the cut.
         entry: Outline of the output of the layer; ``None`` if the layer must run because its output also contains
             tensors that do not depend on the input.
         materialise: Whether stubs and erased content allocate their full memory, for code that writes into them.
-        after: Module name -> outline of its output, for each module that runs only after the cut and that the front
-            half replaces; ``None`` for a module that never runs.
-        records: Whether transformers collects hidden states with hooks, which the halves need too.
+        after: Module name -> outline of its output, for the modules after the cut that the front half replaces;
+            ``None`` for a module that never runs.
+        records: Whether transformers collects hidden states with hooks, which the halves also require.
 
     Example:
         >>> import torch
@@ -211,7 +212,7 @@ class CutPlan(Record):
         return {name: value.clone() if name in interface.content else value for name, value in context.items()}
 
     def before_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
-        """Return by name the replacement modules with which a model, which does not change, runs up to the cut."""
+        """Return replacement modules by name that let a model run up to the cut; the model does not change."""
         stand_ins = {
             name: Gone(name)
             if rule is None
@@ -221,7 +222,7 @@ class CutPlan(Record):
         return {**stand_ins, cut.layer: Exit(cut.layer, model.get_submodule(cut.layer), cut.path, slot)}
 
     def after_cut(self, model: nn.Module, cut: Cut, slot: Slot) -> dict[str, nn.Module]:
-        """Return by name the replacement modules with which a model, which does not change, runs from the cut on."""
+        """Return replacement modules by name that let a model run from the cut on; the model does not change."""
         stand_ins: dict[str, nn.Module] = {
             name: Stub(name, model.get_submodule(name), rule, slot, self.materialise)
             for name, rule in self.stubs.items()
@@ -235,7 +236,7 @@ def fill(slot: Slot, values: Tensor | None, size: tuple[int, int]) -> None:
     slot.values, (slot.batch, slot.tokens), slot.passed = values, size, False
 
 
-def came_out(slot: Slot, cut: Cut) -> Tensor:
+def captured_values(slot: Slot, cut: Cut) -> Tensor:
     """Return the values that a forward captured at the cut."""
     if slot.values is None:
         raise RuntimeError(f"the forward ended without running layer {cut.layer!r}: no representation was captured")
@@ -244,26 +245,26 @@ def came_out(slot: Slot, cut: Cut) -> Tensor:
 
 def run_part(
     model: nn.Module, run: Callable[[Mapping[str, Any]], Any], interface: Interface,
-    given: Representation | Mapping[str, Any], first: tuple[Cut, CutPlan] | None = None,
+    start: Representation | Mapping[str, Any], first: tuple[Cut, CutPlan] | None = None,
     last: tuple[Cut, CutPlan] | None = None, flow: Flow | None = None, noise: bool = False,
 ) -> Any:  # fmt: skip
     """Run a network from one cut to another, and restore it afterwards.
 
-    Without a first cut it runs on its inputs, and without a last one to its output. The other modules are replaced as
-    in the halves.
+    Without a first cut it starts at its inputs, and without a last cut it ends at its output. All other modules are
+    replaced as in the halves.
     """
     entering, leaving = Slot(), Slot()
     entering.flow, entering.noise = flow, noise
     stand_ins: dict[str, nn.Module] = {}
-    if isinstance(given, Representation):
+    if isinstance(start, Representation):
         assert first is not None
         cut, plan = first
-        size = size_of(given, interface)
-        fill(entering, cut.restore(given.values), size)
+        size = size_of(start, interface)
+        fill(entering, cut.restore(start.values), size)
         stand_ins |= plan.after_cut(model, cut, entering)
-        arguments = plan.context(given, interface)
+        arguments = plan.context(start, interface)
     else:
-        arguments, size = given, size_of_inputs(given, interface)
+        arguments, size = start, size_of_inputs(start, interface)
     if last is not None:
         fill(leaving, None, size)
         stand_ins |= last[1].before_cut(model, last[0], leaving)
@@ -274,23 +275,23 @@ def run_part(
             flow.mark(arguments[name])
     with swapped(model, stand_ins):
         output = run(arguments)
-    return output if last is None else came_out(leaving, last[0])
+    return output if last is None else captured_values(leaving, last[0])
 
 
 @dataclass(frozen=True)
 class CutInfo:
-    """The properties of a layer as a cut, as :meth:`Adapter.verify_cut` and :meth:`Adapter.cut_info` return them.
+    """Properties of a layer as a cut, returned by :meth:`Adapter.verify_cut` and :meth:`Adapter.cut_info`.
 
     Attributes:
         layer: Name of the layer.
-        status: ``verified``; ``pending``: a candidate that has not been verified yet, which happens when it is used or
-            by :meth:`Adapter.verify_cut`; or ``refused``.
+        status: ``verified``; ``pending``: a candidate that is verified at its first use or by
+            :meth:`Adapter.verify_cut`; or ``refused``.
         spec: Layout, width, grid and prefix tokens of the representation; ``None`` if :meth:`Adapter.verify_cut`
             refused the layer.
         cost: Share of the floating-point operations of the network up to the cut, in [0, 1], which decoding saves;
             ``None`` if :meth:`Adapter.verify_cut` refused the layer.
-        plan: ``stubs`` if the modules before the cut are skipped, ``full`` if the code of the model requires that they
-            run; ``None`` if the cut is not verified.
+        plan: ``stubs`` if the modules before the cut are skipped, ``full`` if the code of the model requires them;
+            ``None`` if the cut is not verified.
         reason: Why :meth:`Adapter.verify_cut` refused the layer; empty otherwise.
 
     Example:

@@ -1,7 +1,7 @@
-"""Taint tracking: which outputs of a forward depend on some tensors, and whether Python code reads their values.
+"""Taint tracking of tensors: it finds dependent outputs of a forward and reads of values by Python code.
 
-An operation that receives a marked tensor marks its output and every tensor that shares memory with it. Only the shape
-of a marked tensor can be read without a mark. This detects paths that autograd does not see: through integers,
+An operation with a marked argument marks its output and every tensor that shares memory with it. Only the shape of a
+marked tensor can be read without a mark. Taint tracking detects paths that autograd does not see: through integers,
 comparisons, or weights that are zero.
 """
 
@@ -24,7 +24,7 @@ SHAPE_ONLY = {
     *(aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like),
     *(aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full),
 }
-"""Operations that read the shape of their argument and none of its values."""
+"""Operations that read only the shape of their argument."""
 COMPARISONS = {aten.eq, aten.ne, aten.isin}
 MOVES = {
     *(aten.clone, aten._to_copy, aten.copy_, aten.cat, aten.stack, aten.flip, aten.roll, aten.constant_pad_nd),
@@ -32,7 +32,7 @@ MOVES = {
 }
 """Operations that rearrange token ids without computing new ones."""
 PICKS = {aten.index, aten.index_select, aten.gather}
-"""Operations that rearrange ids given as the source, and compute new ones from ids given as the index."""
+"""Operations that rearrange ids passed as the source, and compute new ones from ids passed as the index."""
 IDS = (torch.int32, torch.int64)
 """dtypes that can hold any token id."""
 READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -43,7 +43,7 @@ OUTSIDE = {
 
 
 class ValuesReadError(RuntimeError):
-    """Raised when code reads values before the cut, which are not available."""
+    """Raised if code reads values before the cut, which are not available."""
 
     def __init__(self, operation: Any) -> None:
         super().__init__(f"the computation depends on values before the cut (it reads them by {operation})")
@@ -55,7 +55,7 @@ class Flow:
     def __init__(
         self, special_ids: tuple[int, ...] = (), largest_id: int | None = None, *, tiles: bool = False
     ) -> None:
-        """Start without marked tensors; of ``tiles``, erased content tells which are all zeros."""
+        """Start without marked tensors; with ``tiles``, code may test which images are all zeros."""
         self._tiles = tiles
         self._special = torch.tensor(special_ids, dtype=torch.long)
         self._largest = largest_id
@@ -73,7 +73,7 @@ class Flow:
     def mark(self, values: Any) -> Any:
         """Mark the tensors of a tree."""
         for leaf in tree.tensors(values).values():
-            self._put(leaf, ids=not leaf.is_floating_point())
+            self._set_mark(leaf, ids=not leaf.is_floating_point())
         return values
 
     def reaches(self, values: Any) -> bool:
@@ -83,10 +83,10 @@ class Flow:
     def _is_marked(self, value: Any) -> bool:
         return isinstance(value, Tensor) and any(storage._cdata in self._marked for storage in _storages(value))
 
-    def _put(self, value: Tensor, *, ids: bool) -> None:
+    def _set_mark(self, value: Tensor, *, ids: bool) -> None:
         for storage in _storages(value):
-            known = self._marked.get(storage._cdata)
-            reference, before = known or (StorageWeakRef(storage), True)
+            mark = self._marked.get(storage._cdata)
+            reference, before = mark or (StorageWeakRef(storage), True)
             self._marked[storage._cdata] = reference, ids and before and value.dtype in IDS
 
     def _are_ids(self, value: Tensor) -> bool:
@@ -95,38 +95,38 @@ class Flow:
     def run(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation and mark its output if an argument is marked."""
         packet = operation.overloadpacket
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        marked = [value for value in given if self._is_marked(value)]
+        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        marked = [value for value in operands if self._is_marked(value)]
         if not marked or packet in SHAPE_ONLY:
             return operation(*args, **kwargs)
         ids = all(map(self._are_ids, marked))
         if ids and (
-            (packet in COMPARISONS and self._compares_with_special(args, given))
+            (packet in COMPARISONS and self._compares_with_special(args, operands))
             or (packet is aten.argmax and self._finds_special(*args, **kwargs))
         ):
             return operation(*args, **kwargs)
         empty = packet in (aten.eq, aten.ne) and args[0].dim() > 3 and isinstance(args[1], float) and not args[1]
         if self._tiles and empty:
-            return operation(*args, **kwargs)  # whether an image is padding; trials show whether pixels are
-        if READS & set(operation.tags) and not (packet is aten.index and not _by_mask(marked, args)):
+            return operation(*args, **kwargs)  # a test for padding images; trials detect a test of pixels
+        if READS & set(operation.tags) and not (packet is aten.index and not _indexes_by_mask(marked, args)):
             raise ValuesReadError(operation)
         output = operation(*args, **kwargs)
         if operation.is_view:
             return output
         moved = ids and (packet in MOVES or (packet in PICKS and self._is_marked(args[0])))
-        for leaf in tree_leaves((output, _written(operation, args, kwargs))):
+        for leaf in tree_leaves((output, _written_arguments(operation, args, kwargs))):
             if isinstance(leaf, Tensor):
-                self._put(leaf, ids=moved)
+                self._set_mark(leaf, ids=moved)
         return output
 
-    def _compares_with_special(self, args: Any, given: list[Tensor]) -> bool:
-        others = [value for value in given if not self._is_marked(value)]
+    def _compares_with_special(self, args: Any, operands: list[Tensor]) -> bool:
+        unmarked = [value for value in operands if not self._is_marked(value)]
         numbers = [value for value in args if isinstance(value, (int, float))]
-        wanted = [*(value.flatten().cpu().long() for value in others), torch.tensor(numbers, dtype=torch.long)]
-        return len(others) + len(numbers) == 1 and bool(torch.isin(torch.cat(wanted), self._special).all())
+        compared = [*(value.flatten().cpu().long() for value in unmarked), torch.tensor(numbers, dtype=torch.long)]
+        return len(unmarked) + len(numbers) == 1 and bool(torch.isin(torch.cat(compared), self._special).all())
 
     def _finds_special(self, ids: Tensor, dim: int | None = None, keepdim: bool = False) -> bool:
-        """Return whether the largest id (at which CLIP finds the end of a text) is special and the largest possible."""
+        """Return whether the largest id (the end of a text for CLIP) is special and the largest possible id."""
         largest = ids.max() if dim is None else ids.amax(dim)
         return self._largest in self._special.tolist() and bool(largest.eq(self._largest or 0).all())
 
@@ -138,7 +138,7 @@ def _storages(value: Tensor) -> list[torch.UntypedStorage]:
     return [part.untyped_storage() for part in parts]
 
 
-def _written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
+def _written_arguments(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     return [
         kwargs.get(argument.name) if place >= len(args) else args[place]
         for place, argument in enumerate(operation._schema.arguments)
@@ -146,8 +146,8 @@ def _written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     ]
 
 
-def _by_mask(marked: list[Tensor], args: Any) -> bool:
-    """Return whether an indexing uses a marked mask, so that the shape of its output depends on marked values."""
+def _indexes_by_mask(marked: list[Tensor], args: Any) -> bool:
+    """Return whether an indexing uses a marked mask; the shape of its output then depends on marked values."""
     masks = (torch.bool, torch.uint8)
     return any(index is value and index.dtype in masks for index in args[1] for value in marked)
 

@@ -1,4 +1,4 @@
-"""The two halves of a network as independent modules that hold only the weights they use."""
+"""The two halves of a network as independent modules with only the weights that they use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from hf_stitch.adapters.cutting.cut import Cut, CutPlan, came_out, fill, in_context, size_of
+from hf_stitch.adapters.cutting.cut import Cut, CutPlan, captured_values, fill, in_context, size_of
 from hf_stitch.adapters.cutting.forwards import plain, run_by_length
 from hf_stitch.adapters.cutting.interface import Interface, size_of_inputs
 from hf_stitch.adapters.cutting.surgery import Slot, exchange, is_bookkeeping, swapped
@@ -23,15 +23,15 @@ from hf_stitch.reference import Settings
 from hf_stitch.representation import Representation
 
 CHECKPOINTS = ("grad_checkpointing", "gradient_checkpointing")
-"""Flags with which timm and transformers enable gradient checkpointing inside a module."""
+"""Flags of modules that enable gradient checkpointing in timm and transformers."""
 
 TIES = ("_tied_weights_keys", "all_tied_weights_keys")
-"""Attributes in which transformers lists weights that are tied to others."""
+"""Attributes of transformers that list tied weights."""
 
 
 @dataclass
 class Observed:
-    """What a front half also computes: arguments that ask for it, then the output and the values at the cut."""
+    """Additional outputs of a front half: arguments that request them, the output, and the values at the cut."""
 
     flags: Mapping[str, Any]
     output: Any = None
@@ -39,35 +39,35 @@ class Observed:
 
 
 class HalfError(RuntimeError, ValueError):
-    """Raised when a half cannot run on its inputs; ``__cause__`` is the error of the network.
+    """Raised if a half cannot run on its inputs; ``__cause__`` is the error of the network.
 
-    The reason is an input that the network does not take, or the record from which the half was built.
+    Either the network does not accept the input, or the record of the half is damaged.
     """
 
     def __init__(self, half: _Half, error: Exception) -> None:
         side = "up to" if isinstance(half, Front) else "after"
         super().__init__(
             f"the part of {type(half.model).__name__} {side} {half.cut.layer!r} cannot run on these inputs "
-            f"({type(error).__name__}: {error}). If the inputs are right and the model was loaded from files, their "
-            "record is damaged: save or download it again"
+            f"({type(error).__name__}: {error}). If the inputs are correct and the model was loaded from files, the "
+            "record in the files is damaged: save or download the model again"
         )
 
 
 class _Half(nn.Module):
-    """A part of a network, with the modules of the other part replaced."""
+    """A part of a network, with all modules outside this part replaced."""
 
     def __init__(
         self, model: nn.Module, cut: Cut, plan: CutPlan, interface: Interface,
         stand_ins: Callable[[nn.Module, Cut, Slot], dict[str, nn.Module]],
     ) -> None:  # fmt: skip
-        self._slot = Slot()  # before the modules, because a copy takes attributes in this order
+        self._slot = Slot()  # before the modules, because a copy follows the order of attributes
         super().__init__()
         _prepare(model, cut, plan)
         exchange(model, stand_ins(model, cut, self._slot))
         _persist_buffers(model)
         self.model = model
         self.cut, self.plan, self.interface = cut, plan, interface
-        self.made: Settings | None = None  # its modules when it was cut, which pin user code
+        self.made: Settings | None = None  # the modules at the time of the cut, which pin user code
 
     def _run(self, values: Tensor | None, size: tuple[int, int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
         """Return the output of the network and the values at the cut."""
@@ -75,7 +75,7 @@ class _Half(nn.Module):
         try:
             with plain():
                 output = self.model(**{**self.interface.options, **inputs})
-            return output, came_out(self._slot, self.cut)
+            return output, captured_values(self._slot, self.cut)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -87,14 +87,14 @@ class _Half(nn.Module):
 class Front(_Half):
     """The part of a network up to a cut, as an independent module without hooks and unused weights.
 
-    :meth:`hf_stitch.Adapter.front` returns one. Called with inputs of the network, it returns the
+    Create it with :meth:`hf_stitch.Adapter.front`. It maps inputs of the network to the
     :class:`~hf_stitch.Representation` at the cut. Several threads may run it at the same time.
 
     Args:
         model: Copy of the network; it becomes part of this module and is changed.
-        cut: Cut at which the part ends.
+        cut: Cut at the end of the part.
         plan: Verified plan with the modules to replace.
-        interface: How the network takes its input.
+        interface: Interface of the network.
 
     Example:
         >>> import torch
@@ -114,7 +114,7 @@ class Front(_Half):
 
     @property
     def takes(self) -> Interface:
-        """How this half takes its input: as the network."""
+        """Interface of this half, the same as the interface of the network."""
         return self.interface
 
     def __call__(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
@@ -124,10 +124,10 @@ class Front(_Half):
             here = None if seen is None else Observed(seen.flags)
             return self._observed(here, part), None if here is None else here.output
 
-        found, output = run_by_length(run, self.interface.complete(inputs), self.interface)
+        representation, output = run_by_length(run, self.interface.complete(inputs), self.interface)
         if seen is not None:
-            seen.output, seen.values = output, self.cut.restore(found.values)
-        return cast(Representation, found)
+            seen.output, seen.values = output, self.cut.restore(representation.values)
+        return cast(Representation, representation)
 
     def _observed(self, seen: Observed | None, inputs: Mapping[str, Any]) -> Representation:
         values = super().__call__(*(() if seen is None else (seen,)), **inputs)
@@ -139,11 +139,11 @@ class Front(_Half):
             raise HalfError(self, error) from error
 
     def forward(self, seen: Observed | None = None, /, **inputs: Any) -> Tensor:
-        """Compute the values at the cut, with the axes in the order of the network, which hooks of this module see.
+        """Compute the values at the cut, with the axes in the order of the network; hooks receive these values.
 
         Args:
-            seen: What else of the forward is wanted: its flags are passed to the network, and its output is kept there.
-            **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network takes them.
+            seen: Request for additional outputs: its flags are passed to the network, and it stores the output.
+            **inputs: Inputs of the network; ``inputs_embeds`` in place of token ids if the network accepts them.
         """
         _check_size(inputs, self.interface, self.cut)
         size = size_of_inputs(self._with_ids(inputs), self.interface)
@@ -166,15 +166,15 @@ class Front(_Half):
 class Back(_Half):
     """The part of a network after a cut, as an independent module without hooks and unused weights.
 
-    :meth:`hf_stitch.Adapter.back` returns one. Called with a :class:`~hf_stitch.Representation` in the spec of the cut,
-    it returns the output of the network; a blank context is created if the representation has none. Images and
-    sequences must have the size with which the cut was verified. Several threads may run it at the same time.
+    Create it with :meth:`hf_stitch.Adapter.back`. It maps a :class:`~hf_stitch.Representation` in the spec of the cut
+    to the output of the network; a representation without a context gets a blank one. Images and sequences must have
+    the size of the inputs that verified the cut. Several threads may run it at the same time.
 
     Args:
         model: Copy of the network; it becomes part of this module and is changed.
-        cut: Cut at which the part begins.
+        cut: Cut at the beginning of the part.
         plan: Verified plan with the modules to replace.
-        interface: How the network takes its input.
+        interface: Interface of the network.
 
     Example:
         >>> import torch
@@ -201,18 +201,17 @@ class Back(_Half):
         return super().__call__(self.cut.restore(representation.values), _size=size, **{**context, **options})
 
     def forward(self, values: Tensor, /, *, _size: tuple[int, int], **inputs: Any) -> Any:
-        """Compute the output from the values at the cut, which hooks of this module see."""
+        """Compute the output from the values at the cut; hooks of this module receive these values."""
         return self.interface.kept(self._run(values, _size, inputs)[0])
 
 
 def _check_size(inputs: Mapping[str, Any], interface: Interface, cut: Cut) -> None:
-    """Refuse images and sequences of another size: the removed part may pass its size on to the rest."""
+    """Raise an error for images and sequences of another size: the rest may depend on sizes of the removed part."""
     for name in interface.shapes:
-        if name in inputs and (found := interface.shape(inputs, name)) != interface.shapes[name]:
+        if name in inputs and (shape := interface.shape(inputs, name)) != interface.shapes[name]:
             raise ValueError(
                 f"the network was cut at {cut.layer!r} for {name} of the shape {interface.shapes[name]}, got "
-                f"{found}: resize or pad them, or load the network with example_inputs of "
-                "that size and cut it again"
+                f"{shape}: resize or pad them, or load the network with example_inputs of that size and cut it again"
             )
 
 
@@ -220,8 +219,8 @@ def _prepare(model: nn.Module, cut: Cut, plan: CutPlan) -> None:
     """Prepare a network before its modules are replaced permanently.
 
     Transformers installs its hooks while every module is present, so that the replacements get them too. Gradient
-    checkpointing is switched off around the cut: a backward pass would run that code again, without the representation.
-    What transformers lists as tied is tied in the whole network: a half may have one weight of the two.
+    checkpointing is disabled around the cut: a backward pass would run that code again without the representation. The
+    lists of tied weights are cleared: they describe the whole network, and a half may contain only one of two weights.
     """
     for module in model.modules():
         for name in TIES:
@@ -238,25 +237,25 @@ def _prepare(model: nn.Module, cut: Cut, plan: CutPlan) -> None:
 
 
 def _persist_buffers(model: nn.Module) -> None:
-    """Make every buffer persistent: on the meta device a constructor cannot compute the values of the others again."""
+    """Make every buffer persistent: on the meta device, a constructor cannot recompute non-persistent buffers."""
     for module in model.modules():
         module._non_persistent_buffers_set.clear()
 
 
 MAKING_WEIGHTS = (BasePruningMethod, SpectralNorm, WeightNorm)
-"""Hooks of torch that compute a weight from others before each forward."""
+"""Hooks of PyTorch that compute a weight from other weights before each forward."""
 
 
 WITHOUT_WEIGHTS: dict[str, Any] = {
     name: getattr(nn.Module, name)
     for name in ("__getattr__", "__setstate__", "state_dict", "_save_to_state_dict", "get_extra_state")
 } | {"__deepcopy__": None, "__getstate__": object.__getstate__, "__reduce_ex__": object.__reduce_ex__}
-"""What a copy uses of a module: a class of its own (quantised layers, PEFT) may read weights or children there."""
+"""Methods that a copy uses, without overrides that read weights or children (quantized layers, PEFT)."""
 
 
 def hollow(module: nn.Module) -> nn.Module:
     """Return a shallow copy of a module with its plain attributes, but without parameters, buffers and children."""
-    kind: Any = type(module)  # a subclass, because transformers finds by their classes which modules it collects from
+    kind: Any = type(module)  # a subclass, because transformers selects the modules to record by class
     twin: nn.Module = object.__new__(type(kind)(kind.__name__, (kind,), dict(WITHOUT_WEIGHTS)))
     vars(twin).update(vars(module))
     for name in ("_hf_hook", "_old_forward", "forward"):  # set by accelerate, which moves weights
@@ -266,9 +265,9 @@ def hollow(module: nn.Module) -> nn.Module:
 
 
 def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Module:
-    """Copy a model in eval mode, with some modules replaced before the copy, and without hooks but those of weights.
+    """Copy a model in eval mode, with some modules replaced before the copy, and with no hooks except weight hooks.
 
-    A copy of a model whose weights accelerate has offloaded shares them, and the hooks that load them.
+    The copy of a model with weights offloaded by accelerate shares these weights and the hooks that load them.
     """
     with swapped(model, without):
         offloaded = is_offloaded(model)
@@ -276,15 +275,17 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
         if empty := [name for name in state if state.lacks(name)]:
             raise ValueError(
                 f"{len(empty)} weights of {type(model).__name__} are not loaded, e.g. {empty[0]}: they are on the meta "
-                "device, and no hook of accelerate loads them; load the model first"
+                "device without a hook of accelerate that loads them; load the model first"
             )
-        kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-        made: dict[int, Any] = {id(value): value.detach().clone() for value in kept if not value.is_leaf}  # by hooks
+        cached = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+        copies: dict[int, Any] = {
+            id(value): value.detach().clone() for value in cached if not value.is_leaf
+        }  # by hooks
         try:
-            with inference_mode(False):  # tensors of this mode could not be trained, and kernels take them differently
-                twin = copy.deepcopy(model, made | (shared(model) if offloaded else {}))
+            with inference_mode(False):  # inference tensors cannot be trained, and kernels handle them differently
+                twin = copy.deepcopy(model, copies | (shared(model) if offloaded else {}))
         except Exception as error:
-            raise ValueError(_why_not_copied(model, error)) from error
+            raise ValueError(_copy_error(model, error)) from error
     if not offloaded and (moving := [module for module in twin.modules() if hooks_of(module)]):
         from accelerate.hooks import remove_hook_from_module
 
@@ -292,30 +293,30 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
             remove_hook_from_module(module)
     for name, module in twin.named_modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            others = {key: hook for key, hook in hooks.items() if not is_bookkeeping(hook)}
-            if foreign := [hook for hook in others.values() if not isinstance(hook, MAKING_WEIGHTS)]:
+            allowed = {key: hook for key, hook in hooks.items() if not is_bookkeeping(hook)}
+            if foreign := [hook for hook in allowed.values() if not isinstance(hook, MAKING_WEIGHTS)]:
                 raise ValueError(
-                    f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), but halves "
-                    "of a network have no hooks: remove it, or compute in the module"
+                    f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), but halves of a network "
+                    "cannot have hooks: remove it, or move its computation into the module"
                 )
             hooks.clear()
-            hooks.update(others)
+            hooks.update(allowed)
         vars(module).pop("_output_capturing_hooks_installed", None)  # transformers installs them again on demand
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
     return twin.eval()
 
 
-def _why_not_copied(model: nn.Module, error: Exception) -> str:
-    found = ""
+def _copy_error(model: nn.Module, error: Exception) -> str:
+    culprit = ""
     for name, module in model.named_modules():
         if not any(True for _ in module.children()):
             try:
                 copy.deepcopy(module)
             except Exception:
-                found = f" because of its module {name!r}, {type(module).__name__}"
+                culprit = f" because of its module {name!r}, {type(module).__name__}"
                 break
     return (
-        f"{type(model).__name__} cannot be copied{found} ({type(error).__name__}: {error}), and a half of a network is "
-        "a copy: stitch another form of the network, for example before it is quantised; comparing needs no copy"
+        f"{type(model).__name__} cannot be copied{culprit} ({type(error).__name__}: {error}), but a half of a network "
+        "is a copy: stitch another form, e.g. before quantization; hf_stitch.compare works without a copy"
     )

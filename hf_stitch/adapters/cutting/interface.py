@@ -23,7 +23,7 @@ PROMPT = "prompt_mask"
 Side = Literal["right", "left"]
 
 DECODER = "decoder_"
-"""Prefix of the arguments of the decoder of an encoder-decoder model."""
+"""Prefix of the decoder arguments of an encoder-decoder model."""
 
 
 def mask_of(name: str) -> str:
@@ -32,7 +32,7 @@ def mask_of(name: str) -> str:
 
 
 def positions_of(mask: Tensor) -> Tensor:
-    """Return the positions of tokens, counted from the first real one: (batch, tokens) int64, of a mask of this shape.
+    """Return the positions of tokens, counted from the first real one, for a mask: both (batch, tokens), int64.
 
     >>> positions_of(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist()
     [[0, 0, 0, 1], [0, 1, 2, 3]]
@@ -108,7 +108,7 @@ class Interface(Record):
 
     @property
     def text(self) -> str | None:
-        """Name of the argument with the tokens of a text: the content, or that beside it; ``None`` without."""
+        """Name of the argument with the token ids of a text: the content or :attr:`beside`; ``None`` without text."""
         return self.content[0] if self.modality == "text" else self.beside
 
     @property
@@ -118,23 +118,23 @@ class Interface(Record):
 
     @property
     def padding(self) -> str:
-        """On which sides texts are padded, in words; empty for other modalities."""
-        where = " or ".join(self.sides) or "none: texts of one length run together"
+        """Sides where texts are padded, in words; empty for other modalities."""
+        where = " or ".join(self.sides) or "none: texts run in groups of equal length"
         counted = ", with position_ids" if "left" in self.sides and POSITIONS in self.arguments else ""
         return where + counted if self.modality == "text" else ""
 
     @property
     def tiles(self) -> bool:
-        """Whether a sample has several images in one tensor, of which those of zeros are padding."""
+        """Whether a sample has several images in one tensor; images of zeros are padding."""
         return any(len(shape) == 4 and name not in self.packed for name, shape in self.shapes.items())
 
     def shape(self, inputs: Mapping[str, Any], name: str) -> tuple[int, ...]:
-        """Return the shape of one sample of a content argument among inputs."""
-        first, *others = inputs[name].shape
-        return (first // size_of_inputs(inputs, self)[0], *others) if name in self.packed else tuple(others)
+        """Return the shape of one sample of a content argument."""
+        first, *rest = inputs[name].shape
+        return (first // size_of_inputs(inputs, self)[0], *rest) if name in self.packed else tuple(rest)
 
     def complete(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs with the :attr:`prompt`, if they have nothing of it."""
+        """Add the :attr:`prompt` to inputs that contain none of its arguments."""
         content = inputs.get(self.content[0])
         if not self.prompt or content is None or self.prompt.keys() & inputs.keys():
             return dict(inputs)
@@ -142,15 +142,15 @@ class Interface(Record):
         return {**inputs, **{n: torch.tensor([row] * batch, device=content.device) for n, row in self.prompt.items()}}
 
     def kept(self, output: Any) -> Any:
-        """Return an output of the network without what does not count."""
+        """Return an output of the network, restricted to :attr:`outputs`."""
         chosen = [name for name in self.outputs if isinstance(output, Mapping) and name in output]
         return type(output)(**{name: output[name] for name in chosen}) if chosen else output
 
     def erase(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the context of an input: its arguments with the content erased.
 
-        Floating-point content becomes zeros of the same shape, expanded from one element; where a sample has several
-        images, one for each, 1 unless the image is all zeros, by which networks tell padding. Token ids become
+        Floating-point content becomes zeros of the same shape, expanded from one element. If a sample has several
+        images, they become ones; images of zeros, which networks treat as padding, stay zeros. Token ids become
         :attr:`filler_id`, except for :attr:`special_ids`.
         """
         context = dict(inputs)
@@ -169,11 +169,11 @@ class Interface(Record):
     def obscure(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Replace erased floating-point content of a context by noise."""
         erased = {n: context[n] for n in self.content if context[n].is_floating_point()}
-        made = {n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}
-        return {**context, **{n: erased[n] * value if value.dim() == 5 else value for n, value in made.items()}}
+        noisy = {n: noise(value.shape, value.dtype, value.device) for n, value in erased.items()}
+        return {**context, **{n: erased[n] * value if value.dim() == 5 else value for n, value in noisy.items()}}
 
     def prompted(self, mask: Tensor) -> Tensor:
-        """Return which real tokens belong to the prompt, 0 or 1 for each token of a mask."""
+        """Return the mask of the prompt: 1 for real tokens of the prompt, 0 for other tokens."""
         return mask.long() * (mask.cumsum(1) <= self.prefix_tokens)
 
     def blank(self, batch: int, mask: Tensor | None, device: torch.device) -> dict[str, Any]:
@@ -187,8 +187,8 @@ class Interface(Record):
             if self.pad_id is not None:
                 ids = torch.where(mask, ids, self.pad_id)
             longer = mask.sum(1, True) > self.prefix_tokens  # a pooled representation has no prompt
-            beside = {self.mask: mask.long(), POSITIONS: positions_of(mask), PROMPT: self.prompted(mask & longer)}
-            return dict.fromkeys(self.content, ids) | {n: v for n, v in beside.items() if n in self.arguments}
+            optional = {self.mask: mask.long(), POSITIONS: positions_of(mask), PROMPT: self.prompted(mask & longer)}
+            return dict.fromkeys(self.content, ids) | {n: v for n, v in optional.items() if n in self.arguments}
         blank = {}
         for name, shape in self.shapes.items():
             size = (batch * shape[0], *shape[1:]) if name in self.packed else (batch, *shape)

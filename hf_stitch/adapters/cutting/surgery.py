@@ -1,11 +1,11 @@
-"""Replacement of modules, which runs parts of a network without changes to its code.
+"""Replacement of modules, to run parts of a network without changes to its code.
 
 To run only the part after a cut, each module before it is replaced by a :class:`Stub`, which returns empty tensors of
-the right shape, and the layer of the cut by an :class:`Entry`, which returns the given representation. To run only the
-part before a cut, the layer is replaced by an :class:`Exit`, which stores the representation, and the modules after it
-by stubs: the forward runs to its end on empty tensors, so that it can be traced and exported. An adapter replaces
-modules temporarily (:func:`swapped`), the halves of a stitched model replace them permanently (:func:`exchange`).
-Meanwhile an adapter keeps other threads from the network (:func:`alone`).
+the right shape, and the layer of the cut by an :class:`Entry`, which returns the representation. To run only the part
+before a cut, the layer is replaced by an :class:`Exit`, which stores the representation, and the modules after it by
+stubs: the forward runs to its end on empty tensors, so that it can be traced and exported. An adapter replaces modules
+temporarily (:func:`swapped`) and locks the network meanwhile (:func:`alone`); the halves of a stitched model replace
+modules permanently (:func:`exchange`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hf_stitch.adapters.cutting.flow import Flow
 Outline = dict[str, Any]
 """The output of a module as JSON values.
 
-Tensors are described by a rule for their shape, and tensors that the module only passes on by their path among its
-arguments. Other values are stored unchanged.
+A tensor is described by a rule for its shape, or by its path among the arguments if the module only passes it on. Other
+values are stored unchanged.
 """
 
 
 class Slot(threading.local):
-    """State that the replacement modules of one network share during a forward; every thread has its own."""
+    """Thread-local state of a forward, shared by the replacement modules of a network."""
 
     def __init__(self) -> None:
         self.values: Tensor | None = None
@@ -50,8 +50,8 @@ class Slot(threading.local):
 def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Outline | None:
     """Derive the shapes of a module's output as a function of batch size and number of tokens.
 
-    Every dimension is ``c + b*batch + t*tokens + bt*batch*tokens``. Text needs three examples (the second with another
-    batch size, the third with another length), everything else two.
+    Every dimension is ``c + b*batch + t*tokens + bt*batch*tokens``. Text requires three examples (the second with
+    another batch size, the third with another length); other modalities require two.
     """
     outputs = [output for _, _, output in examples]
     first = outputs[0]
@@ -69,12 +69,12 @@ def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Out
         return {"argument": list(first.given)} if all(output.given == first.given for output in outputs) else None
     if any(len(output.shape) != len(first.shape) for output in outputs):
         return None
-    dims = [_rule([(b, t, output.shape[axis]) for b, t, output in examples]) for axis in range(len(first.shape))]
+    dims = [_shape_rule([(b, t, output.shape[axis]) for b, t, output in examples]) for axis in range(len(first.shape))]
     dtype = "cut" if first.dtype == cut_dtype else str(first.dtype).removeprefix("torch.")
     return None if None in dims else {"tensor": {"dims": dims, "dtype": dtype}}
 
 
-def _rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
+def _shape_rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
     """Return the coefficients ``[c, b, t, bt]`` of a dimension."""
     (b0, t0, v00), (b1, _, v10) = examples[:2]
     per_batch, rest = divmod(v10 - v00, b1 - b0)
@@ -88,22 +88,22 @@ def _rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
         return None
     if not (per_batch and per_token):
         return [v00 - per_batch * b0 - per_token * t0, per_batch, per_token, 0]
-    both, rest = divmod(per_token, b0)  # samples are multiplied with what grows with the text
+    both, rest = divmod(per_token, b0)  # a product of batch size and tokens
     return None if rest or v00 != per_batch * b0 else [0, per_batch - both * t0, 0, both]
 
 
-def _build(rule: Outline, slot: Slot, given: Mapping[int | str, Any], materialise: bool) -> Any:
+def _build_output(rule: Outline, slot: Slot, arguments: Mapping[int | str, Any], materialise: bool) -> Any:
     ((kind, content),) = rule.items()
     if kind == "argument":
-        return tree.get(given, tuple(content))
+        return tree.get(arguments, tuple(content))
     if kind == "value":
         return content
     if kind == "dict":
-        return {key: _build(item, slot, given, materialise) for key, item in content.items()}
+        return {key: _build_output(item, slot, arguments, materialise) for key, item in content.items()}
     if kind in ("tuple", "list"):
-        items = [_build(item, slot, given, materialise) for item in content]
+        items = [_build_output(item, slot, arguments, materialise) for item in content]
         return tuple(items) if kind == "tuple" else items
-    values = _present(slot)
+    values = _current_values(slot)
     dtype = values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
     shape = [c + b * slot.batch + t * slot.tokens + bt * slot.batch * slot.tokens for c, b, t, bt in content["dims"]]
     if slot.noise:
@@ -120,7 +120,7 @@ PERIOD = 997
 
 
 def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Create large random numbers of both signs, the same ones in every call; they repeat after :data:`PERIOD`."""
+    """Create large random numbers of both signs, identical in every call and repeated after :data:`PERIOD`."""
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype, device=device)
     few = (1e4 * torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))).to(device, dtype)
@@ -128,17 +128,17 @@ def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     return few.repeat(-(-count // PERIOD))[:count].view(*shape)
 
 
-def _present(slot: Slot) -> Tensor:
+def _current_values(slot: Slot) -> Tensor:
     if slot.values is None:
         raise RuntimeError(
-            "part of a half runs without a representation at its cut: a backward pass computes a gradient checkpoint "
-            "around the cut again. Switch gradient checkpointing off"
+            "a half runs without a representation at its cut: a backward pass recomputes a gradient checkpoint around "
+            "the cut. Disable gradient checkpointing"
         )
     return slot.values
 
 
 class StubReadError(AttributeError):
-    """Raised when code reads an attribute of a replaced module, for example the dtype of a weight."""
+    """Raised if code reads an attribute of a replaced module, for example the dtype of a weight."""
 
     def __init__(self, stub: str, attribute: str) -> None:
         super().__init__(f"the code around module {stub!r} reads its attribute {attribute!r}")
@@ -146,7 +146,7 @@ class StubReadError(AttributeError):
 
 
 class _Absent(nn.Module):
-    """Replacement of a module that does not run; raises :class:`StubReadError` when code reads its attributes."""
+    """Replacement of a module that does not run; raises :class:`StubReadError` if code reads its attributes."""
 
     _name: str
 
@@ -168,19 +168,19 @@ class _Absent(nn.Module):
         raise StubReadError(self._name, "__len__")
 
     def __bool__(self) -> bool:
-        """Return True, as for the module that it replaces."""
+        """Return True, like the replaced module."""
         return True
 
 
 def is_bookkeeping(hook: Any) -> bool:
-    """Return whether a hook belongs to transformers or accelerate, whose hooks record or move tensors only."""
+    """Return whether a hook belongs to transformers or accelerate; these hooks only record or move tensors."""
     return getattr(hook, "__module__", "").startswith(("transformers.", "accelerate."))
 
 
 class _StandIn(nn.Module):
-    """A module with the plain attributes of another, which code around it may read (``attention_type``).
+    """A module with the plain attributes of the original, which code around it may read (``attention_type``).
 
-    If transformers collects hidden states with hooks, the hooks of the other module are registered here too.
+    If transformers collects hidden states with hooks, the hooks of the original are registered here too.
     """
 
     _slot: Slot
@@ -195,7 +195,7 @@ class _StandIn(nn.Module):
                 self.register_forward_hook(hook)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the module; if it is copied without its half (PEFT: ``modules_to_save``), it still serves that half."""
+        """Copy the module; a copy without its half (PEFT: ``modules_to_save``) still uses the slot of that half."""
         memo[id(self)] = copied = type(self).__new__(type(self))  # first: hooks of accelerate refer to the module
         memo.setdefault(id(self._slot), self._slot)  # the slot of a half is copied before its modules
         copied.__dict__.update(copy.deepcopy(vars(self), memo))
@@ -203,7 +203,7 @@ class _StandIn(nn.Module):
 
 
 class Stub(_StandIn, _Absent):
-    """Replacement of a module of the other half, which returns empty tensors of the same shapes."""
+    """Replacement of a module outside the half; it returns empty tensors of the same shapes."""
 
     def __init__(
         self, name: str, original: nn.Module, rule: Outline, slot: Slot, materialise: bool, after: bool = False
@@ -212,31 +212,31 @@ class Stub(_StandIn, _Absent):
         self._name, self._rule, self._slot, self._materialise, self._after = name, rule, slot, materialise, after
 
     def extra_repr(self) -> str:
-        """For errors of libraries that find the stub where they look for a layer."""
+        """Return a note for errors of libraries that find the stub in place of a layer."""
         return f"in place of {self._name!r}, which does not run in this half"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return empty tensors, or the arguments that the replaced module would pass on."""
         if not self._after:
-            _present(self._slot)
+            _current_values(self._slot)
         if self._slot.passed != self._after:
             raise RuntimeError(
-                f"module {self._name!r} runs {'before' if self._after else 'after'} the cut for these inputs, but did "
-                "not when the cut was verified: cut at another layer, or load the model with such example_inputs"
+                f"module {self._name!r} runs {'before' if self._after else 'after'} the cut for these inputs, unlike "
+                "during verification: cut at another layer, or load the model with example_inputs like these"
             )
-        return _build(self._rule, self._slot, tree.arguments(args, kwargs), self._materialise)
+        return _build_output(self._rule, self._slot, tree.arguments(args, kwargs), self._materialise)
 
 
 KEPT = "inner"
-"""Name of the layer of a cut in the module that replaces it."""
+"""Name of the original layer in the module that replaces it at a cut."""
 
 
 class _AtCut(_StandIn):
-    """Replacement of the layer of a cut; attributes are read from the layer itself if it is kept."""
+    """Replacement of the layer of a cut; attributes are read from the original layer if it is still used."""
 
-    def __init__(self, name: str, original: nn.Module, path: tree.Path, slot: Slot, *, kept: bool) -> None:
-        super().__init__(original, runs=kept)
-        self.inner = original if kept else None
+    def __init__(self, name: str, original: nn.Module, path: tree.Path, slot: Slot, *, runs: bool) -> None:
+        super().__init__(original, runs=runs)
+        self.inner = original if runs else None
         self._name, self._path, self._slot = name, path, slot
 
     def __getattr__(self, attribute: str) -> Any:
@@ -251,37 +251,37 @@ class _AtCut(_StandIn):
 
 
 class Entry(_AtCut):
-    """Replacement of the layer of a cut, which returns the given representation in the structure of its output.
+    """Replacement of the layer of a cut; it returns the representation in the structure of the layer's output.
 
-    If the output also contains tensors that do not depend on the input (a position bias), the part of the layer that
-    computes them runs.
+    If the output also contains tensors that do not depend on the input (a position bias), the original layer runs to
+    compute them.
     """
 
     def __init__(self, name: str, original: nn.Module, rule: Outline | None, path: tree.Path, slot: Slot) -> None:
-        """Keep ``original`` only if ``rule`` is ``None``."""
-        super().__init__(name, original, path, slot, kept=rule is None)
+        """Store ``original`` only if ``rule`` is ``None``."""
+        super().__init__(name, original, path, slot, runs=rule is None)
         self._rule = rule
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the layer with the given representation at its path."""
-        values = _present(self._slot)
+        """Return the output of the layer with the representation at its path."""
+        values = _current_values(self._slot)
         if self.inner is not None:
             output = self.inner(*args, **kwargs)
         else:
-            output = _build(self._rule or {}, self._slot, tree.arguments(args, kwargs), False)
+            output = _build_output(self._rule or {}, self._slot, tree.arguments(args, kwargs), False)
         self._slot.passed = True
         return tree.put(output, self._path, values.clone())  # a clone, because an in-place operation may follow
 
 
 class CutReached(BaseException):
-    """Raised to end a forward after the last requested layer; not caught by ``except Exception`` in its code."""
+    """Raised to stop a forward after the last requested layer; ``except Exception`` does not catch it."""
 
 
 class Exit(_AtCut):
-    """Replacement of the layer of a cut in the front half, which runs the layer and stores the representation."""
+    """Replacement of the layer of a cut in the front half; it runs the layer and stores the representation."""
 
     def __init__(self, name: str, original: nn.Module, path: tree.Path, slot: Slot) -> None:
-        super().__init__(name, original, path, slot, kept=True)
+        super().__init__(name, original, path, slot, runs=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer and store the representation."""
@@ -301,29 +301,26 @@ class Gone(_Absent):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raise an error."""
         raise RuntimeError(
-            f"module {self._name!r} was removed because it did not run when the network was cut; load the network with "
-            "example_inputs with which it runs, and cut it again"
+            f"module {self._name!r} was removed because it did not run when the network was cut: load the network with "
+            "example_inputs that run it, and cut it again"
         )
 
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-"""The lock of every module of a network that an adapter has run; not an attribute, because locks cannot be copied."""
+"""Lock of every module that an adapter has run; not an attribute of the module, because locks cannot be copied."""
 
 _REGISTERING = threading.Lock()
 
 
 @contextmanager
 def alone(model: Any) -> Iterator[None]:
-    """Keep other threads from using a network, or another network that shares modules with it.
-
-    The same thread may enter several times.
-    """
+    """Lock a network, and all networks that share modules with it, for this thread. The lock is reentrant."""
     locks: dict[int, threading.RLock] = {}
     with ExitStack() as held:
-        while (present := _locks_of(model)) != locks:  # while this thread waited, modules were put back
+        while (present := _locks_of(model)) != locks:  # another thread has restored modules meanwhile
             held.close()
             locks = present
-            for _, lock in sorted(locks.items()):  # in one order, so that no two threads wait for each other
+            for _, lock in sorted(locks.items()):  # in a fixed order, to avoid deadlocks
                 held.enter_context(lock)
         yield
 
@@ -337,10 +334,7 @@ def _locks_of(model: Any) -> dict[int, threading.RLock]:
 
 @contextmanager
 def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Replace modules temporarily, in every place where the model holds them.
-
-    The original modules are restored afterwards, also after an error.
-    """
+    """Replace modules temporarily, wherever they occur in the model; they are restored afterwards, also on errors."""
     places = exchange(model, replacements)
     try:
         yield
@@ -350,7 +344,7 @@ def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator
 
 
 def exchange(model: nn.Module, replacements: Mapping[str, nn.Module]) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Replace modules permanently, in every place where the model holds them."""
+    """Replace modules permanently, wherever they occur in the model; return the parent, key and original of each."""
     targets = {id(model.get_submodule(name)): module for name, module in replacements.items()}
     places = [
         (parent, key, child)

@@ -30,7 +30,7 @@ def tensors(value: Any) -> dict[Path, Tensor]:
 
 
 def arguments(args: tuple[Any, ...], kwargs: Mapping[Any, Any]) -> dict[int | str, Any]:
-    """Return the arguments of a call as one mapping."""
+    """Merge the positional and keyword arguments of a call into one mapping."""
     return {**dict(enumerate(args)), **kwargs}
 
 

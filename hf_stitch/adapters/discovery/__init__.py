@@ -1,1 +1,1 @@
-"""Finding the cuts of a network from a traced forward, and verifying them."""
+"""Search for the cuts of a network in a traced forward, and their verification."""

@@ -1,4 +1,4 @@
-"""Inputs on which cuts are verified: an example in other sizes, with other tokens, padded on either side."""
+"""Inputs to verify cuts: an example in other sizes, with other tokens, padded on either side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_stitch.adapters.cutting.interface import Interface, mask_of, size_of_inp
 
 
 class Probes:
-    """Derive inputs from an example."""
+    """Inputs derived from an example."""
 
     def __init__(self, interface: Interface, example: Mapping[str, Any]) -> None:
         self.interface, self.example = interface, dict(example)
@@ -26,8 +26,8 @@ class Probes:
     def vary(self, batch: int, tokens: int | None = None) -> dict[str, Any]:
         """Change the number of samples and tokens of the example by repetition.
 
-        Of an example with one sample, every second repetition differs, because state that one forward leaves would
-        otherwise be right for the next one.
+        If the example has one sample, every second repetition differs; otherwise, state left by one forward would be
+        correct for the next forward.
         """
         old_batch = size_of_inputs(self.example, self.interface)[0]
         varied = {}
@@ -38,16 +38,17 @@ class Probes:
                     chosen = torch.arange(batch, device=value.device) % old_batch
                     value = value.unflatten(0, (old_batch, rows))[chosen].flatten(0, 1)
                 if tokens and name not in self.interface.shapes and value.shape[1:2] == (self.tokens,):
-                    value = value[:, self._places(tokens).to(value.device)]
+                    value = value[:, self._positions(tokens).to(value.device)]
             varied[name] = copy.deepcopy(value) if not isinstance(value, Tensor) else value
         if old_batch == 1 < batch:
-            varied |= {name: self._alternating(varied[name]) for name in self.interface.content}
+            varied |= {name: self._with_alternate_samples(varied[name]) for name in self.interface.content}
         return varied
 
-    def _places(self, tokens: int) -> Tensor:
-        """Return which tokens of the example make a text of another length.
+    def _positions(self, tokens: int) -> Tensor:
+        """Return the positions of the example's tokens that form a text of another length.
 
-        Texts may end with a token that heads search for. Beside images, one word is repeated, no mark of an image.
+        Texts may end with a token that heads search for. In multimodal inputs, an ordinary word is repeated, not an
+        image placeholder token.
         """
         if self.interface.modality != "text":
             special = torch.isin(self.example[str(self.interface.text)], torch.tensor(self.interface.special_ids))
@@ -58,24 +59,24 @@ class Probes:
         return places
 
     def _half_empty(self, content: Tensor) -> Tensor:
-        """Return images of which a half is zeros, which are no padding."""
+        """Return images with one half set to zero; they are not padding."""
         content = content.clone()
         content[..., : content.shape[-1] // 2] = 0
         return content
 
-    def _alternating(self, content: Tensor) -> Tensor:
+    def _with_alternate_samples(self, content: Tensor) -> Tensor:
         """Change every second sample: values in reverse order, or other words."""
-        others = content[1::2]
+        second = content[1::2]
         content = content.clone()
-        content[1::2] = others.flip(-1) if content.is_floating_point() else self._mixed(others)
+        content[1::2] = second.flip(-1) if content.is_floating_point() else self._other_ids(second)
         return content
 
     def other_words(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the token ids of the content by others."""
+        """Replace the token ids of the content by other ids."""
         ids = {n: inputs[n] for n in self.interface.content if not inputs[n].is_floating_point()}
-        return {**inputs, **{name: self._mixed(value) for name, value in ids.items()}}
+        return {**inputs, **{name: self._other_ids(value) for name, value in ids.items()}}
 
-    def _mixed(self, ids: Tensor) -> Tensor:
+    def _other_ids(self, ids: Tensor) -> Tensor:
         """Permute token ids other than the special ones, which keep their positions."""
         special = self.interface.special_ids
         mixed, ordinary = ids.clone(), ~torch.isin(ids, ids.new_tensor(special))
@@ -85,9 +86,9 @@ class Probes:
         return mixed
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Iterate over inputs of other sizes than those of the traces, for text also padded right and left.
+        """Iterate over inputs of sizes that differ from the traces; texts are also padded right and left.
 
-        Consecutive inputs differ in size, so that state which one forward leaves for the next becomes apparent.
+        Consecutive inputs differ in size, to expose state that one forward leaves for the next.
         """
         if self.interface.modality != "text":
             yield self.vary(1)
@@ -100,8 +101,8 @@ class Probes:
         full = self.vary(3, n)
         for name in self.interface.given:  # change the length of arguments whose length is independent of the content
             if full[name].shape[1] != n:
-                for one in {name, mask_of(name)} & full.keys():
-                    full[one] = torch.cat([full[one], full[one][:, -1:]], 1)
+                for argument in {name, mask_of(name)} & full.keys():
+                    full[argument] = torch.cat([full[argument], full[argument][:, -1:]], 1)
         yield full
         mask = self.interface.mask
         if mask in full and (self.interface.pad_id is not None or len(self.interface.content) == 1):
@@ -118,30 +119,30 @@ class Probes:
                 yield {**ragged, **padded, mask: real.long()}
 
     def _with_other_texts(self) -> Iterator[dict[str, Any]]:
-        """Iterate over contents with longer texts beside them, and with one that is padded right and left."""
+        """Iterate over contents with longer texts, and with a text that is padded right and left."""
         text, mask, n = self.interface.text, self.interface.mask, self.tokens
         if text is None:
             return
         longer = self.vary(3, min(n + 3, (self.interface.max_tokens or n + 4) - 1))
         for name in {*self.interface.given} - {text}:
-            for one in {name, mask_of(name)} & longer.keys():
-                longer[one] = torch.cat([longer[one], longer[one][:, -1:]], 1)
+            for argument in {name, mask_of(name)} & longer.keys():
+                longer[argument] = torch.cat([longer[argument], longer[argument][:, -1:]], 1)
         yield longer
         for left in (False, True) if mask in longer else ():
-            few, own = self.vary(2), torch.arange(n)
-            shorter = torch.cat([own[:1], own] if left else [own, own[-1:]])
-            places = self._places(n + 1), shorter
-            for name, value in few.items():
+            batch, positions = self.vary(2), torch.arange(n)
+            shorter = torch.cat([positions[:1], positions] if left else [positions, positions[-1:]])
+            places = self._positions(n + 1), shorter
+            for name, value in batch.items():
                 if isinstance(value, Tensor) and name not in self.interface.shapes and value.shape[1:2] == (n,):
                     rows = [row[place.to(row.device)] for row, place in zip(value, places, strict=True)]
-                    few[name] = torch.stack(rows)
-                    few[name][1, 0 if left else -1] = (self.interface.pad_id or 0) if name == text else 0
-            yield few
+                    batch[name] = torch.stack(rows)
+                    batch[name][1, 0 if left else -1] = (self.interface.pad_id or 0) if name == text else 0
+            yield batch
 
     def further(self) -> Iterator[dict[str, Any]]:
-        """Iterate over texts that the network may refuse: up to four times as long, with all outputs of the tokenizer.
+        """Iterate over texts that the network may reject: up to four times as long, with all outputs of the tokenizer.
 
-        The first is both, and the others are either.
+        The first batch has both properties, the second and third have one each.
         """
         if self.interface.modality != "text":
             return
@@ -154,14 +155,14 @@ class Probes:
 
     def _with_all(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Add the outputs of the tokenizer that the example lacks."""
-        given = {}
+        added = {}
         for name in set(self.interface.arguments) - inputs.keys():
             ids = next(
                 (i for i in (*self.interface.content, *self.interface.given) if mask_of(i) == mask_of(name)), None
             )
             if ids is not None:
-                given[name] = torch.full_like(inputs[ids], int(name == mask_of(ids)))
-        return {**inputs, **given}
+                added[name] = torch.full_like(inputs[ids], int(name == mask_of(ids)))
+        return {**inputs, **added}
 
 
 def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where a network can be cut: candidates from a traced forward, and a plan for each."""
+"""The possible cuts of a network: candidates from a traced forward, with a plan for each."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from hf_stitch.options import did_you_mean
 from hf_stitch.printing import warn
 
 INSTEAD = "Cut instead at"
-"""Begin of the last sentence of a refusal, which lists other layers."""
+"""Start of the last sentence of a refusal, a list of other layers."""
 
 
 class Survey:
-    """The cuts of one model for inputs of one size; results are cached."""
+    """Cached cuts of a model for inputs of one size."""
 
     def __init__(
         self, model: nn.Module, run: Run, interface: Interface, example: Mapping[str, Any],
@@ -52,33 +52,33 @@ class Survey:
 
     @cached_property
     def trace(self) -> Trace:
-        """The trace of a forward of two samples."""
+        """Trace of a forward of two samples."""
         with unchanged(self.model):
-            output, noted = self._first(self._other_words())
+            output, noted = self._first(self._batch_of_other_words())
             self._check_comparable(output)
             watched = self._trace(2, noted=noted)
             with torch.no_grad():
-                if not same(output, self.run(self._other_words())):
+                if not same(output, self.run(self._batch_of_other_words())):
                     raise ValueError(
-                        f"{type(self.model).__name__} returns different outputs for the same input in eval mode: a "
-                        "random network cannot be cut exactly; switch the randomness off"
+                        f"{type(self.model).__name__} returns different outputs for the same input in eval mode and "
+                        "cannot be cut exactly: disable its random operations"
                     )
         if not watched.has_source:
             raise ValueError(
-                f"{type(self.model).__name__}: no module turns {', '.join(self.interface.content)} into values, so "
-                "that dependence on the input cannot be traced; pass floating-point inputs or use an embedding module"
+                f"{type(self.model).__name__}: dependence on the input cannot be traced because no module embeds "
+                f"{', '.join(self.interface.content)}; pass floating-point inputs or use an embedding module"
             )
         if not watched.reaches:
             raise ValueError(
-                f"{type(self.model).__name__}: no gradient passes from the output to "
-                f"{', '.join(self.interface.content)}, so that dependence on the input cannot be traced; check whether "
-                "its forward runs under torch.no_grad, detaches, or returns only integers. Layers that quantise their "
-                "inputs (dynamic activations of torchao) pass no gradients: quantise the weights alone"
+                f"{type(self.model).__name__}: dependence on the input cannot be traced because gradients do not flow "
+                f"from the output to {', '.join(self.interface.content)}; check whether its forward runs under "
+                "torch.no_grad, detaches, or returns only integers. Layers that quantize their inputs (dynamic "
+                "activations of torchao) block gradients: quantize only the weights"
             )
         return watched
 
     def _first(self, batch: Mapping[str, Any]) -> tuple[Any, Integers]:
-        """Run two samples, noting what modules read; if the network does not run on them, the example is named."""
+        """Run two samples and record the integers that modules read; an error names the example inputs."""
         try:
             with torch.no_grad(), noting(self.model) as noted, noting_outside(self.model) as self._outside:
                 return self.run(batch), noted
@@ -88,32 +88,32 @@ class Survey:
                 for inputs in (self._probes.example, batch)
             ]
             raise ExampleError(
-                f"{type(self.model).__name__} does not run on its example inputs, {shapes[0]}, or not on a batch "
-                f"of two of them, {shapes[1]}: {failure}. example_inputs= must be a batch: the samples on the "
-                "first axis, then the channels and sizes that the network takes" + _attention(self.model),
+                f"{type(self.model).__name__} fails on its example inputs, {shapes[0]}, or on a batch of two of them, "
+                f"{shapes[1]}: {failure}. example_inputs= must be a batch: samples on the first axis, then the "
+                "channels and sizes that the network requires" + _attention_advice(self.model),
                 self.model,
             ) from failure
 
     def _check_comparable(self, output: Any) -> None:
-        what = type(self.model).__name__
+        kind = type(self.model).__name__
         if not tree.tensors(output):
             raise ValueError(
-                f"{what} returns no tensor (nor a tuple, list or mapping of any) but {type(output).__name__}: outputs "
-                "cannot be compared; wrap the model in a module that returns tensors"
+                f"{kind} must return a tensor, or a tuple, list or mapping of tensors, got {type(output).__name__}: "
+                "wrap the model in a module that returns tensors"
             )
         for path, leaf in tree.leaves(output):
             if not (leaf is None or isinstance(leaf, (Tensor, bool, int, float, str))):
                 place = "".join(f"[{key!r}]" for key in path)
                 raise ValueError(
-                    f"{what} returns a {type(leaf).__name__} at output{place}, which cannot be traversed: wrap the "
-                    "model in a module that returns tensors, or a tuple, list or mapping of them; of a language model, "
-                    "switch the cache off (config.use_cache = False)"
+                    f"{kind} returns a {type(leaf).__name__} at output{place}, which cannot be traversed: wrap the "
+                    "model in a module that returns tensors, or a tuple, list or mapping of tensors; for a language "
+                    "model, disable the cache (config.use_cache = False)"
                 )
         values = [leaf for leaf in tree.tensors(output).values() if leaf.is_floating_point()]
         if values and not any(bool(leaf.isfinite().any()) for leaf in values):
             raise ValueError(
-                f"{what} returns no finite number for its example inputs, so that outputs cannot be compared: pass "
-                "example_inputs for which its output is finite"
+                f"{kind} returns only NaN or infinite numbers for its example inputs: pass example_inputs with finite "
+                "outputs"
             )
 
     @cached_property
@@ -129,35 +129,36 @@ class Survey:
         content = self._probes.vary(2)[self.interface.content[0]].shape
         traces = [watched for _, _, watched in self._examples]
         tokens = self._probes.tokens or (content[1] if len(content) > 1 else 0)
-        known = self.interface
-        return Shapes(self.model, traces, self._long, tuple(content), tokens, known.modality, known.grids)
+        interface = self.interface
+        return Shapes(self.model, traces, self._long, tuple(content), tokens, interface.modality, interface.grids)
 
     def _long(self) -> Trace:
         return self._trace(2, min(4 * self._probes.tokens, self.interface.max_tokens or 4 * self._probes.tokens))
 
     def _trace(self, batch: int, tokens: int | None = None, noted: Integers | None = None) -> Trace:
-        """Trace a forward; what modules read of other words tells which of them read words."""
+        """Trace a forward; ``noted`` has the integers read in a forward of other words, to find readers of words."""
         inputs, content = self._probes.vary(batch, tokens), self.interface.content
         ids = any(not inputs[name].is_floating_point() for name in content)
         try:
             return trace(self.model, self.run, inputs, content, self._reads, noted if noted and ids else {})
         except NotImplementedError as error:
             raise ValueError(
-                f"{type(self.model).__name__} runs, but not with gradients, by which its cuts are found: "
+                f"{type(self.model).__name__} does not run with gradients, which are required to find its cuts: "
                 + str(error).rstrip(".")
-                + _attention(self.model)
+                + _attention_advice(self.model)
             ) from error
 
-    def _other_words(self) -> dict[str, Any]:
+    def _batch_of_other_words(self) -> dict[str, Any]:
         return self._probes.other_words(self._probes.vary(2))
 
     # -- candidates ------------------------------------------------------------------------------------
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the blocks whose output lies on every path from the input to the output, in order of execution.
+        """Names of the blocks on every path from the input to the output, in execution order.
 
         Blocks are the elements of stacks (``Sequential``, ``ModuleList``). Composite elements of a repeated class are
-        preferred, and the innermost of nested stacks. If a model has fewer than two, its other layers are included.
+        preferred, and the innermost of nested stacks. If a model has fewer than two blocks, further layers are
+        included.
         """
         if self._named is not None:
             return self._named
@@ -171,33 +172,33 @@ class Survey:
             outputs = [n for n in listed if any(seen.is_output for seen in calls[n].seen().values())]
             chosen = [*chosen, *(n for n in listed if n not in (*chosen, *outputs) and not n.startswith(inside))]
         if self._outside:
-            what = (
-                f"{type(self.model).__name__} runs modules that are none of its submodules (in "
-                f"{', '.join(sorted(self._outside))}), where no cut and no hash finds them: keep them as attributes "
-                "or in an nn.ModuleList"
+            message = (
+                f"{type(self.model).__name__} runs modules that are not its submodules (in "
+                f"{', '.join(sorted(self._outside))}), so cuts and hashes ignore them: store them as attributes or in "
+                "an nn.ModuleList"
             )
             if not chosen:
-                raise ValueError(what)
-            warn(what)
+                raise ValueError(message)
+            warn(message)
         innermost = [n for n in chosen if not any(m.startswith(n + ".") for m in chosen)]
         return tuple(sorted(innermost, key=lambda n: self.trace.calls[n].exited))
 
     def _is_composite(self, name: str) -> bool:
-        """Return whether an element of a stack has modules inside, apart from those that make its weight."""
+        """Return whether an element of a stack contains modules other than modules that compute its weight."""
         parent, module = (self.model.get_submodule(place) for place in (name.rpartition(".")[0], name))
         inside = [key for key, _ in getattr(module, "base_layer", module).named_children()]  # without an adapter
-        own = any(key not in ("parametrizations", "_packed_params") for key in inside)
-        return own and isinstance(parent, (nn.Sequential, nn.ModuleList))
+        composite = any(key not in ("parametrizations", "_packed_params") for key in inside)
+        return composite and isinstance(parent, (nn.Sequential, nn.ModuleList))
 
     def _is_stack(self, parent: str, composite: list[str]) -> bool:
-        """Return whether a class repeats among the elements, or among all stacks if there is only one element."""
+        """Return whether a class repeats among the elements of a stack, or of all stacks if it has one element."""
         elements = list(self.model.get_submodule(parent).children())
         pool = elements if len(elements) > 1 else [self.model.get_submodule(n) for n in composite]
         classes = Counter(map(type, pool))
         return any(classes[type(element)] > 1 for element in elements)
 
     def dominates(self, name: str) -> bool:
-        """Return whether a module can be a candidate: it runs once, and one of its outputs is on every path."""
+        """Return whether a module can be a candidate: it runs once, with an output on every path."""
         call = self.trace.calls.get(name)
         if call is None or len(call.outputs) != 1:
             return False
@@ -212,27 +213,29 @@ class Survey:
 
     def _describe(self, layer: str) -> Cut:
         names = [name for name, _ in self.model.named_modules() if name]
-        what = f"layer {layer!r} of {type(self.model).__name__}"
+        subject = f"layer {layer!r} of {type(self.model).__name__}"
         if layer not in names:
             hint = did_you_mean(layer, self.blocks) or did_you_mean(layer, names)
-            raise NotACutError(f"{what} does not exist{f'; did you mean {hint!r}?' if hint else '.'} {self._known()}")
+            raise NotACutError(
+                f"{subject} does not exist{f'; did you mean {hint!r}?' if hint else '.'} {self._list_blocks()}"
+            )
         call = self.trace.calls.get(layer)
         if call is None:
-            raise NotACutError(f"{what} does not run in a forward. {self._known()}")
+            raise NotACutError(f"{subject} does not run in a forward. {self._list_blocks()}")
         if len(call.outputs) > 1:
             raise NotACutError(
-                f"{what} fires {len(call.outputs)} times in one forward: there is no single representation"
+                f"{subject} runs {len(call.outputs)} times in one forward and does not have a single representation"
             )
         dependent = {path: s for path, s in call.seen().items() if s.depends}
         if not dependent:
-            raise NotACutError(f"{what} returns nothing that depends on the input")
+            raise NotACutError(f"the output of {subject} does not depend on the input")
         path, seen = next(((p, s) for p, s in dependent.items() if s.dominates), next(iter(dependent.items())))
         if not 2 <= len(seen.shape) <= 4 or not seen.dtype.is_floating_point:
             kind = f"a tensor of shape {seen.shape}" if seen.shape else "a nested tensor or a single number"
             raise NotACutError(
-                f"{what} returns {kind} and dtype {seen.dtype}, expected floating-point vectors, tokens or a grid"
+                f"{subject} returns {kind} and dtype {seen.dtype}, expected floating-point vectors, tokens or a grid"
             )
-        axes = self._shapes.axes(layer, path, what)
+        axes = self._shapes.axes(layer, path, subject)
         return Cut(
             layer,
             path,
@@ -254,14 +257,14 @@ class Survey:
             self._tried.add(layer)
             try:
                 with unchanged(self.model):
-                    self._plans[layer] = self._found(cut)
+                    self._plans[layer] = self._first_plan(cut)
             except NotACutError as error:
                 self._refused[layer] = error.args[0]
                 raise
         return self._plans[layer]
 
     def verify(self, layers: Iterable[str]) -> None:
-        """Verify several cuts, which takes a fraction of the time of one after the other."""
+        """Verify several cuts together, in a fraction of the time of separate verification."""
         names = tuple(layers)
         self._sweep(names)
         for layer in names:
@@ -269,11 +272,11 @@ class Survey:
                 self.plan(layer)
 
     def _sweep(self, layers: Iterable[str]) -> None:
-        """Verify cuts together, those that have not been tried yet; what does not hold so stays pending."""
+        """Verify the untried cuts together; cuts that do not pass stay pending."""
         pending = []
         for layer in layers:
             if self.status(layer) == "pending" and layer not in self._tried:
-                with suppress(NotACutError):  # plan() has the reason
+                with suppress(NotACutError):  # plan() raises it with the reason
                     pending.append(self.cut(layer))
         self._tried |= {cut.layer for cut in pending}
         if pending:
@@ -281,28 +284,28 @@ class Survey:
             with unchanged(self.model):
                 self._plans.update(sweep(self._verifier, pending, lambda cut: next(self._proposals(cut))))
 
-    def _found(self, cut: Cut) -> CutPlan:
+    def _first_plan(self, cut: Cut) -> CutPlan:
         for plan in self._proposals(cut):
             if self._verifier.holds(cut, plan):
                 return plan
-        raise NotACutError(self._why_not(cut))
+        raise NotACutError(self._reason_of_refusal(cut))
 
     def status(self, layer: str) -> str:
-        """Return the state of the verification of a layer: ``verified``, ``refused`` or ``pending``."""
+        """Return the verification status of a layer: ``verified``, ``refused`` or ``pending``."""
         return "verified" if layer in self._plans else "refused" if layer in self._refused else "pending"
 
     def _proposals(self, cut: Cut) -> Iterator[CutPlan]:
-        """Iterate over plans, from the cheapest to the one that replaces the fewest modules."""
+        """Iterate over plans, from the cheapest to the plan that replaces the fewest modules."""
         read = None
-        while read != self._verifier.read:  # keep modules whose attributes the first tries read
+        while read != self._verifier.read:  # do not replace modules with attributes that the first tries read
             read = set(self._verifier.read)
             stubs, entry = self._stubs(cut)
             after = dict(self._after(cut))
             yield CutPlan("stubs", stubs, entry, after=after, records=self._records)
         sources = {n: o for n in self.trace.sources if (o := self._outline(n, cut)) is not None}
-        for kept in (after, {}):  # last resort: the front half keeps all modules
-            yield CutPlan("stubs", stubs, entry, materialise=True, after=kept, records=self._records)
-            yield CutPlan("full", sources, entry, after=kept, records=self._records)
+        for removed in (after, {}):  # last resort: the front half replaces no modules
+            yield CutPlan("stubs", stubs, entry, materialise=True, after=removed, records=self._records)
+            yield CutPlan("full", sources, entry, after=removed, records=self._records)
 
     @property
     def _records(self) -> bool:
@@ -310,7 +313,7 @@ class Survey:
         return any(vars(module).get("_output_capturing_hooks_installed") for module in self.model.modules())
 
     def _stubs(self, cut: Cut) -> tuple[dict[str, Outline], Outline | None]:
-        """Outlines of the largest modules before the cut with input-dependent outputs only, and that of the layer."""
+        """Return outlines of the largest modules before the cut with only input-dependent outputs, and of the layer."""
         stubs: dict[str, Outline] = {}
         end = self.trace.calls[cut.layer].exited
         entry = self._outline(cut.layer, cut) if cut.layer not in self._verifier.read else None
@@ -329,7 +332,7 @@ class Survey:
         return stubs, entry
 
     def _span(self, name: str) -> tuple[float, float]:
-        """Return the first entry and last exit of a module and its children (a ``ModuleList`` itself never runs)."""
+        """Return the first entry and last exit of a module and its children (a ``ModuleList`` never runs)."""
         return self._spans.get(name, (math.inf, math.inf))
 
     @cached_property
@@ -348,8 +351,8 @@ class Survey:
     def _outline(self, name: str, cut: Cut, *, content_only: bool = True) -> Outline | None:
         """Return the outline of the output of a module.
 
-        ``None`` if there is no outline or, with ``content_only``, if the module computes tensors that do not depend on
-        the input.
+        ``None`` without an outline or, with ``content_only``, if the module computes tensors that do not depend on the
+        input.
         """
         examples = []
         for batch, tokens, watched in self._examples:
@@ -364,7 +367,7 @@ class Survey:
         return outline(examples, getattr(torch, cut.dtype))
 
     def _after(self, cut: Cut) -> Iterator[tuple[str, Outline | None]]:
-        """Iterate over the largest modules that run only after the cut, with their outline, or never, with None."""
+        """Iterate over the largest modules after the cut with their outline; ``None`` for modules that never run."""
         end = self.trace.calls[cut.layer].exited
 
         def walk(name: str) -> Iterator[tuple[str, Outline | None]]:
@@ -380,44 +383,44 @@ class Survey:
 
         return walk("")
 
-    def _why_not(self, cut: Cut) -> str:
-        """Explain a refusal: find the last module before the layer whose output matters while the layer's is fixed."""
+    def _reason_of_refusal(self, cut: Cut) -> str:
+        """Explain a refusal by the last module before the layer that changes the output while the layer is fixed."""
         end = self.trace.calls[cut.layer].exited
         before = [c for c in self.trace.calls.values() if c.exited < end and not c.name.startswith(cut.layer + ".")]
         depending = [call for call in before if any(seen.depends for seen in call.seen().values())]
         latest = sorted(depending, key=lambda c: (-c.exited, len(c.name)))
         if name := self._verifier.bypass(cut, (call.name for call in latest)):
-            why = f"the output of {name!r} bypasses it (later modules use it directly)."
+            reason = f"the output of {name!r} bypasses it (later modules use it directly)."
         else:
-            why = "the output depends on the input by another way than through it."
+            reason = "the output also depends on the input through other paths."
             if failure := self._verifier.failure(cut):
-                why += f" Verification failed with {failure}."
-        return f"{type(self.model).__name__} cannot be cut at {cut.layer!r}: {why}{self._instead()}"
+                reason += f" Verification failed with {failure}."
+        return f"{type(self.model).__name__} cannot be cut at {cut.layer!r}: {reason}{self._list_cuts()}"
 
-    def _instead(self) -> str:
+    def _list_cuts(self) -> str:
         """List the blocks that are cuts."""
-        with suppress(torch.OutOfMemoryError):  # all of them take more than one layer
+        with suppress(torch.OutOfMemoryError):  # all layers require more memory than one
             self._sweep(self.blocks)
         names = tuple(name for name in self.blocks if name in self._plans)
-        return f" {INSTEAD}: {_short(names)}" if names else ""
+        return f" {INSTEAD}: {_join_names(names)}" if names else ""
 
-    def _known(self) -> str:
-        """List the blocks that are cuts, or else those that may be."""
+    def _list_blocks(self) -> str:
+        """List the blocks that are cuts or, without any, the candidates."""
         names = tuple(name for name in self.blocks if name in self._plans)
-        return f"Cuts: {_short(names)}" if names else f"Candidates, not verified yet: {_short(self.blocks)}"
+        return f"Cuts: {_join_names(names)}" if names else f"Candidates, not verified yet: {_join_names(self.blocks)}"
 
 
 def _shapes(output: Any) -> Any:
     return tree.transform(output, lambda leaf: list(leaf.shape) if isinstance(leaf, TracedTensor) else leaf)
 
 
-def _attention(model: nn.Module) -> str:
-    """Say how to leave an attention that not all devices have; empty if the network has none such."""
+def _attention_advice(model: nn.Module) -> str:
+    """Return advice to replace an attention implementation that some devices lack; empty if it is not needed."""
     configs = (getattr(module, "config", None) for module in model.modules())
     used = {str(getattr(config, "_attn_implementation", None)) for config in configs} - {"None", "eager", "sdpa"}
-    how = 'load it with attn_implementation="sdpa", or call set_attn_implementation("sdpa") of the live network'
-    return f". Its attention is {', '.join(sorted(used))}: {how}" if used else ""
+    remedy = 'load it with attn_implementation="sdpa", or call set_attn_implementation("sdpa") on the live network'
+    return f". Its attention implementation is {', '.join(sorted(used))}: {remedy}" if used else ""
 
 
-def _short(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     return ", ".join(names) if len(names) <= 8 else ", ".join((*names[:4], "…", *names[-3:]))

@@ -1,11 +1,11 @@
 """Tracing of one forward pass.
 
-A trace contains the modules that ran, their order and outputs, and which outputs lie on every path.
+A trace contains the modules that ran, their order and outputs, and the outputs that lie on every path.
 
-Dependence on the input comes from autograd: parameters are frozen and only the input requires a gradient, so that a
-tensor depends on the input exactly if it requires a gradient. An output of a module is a candidate cut exactly if every
-path of the graph from the outputs of the model back to the input passes through it (it *dominates*). One forward finds
-all candidates. Paths that autograd does not record (through integers) are left to the verification of a cut.
+Autograd provides the dependence on the input: parameters are frozen and only the input requires a gradient, so a tensor
+depends on the input exactly if it requires a gradient. An output of a module is a candidate cut exactly if every path
+of the graph from the outputs of the model back to the input passes through it (it *dominates*). One forward finds all
+candidates. The verification of a cut detects paths that autograd does not record (through integers).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Arrangement = Fold | Join
 
 
 class Operations(TorchDispatchMode):
-    """Count floating-point operations and record arrangements, without the module hooks that torch's counter needs."""
+    """Counter of floating-point operations that records arrangements; torch's counter would need module hooks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Operations(TorchDispatchMode):
         self.arrangements: list[Arrangement] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count it if its number of floating-point operations is known."""
+        """Run an operation and add its floating-point operations if their number is known."""
         out = func(*args, **(kwargs or {}))
         if formula := flop_registry.get(func.overloadpacket):
             self.count += formula(*args, **(kwargs or {}), out_val=out)
@@ -66,21 +66,21 @@ class Operations(TorchDispatchMode):
         return out
 
 
-def _viewed(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
-    """Return a fold if a view splits an axis of three, or merges axes into one (a grid, or pixels of patches)."""
+def _fold_of_view(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
+    """Return a fold if a view splits one of three axes, or merges axes into one (a grid, or pixels of patches)."""
     before, after = tuple(values.shape), tuple(out.shape)
     flat, folded = (before, after) if len(before) == 3 else (after, before)
     if len(flat) != 3 or len(folded) < 4 or flat[0] != folded[0]:
         return None
-    made = flat is after
-    if folded[1] * folded[2] == flat[1] and (len(folded) == 4 or (made and len(folded) == 6)):
+    merges = flat is after
+    if folded[1] * folded[2] == flat[1] and (len(folded) == 4 or (merges and len(folded) == 6)):
         return Fold(1, flat[1], (folded[1], folded[2]), folded)
     if folded[1] == flat[1]:
         return Fold(2, flat[2], (folded[2], folded[3]), folded) if len(folded) == 4 else None
-    return Fold(1, flat[1], (), folded) if made else None
+    return Fold(1, flat[1], (), folded) if merges else None
 
 
-def _unfolded(
+def _fold_of_patches(
     values: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int], *,
     out: Tensor,
 ) -> Fold:  # fmt: skip
@@ -92,14 +92,14 @@ def _unfolded(
     return Fold(2, h * w, (h, w), ())
 
 
-def _concatenated(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Join | None:
+def _join_of_concatenation(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Join | None:
     if out.dim() not in (2, 3):
         return None
     axis = dim % out.dim()
     return Join(axis, tuple(t.shape[axis] for t in tensors if t.dim() == out.dim()))
 
 
-def _padded(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor) -> Join | None:
+def _join_of_padding(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor) -> Join | None:
     """Return a join if the padding is along one axis."""
     sides = {values.dim() - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2) if pad[i] or pad[i + 1]}
     if len(sides) != 1 or out.dim() not in (2, 3):
@@ -109,11 +109,11 @@ def _padded(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor
 
 
 _ARRANGING: dict[Any, Callable[..., Arrangement | None]] = {
-    torch.ops.aten.view: _viewed,
-    torch.ops.aten._unsafe_view: _viewed,
-    torch.ops.aten.im2col: _unfolded,
-    torch.ops.aten.cat: _concatenated,
-    torch.ops.aten.constant_pad_nd: _padded,
+    torch.ops.aten.view: _fold_of_view,
+    torch.ops.aten._unsafe_view: _fold_of_view,
+    torch.ops.aten.im2col: _fold_of_patches,
+    torch.ops.aten.cat: _join_of_concatenation,
+    torch.ops.aten.constant_pad_nd: _join_of_padding,
 }
 
 
@@ -152,10 +152,10 @@ class Call:
 
 @dataclass
 class Trace:
-    """The trace of a forward; it contains shapes and no activations."""
+    """The trace of a forward: shapes without activations."""
 
     calls: dict[str, Call]  # module name -> calls, in the order of first entry; modules that did not run are absent
-    sources: list[str]  # names of the modules that turn the content of the input (token ids) into the first values
+    sources: list[str]  # names of the modules that embed the content of the input (token ids)
     has_source: bool  # whether any differentiable value is computed from the content
     reaches: bool  # whether any output of the model depends on the content
     flops: int  # number of floating-point operations of the whole forward
@@ -202,13 +202,13 @@ def _topological(roots: Iterator[Node]) -> list[Node]:
     return order
 
 
-def _nothing(saved: Tensor) -> Tensor:
+def _discard(activation: Tensor) -> Tensor:
     """Replace a saved activation by an empty tensor, because no backward pass runs."""
     return torch.empty(0)
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
+def _frozen_parameters(model: nn.Module) -> Iterator[None]:
     trainable = [p for p in model.parameters() if p.requires_grad]
     try:
         for p in trainable:
@@ -220,20 +220,20 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 
 
 Reads = set[tuple[str, int]]
-"""Calls, each as the name of a module and the index of the call."""
+"""Calls: pairs of a module name and the index of the call."""
 
 Integers = dict[tuple[str, int], list[Tensor]]
-"""The integers that each call of a module receives."""
+"""The integer arguments of each call of a module."""
 
 
 def _integers(args: Any, kwargs: Any) -> list[Tensor]:
-    given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and not a.is_floating_point()]
-    return [a.clone() for a in given if a.dtype != torch.bool]
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and not a.is_floating_point()]
+    return [a.clone() for a in tensors if a.dtype != torch.bool]
 
 
 @contextmanager
 def noting(model: nn.Module) -> Iterator[Integers]:
-    """Note the integers that modules receive."""
+    """Record the integers that modules receive."""
     noted: Integers = {}
     count: Counter[str] = Counter()
 
@@ -251,7 +251,7 @@ def noting(model: nn.Module) -> Iterator[Integers]:
 
 @contextmanager
 def noting_outside(model: nn.Module) -> Iterator[set[str]]:
-    """Note the lists and dicts of Python from which modules run that are no submodules, so that no trace sees them."""
+    """Record the Python lists and dicts with modules that run but are not submodules, and so are not traced."""
     inside, places, handles = set(model.modules()), set[str](), []
     for name, holder in model.named_modules():
         for key, value in vars(holder).items():
@@ -273,9 +273,9 @@ def trace(
 ) -> Trace:  # fmt: skip
     """Run a model once and trace it.
 
-    Calls that receive other integers than with other token ids are added to those that read the content. This detects
-    ids however the model transforms them (pads, transposes, hashes). Integers that depend only on the positions of
-    padding (position ids) are the same in both.
+    A call reads the content if its integers differ from ``others``, which were recorded with other token ids; it is
+    added to ``reads``. This detects ids after any transformation by the model (padding, transposition, hashing).
+    Integers that depend only on the positions of padding (position ids) do not differ.
     """
     watch = _Watch(reads, others)
     handles = []
@@ -285,13 +285,13 @@ def trace(
             handles.append(module.register_forward_hook(partial(watch.leave, name), with_kwargs=True))
         with (
             torch.inference_mode(False),
-            _frozen(model),
+            _frozen_parameters(model),
             torch.enable_grad(),
-            saved_tensors_hooks(_nothing, _nothing),
+            saved_tensors_hooks(_discard, _discard),
             watch.operations,
         ):
-            given = {n: watch.sprout(v) if n in content and _is_values(v) else v for n, v in inputs.items()}
-            output = run(given)
+            arguments = {n: watch.sprout(v) if n in content and _is_values(v) else v for n, v in inputs.items()}
+            output = run(arguments)
             origins = {get_gradient_edge(leaf).node for leaf in watch.sprouts}
     finally:
         for handle in handles:
@@ -332,21 +332,21 @@ class _Watch:
         call.exited, call.flops = self.clock, self.operations.count
         call.arranged = len(self.operations.arrangements)
         arguments = tree.tensors(tree.arguments(args, kwargs))
-        given = {id(leaf): path for path, leaf in arguments.items()}
+        paths = {id(leaf): path for path, leaf in arguments.items()}
         call.arguments.append({path: _place(leaf, {}) for path, leaf in arguments.items()})
-        # A class with a call of its own (Front) may give its caller something else, which nothing stands in for.
+        # A class that overrides __call__ (Front) may return something else to its caller, which cannot be replaced.
         opaque = not str(type(module).__call__.__module__).startswith(("torch.", "transformers.", "keras."))
-        call.outputs.append(None if opaque else tree.transform(replaced, lambda leaf: _place(leaf, given)))
+        call.outputs.append(None if opaque else tree.transform(replaced, lambda leaf: _place(leaf, paths)))
         return replaced
 
     def trace(self, output: Any, origins: set[Node]) -> Trace:
-        """Replace edges by their properties in the whole graph."""
+        """Create the trace: replace edges by their properties in the whole graph."""
         returned = tree.transform(output, lambda leaf: _place(leaf, {}))
         roots = [leaf.edge for _, leaf in tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
         dominating = _dominating(roots, origins)
         numbers: dict[Edge, int] = {}
 
-        def see(leaf: Any) -> Any:
+        def describe(leaf: Any) -> Any:
             if not isinstance(leaf, _Place):
                 return leaf
             return TracedTensor(
@@ -359,10 +359,12 @@ class _Watch:
                 None if leaf.edge is None else numbers.setdefault(leaf.edge, len(numbers)),
             )
 
-        calls = {name: call for name, call in self.calls.items() if call.outputs}  # the other calls raised an error
+        calls = {
+            name: call for name, call in self.calls.items() if call.outputs
+        }  # without outputs: an error was raised
         for call in calls.values():
-            call.outputs = [tree.transform(output, see) for output in call.outputs]
-            call.arguments = [{path: see(leaf) for path, leaf in given.items()} for given in call.arguments]
+            call.outputs = [tree.transform(output, describe) for output in call.outputs]
+            call.arguments = [{path: describe(leaf) for path, leaf in received.items()} for received in call.arguments]
         operations = self.operations
         return Trace(
             calls, self.sources, bool(self.sprouts), bool(roots), operations.count, tuple(operations.arrangements)
@@ -374,7 +376,7 @@ def _is_values(leaf: Any) -> bool:
 
 
 def _is_source(output: Any) -> bool:
-    """Return whether an output contains values, and none of them depends on the content so far."""
+    """Return whether an output contains values, all independent of the content so far."""
     values = [leaf for _, leaf in tree.leaves(output) if _is_values(leaf)]
     return bool(values) and all(leaf.grad_fn is None for leaf in values)
 
@@ -389,9 +391,9 @@ class _Place:
     given: tree.Path | None
 
 
-def _place(leaf: Any, given: Mapping[int, tree.Path]) -> Any:
+def _place(leaf: Any, paths: Mapping[int, tree.Path]) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     edge = get_gradient_edge(leaf) if leaf.grad_fn is not None else None
     shape = () if leaf.is_nested else tuple(leaf.shape)
-    return _Place(shape, leaf.dtype, (edge.node, edge.output_nr) if edge else None, given.get(id(leaf)))
+    return _Place(shape, leaf.dtype, (edge.node, edge.output_nr) if edge else None, paths.get(id(leaf)))

@@ -27,15 +27,15 @@ from hf_stitch.printing import progress_bar
 Run = Callable[[Mapping[str, Any]], Any]
 End = tuple[Cut, CutPlan]
 TRIES = ((True, True), (True, False), (False, True))
-"""How parts run on the first probes, one after the other, and on the last one in all ways that are left.
+"""Modes of the runs of a part: one for each of the first probes, all remaining modes for the last probe.
 
-Each says whether Flow follows the part, and whether noise precedes it, or else what will be there later.
+A mode is a pair: whether Flow tracks the part, and whether noise replaces the content before it.
 """
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What the whole model returned for a probe."""
+    """Output of the whole model for a probe."""
 
     inputs: Mapping[str, Any]  # the probe
     values: Mapping[str, Tensor]  # name of a layer -> values at its cut
@@ -44,7 +44,7 @@ class Observed:
 
 
 class Verifier:
-    """Test plans on a model."""
+    """Verification of plans on a model."""
 
     def __init__(self, model: nn.Module, run: Run, probes: Probes) -> None:
         self.model, self.run, self.probes, self.interface = model, run, probes, probes.interface
@@ -53,38 +53,38 @@ class Verifier:
         self._failure: dict[str, str] = {}
 
     def failure(self, cut: Cut) -> str:
-        """Return the error of the code of the model with plans for a cut."""
+        """Return the error that the code of the model raised with plans for a cut; empty without an error."""
         return self._reading.get(cut.layer) or self._failure.get(cut.layer, "")
 
     def holds(self, cut: Cut, plan: CutPlan) -> bool:
         """Return whether both parts reproduce the whole model.
 
-        The whole model runs on all probes first, then each part on all probes, so that no part can rely on state that
-        a forward of the same inputs left in the model.
+        The whole model runs on all probes first, then each part on all probes, so that a part cannot rely on state from
+        a forward of the same inputs.
         """
-        return self._tried(cut, lambda: self._holds(cut, plan))
+        return self._passes(cut, lambda: self._holds(cut, plan))
 
     def _holds(self, cut: Cut, plan: CutPlan) -> bool:
         observed = self.observe([cut])
-        for one in observed:
-            if cut.layer not in one.values:
+        for observation in observed:
+            if cut.layer not in observation.values:
                 raise NotACutError(
                     f"layer {cut.layer!r} of {type(self.model).__name__} does not run for all inputs (not for "
-                    f"{len(one.inputs[self.interface.content[0]])} samples); cut at another layer"
+                    f"{len(observation.inputs[self.interface.content[0]])} samples); cut at another layer"
                 )
         return self.front_holds(cut, plan, observed) and self.back_holds((cut, plan), observed)
 
     def observe(self, cuts: Iterable[Cut]) -> list[Observed]:
-        """Run the whole model on all probes; a layer that does not run for a probe is missing in its values."""
-        kept = list(cuts)
+        """Run the whole model on all probes; the values of a probe exclude layers that do not run for it."""
+        chosen = list(cuts)
         with torch.no_grad():
             probes = list(self.probes)
             tries = [TRIES[min(place, 2) :][:1] for place in range(len(probes) - 1)]
             tries.append(TRIES[max(1, min(len(probes) - 1, 2)) :])
-            observed = [self._observed(kept, *each) for each in zip(probes, tries, strict=True)]
+            observed = [self._observed(chosen, *probe) for probe in zip(probes, tries, strict=True)]
             for place, inputs in enumerate(self.probes.further()):
-                with suppress(Exception):  # the network may refuse these
-                    observed.append(self._observed(kept, inputs))
+                with suppress(Exception):  # the network may reject these
+                    observed.append(self._observed(chosen, inputs))
                     if not place:
                         break
         return observed
@@ -93,15 +93,15 @@ class Verifier:
         """Return whether the part before a cut, without the modules after it, returns the values at the cut."""
 
         def holds(one: Observed) -> bool:
-            found = run_part(self.model, self.run, self.interface, copied(one.inputs), last=(cut, plan))
-            return same(found, one.values[cut.layer])
+            values = run_part(self.model, self.run, self.interface, copied(one.inputs), last=(cut, plan))
+            return same(values, one.values[cut.layer])
 
-        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
+        return self._passes(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
 
     def back_holds(self, first: End, observed: Iterable[Observed], last: End | None = None) -> bool:
-        """Return whether what follows a cut depends on the content only through the values there.
+        """Return whether the part after a cut depends on the content only through the values at the cut.
 
-        Up to a second cut, it runs without the modules before the first and after the second.
+        The part ends at a second cut, if any, and runs without the modules before the first and after the second cut.
         """
         cut = first[0]
 
@@ -110,28 +110,28 @@ class Verifier:
                 seen = cut.represent(one.values[cut.layer], one.inputs, self.interface)
                 return run_part(self.model, self.run, self.interface, seen, first, last, flow, noise)
 
-            return self._follows(one, runs, one.output if last is None else one.values[last[0].layer])
+            return self._reproduces(one, runs, one.output if last is None else one.values[last[0].layer])
 
-        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
+        return self._passes(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
 
     @cached_property
     def _largest_id(self) -> int:
         return max((m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)), default=0) - 1
 
-    def _tried(self, cut: Cut, holds: Callable[[], bool]) -> bool:
+    def _passes(self, cut: Cut, holds: Callable[[], bool]) -> bool:
         """Return whether a condition holds; an error of the model's code is recorded."""
         try:
             with torch.no_grad():
                 return holds()
         except (torch.OutOfMemoryError, NotACutError):
             raise
-        except Exception as error:  # the code of the model fails with this plan; the next one is tried
-            origin = _origin(error)
+        except Exception as error:  # the code of the model fails with this plan; the next plan is tried
+            origin = _original_error(error)
             if isinstance(origin, StubReadError):
                 self.read.add(origin.stub)
             else:
-                kept = self._reading if isinstance(origin, ValuesReadError) else self._failure
-                kept[cut.layer] = f"{type(origin).__name__}: {origin}"
+                errors = self._reading if isinstance(origin, ValuesReadError) else self._failure
+                errors[cut.layer] = f"{type(origin).__name__}: {origin}"
         return False
 
     def _observed(self, cuts: Iterable[Cut], inputs: Mapping[str, Any], tries: Any = TRIES[2:]) -> Observed:
@@ -140,23 +140,23 @@ class Verifier:
             output = self.run(copied(inputs))
         return Observed(inputs, {layer: values[0] for layer, values in captured.items() if values}, output, tries)
 
-    def _follows(self, one: Observed, runs: Callable[[Flow | None, bool], Any], expected: Any) -> bool:
-        """Return whether a part returns what the model returns, and nothing in it comes from what precedes the part.
+    def _reproduces(self, one: Observed, runs: Callable[[Flow | None, bool], Any], expected: Any) -> bool:
+        """Return whether a part reproduces the output of the model, independently of everything before the part.
 
-        Flow follows what precedes the part, and noise there detects dependence that Flow does not (custom kernels,
-        threads). Flow may disable fused kernels: if the values differ, the part runs without it.
+        Flow tracks dependence on the content before the part. Noise in its place detects dependence that Flow misses
+        (custom kernels, threads). Flow may disable fused kernels: if the values differ, the part runs again without it.
         """
         for followed, noise in one.tries:
-            known = self.interface.special_ids, self._largest_id
-            with Flow(*known, tiles=self.interface.tiles) if followed else nullcontext() as flow:
-                found = runs(flow, noise)
-                if flow is not None and flow.reaches(found):
+            ids = self.interface.special_ids, self._largest_id
+            with Flow(*ids, tiles=self.interface.tiles) if followed else nullcontext() as flow:
+                output = runs(flow, noise)
+                if flow is not None and flow.reaches(output):
                     return False
-        return same(found, expected) or (followed and same(runs(None, True), expected))
+        return same(output, expected) or (followed and same(runs(None, True), expected))
 
     @contextmanager
     def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:
-        """Record the values at the cut; optionally let another module return NaN, and the layer a given value."""
+        """Record the values at the cut; optionally let another module return NaN, and the layer fixed values."""
         captured: list[Tensor] = []
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> Any:
@@ -181,7 +181,7 @@ class Verifier:
                 handle.remove()
 
     def bypass(self, cut: Cut, before: Iterable[str]) -> str:
-        """Return the first module before a cut whose output matters while that of the layer is held fixed."""
+        """Return the first module before a cut that changes the output while the output of the layer is fixed."""
         inputs = self.probes.vary(2)
         with torch.no_grad():
             whole = self._observed([cut], inputs)
@@ -190,21 +190,21 @@ class Verifier:
                 with torch.no_grad(), self._capture(cut, poisoned=name, entering=whole.values[cut.layer]):
                     if not same(whole.output, self.run(copied(inputs))):
                         return name
-            except Exception as error:  # the code of the model refuses NaN, so it reads the values
+            except Exception as error:  # the code of the model rejects NaN, so it reads the values
                 self._failure[cut.layer] = f"{type(error).__name__}: {error}"
                 return name
         return ""
 
 
-def _origin(error: BaseException) -> BaseException:
-    """Return the error that the halves inside a stitched model explain, or the error itself."""
+def _original_error(error: BaseException) -> BaseException:
+    """Return the original error behind errors of halves inside a stitched model."""
     while isinstance(error, HalfError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two outputs are equal, tensors with the same dtype and bit for bit; NaN equals NaN."""
+    """Return whether two outputs are equal: tensors bit for bit, with the same dtype; NaN equals NaN."""
     left, right = dict(tree.leaves(a)), dict(tree.leaves(b))
     return left.keys() == right.keys() and all(_equal(x, right[path]) for path, x in left.items())
 
@@ -222,8 +222,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """Restore the state of modules other than parameters: submodules, buffers, attributes, lists and dicts.
 
     A forward on a short text may change the mode of a network permanently, or leave values in a buffer. Attributes with
-    a leading underscore are not restored, because libraries record there which hooks they have installed. Of a network
-    that changes its weights (RWKV halves them for inference), attributes stay, because they tell that it has.
+    a leading underscore are not restored, because libraries store there which hooks they have installed. If a network
+    changes its weights (RWKV halves them for inference), attributes stay, because they record the change.
     """
     weights = [(weight, weight._version) for weight in model.parameters() if not weight.is_inference()]
     modules = [(module, dict(module._modules), dict(module._buffers)) for module in model.modules()]
@@ -258,13 +258,13 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 def sweep(verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutPlan]) -> dict[str, CutPlan]:
     """Verify cuts together.
 
-    Cuts lie in a row. If the output depends on the content only through the last cut, and the values at each cut only
-    through those at the cut before it, then the output depends on the content only through each of them. So the part
-    after the last cut and the part before the first one run, and between them each part from a cut to the next one: the
-    work of two forwards per probe, whatever the number of cuts.
+    Cuts form a sequence. If the output depends on the content only through the last cut, and each cut depends on the
+    content only through the previous cut, then the output depends on the content only through every cut. It is
+    sufficient to run the part before the first cut, the parts between consecutive cuts, and the part after the last
+    cut: the cost of two forwards per probe, for any number of cuts.
 
-    The same holds for the modules that are replaced. Code that runs before a cut is tried without the modules after it
-    in the part that contains this code, where even more modules are replaced, and code that runs after a cut likewise.
+    The same applies to the replaced modules. The code before a cut is tested in a part that replaces the modules after
+    the cut and more; likewise for the code after a cut.
     """
     try:
         observed = verifier.observe(cuts)
@@ -273,7 +273,7 @@ def sweep(verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutP
     except Exception:
         return {}
     everywhere = [cut for cut in cuts if all(cut.layer in one.values for one in observed)]
-    while True:  # modules that turn out to be read are kept by all plans
+    while True:  # plans do not replace modules with attributes that code reads
         read = set(verifier.read)
         plans = _verified(verifier, everywhere, propose, observed)
         if verifier.read == read:
@@ -283,7 +283,7 @@ def sweep(verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutP
 def _verified(
     verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutPlan], observed: Sequence[Observed]
 ) -> dict[str, CutPlan]:
-    """Return the plans of the cuts that hold, or any if the code of the model reads another module."""
+    """Return the plans of the verified cuts; empty if the code of the model reads attributes of a further module."""
     read = set(verifier.read)
     verified: list[tuple[Cut, CutPlan]] = []  # from the last to the first
     with progress_bar("verifying", len(cuts), "cut", leave=False) as bar:

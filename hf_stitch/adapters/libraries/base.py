@@ -1,4 +1,4 @@
-"""What a library of networks tells hf-stitch: a :class:`Library`, one file for each."""
+"""The interface between hf-stitch and a library of networks: a :class:`Library`, in one file for each library."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hf_stitch.reference import ModelReference, Settings
 
 
 class Loaded(NamedTuple):
-    """What :meth:`Library.load` returns.
+    """Output of :meth:`Library.load`.
 
     Attributes:
         model: The network.
-        reference: Where it comes from; it names another library if that one has to describe the network.
-        processor: Turns raw samples into inputs. ``None`` (default) if there is none.
-        new: Names of the weights of a head that the user asked for and the files lack. Default: none.
+        reference: Origin of the network. If it names another library, that library describes the network.
+        processor: Converts raw samples into inputs; ``None`` (default) without one.
+        new: Names of the weights of a requested head that the files lack. Default: none.
 
     Example:
         >>> Loaded(nn.Linear(4, 2), ModelReference(None, "torch")).processor is None
@@ -36,13 +36,13 @@ class Loaded(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What :meth:`Library.describe` returns.
+    """Output of :meth:`Library.describe`.
 
     Attributes:
         model: The network, as a module.
-        interface: How it takes its input.
-        example: Batch of inputs with which cuts are found and verified, as keyword arguments of the forward.
-        processor: Turns raw samples into inputs. ``None`` (default) for models that take tensors.
+        interface: Description of its inputs.
+        example: Batch of inputs to find and verify cuts, as keyword arguments of the forward.
+        processor: Converts raw samples into inputs; ``None`` (default) for models of tensors.
 
     Example:
         >>> import torch
@@ -58,17 +58,18 @@ class Described(NamedTuple):
 
 
 class Library(ABC):
-    """How the networks of one library are recognised, loaded, described and built again.
+    """Base class of libraries, which recognise, load, describe and rebuild their networks.
 
-    A subclass implements :meth:`serves` and :meth:`describe`; the other methods as its networks need them. Layers, cuts
-    and halves are found in the network itself, so that a library never runs a cut. Register the class in
-    ``hf_stitch.registries.adapters``. It has no arguments and stores nothing: an instance serves all networks.
+    A subclass implements :meth:`serves` and :meth:`describe`, and further methods if its networks require them. It does
+    not handle layers, cuts and halves, which are found in the network. Register the class in
+    ``hf_stitch.registries.adapters``. Its constructor has no arguments, and an instance must not store anything about a
+    network, because it serves all networks.
 
     Attributes:
         name: Name of the library in ``hf_stitch.registries.adapters``, and in names of networks, ``name:id``.
         fallback: Whether the library serves only networks that no other library serves.
-        trusted_options: Loading options that the record of an artefact may set without the consent of the user. None
-            of them may refer to a file, a URL or code.
+        trusted_options: Loading options that the record of an artefact may set without the consent of the user. They
+            must not refer to a file, a URL or code.
         adapter_class: Class of the adapters of its networks.
 
     Example:
@@ -99,49 +100,49 @@ class Library(ABC):
     # -- every library --------------------------------------------------------------------------------
     @abstractmethod
     def serves(self, model: Any) -> bool:
-        """Return whether an object, if compiled or data-parallel the module inside it, belongs to this library."""
+        """Return whether an object belongs to this library; compiled and data-parallel modules are unwrapped first."""
 
     @abstractmethod
     def describe(
         self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
     ) -> Described:
-        """Return how a live network takes its input.
+        """Describe the inputs of a live network.
 
         Args:
             model: A network that this library :meth:`serves`.
-            example_inputs: Batch of inputs with which cuts are found and verified. ``None`` (default) if the user gave
-                none.
-            processor: Turns raw samples into inputs. ``None`` (default) if the user gave none.
-            content: Name of the argument that carries the content, for models with several. ``None`` (default) if the
-                user gave none.
+            example_inputs: Batch of inputs to find and verify cuts, if the user passed one.
+            processor: Converts raw samples into inputs, if the user passed one.
+            content: Name of the argument that carries the content, if the user passed it.
 
         Raises:
-            ExampleError: If example inputs are required and missing, or do not fit the forward.
+            ExampleError: If example inputs are required and missing, or do not match the forward.
         """
 
     def adapter(
         self, model: Any, reference: ModelReference, example_inputs: Any = None, processor: Any = None,
         content: str | None = None,
     ) -> Adapter:  # fmt: skip
-        """Create the adapter of a live network as :meth:`describe` describes it."""
-        found = self.describe(model, example_inputs, processor, content)
-        return self.adapter_class(found.model, self, found.interface, found.example, reference, found.processor)
+        """Create the adapter of a live network from the output of :meth:`describe`."""
+        description = self.describe(model, example_inputs, processor, content)
+        return self.adapter_class(
+            description.model, self, description.interface, description.example, reference, description.processor
+        )
 
     def task(self, adapter: Adapter) -> str | None:
         """Return the task of the head of a network, a name in ``hf_stitch.registries.tasks``; by default ``None``."""
         return None
 
     def unscored(self, adapter: Adapter) -> str:
-        """Return what the head of a network predicts, in words, if no task scores it; empty otherwise."""
+        """Return a description of the output of the head if no task scores it; empty otherwise."""
         return ""
 
     def running(self, adapter: Adapter, inputs: Mapping[str, Any], *, trial: bool) -> AbstractContextManager[None]:
-        """Return a context for every forward, for networks that take some batches only under a condition.
+        """Return a context for every forward, for networks that accept some batches only under a condition.
 
         Args:
             adapter: The adapter of the network.
             inputs: Inputs of this forward.
-            trial: Whether this is a forward by which cuts are found and verified.
+            trial: Whether this forward serves to find or verify cuts.
         """
         return nullcontext()
 
@@ -151,7 +152,7 @@ class Library(ABC):
         return False
 
     def origin(self, model: Any) -> str | None:
-        """Return the Hub id or the absolute path from which a live network was loaded; by default ``None``."""
+        """Return the Hub id or absolute path of a live network, if it was loaded by name; by default ``None``."""
         return None
 
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
@@ -159,14 +160,14 @@ class Library(ABC):
 
         Args:
             reference: The network to load.
-            processor: The processor of the user, instead of which none is loaded. ``None`` (default) if there is none.
+            processor: The processor of the user, which replaces the saved one. ``None`` (default) without one.
             **options: Loading options of the library.
         """
         raise ValueError(f"networks of {self.name} cannot be loaded by name, got {reference}: pass the live module")
 
     # -- networks in records --------------------------------------------------------------------------
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
-        """Return JSON values from which :meth:`build` constructs a network without its weights.
+        """Return JSON values for :meth:`build`, which constructs the network without its weights.
 
         Raises:
             ValueError: By default: the class of the network is user code, which cannot be built from a config.
@@ -178,21 +179,20 @@ class Library(ABC):
         )
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network of a :meth:`blueprint`, which may be untrusted, in eval mode, without weights."""
+        """Build the network of a :meth:`blueprint`, which may be untrusted, in eval mode and without weights."""
         raise ValueError(f"networks of {self.name} cannot be rebuilt from a config: pass the live module")
 
     def settings(self, model: nn.Module) -> Settings:
-        """Return what a forward reads of the config, by which a recorded network is recognised beside its weights.
+        """Return the config values that a forward reads; with the weights, they identify a recorded network.
 
-        Two ways to load a network must give the same settings: no names, versions or paths, and nothing that only
-        training reads.
+        They must not depend on the way of loading: exclude names, versions, paths, and values that only training reads.
         """
         try:
             blueprint = self.blueprint(model)
-        except ValueError:  # user code, of which the weights alone are known
+        except ValueError:  # user code: only the weights are known
             return Settings()
         return Settings.of({"library": self.name, **blueprint})
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
-        """Load the processor of a network from the files in a folder; ``None`` if it contains none."""
+        """Load the processor of a network from the files in a folder; ``None`` without a processor."""
         return None

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint lacks: libraries draw them at random and log it; they are refused unless asked for."""
+"""Weights that a checkpoint lacks: libraries initialise them randomly; hf-stitch only does so for requested heads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hf_stitch.printing import see, warn
 from hf_stitch.reference import MOST_NAMED, ModelReference
 
 LABELS = ("num_labels", "id2label", "label2id")
-"""Loading options of transformers that ask for a head of another size."""
+"""Loading options of transformers that request a head of another size."""
 
 OPTIONAL_PARTS = {"add_pooling_layer": "pooler", "use_mask_token": "embeddings.mask_token"}
-"""Argument of a constructor beside the config -> the part of the model that it adds."""
+"""Argument of a constructor, in addition to the config -> the part of the model that it adds."""
 
 
 def complete(
     load: Callable[..., Any], reference: ModelReference, classes: Collection[str], options: dict[str, Any]
 ) -> tuple[Any, tuple[str, ...]]:
-    """Load a model, saved as one of ``classes``, without optional parts that lack weights; return what is new in it."""
+    """Load a model, saved as one of ``classes``, without optional parts that lack weights; return new weights too."""
     from transformers import PreTrainedModel
     from transformers.integrations import PeftAdapterMixin
 
@@ -32,7 +32,7 @@ def complete(
     def recorded(method: Any, network: Any, *arguments: Any, **keywords: Any) -> Any:
         report = method(network, *arguments, **keywords) or arguments[0]
         reports.append((network, copy.copy(report)))
-        # Transformers would log them, too, or raise an error that does not name the weights.
+        # Transformers would also log them, or raise an error that does not name the weights.
         report.missing_keys, report.unexpected_keys, report.mismatched_keys = set(), set(), set()
         report.conversion_errors = {}
         return report
@@ -44,12 +44,12 @@ def complete(
     networks = [network for network, _ in reports if network in parts]
     if not networks:
         return whole, ()
-    model, own = networks[0], [report for network, report in reports if network in parts]
+    model, own_reports = networks[0], [report for network, report in reports if network in parts]
     kind, prefix, weights = type(model).__name__, f"{model.base_model_prefix}.", model.state_dict()
-    lacking = {name: "" for report in own for name in (*report.missing_keys, *report.conversion_errors)}
-    shapes = {name: (old, now) for report in own for name, old, now in report.mismatched_keys}
+    lacking = {name: "" for report in own_reports for name in (*report.missing_keys, *report.conversion_errors)}
+    shapes = {name: (old, now) for report in own_reports for name, old, now in report.mismatched_keys}
     lacking |= {name: f" (shape {(*old,)}, not {(*now,)})" for name, (old, now) in shapes.items()}
-    unused = {name for report in own for name in report.unexpected_keys}
+    unused = {name for report in own_reports for name in report.unexpected_keys}
 
     def is_gone(part: str) -> bool:
         names = {name for name in weights if f"{name}.".startswith(f"{part}.")}
@@ -57,18 +57,18 @@ def complete(
 
     for argument in inspect.signature(type(model).__init__).parameters.keys() & OPTIONAL_PARTS.keys() - options.keys():
         if is_gone(part := OPTIONAL_PARTS[argument]):
-            warn(f"{reference} has no weights of the {part}: {kind} is built without it ({argument}=False)")
+            warn(f"{reference} does not contain weights of the {part}: {kind} is built without it ({argument}=False)")
             return complete(load, reference, classes, {**options, argument: False})
     new = {*shapes} if options.get("ignore_mismatched_sizes") else set[str]()
     if labelled := options.keys() & {*LABELS}:
         changed = {name: {now for old, now in zip(*pair, strict=False) if old != now} for name, pair in shapes.items()}
         new |= {name for name, sizes in changed.items() if sizes == {model.config.num_labels}}  # also within the base
-    asked = labelled or (kind not in classes and task_of_head(kind, model.config))
-    if asked and not weights.keys() <= lacking.keys():  # no head is all of a network
+    requested = labelled or (kind not in classes and task_of_head(kind, model.config))
+    if requested and not weights.keys() <= lacking.keys():  # a head is not the whole network
         outside, pooler = model.base_model is not model, f"{prefix}pooler"
         new |= {name for name in lacking if not name.startswith(prefix) and (outside or is_gone(name.split(".")[0]))}
         new |= {name for name in lacking if name.startswith(f"{pooler}.") and is_gone(pooler)}
-    # Of another class than that which was saved, the caller leaves out the head.
+    # If the class differs from the saved class, the caller drops the head.
     unused = {name for name in unused if kind in classes or name.startswith(prefix)}
     return whole, checked(reference, kind, lacking, unused, new)
 
@@ -76,22 +76,22 @@ def complete(
 def checked(
     reference: ModelReference, kind: str, lacking: Mapping[str, str], unused: Collection[str], new: Collection[str]
 ) -> tuple[str, ...]:
-    """Refuse a network that lacks other weights than ``new`` ones, by their names; warn of new and of unused ones."""
-    needed = {name for name in lacking if not name.endswith("num_batches_tracked")}  # which eval mode does not read
-    if refused := {name + lacking[name] for name in needed.difference(new)}:
+    """Raise an error if a network lacks weights that are not in ``new``; warn about new and unused weights."""
+    required = {name for name in lacking if not name.endswith("num_batches_tracked")}  # eval mode does not read it
+    if refused := {name + lacking[name] for name in required.difference(new)}:
         raise ValueError(
-            f"{reference} lacks weights of {kind}, which would be random: {_first(refused)}. Copy or download it "
-            "again, leave out options that change shapes, or name another task= or class. To use the network as it "
-            "is, load it with its library and pass it" + see("missing-weights")
+            f"{reference} lacks weights of {kind}, which would be random: {_join_names(refused)}. Copy or download it "
+            "again, leave out options that change shapes, or use another task= or class. To use the network with "
+            "random weights, load it with its library and pass it" + see("missing-weights")
         )
     if new:
-        warn(f"{kind} has new weights, which {reference} lacks and nothing has trained: {_first(new)}")
+        warn(f"{kind} has new weights, which {reference} lacks and which are untrained: {_join_names(new)}")
     if unused:
-        warn(f"{kind} does not use weights of {reference}: {_first(unused)}")
+        warn(f"{kind} does not use weights of {reference}: {_join_names(unused)}")
     return tuple(sorted(new))
 
 
-def _first(names: Collection[str]) -> str:
+def _join_names(names: Collection[str]) -> str:
     rest = len(names) - MOST_NAMED
     return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -101,7 +101,7 @@ _PATCHING = threading.RLock()
 
 @contextmanager
 def replaced(kind: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """Let calls of a method in this thread run another function, which gets the method and its arguments."""
+    """Replace a method in this thread by a function that receives the original method and its arguments."""
     thread = threading.get_ident()
 
     def chosen(*args: Any, **options: Any) -> Any:

@@ -1,6 +1,6 @@
 """Adapter for a whole ``SentenceTransformer``: its transformer with pooling, projections and normalisation.
 
-The library is not a dependency: this module imports it only to load a folder or a model of the Hub.
+The library is not a dependency: this module imports it only to load a folder or a Hub model.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hf_stitch.adapters.untraining import initialise
 from hf_stitch.hub import DownloadOptions, file_of
 from hf_stitch.reference import MODULES, OF_SENTENCES, SENTENCES, ModelReference, Settings
 
-ALONE = "or load its transformer alone, with task='feature-extraction', or that of its head"
+ALONE = "or load only its transformer, with task='feature-extraction' or the task of its head"
 """Advice for a folder with modules that cannot be loaded."""
 
 EMBEDDING = "sentence_embedding"
-"""Key of the embeddings in what the modules pass on."""
+"""Key of the embeddings in the outputs of the modules."""
 
 CHOSEN = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
-"""What a ``SentenceTransformer`` keeps beside its modules."""
+"""Settings of a ``SentenceTransformer`` in addition to its modules."""
 
 VECTORS = ("pooled", "embedding")
 """Names of the layers with one vector for each text."""
@@ -42,8 +42,8 @@ VECTORS = ("pooled", "embedding")
 class SentenceEncoder(nn.Module):
     """The modules of a ``SentenceTransformer`` as a network from token ids to the embeddings of texts.
 
-    Two further modules name what the others keep among other values: ``pooled``, the output of the pooling, and
-    ``embedding``, the output of the whole model.
+    Two further modules provide vectors as layers: ``pooled``, the output of the pooling, and ``embedding``, the output
+    of the whole model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -57,7 +57,7 @@ class SentenceEncoder(nn.Module):
 
     @property
     def transformer(self) -> Any:
-        """The module that reads texts: the first one, or the first of the route that ``encode`` takes."""
+        """The module that reads texts: the first module, or the first module of the route of ``encode``."""
         first: Any = self.get_submodule(self.steps[0])
         routes = getattr(first, "sub_modules", None)
         return first if routes is None else routes[first._resolve_route(modality="text")][0]
@@ -74,14 +74,14 @@ class SentenceEncoder(nn.Module):
             features["prompt_length"] = int(prompt_mask.sum(1).max())
         for name in self.steps:
             before, features = features, self.get_submodule(name)(dict(features))
-            if EMBEDDING in features and EMBEDDING not in before:  # later modules read nothing else
+            if EMBEDDING in features and EMBEDDING not in before:  # later modules read only the embedding
                 features = {EMBEDDING: self.pooled(features[EMBEDDING])}
         embeddings: Tensor = self.embedding(features[EMBEDDING][..., : self.chosen["truncate_dim"]])
         return embeddings
 
 
 class EncoderAdapter(Adapter):
-    """Adapter with two layers beside the blocks: the vectors after pooling and after all modules."""
+    """Adapter with two layers in addition to the blocks: the vectors after pooling and after all modules."""
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -90,9 +90,9 @@ class EncoderAdapter(Adapter):
 
 
 class SentenceTransformers(Library):
-    """Adapter for a ``SentenceTransformer``: a live one, a folder with ``modules.json``, or a model of the Hub with it.
+    """Adapter for a ``SentenceTransformer``: a live model, or a folder or Hub model with ``modules.json``.
 
-    The output is the embedding that ``encode`` returns: with the default prompt, the default route of a ``Router`` and
+    The output is the embedding that ``encode`` returns, with the default prompt, the default route of a ``Router`` and
     ``truncate_dim``. For the embeddings of ``encode_query``, set ``model.default_prompt_name = "query"`` and
     ``model[0].default_route = "query"`` of a live model. Pass ``model[0].auto_model`` to leave out pooling and
     normalisation.
@@ -110,10 +110,10 @@ class SentenceTransformers(Library):
         )
 
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
-        """Load a folder or a model of the Hub with ``modules.json`` onto the CPU.
+        """Load a folder or a Hub model with ``modules.json`` onto the CPU.
 
-        Options are those of the transformer, and ``prompts``, ``default_prompt_name``, ``truncate_dim`` and
-        ``similarity_fn_name``. Code of others runs only with ``trust_remote_code=True``. A ``CrossEncoder`` is loaded
+        Options are ``prompts``, ``default_prompt_name``, ``truncate_dim``, ``similarity_fn_name`` and the loading
+        options of the transformer. Remote code runs only with ``trust_remote_code=True``. A ``CrossEncoder`` is loaded
         as a network of transformers with a head.
         """
         place = str(reference.id)
@@ -124,10 +124,10 @@ class SentenceTransformers(Library):
         if kind == "CrossEncoder" and modules and len(modules) == 1:
             return Transformers().load(dataclasses.replace(reference, library=Transformers.name), processor, **options)
         if modules is None or kind != "SentenceTransformer":
-            fault = f"is a {kind}, which has no adapter" if modules else f"has no {MODULES}: copy all of its files"
+            fault = f"is an unsupported {kind}" if modules else f"does not contain {MODULES}: copy all of its files"
             raise ValueError(f"{place} {fault}, {ALONE}")
         if find_spec(SENTENCES) is None or int(version("sentence-transformers").partition(".")[0]) < 6:
-            # Before version 6, the library runs all code that modules.json of a folder names.
+            # Before version 6, the library runs all code that is named in modules.json of a folder.
             raise ImportError(f"{place} is a sentence encoder: pip install -U 'sentence-transformers>=6', {ALONE}")
         from sentence_transformers import SentenceTransformer
 
@@ -144,9 +144,9 @@ class SentenceTransformers(Library):
         try:
             model, new = complete(encoder, reference, (), options)
         except TypeError as error:
-            if "missing" not in str(error):  # or the user gave an option that nothing takes
+            if "missing" not in str(error):  # the user passed an unknown option
                 raise
-            raise ValueError(f"{place} lacks files of its modules ({error}): copy all of them, {ALONE}") from error
+            raise ValueError(f"{place} lacks files of its modules ({error}): copy all files, {ALONE}") from error
         with torch.no_grad():
             for module in () if pretrained else reversed(list(model.modules())):
                 initialise(module)
@@ -161,13 +161,13 @@ class SentenceTransformers(Library):
         network, tokenizer = getattr(first, "auto_model", None), processor or getattr(first, "tokenizer", None)
         if network is None or tokenizer is None or content not in (None, "input_ids"):
             raise ExampleError(
-                "a SentenceTransformer must begin with a transformer for texts, whose content is input_ids, got "
-                f"{type(first).__name__} and content={content!r}: load the network inside it",
+                "a SentenceTransformer must begin with a transformer for texts, with the content input_ids, got "
+                f"{type(first).__name__} and content={content!r}: load the inner network",
                 model,
             )
         inner = Transformers().adapter(network, ModelReference(None, SENTENCES), None, tokenizer)
         example = inner.example if example_inputs is None else named(encoder, example_inputs, {}, "input_ids")
-        limits = [each for each in (getattr(model, "max_seq_length", None), inner.interface.max_tokens) if each]
+        limits = [limit for limit in (getattr(model, "max_seq_length", None), inner.interface.max_tokens) if limit]
         pooled = all(getattr(module, "include_prompt", True) for module in encoder.modules())
         inputs = model.preprocess(["a b"], prompt=encoder.prompt)
         interface = dataclasses.replace(
@@ -178,28 +178,28 @@ class SentenceTransformers(Library):
         tokens = inputs["input_ids"].tolist()
         if processor is None and preprocess(["a b"], tokenizer, interface, encoder)["input_ids"].tolist() != tokens:
             raise ExampleError(
-                f"encode makes other tokens of a text (as {inputs.get('modality')}, with a chat template?) than its "
-                f"tokenizer, which the adapter has: pass that as processor=, {ALONE}",
+                f"encode and the tokenizer return different tokens for a text (as {inputs.get('modality')}, with a "
+                f"chat template?): pass the tokenizer as processor= to use it, {ALONE}",
                 model,
             )
         return Described(encoder, interface, example, tokenizer)
 
     def settings(self, model: nn.Module) -> Settings:
-        """Return the class of each module, the config of the transformer, and those of the others.
+        """Return the class and the config of each module.
 
-        Pooling and normalisation have no weights by which they could be recognised.
+        Pooling and normalisation do not have weights and are recognised only by these settings.
         """
         encoder: Any = model
         modules = [(name, encoder.get_submodule(name)) for name in encoder.steps]
-        others = {"prompt": encoder.prompt, "truncate_dim": encoder.chosen["truncate_dim"]}
-        chosen: dict[str, Any] = {name: value for name, value in others.items() if value}
+        options = {"prompt": encoder.prompt, "truncate_dim": encoder.chosen["truncate_dim"]}
+        chosen: dict[str, Any] = {name: value for name, value in options.items() if value}
         defaults: dict[str, Any] = {}
         for name, module in modules:
             for route, parts in getattr(module, "sub_modules", {}).items():
                 modules += [(f"{name}.{route}.{place}", part) for place, part in enumerate(parts)]
             if (network := getattr(module, "auto_model", None)) is not None:
-                found = settings_of_config(network.config)
-                chosen[name], defaults[name] = {"class": type(network).__name__, **found.chosen}, found.defaults
+                config = settings_of_config(network.config)
+                chosen[name], defaults[name] = {"class": type(network).__name__, **config.chosen}, config.defaults
                 continue
             chosen[name] = {"class": type(module).__name__}
             states = type(module).__module__.partition(".")[0] == SENTENCES or hasattr(module, "get_config_dict")
@@ -207,9 +207,9 @@ class SentenceTransformers(Library):
         return Settings.of(chosen, defaults)
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
-        """Raise an error, because the modules of sentence-transformers are not rebuilt from a config."""
+        """Raise an error, because modules of sentence-transformers cannot be rebuilt from a config."""
         raise ValueError(
             "a SentenceTransformer cannot be rebuilt from a config. Save the Stitcher "
             "(stitched.stitcher.save_pretrained) and attach it to the live model, Stitcher.attach(source=…, target=…); "
-            "or stitch its transformer alone, load(…, task='feature-extraction') or model[0].auto_model"
+            "or stitch only its transformer, load(…, task='feature-extraction') or model[0].auto_model"
         )

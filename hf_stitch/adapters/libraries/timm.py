@@ -23,7 +23,7 @@ from hf_stitch.options import did_you_mean
 from hf_stitch.reference import ModelReference, Settings
 
 NOT_ARCHITECTURE = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
-"""Arguments of ``timm.create_model`` that define the source of the weights, which a config must not set."""
+"""Arguments of ``timm.create_model`` that define the source of the weights; a config must not set them."""
 
 DESCRIPTION = (
     "architecture",
@@ -36,11 +36,11 @@ DESCRIPTION = (
     "std",
     "num_classes",
 )
-"""Keys of a pretrained config that describe the architecture and its input; the others define the source of weights."""
+"""Keys of a pretrained config that describe the architecture and its input; the rest define the source of weights."""
 
 
 class Timm(Library):
-    """timm models, which preprocess raw images with the evaluation transform of timm."""
+    """Adapter for timm models; raw images are preprocessed with the evaluation transform of timm."""
 
     name: ClassVar[str] = "timm"
     trusted_options: ClassVar[frozenset[str]] = frozenset(
@@ -48,18 +48,17 @@ class Timm(Library):
     )
 
     def serves(self, model: Any) -> bool:
-        """Return whether the model is a module with a ``pretrained_cfg``, which ``timm.create_model`` sets."""
+        """Return whether the model is a module with the ``pretrained_cfg`` that ``timm.create_model`` sets."""
         return isinstance(model, nn.Module) and getattr(model, "pretrained_cfg", None) is not None
 
     def reads(self, config: Mapping[str, Any]) -> bool:
-        """Return whether timm wrote this config; one of a timm model in transformers has a ``model_type`` as well."""
+        """Return whether timm wrote this config; timm models in transformers also have a ``model_type``."""
         return "model_type" not in config and ("architecture" in config or "pretrained_cfg" in config)
 
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
         """Load a model by its reference: ``timm:name``, a Hub id, or a local folder.
 
-        Weights are read from safetensors files only. The task of the reference must be that of the head, if there is
-        one.
+        Weights are read from safetensors files only. The task of the reference, if any, must be the task of the head.
         """
         import timm
 
@@ -72,19 +71,19 @@ class Timm(Library):
             name = reference.id.removeprefix("timm:")
             if not timm.is_model(name.split(".")[0]):
                 hint = did_you_mean(name, timm.list_models())
-                raise ValueError(f"timm has no model {name!r}{f'; did you mean {hint!r}?' if hint else ''}")
+                raise ValueError(f"timm does not have a model {name!r}{f'; did you mean {hint!r}?' if hint else ''}")
             if pretrained:
                 options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
             options["cache_dir"] = access.get("cache_dir")
         else:
             folder = Path(reference.id)
             if not reference.is_local:
-                wanted = ["config.json", *(["model.safetensors"] if pretrained else [])]
-                folder = hub.download(reference.id, files=wanted, revision=reference.revision, **access)
+                file_names = ["config.json", *(["model.safetensors"] if pretrained else [])]
+                folder = hub.download(reference.id, files=file_names, revision=reference.revision, **access)
                 reference = dataclasses.replace(reference, revision=folder.name)
             if pretrained and not (folder / "model.safetensors").is_file():
                 raise ValueError(
-                    f"{reference} has no model.safetensors; other weight files are not loaded, because they are pickles"
+                    f"{reference} must contain model.safetensors; other files of weights are pickles and are not loaded"
                 )
             name = f"local-dir:{folder}"
         loads: list[Any] = []
@@ -95,24 +94,24 @@ class Timm(Library):
 
         with replaced(nn.Module, "load_state_dict", load):
             model = timm.create_model(name, pretrained=pretrained, **options)
-        if reference.task is not None and (own := _task(model)) not in (None, reference.task):
+        if reference.task is not None and (task_of_head := _task(model)) not in (None, reference.task):
             raise ValueError(
-                f"task must be that of the head of {reference}, {own!r}, or None, got {reference.task!r}: a timm model "
-                "has one head, whose size num_classes= sets"
+                f"task must be {task_of_head!r}, the task of the head of {reference}, or None, got {reference.task!r}; "
+                "num_classes= sets the size of the head"
             )
         new: tuple[str, ...] = ()
         for network, report in loads[-1:]:  # with another number of classes, timm requires no weights
             state, used = network.state_dict(keep_vars=True), {*map(id, model.state_dict(keep_vars=True).values())}
             heads = np.atleast_1d(network.pretrained_cfg.get("classifier") or []) if "num_classes" in options else ()
             lacking = {weight: "" for weight in report.missing_keys if id(state.get(weight)) in used}
-            asked = {weight for weight in lacking if weight.rpartition(".")[0] in heads}
-            new = checked(reference, type(model).__name__, lacking, report.unexpected_keys, asked)
+            requested = {weight for weight in lacking if weight.rpartition(".")[0] in heads}
+            new = checked(reference, type(model).__name__, lacking, report.unexpected_keys, requested)
         return Loaded(_cast(model, dtype).eval(), reference, processor, new)
 
     def describe(
         self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
     ) -> Described:
-        """Describe a timm model, by its pretrained config."""
+        """Describe a timm model by its pretrained config."""
         import timm.data
         from timm.models import get_model_input_config
 
@@ -131,7 +130,7 @@ class Timm(Library):
         return _task(adapter.model)
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
-        """Return the architecture, its arguments and the pretrained config, as timm saves them."""
+        """Return the architecture, its arguments and the pretrained config, in the format of timm."""
         cfg: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
         arguments: Mapping[str, Any] | None = getattr(model, "_model_args", None)
         if arguments is None or not cfg.get("architecture"):
@@ -146,16 +145,16 @@ class Timm(Library):
         }
 
     def settings(self, model: nn.Module) -> Settings:
-        """Return the architecture and its arguments, without drop rates; the weights give the number of classes."""
+        """Return the architecture and its arguments, without drop rates and the number of classes (from weights)."""
         from timm.models import get_model_args
 
         cfg: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
-        given = (*NOT_ARCHITECTURE, "num_classes")
-        arguments = {key: value for key, value in get_model_args(model).items() if key not in given}
+        excluded = (*NOT_ARCHITECTURE, "num_classes")
+        arguments = {key: value for key, value in get_model_args(model).items() if key not in excluded}
         return Settings.of({"architecture": cfg.get("architecture"), "arguments": arguments})
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network that a :meth:`blueprint` describes."""
+        """Build the network of a :meth:`blueprint`."""
         import timm
 
         arguments, cfg = blueprint.get("arguments", {}), blueprint.get("pretrained_cfg", {})
@@ -164,8 +163,8 @@ class Timm(Library):
             *(key for key in cfg if key not in DESCRIPTION),
         ]
         if foreign or not is_in_timm(blueprint["architecture"]):
-            what = f"arguments {', '.join(foreign)}" if foreign else f"architecture {blueprint['architecture']!r}"
-            raise ValueError(f"a config must contain only an architecture of timm and its arguments, got the {what}")
+            fault = f"arguments {', '.join(foreign)}" if foreign else f"architecture {blueprint['architecture']!r}"
+            raise ValueError(f"a config must contain only an architecture of timm and its arguments, got the {fault}")
         model = timm.create_model(blueprint["architecture"], pretrained=False, pretrained_cfg=dict(cfg), **arguments)
         return model.eval()
 
@@ -187,7 +186,7 @@ def _task(model: Any) -> str | None:
 
 
 def _cast(model: nn.Module, dtype: torch.dtype | str | None) -> nn.Module:
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point):
         raise ValueError(f"dtype must be a floating-point dtype of torch or its name, got {dtype!r}")
-    return model.to(found)
+    return model.to(torch_dtype)

@@ -1,4 +1,4 @@
-"""The evaluation transform of timm as an image processor of transformers, which is saved and loaded with a model."""
+"""The evaluation transform of timm as an image processor of transformers that is saved and loaded with a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TimmImageProcessor(BaseImageProcessor):
     same transform, but reads the ``config.json`` of a timm model and cannot be saved.
     """
 
-    model_input_names = ["pixel_values"]  # noqa: RUF012 - as transformers declares it
+    model_input_names = ["pixel_values"]  # noqa: RUF012 - declared like this in transformers
 
     def __init__(
         self, input_size: tuple[int, int, int] = (3, 224, 224), interpolation: str = "bicubic",
@@ -55,12 +55,12 @@ class TimmImageProcessor(BaseImageProcessor):
 
         if kwargs:
             raise TypeError(
-                f"{type(self).__name__} has no option {next(iter(kwargs))!r}: the transform is that of timm"
+                f"{type(self).__name__} applies the transform of timm and does not accept {next(iter(kwargs))!r}"
             )
         if self.input_size[0] not in (1, 3):
             raise ValueError(
-                f"the model takes {self.input_size[0]} channels, and images give 1 (grey) or 3 (RGB): pass processor=, "
-                "a function from one sample to one tensor, to hf_stitch.load, or pass preprocessed tensors"
+                f"the model requires {self.input_size[0]} channels, but images have 1 (grey) or 3 (RGB): pass "
+                "processor=, a function from one sample to one tensor, to hf_stitch.load, or pass preprocessed tensors"
             )
         batch = isinstance(images, (list, tuple)) or getattr(images, "ndim", 0) == 4
         several = list(images) if batch else [images]
@@ -72,7 +72,7 @@ class TimmImageProcessor(BaseImageProcessor):
 
 
 def _of_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return the mean or std of each channel; of another number of channels than in training, that over them."""
+    """Return the mean or std of each channel, averaged if the number of channels differs from training."""
     return tuple(values) if len(values) == channels else (fmean(values),) * channels
 
 
@@ -85,7 +85,7 @@ def _as_image(image: Any) -> Image.Image:
     array = array.squeeze(-1) if array.ndim == 3 and array.shape[-1] == 1 else array
     if array.dtype != np.uint8:
         raise ValueError(
-            f"{TimmImageProcessor.__name__} takes images, or arrays and tensors of bytes (uint8); got {array.dtype}. "
-            "Pass preprocessed tensors directly to the model"
+            f"{TimmImageProcessor.__name__} requires images, or arrays or tensors of uint8, got {array.dtype}: "
+            "pass preprocessed tensors directly to the model"
         )
     return Image.fromarray(array)

@@ -1,4 +1,4 @@
-"""Adapter for any ``nn.Module``: user code or a model of a library without its own adapter, e.g. torchvision."""
+"""Adapter for any ``nn.Module``: user code, or a model of a library without an adapter, e.g. torchvision."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CONTEXT_ARGUMENTS = (MASK, POSITIONS, "token_type_ids", "cache_position")
 
 
 class Torch(Library):
-    """Adapter for modules of user code, whose cuts are found by a trace on ``example_inputs``.
+    """Adapter for modules of user code; a trace on ``example_inputs`` finds their cuts.
 
-    The ``processor`` is a function from one raw sample (an image, a text or a pair of texts) to one tensor. Which kind
-    of samples it takes is tried; ``task`` names it where that does not tell. Without a processor, samples must be
+    The ``processor`` is a function from one raw sample (an image, a text or a pair of texts) to one tensor. The kind of
+    samples is determined by trials, or by ``task`` if the trials are ambiguous. Without a processor, samples must be
     tensors or arrays.
     """
 
@@ -49,9 +49,9 @@ class Torch(Library):
             example_inputs = example_of(model, processor)
         if example_inputs is None:
             raise ExampleError(
-                f"{type(model).__name__} is a class of user code, whose inputs cannot be generated: load it with "
-                "hf_stitch.load(net, example_inputs=…, processor=…) and pass the result. example_inputs is a batch of "
-                "its inputs (a tensor or a dict of arguments), with which its cuts are found and verified",
+                f"{type(model).__name__} is a class of user code, and its inputs cannot be generated: load it with "
+                "hf_stitch.load(net, example_inputs=…, processor=…) and pass the adapter. example_inputs is a batch "
+                "(a tensor or a dict of arguments) to find and verify cuts",
                 model,
             )
         example = named(model, example_inputs, override.options)
@@ -64,20 +64,20 @@ class Torch(Library):
         self, model: Any, reference: ModelReference, example_inputs: Any = None, processor: Any = None,
         content: str | None = None,
     ) -> Adapter:  # fmt: skip
-        """Create the adapter, and check its task and that a mask arrives where it is read."""
+        """Create the adapter, and check its task and the propagation of the attention mask."""
         if reference.task is not None:
             registries.tasks.check(reference.task)
-        made = super().adapter(model, reference, example_inputs, processor, content)
-        if made.interface.modality == "text" and hasattr(processor, "pad_token"):
-            _check_mask_arrives(made)
-        return made
+        created = super().adapter(model, reference, example_inputs, processor, content)
+        if created.interface.modality == "text" and hasattr(processor, "pad_token"):
+            _check_mask_arrives(created)
+        return created
 
     def task(self, adapter: Adapter) -> str | None:
-        """The one that the network was loaded with; otherwise regression, classification, or ``None``.
+        """Task that was set at loading; otherwise regression, classification, or ``None``.
 
         Regression if the output is one number per sample; classification of images or texts if it is a vector of
-        several. A network of token ids takes texts, one of grids takes images, and one of other tensors whichever of
-        them its processor takes.
+        several. Networks of token ids classify texts, networks of grids classify images, and networks of other tensors
+        classify the samples that their processor accepts.
         """
         if adapter.reference.task is not None:
             return adapter.reference.task
@@ -94,10 +94,10 @@ class Torch(Library):
 
 
 def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None = None) -> Interface:
-    """Derive from an example how a module takes its input.
+    """Derive the interface of a module from an example.
 
-    The content is the floating-point tensors, or else the token ids. If there are floating-point tensors, integers and
-    booleans are context: time steps, masks, classes.
+    The content consists of the floating-point tensors or, without any, of the token ids. In addition to floating-point
+    tensors, integers and booleans are context: time steps, masks, classes.
     """
     tensors = tuple(n for n, v in example.items() if isinstance(v, Tensor) and n not in CONTEXT_ARGUMENTS)
     floats = tuple(n for n in tensors if example[n].is_floating_point())
@@ -105,20 +105,20 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
     if not (floats or ids):
         got = ", ".join(f"{name} ({_described(value)})" for name, value in example.items()) or "none"
         raise ExampleError(
-            "example_inputs must contain at least one tensor of content, of floating-point numbers or of token ids "
-            f"with the shape (samples, tokens), got {got}",
+            "example_inputs must contain a floating-point tensor, or token ids with the shape (samples, tokens), got "
+            f"{got}",
             model,
         )
     if only not in (None, *floats, *ids):
         raise ExampleError(
-            f"content must be one of {', '.join((*floats, *ids))}, the tensors of the input, got {only!r}", model
+            f"content must be one of the input tensors {', '.join((*floats, *ids))}, got {only!r}", model
         )
     content = (only,) if only else floats or ids
     values = {n: example[n] for n in content if n in floats}
     takes = {*example, *inspect.signature(model.forward).parameters}
     if passes_on(model):
         takes |= arguments_of(model, content[0]).keys()
-        if (inside := _masked(model, content[0])) is not None:
+        if (inside := _module_with_mask(model, content[0])) is not None:
             takes |= inspect.signature(inside.forward).parameters.keys()
     padding = {index for module in model.modules() if isinstance(index := getattr(module, "padding_idx", None), int)}
     modality = "text" if not values else "image" if example[content[0]].dim() == 4 else "tensor"
@@ -134,14 +134,13 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
 
 
 def _check_mask_arrives(adapter: Adapter) -> None:
-    """Check that the network that takes the mask of a tokenizer gets it, wherever it is in the module."""
-    name, what = adapter.interface.content[0], type(adapter.model).__name__
-    inside = _masked(adapter.model, name)
+    """Check that the attention mask of the tokenizer reaches the inner module that accepts it."""
+    name, kind = adapter.interface.content[0], type(adapter.model).__name__
+    inside = _module_with_mask(adapter.model, name)
     if inside is None and passes_on(adapter.model) and MASK not in adapter.interface.arguments:
         raise ExampleError(
-            f"{what} takes any arguments, and no module in it names {name} and {MASK}, so that nobody knows "
-            f"whether it takes the {MASK} of the tokenizer: put it into example_inputs if so, else name the "
-            "arguments of its forward",
+            f"{kind} accepts any arguments, and no inner module names {name} and {MASK}: if it uses the {MASK} of the "
+            "tokenizer, add it to example_inputs; otherwise, name the arguments of its forward",
             adapter.model,
         )
     if inside is None or inside is adapter.model:
@@ -161,16 +160,16 @@ def _check_mask_arrives(adapter: Adapter) -> None:
         handle.remove()
     if arrived == [False]:
         raise ExampleError(
-            f"{what} does not pass {MASK} on to {type(inside).__name__}, which would read padding as words: let "
-            f"its forward pass it on, or load the {type(inside).__name__} inside",
+            f"{kind} does not pass {MASK} to {type(inside).__name__}, which would read padding as words: pass it in "
+            f"the forward, or load the inner {type(inside).__name__}",
             adapter.model,
         )
 
 
-def _masked(model: nn.Module, content: str) -> nn.Module | None:
+def _module_with_mask(model: nn.Module, content: str) -> nn.Module | None:
     """Return the outermost module that names the content and its mask."""
-    needed = {content, MASK}
-    return next((m for m in model.modules() if needed <= inspect.signature(m.forward).parameters.keys()), None)
+    required = {content, MASK}
+    return next((m for m in model.modules() if required <= inspect.signature(m.forward).parameters.keys()), None)
 
 
 def _described(value: Any) -> str:

@@ -61,14 +61,14 @@ HUB_OPTIONS = (
 """Loading options that apply to the config, the weights and the processor."""
 
 IDS = ("input_ids", "decoder_input_ids")
-"""Arguments that are token ids: those of the encoder or of the only stack, and those of the decoder."""
+"""Arguments of token ids: for the encoder or the only stack, and for the decoder."""
 
 EXTRA_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
-"""Flags of a config that add the outputs of every block to those of the model, and so bypass each block."""
+"""Flags of a config that add the output of every block to the outputs of the model, and so bypass each block."""
 
 
 class Transformers(Library):
-    """Adapter for transformers models, which preprocess raw samples with their tokenizer or image processor."""
+    """Adapter for transformers models; raw samples are preprocessed with their tokenizer or image processor."""
 
     name: ClassVar[str] = "transformers"
     trusted_options: ClassVar[frozenset[str]] = frozenset(
@@ -96,7 +96,7 @@ class Transformers(Library):
         return "model_type" in config
 
     def origin(self, model: Any) -> str | None:
-        """Return the argument of ``from_pretrained``, a folder as its absolute path."""
+        """Return the argument of ``from_pretrained``; a folder as an absolute path."""
         if getattr(model, "peft_config", None):
             return None
         name = getattr(model.config, "_name_or_path", None) or None
@@ -105,8 +105,8 @@ class Transformers(Library):
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
         """Load a model by its reference: a Hub id or a local folder.
 
-        The task of the reference selects the class, or else the config. Weights are read from safetensors files only,
-        and code of the repository runs only with ``trust_remote_code=True``.
+        The task of the reference selects the class; without a task, the config does. Weights are read from safetensors
+        files only, and code of the repository runs only with ``trust_remote_code=True``.
         """
         import transformers
         from transformers.utils import find_adapter_config_file, is_peft_available
@@ -119,21 +119,21 @@ class Transformers(Library):
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if reference.revision:
             hub["revision"] = reference.revision
-        known: Any = {key: hub[key] for key in (*DownloadOptions.__annotations__, "subfolder") if key in hub}
-        gguf = hub.get("gguf_file")  # a file that has everything
-        if not reference.is_local and (commit := commit_of(place, gguf or "config.json", **known)):
+        location: Any = {key: hub[key] for key in (*DownloadOptions.__annotations__, "subfolder") if key in hub}
+        gguf = hub.get("gguf_file")  # contains config, weights and tokenizer
+        if not reference.is_local and (commit := commit_of(place, gguf or "config.json", **location)):
             reference = dataclasses.replace(reference, revision=commit)  # pins all files and the record
             hub["revision"] = commit
             if not hub.get("local_files_only") and is_out_of_reach(place, revision=commit, token=hub.get("token")):
                 hub["local_files_only"] = True  # the cache answers at once
         config = transformers.AutoConfig.from_pretrained(place, **hub)
         (library,) = libraries_reading(config.to_dict())
-        if library != self.name:  # one that extends this one; the id alone does not tell
-            given = {name: hub[name] for name in hub if name != "revision"}
-            found: Loaded = registries.adapters.get(library)().load(
-                dataclasses.replace(reference, library=library), processor, **given, **options
+        if library != self.name:  # a library that extends this one; the id does not show it
+            access = {name: hub[name] for name in hub if name != "revision"}
+            loaded: Loaded = registries.adapters.get(library)().load(
+                dataclasses.replace(reference, library=library), processor, **access, **options
             )
-            return found
+            return loaded
         if reference.task is not None:
             if reference.task not in AUTO_CLASSES:
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {reference.task!r}")
@@ -141,19 +141,18 @@ class Transformers(Library):
         else:
             speaks = gguf and type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
             kind = (config.architectures or ["AutoModelForCausalLM" if speaks else "AutoModel"])[0]
-            if (loader := _class(kind)) is None:
+            if (loader := _model_class(kind)) is None:
                 loader = transformers.AutoModel
                 warn(
-                    f"transformers has no class {visible(str(kind))}, which the config of {place} names: AutoModel "
-                    "loads the network without its head. To load it with a head, pass task= "
-                    f"({', '.join(AUTO_CLASSES)})"
+                    f"the class {visible(str(kind))} in the config of {place} is not in transformers: AutoModel loads "
+                    f"the network without its head. To load a head, pass task= ({', '.join(AUTO_CLASSES)})"
                 )
         if options.pop("pretrained", True):
-            beside = {name: value for name, value in hub.items() if name not in ("trust_remote_code", "gguf_file")}
-            if not is_peft_available() and find_adapter_config_file(place, **beside):
+            access = {name: value for name, value in hub.items() if name not in ("trust_remote_code", "gguf_file")}
+            if not is_peft_available() and find_adapter_config_file(place, **access):
                 raise ImportError(
-                    f"{place} contains an adapter of PEFT beside the weights of a network, which would be loaded "
-                    "without it: pip install peft"
+                    f"{place} contains a PEFT adapter in addition to the weights of a network, which would be loaded "
+                    "without the adapter: pip install peft"
                 )
             model, new = complete(loader.from_pretrained, reference, config.architectures or (), {**hub, **options})
         else:
@@ -168,14 +167,14 @@ class Transformers(Library):
     ) -> Described:
         """Describe a network by its config and its forward.
 
-        An encoder-decoder takes two texts. By default, that of the encoder is the content, and that of the decoder is
-        part of the context and must be among the inputs. With ``content="decoder_input_ids"`` the roles are exchanged.
+        An encoder-decoder model has two texts. By default, the text of the encoder is the content, and the text of the
+        decoder is part of the context and must be among the inputs. ``content="decoder_input_ids"`` swaps their roles.
         """
         name: str = content or str(getattr(model, "main_input_name", "input_ids"))
         arguments = arguments_of(model, name)
         if content is not None and content not in arguments:
             raise ExampleError(
-                f"content must be an argument of {type(model).__name__}, got {content!r}; it takes "
+                f"content must be an argument of {type(model).__name__}, got {content!r}; it accepts "
                 f"{', '.join(arguments)}",
                 model,
             )
@@ -201,8 +200,8 @@ class Transformers(Library):
             example = {name: dummy[name]}
         else:
             raise ExampleError(
-                f"{type(model).__name__} takes {name!r}: pass example_inputs, a batch of its inputs, or register an "
-                "override that generates one",
+                f"inputs {name!r} of {type(model).__name__} cannot be generated: pass example_inputs, a batch of its "
+                "inputs, or register an override that generates one",
                 model,
             )
         device, dtype = place_of(model)
@@ -221,7 +220,7 @@ class Transformers(Library):
 
     @contextmanager
     def running(self, adapter: Adapter, inputs: Mapping[str, Any], *, trial: bool) -> Iterator[None]:
-        """Let trials run without a padding id; for another batch that lacks it, the error names what it needs."""
+        """Let trials run without a padding id; on other batches that require it, raise an error with advice."""
         if trial:
             with as_if_padded(adapter.model):
                 yield
@@ -234,106 +233,106 @@ class Transformers(Library):
             raise
 
     def task(self, adapter: Adapter) -> str | None:
-        """Task of the head, by the name of the class, or else the task that loaded it; ``None`` for other classes."""
+        """Task of the head according to the class name, or the task that loaded it; ``None`` for other classes."""
         name, loaded = type(adapter.model).__name__, adapter.reference.task
-        if found := task_of_head(name, adapter.model.config):
-            return found
+        if task := task_of_head(name, adapter.model.config):
+            return task
         headed = loaded in registries.tasks and bool(registries.tasks.get(str(loaded)).heads)
         return loaded if headed and unscored_head(name, None) in GENERATES else None
 
     def unscored(self, adapter: Adapter) -> str:
-        """What the head predicts, by the name of the class and the config."""
+        """Description of the output of the head, from the class name and the config."""
         name = type(adapter.model).__name__
         if "ForSequenceClassification" in name and adapter.interface.modality != "text":
             return f"classification of {adapter.interface.content[0]}"
-        found = unscored_head(name, adapter.model.config)
-        return "" if adapter.task and found in GENERATES else found
+        head = unscored_head(name, adapter.model.config)
+        return "" if adapter.task and head in GENERATES else head
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
         """Return the class, the config without local paths, and the attention implementation.
 
-        Returns JSON values: ``class``, ``config``, ``attention``, ``module`` of a class that transformers does not
-        export, and ``arguments`` of the constructor beside the config if they are not the default.
+        The JSON values are ``class``, ``config``, ``attention``, ``module`` of a class that transformers does not
+        export, and non-default ``arguments`` of the constructor in addition to the config.
         """
-        own = type(model).__name__ in NETWORKS and type(model) is _class(type(model).__name__)
-        if not (own or type(model).__module__.startswith("transformers.")):
+        ours = type(model).__name__ in NETWORKS and type(model) is _model_class(type(model).__name__)
+        if not (ours or type(model).__module__.startswith("transformers.")):
             raise ValueError(
                 f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and "
                 "cannot be rebuilt from a config. Save the Stitcher and attach it to live modules: "
                 "Stitcher.attach(source=…, target=…)"
             )
         settings: Any = model.config
-        inner = {} if own or _class(type(model).__name__) is type(model) else {"module": type(model).__module__}
-        config = _without(settings.to_dict(), ("_name_or_path", "transformers_version"))
+        inner = {} if ours or _model_class(type(model).__name__) is type(model) else {"module": type(model).__module__}
+        config = _without_keys(settings.to_dict(), ("_name_or_path", "transformers_version"))
         return {
             "class": type(model).__name__,
             "config": config,
             "attention": settings._attn_implementation,
             **inner,
-            **({"arguments": found} if (found := _arguments(model)) else {}),
+            **({"arguments": arguments} if (arguments := _arguments(model)) else {}),
         }
 
     def settings(self, model: nn.Module) -> Settings:
-        """Return the class and the config, without what does not change a forward in eval mode."""
-        found = settings_of_config(model.config)
-        return Settings({"class": type(model).__name__, **found.chosen}, found.defaults)
+        """Return the class and the config values that affect a forward in eval mode."""
+        config = settings_of_config(model.config)
+        return Settings({"class": type(model).__name__, **config.chosen}, config.defaults)
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network that a :meth:`blueprint` describes."""
+        """Build the network of a :meth:`blueprint`."""
         import transformers
 
-        kind = _class(blueprint["class"], blueprint.get("module"))
+        kind = _model_class(blueprint["class"], blueprint.get("module"))
         if not (
             isinstance(kind, type)
             and issubclass(kind, transformers.PreTrainedModel)
             and (settings := kind.config_class)
         ):
-            raise ValueError(f"transformers has no model class {blueprint['class']!r}; a newer release may contain it")
+            raise ValueError(f"model class {blueprint['class']!r} is not in transformers; a newer release may have it")
         arguments = {name: bool(value) for name, value in dict(blueprint.get("arguments", {})).items()}
         if unknown := arguments.keys() - OPTIONAL_PARTS.keys():
             raise ValueError(f"arguments of {blueprint['class']} must be {', '.join(OPTIONAL_PARTS)}, got {unknown}")
         attention = blueprint.get("attention")
-        lacking = AttentionError(f"{kind.__name__} has no {attention!r} in transformers {transformers.__version__}")
+        lacking = AttentionError(f"{kind.__name__} lacks {attention!r} in transformers {transformers.__version__}")
         if str(attention).startswith("flash_attention_") and not is_installed(attention):
             raise lacking
 
-        def made(attention: Any) -> nn.Module:
+        def construct(attention: Any) -> nn.Module:
             config = settings.from_dict(own_code_only(blueprint["config"]))
             if attention:
                 config._attn_implementation = own_code_only(attention, "attention_implementation")
-            # Some initial weights are computed in loops.
+            # Slow: some initial weights are computed in loops.
             with replaced(transformers.PreTrainedModel, "initialize_weights", lambda initialise, model: None):
                 return kind(config, **arguments).eval()
 
         try:
-            return made(attention)
+            return construct(attention)
         except (ImportError, ValueError) as error:
             if attention in (None, "eager") or not is_installed(attention):
                 raise
-            made("eager")  # raises if the reason is another one
+            construct("eager")  # raises the error if attention is not the reason
             raise lacking from error
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
         """Load the tokenizer or image processor that is saved in a folder."""
-        kind = _class(blueprint["class"], blueprint.get("module"))
+        kind = _model_class(blueprint["class"], blueprint.get("module"))
         with sealed():
             return load_processor(folder, kind.main_input_name, {"trust_remote_code": False, "local_files_only": True})
 
 
 def _arguments(model: nn.Module) -> dict[str, bool]:
-    """Return the arguments beside the config with which a model was built, where they are not the default."""
-    defaults = {name: each.default for name, each in inspect.signature(type(model).__init__).parameters.items()}
-    found = {}
+    """Return the non-default constructor arguments of a model, in addition to the config."""
+    defaults = {name: p.default for name, p in inspect.signature(type(model).__init__).parameters.items()}
+    values = {}
     for name in OPTIONAL_PARTS.keys() & defaults.keys():
-        with suppress(AttributeError):  # a class that has no such part
-            found[name] = attrgetter(OPTIONAL_PARTS[name])(model) is not None
-    return {name: value for name, value in found.items() if value is not defaults[name]}
+        with suppress(AttributeError):  # a class without this part
+            values[name] = attrgetter(OPTIONAL_PARTS[name])(model) is not None
+    return {name: value for name, value in values.items() if value is not defaults[name]}
 
 
-def _class(name: str, module: str | None = None) -> Any:
+def _model_class(name: str, module: str | None = None) -> Any:
     """Return a model class of this package or of transformers by its name, or ``None``.
 
-    A class that transformers does not export (an inner encoder) is looked for in a module with models.
+    A class that transformers does not export (an inner encoder) is imported from its module of models.
     """
     import transformers
 
@@ -344,14 +343,14 @@ def _class(name: str, module: str | None = None) -> Any:
 
 
 def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Construct a model with random weights; options that the config does not use go to the class."""
+    """Build a model with random weights; options that the config does not use are passed to the class."""
     import transformers
 
     config, unused = transformers.AutoConfig.from_pretrained(place, return_unused_kwargs=True, **hub, **options)
-    others = {name: value for name, value in unused.items() if name in options}
+    rest = {name: value for name, value in unused.items() if name in options}
     if hasattr(loader, "from_config"):  # an Auto class
-        return loader.from_config(config, trust_remote_code=hub["trust_remote_code"], **others)
-    return loader._from_config(config, **others)
+        return loader.from_config(config, trust_remote_code=hub["trust_remote_code"], **rest)
+    return loader._from_config(config, **rest)
 
 
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
@@ -360,7 +359,7 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
     caching = config if getattr(config, "is_encoder_decoder", False) else text_config(config)
     if "use_cache" in arguments or getattr(config, "use_cache", False) or getattr(caching, "use_cache", False):
         options["use_cache"] = False
-    if "use_mems" in arguments:  # a cache among the outputs bypasses every cut
+    if "use_mems" in arguments:  # a cache in the outputs bypasses every cut
         options["use_mems"] = False
     options |= {flag: False for flag in EXTRA_OUTPUTS if getattr(config, flag, False)}
     value, texts = example[name], [MASK, "token_type_ids", mask_of("decoder_input_ids")]
@@ -377,7 +376,7 @@ def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processo
         pad_id=pad_id(config),
         arguments=tuple(n for n in texts if n in arguments),
         max_tokens=_max_tokens(model, config, processor),
-        given=tuple(other for other in IDS if other != name and "decoder_input_ids" in example and other in example),
+        given=tuple(ids for ids in IDS if ids != name and "decoder_input_ids" in example and ids in example),
         start_id=_start_id(config),
     )
 
@@ -387,45 +386,43 @@ def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
     positions = getattr(text_config(config), "max_position_embeddings", None)
     if positions is not None and (table := positions_from_padding(model)) is not None:
         positions -= int(table.padding_idx or 0) + 1
-    known = [
-        limit for limit in (getattr(tokenizer, "model_max_length", None), positions) if limit and 0 < limit < 10**9
-    ]
-    return min(known, default=None)
+    limits = (getattr(tokenizer, "model_max_length", None), positions)
+    return min((limit for limit in limits if limit and 0 < limit < 10**9), default=None)
 
 
-def _without(values: Any, keys: tuple[str, ...]) -> Any:
+def _without_keys(values: Any, keys: tuple[str, ...]) -> Any:
     """Return JSON values without some keys, at any depth."""
     if isinstance(values, dict):
-        return {key: _without(value, keys) for key, value in values.items() if key not in keys}
-    return [_without(value, keys) for value in values] if isinstance(values, list) else values
+        return {key: _without_keys(value, keys) for key, value in values.items() if key not in keys}
+    return [_without_keys(value, keys) for value in values] if isinstance(values, list) else values
 
 
 def _start_id(config: Any) -> int | None:
-    """Return the first token id of a decoder; as in ``generate``, ``bos_token_id`` is the fallback."""
+    """Return the first token id of a decoder, with ``bos_token_id`` as the fallback, like ``generate``."""
     for key in ("decoder_start_token_id", "bos_token_id"):
-        if (found := getattr(config, key, None)) is not None:
-            return int(found)
+        if (token_id := getattr(config, key, None)) is not None:
+            return int(token_id)
     return None
 
 
 def _special_ids(config: Any) -> tuple[int, ...]:
-    """Return the ids of padding and end of text, for which heads search."""
-    found: set[int] = set()
+    """Return the ids of padding and end of text, because heads search for them."""
+    ids: set[int] = set()
     for key in ("pad_token_id", "eos_token_id"):
         value = getattr(text_config(config), key, None)
-        found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
-    return tuple(sorted(found))
+        ids.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    return tuple(sorted(ids))
 
 
 TOKENS, TRIED = 6, 9
-"""Number of tokens of the texts of an example, and of the longest text with which a cut is verified."""
+"""Number of tokens of example texts, and of the longest text for the verification of cuts."""
 
 
 def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return random token ids and their mask; for an encoder-decoder also the ids of the decoder.
+    """Return random token ids and their mask; for an encoder-decoder model, also the ids of the decoder.
 
-    Heads for sequence classification require equal lengths of both texts. Texts of an encoder-decoder end with the id
-    for the end of text, for which heads search.
+    Heads for sequence classification require texts of equal length. Texts of an encoder-decoder model end with the end
+    of text id that heads search for.
     """
     config: Any = model.config
     special, end = _special_ids(config), getattr(text_config(config), "eos_token_id", None)
@@ -451,8 +448,8 @@ def _image_example(model: Any, processor: Any) -> torch.Tensor:
     config, inside = model.config, getattr(model, "timm_model", None)
     size = getattr(config, "image_size", None)
     if size is None and processor is not None:
-        given = getattr(processor, "crop_size", None) or processor.size
-        size = (given["height"], given["width"]) if "height" in given else given["shortest_edge"]
+        sizes = getattr(processor, "crop_size", None) or processor.size
+        size = (sizes["height"], sizes["width"]) if "height" in sizes else sizes["shortest_edge"]
     size = size or 224
     height, width = (size, size) if isinstance(size, int) else size
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Networks that read at each token of another tokenizer the text up to its end."""
+"""Networks that, at each token of a second tokenizer, read the text up to the end of the token."""
 
 from hf_stitch.adapters.prefixes.adapter import PrefixAdapter, PrefixFront
 from hf_stitch.adapters.prefixes.reading import INPUTS, PrefixReader, Reading, fast

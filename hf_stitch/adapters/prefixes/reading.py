@@ -1,9 +1,9 @@
-"""What a decoder reads at each token of another tokenizer: the text up to the end of that token, in its own tokens.
+"""Conversion of tokens of a target into the tokens that a source decoder reads.
 
 At a token of the target, the source reads the text up to the end of the token. The tokens of these prefixes differ from
-those of the whole text, because the boundaries of tokens depend on later characters (``walk|ed``, ``walking``). All
-prefixes of a text together form a tree, in which each node is a token that attends to its ancestors. One forward of the
-source computes the whole tree, with a mask of queries by keys and the depth of each node as its position.
+the tokens of the whole text, because token boundaries depend on later characters (``walk|ed``, ``walking``). All
+prefixes of a text form a tree: each node is a token that attends to its ancestors. One forward of the source computes
+the whole tree, with a mask of queries by keys and the depth of each node as its position.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 __all__ = ["INPUTS", "PrefixReader", "Reading", "fast"]
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a byte-level tokenizer decodes for the bytes of a character that is not complete."""
+"""Character that a byte-level tokenizer decodes for an incomplete character."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Reading:
 
     Attributes:
         input_ids: (batch, nodes) int64, tokens of the source.
-        attention_mask: (batch, 1, nodes, past + nodes) bool, which nodes each node attends to. The first ones are those
-            in a cache.
+        attention_mask: (batch, 1, nodes, past + nodes) bool, nodes that each node attends to. The first ``past`` nodes
+            are in a cache.
         position_ids: (batch, nodes) int64, depth of each node.
         alignment: (batch, tokens) int64, node that each token of the target reads.
-        kept: (batch, length) int64, places in (past + nodes) of the tokens of the whole text, padded with 0: what a
-            cache has to keep for the next tokens.
+        kept: (batch, length) int64, positions in (past + nodes) of the tokens of the whole text, padded with 0: a cache
+            must keep them for the next tokens.
 
     Example:
         >>> one = torch.zeros(1, 1, dtype=torch.long)
@@ -64,18 +64,18 @@ INPUTS = ("source_input_ids", "source_attention_mask", "source_position_ids", "a
 
 
 class PrefixReader:
-    """Computes what a source reads at each token of a target.
+    """Converter from tokens of a target to the tokens that a source reads.
 
-    A token of white space alone adds nothing to read: the source reads the same as at the token before. A character
-    that takes several tokens is read at its last one. Special tokens are not text. For no text at all the source reads
-    the tokens that its tokenizer puts before any text, or else ``start``. Tokens that it appends are dropped: the text
-    goes on.
+    A token of only white space does not add text: the source reads the same text as at the previous token. A character
+    of several tokens is read at its last token. Special tokens are not text. For an empty text, the source reads the
+    tokens that its tokenizer puts before any text, otherwise ``start``. Tokens that it appends are dropped, because the
+    text continues.
 
     Args:
         source: Tokenizer of the source.
         target: Tokenizer of the target.
-        start: Token of the source that stands for no text.
-        max_tokens: Number of tokens of the longest text that the source takes; ``None`` for no limit.
+        start: Token that the source reads for an empty text.
+        max_tokens: Maximum number of tokens of a text of the source; ``None`` for no limit.
 
     Example:
         >>> from tokenizers import models, pre_tokenizers
@@ -89,7 +89,7 @@ class PrefixReader:
     """
 
     def __init__(self, source: Tokenizer, target: Tokenizer, start: int, max_tokens: int | None = None) -> None:
-        self.source, self.target = (plain(each) for each in (source, target))
+        self.source, self.target = (plain(tokenizer) for tokenizer in (source, target))
         self.start, self.max_tokens = start, max_tokens
         ends = self.source.encode("a").special_tokens_mask[::-1]
         self._added = ends.index(0) if 0 in ends else 0
@@ -97,39 +97,40 @@ class PrefixReader:
     def prefixes(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that the source reads at each token of a target."""
         decoded = self.target.decode_batch([tokens[: i + 1] for i in range(len(tokens))], skip_special_tokens=True)
-        found: list[str] = []
+        texts: list[str] = []
         for text in decoded:
-            text, before = text.rstrip(UNFINISHED), found[-1] if found else ""
-            found.append(before if text.rstrip() == before.rstrip() else text)
-        return found
+            text, before = text.rstrip(UNFINISHED), texts[-1] if texts else ""
+            texts.append(before if text.rstrip() == before.rstrip() else text)
+        return texts
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of texts in the tokenizer of the source."""
         encoded = (encoding.ids for encoding in self.source.encode_batch(list(texts)))
-        found = [ids[: len(ids) - self._added] or [self.start] for ids in encoded]
-        longest = max(map(len, found))
+        token_ids = [ids[: len(ids) - self._added] or [self.start] for ids in encoded]
+        longest = max(map(len, token_ids))
         if self.max_tokens is not None and longest > self.max_tokens:
             raise ValueError(
-                f"a text has {longest} tokens in the tokenizer of the source, which takes {self.max_tokens}: shorten it"
+                f"texts must have at most {self.max_tokens} tokens in the tokenizer of the source, got {longest}: "
+                "shorten them"
             )
-        return found
+        return token_ids
 
     def length(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens of the source a whole text has."""
+        """Return the number of source tokens of a whole text."""
         text = self.target.decode(list(tokens), skip_special_tokens=True)
         return len(self.source.encode(text).ids) - self._added
 
     def read(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, new: int | None = None, held: int | None = None
     ) -> Reading:
-        """Compute what the source reads at each token.
+        """Compute the tokens that the source reads at each token of the target.
 
         Args:
             input_ids: (batch, tokens) int64, tokens of the target.
             attention_mask: (batch, tokens), 1 for real tokens and 0 for padding. Default: all tokens are real.
             new: Number of last tokens that are not in a cache. Default: all.
-            held: Number of tokens of the source in a cache. Default: those of the longest text of the batch; it was
-                longer if a text was dropped since, as in beam search.
+            held: Number of tokens of the source in a cache. Default: the longest text of the batch. The cache is longer
+                if a text was dropped, as in beam search.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         past = 0 if new is None else input_ids.shape[1] - new
@@ -139,36 +140,36 @@ class PrefixReader:
         return _batch(rows, max(held or 0, max(row.past for row in rows)), input_ids.device)
 
     def _row(self, tokens: Sequence[int], real: Sequence[bool], past: int) -> _Tree:
-        """Read one text, of which the first ``past`` tokens are in a cache."""
-        kept = [token for token, is_real in zip(tokens, real, strict=True) if is_real]
-        texts = self.prefixes(kept)
+        """Read one text; its first ``past`` tokens are in a cache."""
+        ids = [token for token, is_real in zip(tokens, real, strict=True) if is_real]
+        texts = self.prefixes(ids)
         cached = sum(real[:past])
-        wanted = texts[max(cached - 1, 0) :] if past and cached else texts
-        unique = list(dict.fromkeys([*wanted, ""] if not cached else wanted))
-        known = dict(zip(unique, self.tokens(unique), strict=True))
-        last = known[texts[cached - 1] if cached else ""]
-        ahead = [known[text] for text in texts[cached:]] or [last]
+        recent = texts[max(cached - 1, 0) :] if past and cached else texts
+        unique = list(dict.fromkeys([*recent, ""] if not cached else recent))
+        ids_of = dict(zip(unique, self.tokens(unique), strict=True))
+        last = ids_of[texts[cached - 1] if cached else ""]
+        ahead = [ids_of[text] for text in texts[cached:]] or [last]
         have = 0
         if past:
-            have = min(min(_common(last, each), len(each) - 1) for each in ahead)
+            have = min(min(_common_length(last, prefix), len(prefix) - 1) for prefix in ahead)
         tree = _Tree(len(last) if past else 0, have)
-        nodes = iter([tree.add(each) for each in ahead])
+        nodes = iter([tree.add(prefix) for prefix in ahead])
         tree.alignment = [next(nodes) if is_real else 0 for is_real in real[past:]]
         tree.chain = tree.path(ahead[-1])
         return tree
 
 
 def tree(prefixes: Sequence[Sequence[int]], device: torch.device) -> Reading:
-    """Put several sequences of tokens into one reading, a batch of one; its alignment is the last node of each.
+    """Combine several token sequences into a reading with a batch of one, aligned with the last node of each sequence.
 
     Example:
         >>> tree([[5], [5, 6], [5, 7]], torch.device("cpu")).input_ids.tolist()
         [[5, 6, 7]]
     """
-    made = _Tree(0, 0)
-    made.alignment = [made.add(each) for each in prefixes]
-    made.chain = made.path(prefixes[-1])
-    return _batch([made], 0, device)
+    branches = _Tree(0, 0)
+    branches.alignment = [branches.add(prefix) for prefix in prefixes]
+    branches.chain = branches.path(prefixes[-1])
+    return _batch([branches], 0, device)
 
 
 def plain(tokenizer: Tokenizer) -> Tokenizer:
@@ -180,7 +181,7 @@ def plain(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def fast(tokenizer: Any, side: str) -> Tokenizer:
-    """Return the tokenizer of the library ``tokenizers`` inside one of transformers.
+    """Return the ``tokenizers.Tokenizer`` inside a tokenizer of transformers.
 
     Args:
         tokenizer: The tokenizer of a network.
@@ -189,32 +190,32 @@ def fast(tokenizer: Any, side: str) -> Tokenizer:
     Example:
         >>> from tokenizers import models
         >>> from transformers import PreTrainedTokenizerFast
-        >>> made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
-        >>> type(fast(made, "source")).__name__
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
+        >>> type(fast(tokenizer, "source")).__name__
         'Tokenizer'
     """
-    found = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(found, Tokenizer):
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
         raise ValueError(
-            f"align='prefix' needs a fast tokenizer of the {side}, got {type(tokenizer).__name__}: pass one as "
+            f"align='prefix' requires a fast tokenizer of the {side}, got {type(tokenizer).__name__}: pass one as "
             "processor= to hf_stitch.load"
         )
-    return found
+    return backend
 
 
 @dataclass
 class _Tree:
     past: int  # tokens of this text in a cache
-    have: int  # how many of them are used; the others are read again
+    have: int  # number of cached tokens that are used; the rest is read again
     tokens: list[int] = field(default_factory=list)  # token of each node
     depths: list[int] = field(default_factory=list)  # position of each node
     above: list[tuple[int, ...]] = field(default_factory=list)
-    alignment: list[int] = field(default_factory=list)  # for each token of the target its node
+    alignment: list[int] = field(default_factory=list)  # node of each token of the target
     chain: list[int] = field(default_factory=list)  # nodes of the whole text
     _children: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def add(self, tokens: Sequence[int]) -> int:
-        """Add a prefix, whose first tokens are in the cache, and return its last node."""
+        """Add a prefix and return its last node; its first tokens may be in the cache."""
         node = -1
         for depth in range(self.have, len(tokens)):
             child = self._children.setdefault((node, tokens[depth]), len(self.tokens))
@@ -226,11 +227,11 @@ class _Tree:
         return node
 
     def path(self, tokens: Sequence[int]) -> list[int]:
-        """Return the places of the tokens of a prefix."""
+        """Return the positions of the tokens of a prefix."""
         return [*range(self.have), *(-1 - node for node in self.above[self.add(tokens)])]
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -239,14 +240,14 @@ def _batch(trees: Sequence[_Tree], past: int, device: torch.device) -> Reading:
     ids, depths = np.zeros((2, len(trees), nodes), dtype=np.int64)
     mask = np.zeros((len(trees), 1, nodes, past + nodes), dtype=bool)
     mask[:, 0, :, past:] |= np.eye(nodes, dtype=bool)  # an empty row would be NaN
-    kept = np.zeros((len(trees), max(len(tree.chain) for tree in trees)), dtype=np.int64)
+    chains = np.zeros((len(trees), max(len(tree.chain) for tree in trees)), dtype=np.int64)
     for row, tree in enumerate(trees):
         ids[row, : len(tree.tokens)] = tree.tokens
         depths[row, : len(tree.tokens)] = tree.depths
         mask[row, 0, : len(tree.tokens), : tree.have] = True
         for node, above in enumerate(tree.above):
-            mask[row, 0, node, [past + each for each in above]] = True
-        kept[row, : len(tree.chain)] = [each if each >= 0 else past - 1 - each for each in tree.chain]
+            mask[row, 0, node, [past + place for place in above]] = True
+        chains[row, : len(tree.chain)] = [place if place >= 0 else past - 1 - place for place in tree.chain]
     alignment = np.array([tree.alignment for tree in trees], dtype=np.int64)
-    tensors = (torch.from_numpy(each).to(device) for each in (ids, mask, depths, alignment, kept))
+    tensors = (torch.from_numpy(array).to(device) for array in (ids, mask, depths, alignment, chains))
     return Reading(*tensors)

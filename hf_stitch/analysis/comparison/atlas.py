@@ -42,28 +42,28 @@ class LayerSize:
 class SimilarityAtlas(Result):
     """Similarity of each layer of a with each layer of b under one or more metrics, returned by :func:`compare`.
 
-    Methods take a metric of the atlas by its name, with or without options (:meth:`label`); by default the first.
+    Methods accept the name of a metric, with or without options (:meth:`label`); the default is the first metric.
 
     Attributes:
         values: Metric -> (layers of a, layers of b) float64; NaN where the metric is undefined.
         layers_a: Names of the layers of a, the rows.
         layers_b: Names of the layers of b, the columns.
-        n: Number of samples; None for metrics of weights, which need none.
+        n: Number of samples; None for metrics of weights.
         rows: Which vectors of a sample were rows, as in :func:`compare`; None for metrics of weights.
-        routes: Metric -> statistic it was computed from: ``moments``, ``grams``, ``features``, ``minibatches`` or
+        routes: Metric -> statistic used to compute it: ``moments``, ``grams``, ``features``, ``minibatches`` or
             ``weights``.
-        distances: The metrics for which a lower value means more similar.
+        distances: Metrics with lower values for more similar layers.
         recipe: Record for reproducing the comparison: both sides with hashes, data, metrics with options, batch size
             and versions.
         ranges: Metric -> smallest and largest value that it can have.
-        tests: Metric -> permutation test of the search for the most similar layers; empty if
-            ``compare(…, permutations=…)`` ran none.
-        undefined: Pair (``"metric: layer of a -> layer of b"``) -> why the metric is undefined for it: too few samples,
-            a constant layer, other widths. Such pairs take no part in any ranking.
+        tests: Metric -> permutation test of the search for the most similar layers; empty without
+            ``compare(…, permutations=…)``.
+        undefined: Pair (``"metric: layer of a -> layer of b"``) -> reason why the metric is undefined: too few samples,
+            a constant layer, different widths. Rankings leave such pairs out.
         whole: Metric of weights -> value of both networks as a whole, from all layers of the same name. Metrics that
-            are undefined for one of them are left out.
-        weights: The metrics of weights of a comparison that also has metrics of activations: they have layers of their
-            own. All methods find their values too.
+            are undefined for any layer are left out.
+        weights: Atlas of the metrics of weights in a comparison that also has metrics of activations, because their
+            layers differ. All methods find its values too.
         sizes: Side (``a``, ``b``) -> layer -> its size; empty for metrics of weights.
 
     Example:
@@ -105,8 +105,8 @@ class SimilarityAtlas(Result):
     def __getitem__(self, metric: str) -> Array:
         """Return the values of a metric, (layers of a, layers of b) float64.
 
-        ``atlas["linear_cka"]`` finds the linear CKA of the atlas whatever its options are, if there is only one.
-        Options distinguish several: ``atlas["linear_cka:debiased=True"]``.
+        ``atlas["linear_cka"]`` returns the only linear CKA of the atlas, with any options. Options distinguish several:
+        ``atlas["linear_cka:debiased=True"]``.
         """
         atlas, label = self._of(metric)
         return atlas.values[label]
@@ -121,8 +121,8 @@ class SimilarityAtlas(Result):
         """Find the most similar layer of the other side for each layer of one side.
 
         Returns:
-            Layer of the side ``axis`` -> most similar layer of the other side. A layer for which the metric is
-            undefined with all layers of the other side is left out.
+            Layer of the side ``axis`` -> most similar layer. Layers with an undefined metric for all candidates are
+            left out.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"cka": "moments"})
@@ -130,8 +130,8 @@ class SimilarityAtlas(Result):
             {'a0': 'b0', 'a1': 'b1'}
         """
         atlas, label = self._of(metric)
-        own, other = atlas._sides(axis)
-        return {own[layer]: other[place] for layer, place in atlas._best(label, axis).items()}
+        layers, candidates = atlas._sides(axis)
+        return {layers[row]: candidates[place] for row, place in atlas._best(label, axis).items()}
 
     def p_values(self, metric: str | None = None) -> Array:
         """Return the p-values of all pairs of layers, adjusted for the search over all pairs.
@@ -144,15 +144,15 @@ class SimilarityAtlas(Result):
 
     @checked
     def match_p_values(self, metric: str | None = None, axis: Axis = "a") -> dict[str, float]:
-        """Return the p-values of the best matches, each adjusted for the search over the layers of the other side."""
-        label, (own, _) = self.label(metric), self._sides(axis)
+        """Return the p-values of the best matches, each adjusted for the search over all candidate layers."""
+        label, (layers, _) = self.label(metric), self._sides(axis)
         test, best = self._test(label), self._best(label, axis)
-        places = np.array([best.get(layer, 0) for layer in range(len(own))])
+        places = np.array([best.get(layer, 0) for layer in range(len(layers))])
         p_values = test.match_p_values(places, axis).tolist()
-        return {own[layer]: p_values[layer] for layer in best}
+        return {layers[layer]: p_values[layer] for layer in best}
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
-        """Find the most similar pair of layers, of a and of b; the first one in case of a tie.
+        """Find the most similar pair of layers of a and b; the first one in case of a tie.
 
         Example:
             >>> values = np.array([[0.2, 0.4], [0.9, 0.1]])
@@ -162,16 +162,16 @@ class SimilarityAtlas(Result):
         atlas, name = self._of(metric)
         best = atlas._best(name, "a")
         if not best:
-            raise ValueError(f"{name} is undefined for all pairs of layers; atlas.undefined has the reasons")
+            raise ValueError(f"{name} is undefined for all pairs of layers; see atlas.undefined")
         choose = min if name in atlas.distances else max
         a = choose(best, key=lambda layer: atlas.values[name][layer, best[layer]])
         return atlas.layers_a[a], atlas.layers_b[best[a]]
 
     def identify(self, metric: str | None = None) -> Identification:
-        """Measure how often the most similar layer of the other side is the one of the same name.
+        """Measure how often a layer and its most similar layer have the same name.
 
         Returns:
-            The layer identification (:func:`hf_stitch.analysis.identify_layers`) over all layers of both sides; those
+            The layer identification (:func:`hf_stitch.analysis.identify_layers`) over all layers of both sides; layers
             that one side lacks have the verdict ``undefined``. Equal values are ties.
 
         Example:
@@ -182,8 +182,8 @@ class SimilarityAtlas(Result):
         atlas, label = self._of(metric)
         if not atlas._namesakes:
             raise ValueError(
-                "identify needs at least two layers of the same name in a and b, got "
-                f"{len(set(atlas.layers_a) & set(atlas.layers_b))}; identify_layers takes the values of layers in order"
+                "identify requires at least two layers of the same name in a and b, got "
+                f"{len(set(atlas.layers_a) & set(atlas.layers_b))}; pass the values to identify_layers instead"
             )
         names = tuple(dict.fromkeys((*atlas.layers_a, *atlas.layers_b)))
         values = np.full((len(names), len(names)), np.nan)
@@ -193,7 +193,7 @@ class SimilarityAtlas(Result):
         return identify_layers(values, higher_is_better=label not in atlas.distances, layers=names)
 
     def headline(self, metric: str | None = None) -> str:
-        """Return the finding in a sentence: how many layers match their namesake, or else the most similar pair.
+        """Return the main finding as a sentence: how many layers match their namesake, or the most similar pair.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
@@ -208,11 +208,11 @@ class SimilarityAtlas(Result):
             a, b = atlas.best_pair(label)
             value = values[atlas.layers_a.index(a), atlas.layers_b.index(b)]
             return f"The most similar layers by {label} are {a} of a and {b} of b ({rounded(value)})"
-        verdicts = dict(zip((found := atlas.identify(label)).layers, found.verdicts("a")[0].tolist(), strict=True))
+        verdicts = dict(zip((test := atlas.identify(label)).layers, test.verdicts("a")[0].tolist(), strict=True))
         hits = [layer for layer in atlas.layers_a if verdicts[layer] == "hit"]
-        judged = sum(verdict != "undefined" for verdict in verdicts.values())
+        defined = sum(verdict != "undefined" for verdict in verdicts.values())
         ties = sum(verdict == "tie" for verdict in verdicts.values())
-        text = f"{len(hits)} of {judged} layers of a match their namesake in b by {label}"
+        text = f"{len(hits)} of {defined} layers of a match their namesake in b by {label}"
         text += f" ({ties} tie{'s' * (ties > 1)})" if ties else ""
         orders = zip(atlas.layers_a, values, atlas._ranked(label), strict=True)
         close = [
@@ -264,11 +264,10 @@ class SimilarityAtlas(Result):
 
         Args:
             metric: Name of the metric.
-            scale: ``"data"`` for colours that lie where these values lie; ``"fixed"`` for colours from the smallest to
-                the largest value that the metric can have, so that figures can be compared (a distance without an
-                upper bound begins at 0).
-            max_p: If the atlas has a test, pairs of layers with a p-value of at most this (:meth:`p_values`) get a
-                star; or else the others do, if these are fewer. The legend says which.
+            scale: ``"data"`` for colours over the range of these values; ``"fixed"`` for colours over the possible
+                range of the metric, so that figures can be compared (a distance without an upper bound begins at 0).
+            max_p: If the atlas has a test, stars mark the pairs of layers with a p-value of at most ``max_p``
+                (:meth:`p_values`), or all remaining pairs if these are fewer. The legend says which.
         """
         if scale not in ("fixed", "data"):
             raise ValueError(f"scale must be 'data' or 'fixed', got {scale!r}")
@@ -307,7 +306,7 @@ class SimilarityAtlas(Result):
 
     @property
     def basis(self) -> str:
-        """What the values were computed from: the samples and the rows, or the weights."""
+        """Basis of the values: the samples and the rows, or the weights."""
         return "from weights, without samples" if self.n is None else f"{self.n} samples, rows: {self.rows}"
 
     def __rich__(self) -> Table | Group:
@@ -318,7 +317,7 @@ class SimilarityAtlas(Result):
 
         title = f"Best matches among {len(self.layers_b)} layers of b"
         if len(self.layers_b) == 1:
-            title = "Match with the one layer of b"
+            title = "Match with the only layer of b"
         if self._namesakes:
             title = "\n".join(map(self.headline, self.values))
         table = Table("layer of a", title=Text(title), title_justify="left")
@@ -337,7 +336,7 @@ class SimilarityAtlas(Result):
             direction = " ↓" if metric in self.distances else ""
             columns[f"{metric}{direction} ({self.routes[metric]})"] = self._cells(metric)
         if len(self.values) == 1:
-            columns |= self._beside(next(iter(self.values)))
+            columns |= self._more_columns(next(iter(self.values)))
         for name in columns:
             table.add_column(Text(name))
         for layer, *cells in zip(self.layers_a, *columns.values(), strict=True):
@@ -345,52 +344,52 @@ class SimilarityAtlas(Result):
         return table if self.weights is None else Group(table, self.weights)
 
     def _gaps(self) -> Iterator[str]:
-        """Describe for how many pairs each metric is undefined, with the first of the reasons."""
+        """Report how many pairs are undefined for each metric, with the first reason."""
         for metric, values in self.values.items():
             places = np.argwhere(np.isnan(values))
             if len(places):
                 a, b = self.layers_a[places[0, 0]], self.layers_b[places[0, 1]]
-                why = self.why(metric, a, b)
-                yield f"{metric} is undefined for {len(places)} of {values.size} pairs, first {a} -> {b}: {why}"
+                reason = self.why(metric, a, b)
+                yield f"{metric} is undefined for {len(places)} of {values.size} pairs, first {a} -> {b}: {reason}"
 
     def _cells(self, metric: str) -> list[str]:
-        """Return the best match of each layer of a with its value, and its p-value if there is one.
+        """Return the best match of each layer of a with its value, and its p-value if the metric was tested.
 
-        Beside other metrics, the value of the namesake follows where another layer matches.
+        With several metrics, the value of the namesake follows if another layer matches.
         """
         cells, values = ["undefined"] * len(self.layers_a), self.values[metric]
         p_values = self.match_p_values(metric) if metric in self.tests else {}
         for i, j in self._best(metric, "a").items():
-            own, best = self.layers_a[i], self.layers_b[j]
-            tested = f"  p = {p_values[own]:.3g}" if p_values else ""
-            other = len(self.values) > 1 and own != best and own in self.layers_b
-            namesake = f" ({own} {rounded(values[i, self.layers_b.index(own)])})" if other else ""
-            cells[i] = f"{best}  {rounded(values[i, j])}{namesake}{tested}"
+            layer, best = self.layers_a[i], self.layers_b[j]
+            p_text = f"  p = {p_values[layer]:.3g}" if p_values else ""
+            show_namesake = len(self.values) > 1 and layer != best and layer in self.layers_b
+            namesake = f" ({layer} {rounded(values[i, self.layers_b.index(layer)])})" if show_namesake else ""
+            cells[i] = f"{best}  {rounded(values[i, j])}{namesake}{p_text}"
         return cells
 
-    def _beside(self, metric: str) -> dict[str, list[str]]:
-        """Return what is beside the best match of each layer of a: the runner-up, and the value of the namesake."""
-        values, beside = self.values[metric], {}
+    def _more_columns(self, metric: str) -> dict[str, list[str]]:
+        """Return the columns next to the best match of each layer of a: the runner-up and the namesake."""
+        values, columns = self.values[metric], {}
         if len(self.layers_b) > 1:
             second = [order[1] if len(order) > 1 else None for order in self._ranked(metric)]
-            beside["runner-up"] = [
+            columns["runner-up"] = [
                 "" if j is None else f"{self.layers_b[j]}  {rounded(values[i, j])}" for i, j in enumerate(second)
             ]
         if self._namesakes:
-            beside["namesake"] = [
+            columns["namesake"] = [
                 rounded(values[i, self.layers_b.index(layer)]) if layer in self.layers_b else ""
                 for i, layer in enumerate(self.layers_a)
             ]
-        return beside
+        return columns
 
     def _ranked(self, label: str) -> list[list[int]]:
-        """Return the places of the layers of b for each layer of a, the most similar first, without undefined ones."""
+        """Return the indices of the layers of b for each layer of a, the most similar first, without undefined ones."""
         better = -self.values[label] if label in self.distances else self.values[label]
         return [[int(j) for j in np.argsort(-row, kind="stable") if not np.isnan(row[j])] for row in better]
 
     @property
     def _namesakes(self) -> bool:
-        """Whether at least two layers have a namesake on the other side."""
+        """Whether at least two layer names are in both a and b."""
         return len(set(self.layers_a) & set(self.layers_b)) > 1
 
     @property
@@ -398,16 +397,16 @@ class SimilarityAtlas(Result):
         return titles_of(self.recipe.get("a") or {}, self.recipe.get("b") or {})
 
     def _stars(self, name: str, max_p: float) -> tuple[NDArray[np.bool_] | None, str]:
-        """Which pairs get a star, the fewer ones, and what it means; ``None`` without a test."""
+        """Return which pairs get a star (the fewer ones) and its meaning; ``None`` without a test."""
         if (test := self.tests.get(name)) is None:
             return None, ""
         beyond = test.p_values <= max_p
         if beyond.mean() > 0.5:
-            return test.p_values > max_p, f"p > {max_p:g}: not beyond chance; all others are"
+            return test.p_values > max_p, f"p > {max_p:g}: not beyond chance; the rest are"
         return beyond, f"p ≤ {max_p:g}, adjusted for the search"
 
     def label(self, metric: str | None) -> str:
-        """Return the label of a metric that is named with or without its options.
+        """Return the label of a metric from its name, with or without options.
 
         Args:
             metric: Name of the metric, for example ``"linear_cka"``; ``None`` for the first of the atlas.
@@ -417,32 +416,32 @@ class SimilarityAtlas(Result):
         if metric in self.metrics:
             return metric
         name, options = options_in(metric)
-        wanted = {f"{key}={value}" for key, value in options.items()}
-        found = []
+        required_options = {f"{key}={value}" for key, value in options.items()}
+        matching = []
         for label in self.metrics:
-            own, _, chosen = label.rstrip(")").partition("(")
-            if own == name and wanted <= set(chosen.split(", ")):
-                found.append(label)
-        if len(found) == 1:
-            return found[0]
-        why = f"has several metrics {metric!r}" if found else f"has no metric {metric!r}"
-        raise KeyError(f"the atlas {why}; it has {', '.join(self.metrics)}")
+            metric_name, _, label_options = label.rstrip(")").partition("(")
+            if metric_name == name and required_options <= set(label_options.split(", ")):
+                matching.append(label)
+        if len(matching) == 1:
+            return matching[0]
+        problem = ", which names several metrics" if matching else ""
+        raise KeyError(f"metric must be one of {', '.join(self.metrics)}, got {metric!r}{problem}")
 
     def _of(self, metric: str | None) -> tuple[SimilarityAtlas, str]:
-        """Return the atlas that contains a metric, this one or that of weights, and the label of the metric."""
+        """Return the atlas that contains a metric (this one or :attr:`weights`), and the label of the metric."""
         label = self.label(metric)
         return (self, label) if label in self.values or self.weights is None else (self.weights, label)
 
     def _test(self, label: str) -> MaximumTest:
         if label not in self.tests:
-            raise ValueError("the atlas has no permutation test: run it with compare(…, permutations=200)")
+            raise ValueError("the atlas lacks a permutation test; run compare(…, permutations=200)")
         return self.tests[label]
 
     def _sides(self, axis: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (self.layers_a, self.layers_b) if axis == "a" else (self.layers_b, self.layers_a)
 
     def _best(self, label: str, axis: str) -> dict[int, int]:
-        """Return the place of the best match of each layer of a side that has one."""
+        """Return the index of each layer of a side -> index of its best match, if defined."""
         values = self.values[label] if axis == "a" else self.values[label].T
         better = np.where(np.isnan(values), -np.inf, -values if label in self.distances else values)
         return {layer: int(row.argmax()) for layer, row in enumerate(better) if row.max() > -np.inf}

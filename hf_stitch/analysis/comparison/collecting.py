@@ -1,4 +1,4 @@
-"""The pass over the data: collecting the statistics of each group of layers, and computing the metrics from them."""
+"""Pass over the data: collect the statistics of each group of layers and compute the metrics from them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Array = NDArray[np.float64]
 LayerStatistic = LayerMoments | LayerRows | MinibatchGrams
 
 _ROWS = "rows"
-"""Key of the rows in a state; their route has no options."""
+"""Key of the rows in a state; their route does not have options."""
 
 
 def run_pass(reader: LayerReader, collectors: Sequence[Collector], state: Checkpoint, run: Run) -> None:
-    """Run the samples of this process through the collectors, resuming from a checkpoint if there is one."""
+    """Pass the samples of this process to the collectors, resuming from an existing checkpoint."""
     start, stop = run.processes.part(reader.n)
     owners = {key: collector for collector in collectors for key in collector.group.keys}
 
@@ -76,32 +76,32 @@ class Collector:
         self._work = reader.workload(group)
         routes = {label: {route.name: route for route in metric.routes} for label, metric in metrics.items()}
         self._routes = {label: routes[label][name] for label, name in taken.items()}
-        wanted: dict[str, tuple[Collected, Mapping[str, Any]]] = {}
+        specs: dict[str, tuple[Collected, Mapping[str, Any]]] = {}
         for route in self._routes.values():
-            wanted.setdefault(route.statistic, (route.collects, route.options))
+            specs.setdefault(route.statistic, (route.collects, route.options))
         if keep_rows:
-            wanted.setdefault(_ROWS, ("rows", {}))
+            specs.setdefault(_ROWS, ("rows", {}))
         rows = n if reader.per_sample else None
-        self._statistics = {name: _statistic(*what, group, reader, folder, rows) for name, what in wanted.items()}
-        self._kept: dict[str, dict[Key, Any]] = {name: {} for name in wanted}
+        self._statistics = {name: _statistic(*spec, group, reader, folder, rows) for name, spec in specs.items()}
+        self._stored: dict[str, dict[Key, Any]] = {name: {} for name in specs}
 
     def take(self, key: Key, rows: Tensor) -> Tensor:
         """Add the rows of one matrix in the current batch. Call :meth:`end` after the last matrix of the batch."""
         products: list[Tensor] = []
         for name, statistic in self._statistics.items():
-            kept = statistic.keep(rows) if isinstance(statistic, MinibatchGrams) else rows.clone()
-            self._kept[name][key] = kept
-            products += [kept.products] if isinstance(kept, Gram) else []
-        # Non-finite rows make products non-finite, which are cheaper to check than the rows.
+            stored = statistic.keep(rows) if isinstance(statistic, MinibatchGrams) else rows.clone()
+            self._stored[name][key] = stored
+            products += [stored.products] if isinstance(stored, Gram) else []
+        # Non-finite rows make the products non-finite, and the products are cheaper to check.
         return products[0].sum().isfinite() if products else finite(rows)
 
     def end(self) -> None:
         """Update the statistics with the current batch after all its matrices were added."""
         for name, statistic in self._statistics.items():
-            kept = self._kept[name]
-            second = None if self.group.same else [kept[key] for key in self.group.y]
-            statistic.update([kept[key] for key in self.group.x], second)
-            kept.clear()
+            stored = self._stored[name]
+            second = None if self.group.same else [stored[key] for key in self.group.y]
+            statistic.update([stored[key] for key in self.group.x], second)
+            stored.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of all statistics, without rows, which are stored in files."""
@@ -121,26 +121,26 @@ class Collector:
     def values(self, label: str) -> tuple[Array, dict[tuple[int, int], str]]:
         """Compute a metric for all pairs of the layers of a and the layers of b in the group.
 
-        Returns (layers of a, layers of b), those in the group, float64, NaN where the metric is undefined; and the
-        indices of these pairs among all layers of a and of b -> why.
+        Returns (layers of a, layers of b) float64 for the layers in the group, NaN where the metric is undefined; and
+        the indices of the undefined pairs among all layers of a and of b -> reason.
         """
         route = self._routes[label]
         try:
-            found = route.values(self._statistics[route.statistic], self._work)
+            route_values = route.values(self._statistics[route.statistic], self._work)
         except LayerError as error:
             sides = {"x": "a", "y": "b"}
             named = (f"layer {self._names[of][place]!r} of {sides[of]}" for of, place in error.places.items())
             raise ValueError(f"{label} of {' and '.join(named)}: {error}") from error
         undefined = {
-            (a, b): found.undefined[i, j]
+            (a, b): route_values.undefined[i, j]
             for a, i in zip(self.group.places_a, self.group.of_a, strict=True)
             for b, j in zip(self.group.places_b, self.group.of_b, strict=True)
-            if (i, j) in found.undefined
+            if (i, j) in route_values.undefined
         }
-        return found.values.numpy()[np.ix_(self.group.of_a, self.group.of_b)], undefined
+        return route_values.values.numpy()[np.ix_(self.group.of_a, self.group.of_b)], undefined
 
     def rows_of_a(self) -> list[Tensor]:
-        """Return the rows of each layer of a, (n, d), if they were kept."""
+        """Return the stored rows of each layer of a, (n, d)."""
         return [self._rows.x(place) for place in self.group.of_a]
 
     @property
@@ -154,13 +154,13 @@ class Collector:
         x, y = [rows.x(i) for i in range(len(self.group.x))], [rows.y(j) for j in range(len(self.group.y))]
         distinct, pairs = np.zeros((len(x), len(y)), bool), np.ix_(self.group.of_a, self.group.of_b)
         distinct[pairs] = defined
-        found = maximum_test(
+        test = maximum_test(
             self._metrics[label], x, y, defined=distinct, permutations=permutations, seed=run.seed, memory=memory,
-            shown=run.shown(f"permuting, {label}"),
+            bar_label=run.shown(f"permuting, {label}")
         )  # fmt: skip
-        own: dict[str, Any] = {name: getattr(found, name)[pairs] for name in ("chance", "scores", "unadjusted")}
-        own |= {"maxima_a": found.maxima_a[:, self.group.of_a], "maxima_b": found.maxima_b[:, self.group.of_b]}
-        return replace(found, **own)
+        fields: dict[str, Any] = {name: getattr(test, name)[pairs] for name in ("chance", "scores", "unadjusted")}
+        fields |= {"maxima_a": test.maxima_a[:, self.group.of_a], "maxima_b": test.maxima_b[:, self.group.of_b]}
+        return replace(test, **fields)
 
 
 def _statistic(

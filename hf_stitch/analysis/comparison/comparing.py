@@ -1,4 +1,4 @@
-"""The comparison itself: the cheapest route to each metric, what it costs, the pass, and the atlas."""
+"""Comparison of layers: choice of the cheapest route to each metric, cost, pass over the data, and atlas."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _GATHERING = 400
-"""Floating-point operations in the time that it takes to move a number to a permuted place."""
+"""Floating-point operations in the time of moving a number to a permuted place."""
 Array = NDArray[np.float64]
 Then = Callable[[Sequence[Tensor], Mapping[str, Array]], None]
 """Receives the rows of each layer of a, (n, d), and the values of each metric, (layers of a, layers of b)."""
 _SHOWN = 3
 """Number of layers listed in an error message."""
 LEAST = 3
-"""Samples of a comparison: two differ in one direction only, which every pair of layers has in common."""
+"""Smallest number of samples: two samples differ in a single direction, so that all pairs of layers look alike."""
 BY_CHANCE, CHEAP = 0.9, 1024
 """A similarity that independent rows must not exceed, and the widest of these rows."""
 
 
 @dataclass(frozen=True)
 class RouteCost:
-    """What one way to compute a metric costs."""
+    """Cost of one route to a metric."""
 
     metric: str  # label of the metric
     name: str  # moments, grams, features or minibatches
@@ -65,7 +65,7 @@ class ComparisonPlan(Plan):
     """Predicted cost of a comparison, from ``hf_stitch.plan(hf_stitch.compare, …)``.
 
     Attributes:
-        routes: All routes; the chosen ones are marked. Their seconds are those of ``speed``.
+        routes: All routes; the chosen ones are marked. Their seconds assume ``speed``.
 
     Example:
         >>> route = RouteCost("linear_cka", "moments", flops=2e9, memory=4000, disk=0, chosen=True)
@@ -83,7 +83,7 @@ class ComparisonPlan(Plan):
         return super().fits and all(route.metric in chosen for route in self.routes)
 
     def __rich__(self) -> RenderableType:
-        """Return the table that ``rich`` prints, and one of all routes."""
+        """Return the table that ``rich`` prints, and a table of all routes."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -103,8 +103,8 @@ class ComparisonPlan(Plan):
 def routes_of(scores: Mapping[str, ActivationMetric], reader: LayerReader, available: int) -> tuple[RouteCost, ...]:
     """Return all routes of all metrics, and choose for each metric the route with the fewest operations.
 
-    Only routes that fit into memory are chosen. Metrics with a single route are processed first, because the statistics
-    that they collect are free for the other metrics.
+    Only routes that fit into memory are chosen. Metrics with a single route are processed first, because their
+    statistics are free for the remaining metrics.
     """
     routes: dict[str, list[RouteCost]] = {}
     collected: set[str] = set()
@@ -112,7 +112,7 @@ def routes_of(scores: Mapping[str, ActivationMetric], reader: LayerReader, avail
     for label, metric in sorted(scores.items(), key=lambda item: len(item[1].routes)):
         routes[label] = []
         for way in metric.routes:
-            cost = sum((way.cost(each, way.statistic in collected) for each in work), Cost())
+            cost = sum((way.cost(workload, way.statistic in collected) for workload in work), Cost())
             routes[label].append(RouteCost(label, way.name, cost.flops, cost.memory, int(cost.disk)))
         fitting = [route for route in routes[label] if route.memory <= available]
         if fitting:
@@ -125,27 +125,27 @@ def routes_of(scores: Mapping[str, ActivationMetric], reader: LayerReader, avail
 def flops_of_permutation(
     scores: Mapping[str, ActivationMetric], routes: Sequence[RouteCost], reader: LayerReader
 ) -> float:
-    """Return the operations of one permutation of a test of all metrics, roughly."""
+    """Estimate the operations of one permutation in a test of all metrics."""
     (group,) = reader.groups
     x, y = len(group.x), len(group.y)
     total = 0.0
     for label, metric in scores.items():
         if type(metric).sample_matrix is ActivationMetric.sample_matrix:
             total += min(route.flops for route in routes if route.metric == label)
-        else:  # each matrix of y is permuted, which takes as long as some products, and multiplied with those of x
+        else:  # each matrix of y is permuted (as slow as several products) and multiplied with the matrices of x
             total += reader.n**2 * y * (_GATHERING + 2 * x)
     return total
 
 
-def taken_routes(routes: Sequence[RouteCost], available: int) -> dict[str, str]:
+def chosen_routes(routes: Sequence[RouteCost], available: int) -> dict[str, str]:
     """Return the name of the chosen route of each metric."""
     taken = {route.metric: route.name for route in routes if route.chosen}
     for metric in dict.fromkeys(route.metric for route in routes):
         if metric not in taken:
             needs = ", ".join(f"{route.name} {sized(route.memory)}" for route in routes if route.metric == metric)
             raise ValueError(
-                f"no route of {metric} fits into memory: {sized(available)} are available, but they need {needs}; "
-                "select fewer layers, use rows='mean', or a metric that is computed from minibatches"
+                f"{metric} does not fit into memory: {sized(available)} are available, but its routes need {needs}; "
+                "select fewer layers, or use rows='mean' or a metric from minibatches"
             )
     return taken
 
@@ -174,7 +174,7 @@ class Comparison:
     def plan(self, permutations: int = 0, resampled: bool = False) -> ComparisonPlan:
         """Return the predicted cost of the comparison, after two batches.
 
-        Where no route of a metric fits, the plan contains the route that takes least memory, and does not fit.
+        If all routes of a metric exceed the memory, the plan contains the route with the least memory and does not fit.
         """
         reader, rate = self._reader, speed()
         of_metrics = [[route for route in self._routes if route.metric == label] for label in self._metrics]
@@ -185,12 +185,12 @@ class Comparison:
         }
         if permutations:
             stages["permutations"] = permutations * flops_of_permutation(self._metrics, self._routes, reader) / rate
-        memory, disk = (  # metrics share what a route collects
-            {name: max(size for other, size in sizes if other == name) for name, size in sizes if size}
+        memory, disk = (  # metrics share the statistics of a route
+            {name: max(size for route_name, size in sizes if route_name == name) for name, size in sizes if size}
             for sizes in ([(r.name, r.memory) for r in taken], [(f"rows of {r.name}", r.disk) for r in taken])
         )
         if (permutations or resampled) and not disk:  # or else a route has collected the rows
-            disk["rows of the test"] = sum(reader.workload(each).bytes for each in reader.groups)
+            disk["rows of the test"] = sum(reader.workload(group).bytes for group in reader.groups)
         networks = [network for side in self._sides for network in networks_of(side).values()]
         job = f"compare, {len(reader.layers_a)} × {len(reader.layers_b)} layers, {reader.n} samples"
         return ComparisonPlan(
@@ -209,13 +209,13 @@ class Comparison:
         recipe = self._recipe(recipe or {})
         if permutations:
             recipe |= {"permutations": permutations, "seed": self._run.seed}
-            self._tell_cost(permutations)
+            self._print_cost(permutations)
         processes.check_same(recipe)
         keep_rows = permutations > 0 or then is not None
         with ExitStack() as stack:
             place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
             state = Checkpoint(place, processes.rank, lasting=folder is not None)
-            taken = processes.agree(state.begin(recipe, lambda: taken_routes(self._routes, self._available)))
+            taken = processes.agree(state.begin(recipe, lambda: chosen_routes(self._routes, self._available)))
             start, stop = processes.part(reader.n)
             collectors = [
                 Collector(group, reader, self._metrics, taken, state.rows / str(i), stop - start, keep_rows)
@@ -227,10 +227,10 @@ class Comparison:
             values, undefined = self._values(collectors)
             tests = {}
             if permutations:
-                (collector,) = collectors  # rows of whole samples have no grid, so there is one group
+                (collector,) = collectors  # rows of whole samples form one group
                 tests = {
-                    label: collector.test(label, ~np.isnan(found), permutations, self._run, self._available)
-                    for label, found in values.items()
+                    label: collector.test(label, ~np.isnan(matrix), permutations, self._run, self._available)
+                    for label, matrix in values.items()
                 }
             if then is not None:
                 then(collectors[0].rows_of_a(), values)
@@ -241,30 +241,30 @@ class Comparison:
             undefined, sizes=self._sizes(),
         )  # fmt: skip
 
-    def _tell_cost(self, permutations: int) -> None:
-        """Say how long a test takes, if it takes long, before it starts."""
+    def _print_cost(self, permutations: int) -> None:
+        """Print the predicted duration of a long test."""
         seconds = permutations * flops_of_permutation(self._metrics, self._routes, self._reader) / speed()
         if seconds >= SILENT and self._run.shown("permuting"):
             pairs = f"{len(self._reader.layers_a)} × {len(self._reader.layers_b)} pairs of layers"
             print(
-                f"{permutations} permutations of {pairs} take about {seconds / 60:.2g} minutes, after the samples are "
-                "read: fewer layers, metrics or permutations take less", file=sys.stderr, flush=True,
+                f"{permutations} permutations of {pairs} take about {seconds / 60:.2g} minutes after the samples are "
+                "read; use fewer layers, metrics or permutations to save time", file=sys.stderr, flush=True
             )  # fmt: skip
 
     def _values(self, collectors: Sequence[Collector]) -> tuple[dict[str, Array], dict[str, str]]:
-        """Compute all metrics for all pairs of layers, and return why they are undefined where they are."""
+        """Compute all metrics for all pairs of layers; return the values and the reasons for undefined pairs."""
         layers_a, layers_b = self._reader.layers_a, self._reader.layers_b
         values = {label: np.full((len(layers_a), len(layers_b)), np.nan) for label in self._metrics}
         undefined: dict[str, str] = {}
-        for label, found in values.items():
+        for label, matrix in values.items():
             undefined |= {
                 pair_name(label, layers_a[i], layers_b[j]): reason for (i, j), reason in self._reader.undefined.items()
             }
             for collector in collectors:
-                found[collector.group.pairs], why = collector.values(label)
-                why = self._by_chance(label, collector.group, found) | why
-                undefined |= {pair_name(label, layers_a[i], layers_b[j]): reason for (i, j), reason in why.items()}
-            if np.isnan(found).all():
+                matrix[collector.group.pairs], reasons = collector.values(label)
+                reasons = self._mark_chance_level(label, collector.group, matrix) | reasons
+                undefined |= {pair_name(label, layers_a[i], layers_b[j]): reason for (i, j), reason in reasons.items()}
+            if np.isnan(matrix).all():
                 reason = undefined[pair_name(label, layers_a[0], layers_b[0])]
                 raise ValueError(
                     f"{label} is undefined for all pairs of layers; layer {layers_a[0]!r} of a and layer "
@@ -272,36 +272,36 @@ class Comparison:
                 )
         return values, undefined
 
-    def _by_chance(self, label: str, group: Group, found: Array) -> dict[tuple[int, int], str]:
-        """Mark pairs of layers whose similarity is no evidence, as independent rows of their widths reach it too."""
+    def _mark_chance_level(self, label: str, group: Group, matrix: Array) -> dict[tuple[int, int], str]:
+        """Mark pairs of layers with a similarity that independent rows of the same widths reach too."""
         metric, reader = self._metrics[label], self._reader
         biased = metric.higher_is_better and metric.range[1] == 1 and not metric.independent_rows
         if not reader.per_sample or not biased:
             return {}
-        why = {}
+        reasons = {}
         for i, j in product(group.places_a, group.places_b):
-            own, other = group.x[group.of_a[i]], group.y[group.of_b[group.places_b.index(j)]]
-            widths = (reader.width(own), reader.width(other))
+            key_a, key_b = group.x[group.of_a[i]], group.y[group.of_b[group.places_b.index(j)]]
+            widths = (reader.width(key_a), reader.width(key_b))
             if reader.n < 2 * max(widths) and (value := _chance(metric, reader.n, *widths)) > BY_CHANCE:
-                found[i, j] = np.nan
-                why[i, j] = (
+                matrix[i, j] = np.nan
+                reasons[i, j] = (
                     f"independent rows score {value:.2f} on {reader.n} samples of {widths[0]} and {widths[1]} "
-                    "features, so that the value is no evidence; pass more samples, or use linear_cka:debiased=True"
+                    "features, so the value is not evidence; pass more samples, or use linear_cka:debiased=True"
                 )
-        return why
+        return reasons
 
     def _sizes(self) -> dict[str, dict[str, LayerSize]]:
         reader = self._reader
         widths = {name: {layer: spec.width for layer, spec in specs.items()} for name, specs in reader.specs.items()}
         for group in reader.groups:
-            for place, own in zip(group.places_a, group.of_a, strict=True):
-                widths["a"][reader.layers_a[place]] = reader.width(group.x[own])
-            for place, own in zip(group.places_b, group.of_b, strict=True):
-                widths["b"][reader.layers_b[place]] = reader.width(group.y[own])
+            for place, key in zip(group.places_a, group.of_a, strict=True):
+                widths["a"][reader.layers_a[place]] = reader.width(group.x[key])
+            for place, key in zip(group.places_b, group.of_b, strict=True):
+                widths["b"][reader.layers_b[place]] = reader.width(group.y[key])
         shares = {"a": shares_of(self._sides[0]), "b": shares_of(self._sides[-1])}
         return {
-            name: {layer: LayerSize(width, shares[name].get(layer)) for layer, width in found.items()}
-            for name, found in widths.items()
+            name: {layer: LayerSize(width, shares[name].get(layer)) for layer, width in layers.items()}
+            for name, layers in widths.items()
         }
 
     def _recipe(self, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,7 +317,7 @@ class Comparison:
 
 @cache
 def _chance(metric: ActivationMetric, n: int, *widths: int) -> float:
-    """Return the value of a metric on independent normal rows, of widths that stay cheap; NaN if it is undefined."""
+    """Return the value of a metric on independent normal rows, with capped widths; NaN if it is undefined."""
     random = torch.Generator().manual_seed(0)
     x, y = (torch.randn(n, min(width, CHEAP), generator=random, dtype=torch.float64) for width in widths)
     try:
@@ -327,53 +327,53 @@ def _chance(metric: ActivationMetric, n: int, *widths: int) -> float:
 
 
 def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processes: Processes) -> None:
-    """Raise the errors that can be detected before the data are read."""
+    """Raise the errors that can be detected before the data is read."""
     start, stop = processes.part(reader.n)
     a, b = ({reader.width(key) for group in reader.groups for key in getattr(group, side)} for side in "xy")
     if reader.n < LEAST:
-        raise ValueError(f"a comparison takes at least {LEAST} samples, got {reader.n}; pass more samples")
+        raise ValueError(f"a comparison requires at least {LEAST} samples, got {reader.n}; pass more samples")
     for label, metric in scores.items():
         least = metric.min_rows("x", 1)
         if metric.minibatched and reader.per_sample and stop - start < least:
             raise ValueError(
-                f"{label} takes at least {least} samples in each process, but {processes.count} processes share "
+                f"{label} requires at least {least} samples in each process, but {processes.count} processes share "
                 f"{reader.n}; use fewer processes"
             )
         if not reader.per_sample and metric.independent_rows:
             warn(
-                f"{label} assumes that rows are independent samples, but the positions of one sample are not: two "
+                f"{label} assumes independent rows, but the positions of one sample depend on each other: two "
                 "unrelated networks can score .7. Use rows='mean' or 'flat'"
             )
         if reader.per_sample:
             _check_count(label, metric, reader)
         if metric.equal_widths and not a & b:
             raise ValueError(
-                f"{label} takes layers of the same width, got the widths {sorted(a)} of a and {sorted(b)} of b; select "
+                f"{label} requires layers of equal width, got the widths {sorted(a)} of a and {sorted(b)} of b; select "
                 "other layers"
             )
 
 
 def _check_count(label: str, metric: ActivationMetric, reader: LayerReader) -> None:
-    """Raise an error if all layers of a side are too wide for this number of samples, so that no pair is defined."""
+    """Raise an error if all layers of a side are too wide for this number of samples."""
     least = max(metric.min_rows("x", 1), metric.min_rows("y", 1))
     if reader.n < least:
-        raise ValueError(f"{label} takes at least {least} samples, got {reader.n}; pass more samples")
-    (group,) = reader.groups  # there is one group, because rows of whole samples have no positions
-    for name, layers, keys, places, takes in (
+        raise ValueError(f"{label} requires at least {least} samples, got {reader.n}; pass more samples")
+    (group,) = reader.groups  # rows of whole samples form one group, because they do not have positions
+    for name, layers, keys, places, min_rows in (
         ("a", reader.layers_a, group.x, group.of_a, partial(metric.min_rows, "x")),
         ("b", reader.layers_b, group.y, group.of_b, partial(metric.min_rows, "y")),
     ):
         widths = [reader.width(keys[place]) for place in places]
-        if reader.n >= min(map(takes, widths)):
+        if reader.n >= min(map(min_rows, widths)):
             continue
         few: dict[str, list[str]] = {}
         for layer, width in zip(layers, widths, strict=True):
-            few.setdefault(f"{takes(width)} for layers of {name} with {width} features", []).append(layer)
-        wants = []
-        for what, names in few.items():
+            few.setdefault(f"{min_rows(width)} samples for layers of {name} with {width} features", []).append(layer)
+        requirements = []
+        for requirement, names in few.items():
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            wants.append(f"{what} ({', '.join(map(repr, names[:_SHOWN]))}{more})")
+            requirements.append(f"{requirement} ({', '.join(map(repr, names[:_SHOWN]))}{more})")
         raise ValueError(
-            f"{label} takes more than the {reader.n} samples given: at least {', '.join(wants)}; pass more samples or "
-            "use other layers" + see("too-few-samples")
+            f"{label} requires at least {', '.join(requirements)}, got {reader.n}; pass more samples or use "
+            "other layers" + see("too-few-samples")
         )

@@ -28,15 +28,15 @@ Array = NDArray[np.float64]
 class NetworkAtlas(Result):
     """Similarity of all layers of several networks, returned by :func:`hf_stitch.compare_all`.
 
-    Methods take a metric of the atlas by its name, with or without options; by default the first.
+    Methods accept the name of a metric, with or without options; the default is the first metric.
 
     Attributes:
-        atlas: Similarity of each layer of each network with all others; layers are named ``network/layer``.
+        atlas: Similarity of all pairs of layers of all networks; layers are named ``network/layer``.
         layers: Network -> its layers.
         p_values: Metric -> (2, layers, layers) float64: for the pairs of different networks (a before b), p-values of
             the differences from the most similar layer, by a jackknife over samples. First, of each layer of b from the
-            best one for the same layer of a; second, with a and b exchanged. NaN for layers whose corresponding layer
-            is the best. Empty without ``compare_all(…, resamples=…)``.
+            best one for the same layer of a; second, with a and b exchanged. NaN if the corresponding layer is the
+            best. Empty without ``compare_all(…, resamples=…)``.
         whole: Metric of weights -> (networks, networks) float64, the values of the networks as a whole; NaN for
             networks that are not comparable in all layers.
 
@@ -71,17 +71,17 @@ class NetworkAtlas(Result):
         return tuple(self.layers)
 
     def between(self, a: str, b: str) -> SimilarityAtlas:
-        """Return the similarity of the layers of two networks, as :func:`hf_stitch.compare` of both does."""
+        """Return the similarity of the layers of two networks, as from :func:`hf_stitch.compare`."""
         rows, columns = self._place(a), self._place(b)
         both = self.networks.index(a), self.networks.index(b)
         networks = self.atlas.recipe.get("a", {}).get("networks", {})
         recipe = {**self.atlas.recipe, "a": networks.get(a, {}), "b": networks.get(b, {})}
         undefined = {
-            pair_name(metric, layer_a, layer_b): why
+            pair_name(metric, layer_a, layer_b): reason
             for metric in self.atlas.values
             for layer_a in (*self.layers[a], WHOLE)
             for layer_b in (*self.layers[b], WHOLE)
-            if (why := self.atlas.why(metric, f"{a}/{layer_a}", f"{b}/{layer_b}")) is not None
+            if (reason := self.atlas.why(metric, f"{a}/{layer_a}", f"{b}/{layer_b}")) is not None
         }
         return replace(
             self.atlas,
@@ -90,9 +90,9 @@ class NetworkAtlas(Result):
             layers_b=self.layers[b],
             recipe=recipe,
             sizes={
-                side: {layer: own[f"{name}/{layer}"] for layer in self.layers[name]}
+                side: {layer: sizes[f"{name}/{layer}"] for layer in self.layers[name]}
                 for side, name in (("a", a), ("b", b))
-                if (own := self.atlas.sizes.get("a", {}))
+                if (sizes := self.atlas.sizes.get("a", {}))
             },
             undefined=undefined,
             whole={metric: float(values[both]) for metric, values in self.whole.items() if not np.isnan(values[both])},
@@ -101,48 +101,48 @@ class NetworkAtlas(Result):
     def similarities(self, metric: str | None = None) -> Array:
         """Compute the similarity of each pair of networks.
 
-        It is the mean over the layers of one network of the value of the most similar layer of the other, averaged over
-        both directions. Undefined pairs of layers, and layers that have no other, are left out. A metric of weights has
-        its own values of whole networks (:attr:`whole`).
+        For each layer of one network, take the value of the most similar layer of the second network; average over the
+        layers and both directions. Undefined pairs of layers are left out. A metric of weights has separate values for
+        whole networks (:attr:`whole`).
 
         Returns:
-            (networks, networks) float64, symmetric; of distances, if the metric is a distance. NaN for networks without
-            a defined pair of layers.
+            (networks, networks) float64, symmetric; distances if the metric is a distance. NaN for networks without a
+            defined pair of layers.
         """
         label = self.atlas.label(metric)
         if label in self.whole:
             return self.whole[label].copy()
         values = self.atlas.values[label]
         places = [self._place(name) for name in self.networks]
-        found = np.array([[self._best(values[a, b], metric) for b in places] for a in places])
-        return (found + found.T) / 2
+        best = np.array([[self._best(values[a, b], metric) for b in places] for a in places])
+        return (best + best.T) / 2
 
     def distances(self, metric: str | None = None) -> Array:
         """Compute a distance between each pair of networks, for a dendrogram or a map.
 
         Returns:
-            (networks, networks) float64, 0 on the diagonal: :meth:`similarities` of a distance, and the largest value
-            of a similarity minus its value otherwise.
+            (networks, networks) float64, 0 on the diagonal: :meth:`similarities` if the metric is a distance, otherwise
+            the largest similarity minus the similarity.
         """
-        found = self.similarities(metric)
-        if np.isnan(found).any():
-            a, b = (self.networks[place] for place in np.argwhere(np.isnan(found))[0])
+        distances = self.similarities(metric)
+        if np.isnan(distances).any():
+            a, b = (self.networks[place] for place in np.argwhere(np.isnan(distances))[0])
             if (label := self.atlas.label(metric)) in self.whole:
-                why = self.atlas.why(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")
-                raise ValueError(f"{label} has no value for the networks {a!r} and {b!r} as a whole: {why}")
+                reason = self.atlas.why(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")
+                raise ValueError(f"{label} is undefined for the whole networks {a!r} and {b!r}: {reason}")
             raise ValueError(
                 f"{self.atlas.label(metric)} is undefined for all pairs of layers of {a!r} and {b!r}; use another "
-                "metric, or other networks"
+                "metric or other networks"
             )
-        found = found if self._is_distance(metric) else found.max() - found
-        np.fill_diagonal(found, 0)
-        return found
+        distances = distances if self._is_distance(metric) else distances.max() - distances
+        np.fill_diagonal(distances, 0)
+        return distances
 
     def identify(self, metric: str | None = None, *, level: float = 0.05) -> Identification:
         """Measure how often the most similar layer of another network is the corresponding layer.
 
-        Layer i of a network corresponds to layer i of the others. With ``compare_all(…, resamples=…)``, a corresponding
-        layer that the samples do not tell from the most similar one is a tie; otherwise only equal values are ties.
+        Layer i of one network corresponds to layer i of another. With ``compare_all(…, resamples=…)``, ties are
+        corresponding layers that the samples do not distinguish from the most similar one; otherwise equal values.
 
         Args:
             metric: Name of the metric.
@@ -156,8 +156,8 @@ class NetworkAtlas(Result):
         if label in self.p_values:
             tested = {pair: self.p_values[label][:, rows, columns] for pair, (rows, columns) in blocks.items()}
             as_good = {
-                pair: np.stack([not_rejected(found[0], level), not_rejected(found[1].T, level).T])
-                for pair, found in tested.items()
+                pair: np.stack([not_rejected(p_values[0], level), not_rejected(p_values[1].T, level).T])
+                for pair, p_values in tested.items()
             }
         return identify_layers(
             {pair: self.atlas.values[label][block] for pair, block in blocks.items()},
@@ -165,7 +165,7 @@ class NetworkAtlas(Result):
         )  # fmt: skip
 
     def best_matches(self, metric: str | None = None) -> dict[str, str]:
-        """Find the most similar layer of another network for each layer, both as ``network/layer``."""
+        """Find the most similar layer of another network for each layer, named ``network/layer``."""
         label = self.atlas.label(metric)
         values = self.atlas.values[label].copy()
         for place in map(self._place, self.networks):
@@ -173,12 +173,12 @@ class NetworkAtlas(Result):
         return replace(self.atlas, values={label: values}).best_matches(label)
 
     def headline(self, metric: str | None = None) -> str:
-        """Return the finding in a sentence: the most and least similar networks, and how many layers correspond."""
-        label, found = self.atlas.label(metric), self.similarities(metric)
+        """Return the main finding as a sentence: the most and least similar networks, and how many layers match."""
+        label, similarities = self.atlas.label(metric), self.similarities(metric)
         pairs = [
-            (found[a, b], f"{self.networks[a]} and {self.networks[b]} ({rounded(found[a, b])})")
+            (similarities[a, b], f"{self.networks[a]} and {self.networks[b]} ({rounded(similarities[a, b])})")
             for a, b in combinations(range(len(self.networks)), 2)
-            if not np.isnan(found[a, b])
+            if not np.isnan(similarities[a, b])
         ]
         if not pairs:
             return f"{label} is undefined for all pairs of networks"
@@ -189,10 +189,10 @@ class NetworkAtlas(Result):
             return text
         identified = self.identify(metric)
         hits = sum(int(flags.sum()) for flags in identified.hits.values())
-        judged = sum(int((counts > 0).sum()) for counts in identified.candidates.values())
+        defined = sum(int((counts > 0).sum()) for counts in identified.candidates.values())
         return text + (
-            f"; {hits} of {judged} layers match the corresponding layer of another network, and "
-            f"{identified.chance * judged:.3g} of {judged} are expected by chance"
+            f"; {hits} of {defined} layers match the corresponding layer of another network, and "
+            f"{identified.chance * defined:.3g} of {defined} are expected by chance"
         )
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -233,7 +233,7 @@ class NetworkAtlas(Result):
 
     def _place(self, network: str) -> slice:
         if network not in self.layers:
-            raise KeyError(f"there is no network {network!r}; there are {', '.join(self.networks)}")
+            raise KeyError(f"network must be one of {', '.join(self.networks)}, got {network!r}")
         start = sum(len(self.layers[name]) for name in self.networks[: self.networks.index(network)])
         return slice(start, start + len(self.layers[network]))
 
@@ -241,7 +241,7 @@ class NetworkAtlas(Result):
         return self.atlas.label(metric) in self.atlas.distances
 
     def _best(self, values: Array, metric: str | None) -> float:
-        """Return the mean over the rows of the best value of each; NaN if all values are."""
-        known = values[~np.isnan(values).all(1)]
+        """Return the mean of the best values of all rows; NaN if all values are NaN."""
+        defined = values[~np.isnan(values).all(1)]
         best = np.nanmin if self._is_distance(metric) else np.nanmax
-        return float(best(known, axis=1).mean()) if len(known) else np.nan
+        return float(best(defined, axis=1).mean()) if len(defined) else np.nan

@@ -1,4 +1,4 @@
-"""Whose activations are compared: those of networks, of several networks as one side, or saved ones; loaded once."""
+"""Sides of a comparison: a network, several networks as one side, or saved activations."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Reader:
 
 
 class Network:
-    """A network with its samples as one side of a comparison."""
+    """Network with its samples as one side of a comparison."""
 
     def __init__(self, adapter: Adapter, reader: Reader) -> None:
         self.adapter, self.reader = adapter, reader
@@ -93,14 +93,14 @@ class Network:
 
 @dataclass(frozen=True)
 class WeightSide:
-    """A network whose weights are compared."""
+    """Network for a comparison of weights."""
 
     model: nn.Module  # the network
-    description: Mapping[str, Any]  # what identifies it, as JSON values
+    description: Mapping[str, Any]  # record that identifies it, as JSON values
 
 
 class Networks:
-    """Several networks or saved activations as a single side, which is compared with itself.
+    """Several networks or saved activations as a single side, compared with itself.
 
     The layers are named ``network/layer``. Each network runs once per batch.
     """
@@ -126,15 +126,15 @@ class Networks:
 
     def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
         """Run each network once on the samples from ``start`` to ``stop``."""
-        wanted = set(layers)
+        requested = set(layers)
         for name, side in self.sides.items():
-            own = [layer for layer in self._layers[name] if f"{name}/{layer}" in wanted]
+            layers_of_side = [layer for layer in self._layers[name] if f"{name}/{layer}" in requested]
 
             def renamed(layer: str, representation: Representation, name: str = name) -> None:
                 callback(f"{name}/{layer}", representation)
 
-            if own:
-                side.run_with_callback(start, stop, own, renamed)
+            if layers_of_side:
+                side.run_with_callback(start, stop, layers_of_side, renamed)
 
     def describe(self) -> dict[str, Any]:
         """Return the records of all networks."""
@@ -142,15 +142,15 @@ class Networks:
 
 
 def networks_of(side: Side) -> dict[str, nn.Module]:
-    """Return the networks that run for a side, by what precedes their layers' names; none for saved activations."""
+    """Return the networks that run for a side, by the prefix of their layers' names; empty for saved activations."""
     if isinstance(side, Networks):
-        parts = {name: networks_of(own) for name, own in side.sides.items()}
-        return {f"{name}/{inner}": network for name, found in parts.items() for inner, network in found.items()}
+        parts = {name: networks_of(part) for name, part in side.sides.items()}
+        return {f"{name}/{inner}": network for name, networks in parts.items() for inner, network in networks.items()}
     return {"": side.adapter.model} if isinstance(side, Network) else {}
 
 
 def shares_of(side: Side) -> dict[str, float]:
-    """Return the share of the parameters of its network that each module contains."""
+    """Return each module's share of the parameters of its network."""
     shares = {}
     for start, network in networks_of(side).items():
         whole = max(sum(weight.numel() for weight in network.parameters()), 1)
@@ -162,16 +162,15 @@ def shares_of(side: Side) -> dict[str, float]:
 def align(text: str, a: Sequence[Span], b: Sequence[Span]) -> tuple[list[int], list[int]]:
     """Assign the tokens of two tokenizations of a text to shared segments.
 
-    The text is split wherever no token of either side crosses: this is the finest segmentation that both tokenizations
-    refine. White space is ignored, so that a token with a leading space begins at its first letter. Tokens that share a
+    The text is split at the boundaries that both tokenizations share: this is the finest segmentation that both refine.
+    White space is ignored, so that a token with a leading space begins at its first letter. Tokens that share a
     character (the bytes of an emoji) belong to one segment.
 
-    Segments that only one side covers are left out: segments in which the other side has no token (a character that it
-    drops), and segments that extend before the first or beyond the last character of the other side, where the text may
-    have been truncated at the maximum length of a model.
+    Segments that only one side covers are left out: a character that one tokenizer drops, and text before the first or
+    after the last token of one side, which may have been truncated at the maximum length of a model.
 
-    Returns for each token of both sides, the index of its segment, from 0 in the order of the text. -1 for tokens that
-    are left out: tokens in segments that only one side covers, white space, and special tokens.
+    Returns the index of the segment of each token of both sides, from 0 in the order of the text. -1 for tokens in
+    segments that only one side covers, white space, and special tokens.
     """
     sides = [[_visible(text, span) for span in spans] for spans in (a, b)]
     segments: list[Span] = []
@@ -193,24 +192,24 @@ def align(text: str, a: Sequence[Span], b: Sequence[Span]) -> tuple[list[int], l
 def _visible(text: str, span: Span) -> Span | None:
     """Strip white space from a span; ``None`` if nothing is left."""
     piece = text[slice(*span)]
-    kept = piece.strip()
+    stripped = piece.strip()
     start = span[0] + len(piece) - len(piece.lstrip())
-    return (start, start + len(kept)) if kept else None
+    return (start, start + len(stripped)) if stripped else None
 
 
 def aligned(sides: Sequence[Side]) -> tuple[Side, ...]:
-    """Wrap sides that read the same texts so that their rows are shared text segments instead of tokens."""
+    """Wrap sides with the same texts so that their rows are shared text segments instead of tokens."""
     networks = [side for side in sides if isinstance(side, Network)]
     if len(networks) < len(sides):
-        raise ValueError("align='offsets' needs networks on both sides: saved activations contain no character offsets")
+        raise ValueError("align='offsets' requires networks on both sides, because saved activations lack offsets")
     if networks[0].reader is not networks[-1].reader:
-        raise ValueError("align='offsets' needs the same texts on both sides: leave paired_data out")
+        raise ValueError("align='offsets' requires the same texts on both sides; leave paired_data out")
     batch = lru_cache(maxsize=1)(partial(_tokenized, networks))  # a batch that both sides request is tokenized once
     return tuple(_Aligned(network, batch, place) for place, network in enumerate(networks))
 
 
 class _Aligned(Network):
-    """A network with one vector per text segment: the mean of the activations of its tokens."""
+    """Network with one vector per text segment: the mean of the activations of its tokens."""
 
     def __init__(self, network: Network, batch: Callable[[int, int], list[Tokenized]], place: int) -> None:
         super().__init__(network.adapter, network.reader)
@@ -232,16 +231,16 @@ def _tokenized(networks: Sequence[Network], start: int, stop: int) -> list[Token
     texts, ids = reader.read(start, stop), reader.samples.ids[start:stop]
     for text, id_ in zip(texts, ids, strict=True):
         if not isinstance(text, str):
-            raise ValueError(f"align='offsets' takes texts, but sample {id_!r} is of type {type(text).__name__}")
+            raise ValueError(f"align='offsets' requires texts, but sample {id_!r} is of type {type(text).__name__}")
     inputs = [network.adapter.preprocess(texts, offsets=True) for network in networks]
-    spans = [each.pop(OFFSETS).tolist() for each in inputs]
-    found = [align(*sample) for sample in zip(texts, spans[0], spans[-1], strict=True)]
-    return [(each, _Segments.of([pair[side] for pair in found], ids)) for side, each in enumerate(inputs)]
+    spans = [encoding.pop(OFFSETS).tolist() for encoding in inputs]
+    segments = [align(*sample) for sample in zip(texts, spans[0], spans[-1], strict=True)]
+    return [(encoding, _Segments.of([pair[side] for pair in segments], ids)) for side, encoding in enumerate(inputs)]
 
 
 @dataclass(frozen=True)
 class _Segments:
-    """The tokens of each segment of a batch."""
+    """Tokens of each segment of a batch."""
 
     shape: tuple[int, int]  # shape of the batch, (samples, tokens)
     tokens: Tensor  # (assigned tokens,) flat indices in the batch of the tokens with a segment, sorted by segment
@@ -255,7 +254,7 @@ class _Segments:
         counts = numbers.amax(1) + 1
         if bool((counts == 0).any()):
             sample = ids[int((counts == 0).nonzero()[0])]
-            raise ValueError(f"sample {sample!r} has no text that both tokenizers cover; leave it out with select")
+            raise ValueError(f"sample {sample!r} lacks text that both tokenizers cover; leave it out with select")
         mask = torch.arange(int(counts.amax())) < counts[:, None]
         before = counts.cumsum(0) - counts
         order = torch.where(numbers == LEFT_OUT, LEFT_OUT, numbers + before[:, None]).flatten()
@@ -264,14 +263,14 @@ class _Segments:
         return cls((numbers.shape[0], numbers.shape[1]), tokens, sizes.cumsum(0) - sizes, mask)
 
     def mean(self, name: str, activations: Representation) -> Representation:
-        """Average the activations of a layer over the tokens of each segment; vectors of whole texts are unchanged."""
+        """Average the activations of a layer over the tokens of each segment; keep vectors of whole texts."""
         values = activations.values
         if activations.layout == "bd":
             return activations
         if values.shape[:2] != self.shape:
             raise ValueError(
-                f"layer {name!r} outputs {values.shape[1]} vectors for texts of {self.shape[1]} tokens, which cannot "
-                "be aligned; leave it out"
+                f"align='offsets' requires one vector per token, but layer {name!r} outputs {values.shape[1]} vectors "
+                f"for {self.shape[1]} tokens; leave it out"
             )
         tokens, starts, mask = (part.to(values.device) for part in (self.tokens, self.starts, self.mask))
         means = values.new_zeros(*mask.shape, values.shape[2])
@@ -280,10 +279,10 @@ class _Segments:
 
 
 class Sides:
-    """Networks and saved activations by name. Each network is loaded once, whatever is asked of it."""
+    """Networks and saved activations by name. Each network is loaded once."""
 
-    def __init__(self, given: Mapping[str, Comparable], run: Run) -> None:
-        self._given, self._device = given, run.processes.device
+    def __init__(self, networks: Mapping[str, Comparable], run: Run) -> None:
+        self._networks, self._device = networks, run.processes.device
         self._loaded: dict[object, Adapter] = {}
 
     def _load(self, network: str | nn.Module | Adapter) -> Adapter:
@@ -293,64 +292,62 @@ class Sides:
         return self._loaded[key]
 
     def weights(self) -> dict[str, WeightSide]:
-        """Return the networks whose weights are compared. A module needs no example inputs."""
-        found = {}
-        for name, network in self._given.items():
+        """Return the networks for a comparison of weights. Modules do not require example inputs."""
+        sides = {}
+        for name, network in self._networks.items():
             if isinstance(network, Activations):
-                raise TypeError(f"{name} is saved activations, which contain no weights; pass the network itself")
+                raise TypeError(f"{name} must be a network to compare weights, got saved activations; pass the network")
             if isinstance(network, nn.Module):
                 module: nn.Module = unwrap(network)
-                described: dict[str, Any] = {"class": type(module).__name__, "weights": weights_hash(module)}
+                description: dict[str, Any] = {"class": type(module).__name__, "weights": weights_hash(module)}
             else:
                 adapter = self._load(network)
                 module = adapter.model
-                described = {"reference": adapter.pinned.to_dict(), "class": type(module).__name__}
-            found[name] = WeightSide(module, described)
-        return found
+                description = {"reference": adapter.pinned.to_dict(), "class": type(module).__name__}
+            sides[name] = WeightSide(module, description)
+        return sides
 
     def reading(self, asked: Asked, data: Any, paired_data: Any = None) -> dict[str, Side]:
-        """Return all sides, of which the last one reads the paired data; check that they meet."""
+        """Return all sides and check that they meet; the last side reads the paired data."""
         both = {"data": data, "paired_data": paired_data}
-        given = {argument: each for argument, each in both.items() if each is not None}
-        reads = dict.fromkeys(self._given, "data")
+        data_by_argument = {argument: samples for argument, samples in both.items() if samples is not None}
+        reads = dict.fromkeys(self._networks, "data")
         if paired_data is not None:
             reads[[*reads][-1]] = "paired_data"
-        for argument in given:
-            own = [name for name, what in reads.items() if what == argument]
-            if all(isinstance(self._given[name], Activations) for name in own):
-                are = "are" if len(own) > 1 else "is"
-                raise ValueError(
-                    f"{' and '.join(own)} {are} saved activations, which take no data; leave {argument} out"
-                )
-        readers = {argument: Reader(Samples.of(each)) for argument, each in given.items()}
+        for argument in data_by_argument:
+            names = [name for name, source in reads.items() if source == argument]
+            if all(isinstance(self._networks[name], Activations) for name in names):
+                are = "are" if len(names) > 1 else "is"
+                raise ValueError(f"{' and '.join(names)} {are} saved activations; leave {argument} out")
+        readers = {argument: Reader(Samples.of(samples)) for argument, samples in data_by_argument.items()}
         sides = {name: self._side(name, readers.get(argument), asked) for name, argument in reads.items()}
         first, *others = sides.values()
         for side in others:
             check_same_order(*(s.reader.samples if isinstance(s, Network) else s.ids for s in (first, side)))
             if isinstance(first, Network) and isinstance(side, Network):
-                # With aligned offsets the tokenizers may differ, so the check is that of a pooled comparison.
+                # With aligned offsets the tokenizers may differ, so the check is the same as for pooled rows.
                 check_meet(first.adapter, side.adapter, "mean" if asked.align == "offsets" else POOLINGS[asked.rows])
         return sides
 
     def _side(self, name: str, reader: Reader | None, asked: Asked) -> Side:
-        given = self._given[name]
-        if isinstance(given, Activations):
-            if given.pooling not in (None, POOLINGS[asked.rows]):
+        network = self._networks[name]
+        if isinstance(network, Activations):
+            if network.pooling not in (None, POOLINGS[asked.rows]):
                 raise ValueError(
-                    f"the activations of {name} were recorded with pooling={given.pooling!r}, and rows={asked.rows!r} "
-                    f"needs pooling={POOLINGS[asked.rows]!r}"
+                    f"rows={asked.rows!r} requires activations with pooling={POOLINGS[asked.rows]!r}, but {name} was "
+                    f"recorded with pooling={network.pooling!r}"
                 )
-            if asked.rows == "tokens" and given.pooling == "none":
+            if asked.rows == "tokens" and network.pooling == "none":
                 raise ValueError(
-                    f"the activations of {name} have no prefix tokens, which rows='tokens' needs: use rows='positions'"
+                    f"rows='tokens' requires prefix tokens, which activations {name} lack; use rows='positions'"
                 )
-            return given
+            return network
         if reader is None:
-            raise ValueError(f"{name} is a network and needs samples to run on: pass data")
-        return Network(self._load(given), reader)
+            raise ValueError(f"{name} is a network and requires samples; pass data")
+        return Network(self._load(network), reader)
 
     def pair(self, asked: Asked, data: Any, paired_data: Any) -> tuple[Side, ...]:
-        """Return both sides, or a single one if they are the same network or activations on the same samples."""
+        """Return both sides, or a single side if they are the same network or activations on the same samples."""
         a, b = self.reading(asked, data, paired_data).values()
         one = a is b
         if isinstance(a, Network) and isinstance(b, Network) and a.reader is b.reader:

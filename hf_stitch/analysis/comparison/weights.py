@@ -22,51 +22,51 @@ from hf_stitch.statistics import Weights
 
 Array = NDArray[np.float64]
 Readings = Mapping[str, Mapping[str, Weights]]
-"""What metrics of weights have read of a network: label of the metric -> layer -> what was read."""
+"""Weights of a network for comparison: label of the metric -> layer -> weights."""
 Pair = tuple[str, str]
-"""A layer of each of two networks."""
+"""One layer from each of two networks."""
 
 
-def read_of(
+def read_weights(
     model: nn.Module, metrics: Mapping[str, WeightMetric], layers: Iterable[str] | None, argument: str = "layers"
 ) -> dict[str, dict[str, Weights]]:
-    """Read what metrics of weights compare of some modules of a network, and of the modules in them."""
+    """Read the weights that each metric compares from modules of a network and their submodules."""
     names = None if layers is None else layer_names(argument, layers)
     modules = dict(model.named_modules())
     if unknown := [name for name in names or () if name not in modules]:
         hint = did_you_mean(unknown[0], modules)
         raise ValueError(
-            f"{argument} contains {unknown[0]!r}, which the network does not have"
+            f"{argument} must name modules of the network, got {unknown[0]!r}"
             + (f"; did you mean {hint!r}?" if hint else "")
         )
-    found = {}
+    readings = {}
     for label, metric in metrics.items():
         read = metric.read(model)
-        own = {
-            layer: each
-            for layer, each in read.items()
+        selected = {
+            layer: weights
+            for layer, weights in read.items()
             if names is None or any(layer == name or layer.startswith(f"{name}.") for name in names)
         }
-        if not own:
-            raise ValueError(f"{label} reads nothing of {argument}={names}; it reads {_listed(read)}")
-        found[label] = own
-    return found
+        if not selected:
+            raise ValueError(f"{argument} must contain layers that {label} reads, got {names}; use {_join_names(read)}")
+        readings[label] = selected
+    return readings
 
 
 def compare_weights(
     sides: Mapping[str, WeightSide], metrics: Mapping[str, WeightMetric], layers: Mapping[str, Iterable[str] | None]
 ) -> SimilarityAtlas:
     """Compare the layers of two networks, ``a`` and ``b``, by metrics of weights."""
-    a, b = (read_of(side.model, metrics, layers[name], f"layers_{name}") for name, side in sides.items())
-    atlas, found = _compared(a, b, metrics)
+    a, b = (read_weights(side.model, metrics, layers[name], f"layers_{name}") for name, side in sides.items())
+    atlas, values = _compare_pairs(a, b, metrics)
     whole: dict[str, float] = {}
     undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
-        value, why = _whole(metric, a[label], b[label], found[label])
-        if why is None:
+        value, reason = _whole(metric, a[label], b[label], values[label])
+        if reason is None:
             whole[label] = value
         else:
-            undefined[pair_name(label, WHOLE, WHOLE)] = why
+            undefined[pair_name(label, WHOLE, WHOLE)] = reason
     recipe = _recipe(metrics) | {"layers_a": atlas.layers_a, "layers_b": atlas.layers_b}
     recipe |= {name: dict(side.description) for name, side in sides.items()}
     return replace(atlas, recipe=shareable(recipe), whole=whole, undefined=undefined)
@@ -80,66 +80,66 @@ def compare_all_weights(
     Returns the atlas of all layers, named ``network/layer``; the layers of each network; and by metric the values of
     whole networks, ``(networks, networks)``, NaN where two networks are not comparable in all layers.
     """
-    read = {name: read_of(side.model, metrics, layers.get(name)) for name, side in sides.items()}
+    read = {name: read_weights(side.model, metrics, layers.get(name)) for name, side in sides.items()}
     flat: dict[str, dict[str, Weights]] = {
-        label: {f"{name}/{layer}": each for name, own in read.items() for layer, each in own[label].items()}
+        label: {f"{name}/{layer}": w for name, of in read.items() for layer, w in of[label].items()}
         for label in metrics
     }
-    atlas, found = _compared(flat, flat, metrics)
+    atlas, values = _compare_pairs(flat, flat, metrics)
     whole = {label: np.full((len(read), len(read)), np.nan) for label in metrics}
     undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
         for (i, a), (j, b) in product(enumerate(read), repeat=2):
-            whole[label][i, j], why = _whole(metric, read[a][label], read[b][label], found[label], f"{a}/", f"{b}/")
-            if why is not None:
-                undefined[pair_name(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")] = why
-    described = {"networks": {name: dict(side.description) for name, side in sides.items()}}
-    recipe = _recipe(metrics) | {"a": described, "b": described}
-    named = {name: tuple(dict.fromkeys(layer for each in own.values() for layer in each)) for name, own in read.items()}
+            whole[label][i, j], reason = _whole(metric, read[a][label], read[b][label], values[label], f"{a}/", f"{b}/")
+            if reason is not None:
+                undefined[pair_name(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")] = reason
+    description = {"networks": {name: dict(side.description) for name, side in sides.items()}}
+    recipe = _recipe(metrics) | {"a": description, "b": description}
+    named = {name: tuple(dict.fromkeys(layer for w in of.values() for layer in w)) for name, of in read.items()}
     return replace(atlas, recipe=shareable(recipe), undefined=undefined), named, whole
 
 
 def same_layers(
     a: Mapping[str, Weights], b: Mapping[str, Weights], metric: WeightMetric
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Compare the layers of two networks with those of the same names, and the whole networks."""
+    """Compare the layers of the same name of two networks, and the whole networks."""
     if different := sorted(a.keys() ^ b.keys()):
         raise ValueError(f"only one of the networks has layer {different[0]!r}; compare networks of one architecture")
-    found, reasons = _values(metric, a, b, [(layer, layer) for layer in a])
-    whole, why = _whole(metric, a, b, found)
-    values = {**{layer: value for (layer, _), value in found.items()}, WHOLE: whole}
-    return values, {layer: reason for (layer, _), reason in reasons.items()} | ({WHOLE: why} if why else {})
+    pairs, reasons = _values(metric, a, b, [(layer, layer) for layer in a])
+    whole, cause = _whole(metric, a, b, pairs)
+    values = {**{layer: value for (layer, _), value in pairs.items()}, WHOLE: whole}
+    return values, {layer: reason for (layer, _), reason in reasons.items()} | ({WHOLE: cause} if cause else {})
 
 
-def _compared(
+def _compare_pairs(
     a: Readings, b: Readings, metrics: Mapping[str, WeightMetric]
 ) -> tuple[SimilarityAtlas, dict[str, dict[Pair, float]]]:
-    """Compare all pairs of layers that metrics of weights have read of two networks."""
+    """Compare all pairs of layers of two networks from the weights that were read."""
     names_a, names_b = (tuple(dict.fromkeys(layer for read in side.values() for layer in read)) for side in (a, b))
-    found: dict[str, dict[Pair, float]] = {}
+    pair_values: dict[str, dict[Pair, float]] = {}
     undefined: dict[str, str] = {}
     for label, metric in metrics.items():
-        found[label], reasons = _values(metric, a[label], b[label], product(names_a, names_b))
-        undefined |= {pair_name(label, *pair): why for pair, why in reasons.items()}
-        if len(reasons) == len(found[label]):
+        pair_values[label], reasons = _values(metric, a[label], b[label], product(names_a, names_b))
+        undefined |= {pair_name(label, *pair): reason for pair, reason in reasons.items()}
+        if len(reasons) == len(pair_values[label]):
             first = next((layer for layer in a[label] if layer in b[label]), next(iter(a[label])))
-            other = first if first in b[label] else next(iter(b[label]))
-            why = reasons[first, other]
-            raise ValueError(f"{label} is undefined for all pairs of layers; {first!r} of a and {other!r} of b: {why}")
+            second = first if first in b[label] else next(iter(b[label]))
+            reason = reasons[first, second]
+            raise ValueError(f"{label} is undefined for all pairs; {first!r} of a and {second!r} of b: {reason}")
     shape = (len(names_a), len(names_b))
     atlas = SimilarityAtlas(
-        {label: np.array([*values.values()]).reshape(shape) for label, values in found.items()}, names_a, names_b,
+        {label: np.array([*values.values()]).reshape(shape) for label, values in pair_values.items()}, names_a, names_b,
         None, None, dict.fromkeys(metrics, "weights"),
         tuple(label for label, metric in metrics.items() if not metric.higher_is_better),
         ranges={label: metric.range for label, metric in metrics.items()}, undefined=undefined,
     )  # fmt: skip
-    return atlas, found
+    return atlas, pair_values
 
 
 def _values(
     metric: WeightMetric, a: Mapping[str, Weights], b: Mapping[str, Weights], pairs: Iterable[Pair]
 ) -> tuple[dict[Pair, float], dict[Pair, str]]:
-    """Compare pairs of layers; where there is no value, it is NaN, and there is a reason."""
+    """Compare pairs of layers; return values, and reasons for the undefined pairs (NaN)."""
     values: dict[Pair, float] = {}
     undefined: dict[Pair, str] = {}
     for pair in pairs:
@@ -151,7 +151,7 @@ def _values(
             continue
         values[pair] = np.nan
         if layer_a not in a or layer_b not in b:
-            undefined[pair] = f"{metric.label} does not read this layer"
+            undefined[pair] = f"{metric.label} does not use this layer"
             continue
         try:
             values[pair] = metric.value(a[layer_a], b[layer_b])
@@ -161,25 +161,25 @@ def _values(
 
 
 def _whole(
-    metric: WeightMetric, a: Mapping[str, Any], b: Mapping[str, Any], found: Mapping[Pair, float],
+    metric: WeightMetric, a: Mapping[str, Any], b: Mapping[str, Any], pair_values: Mapping[Pair, float],
     prefix_a: str = "", prefix_b: str = "",
 ) -> tuple[float, str | None]:  # fmt: skip
-    """Combine the values of the layers that both networks have, or return NaN and the reason."""
+    """Combine the values of the layers of both networks, or return NaN and the reason."""
     if different := a.keys() ^ b.keys():
         return np.nan, f"only one network has layer {min(different)!r}"
-    by_layer = {layer: found.get((prefix_a + layer, prefix_b + layer), np.nan) for layer in a}
+    by_layer = {layer: pair_values.get((prefix_a + layer, prefix_b + layer), np.nan) for layer in a}
     if undefined := [layer for layer, value in by_layer.items() if np.isnan(value)]:
-        return np.nan, f"layer {undefined[0]!r} has no value"
+        return np.nan, f"layer {undefined[0]!r} is undefined"
     return float(metric.combine(by_layer)), None
 
 
 def _recipe(metrics: Mapping[str, WeightMetric]) -> dict[str, Any]:
     return {
-        "metrics": {label: {"name": each.name, "options": each.options} for label, each in metrics.items()},
-        "versions": versions(("metrics", each.name) for each in metrics.values()),
+        "metrics": {label: {"name": metric.name, "options": metric.options} for label, metric in metrics.items()},
+        "versions": versions(("metrics", metric.name) for metric in metrics.values()),
     }
 
 
-def _listed(read: Mapping[str, Weights], shown: int = 5) -> str:
+def _join_names(read: Mapping[str, Weights], limit: int = 5) -> str:
     names = list(read)
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "") or "nothing"
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "") or "nothing"

@@ -1,1 +1,1 @@
-"""Detectors at the layers of a target: their fit, what they make of stitched activations, and their controls."""
+"""Detectors at the layers of a target: fit, scores of stitched activations, and controls."""

@@ -1,4 +1,4 @@
-"""What the target gets beside what it makes itself: distances, and what detectors find of them."""
+"""Stitched activations compared with the target's own: distances, and the results of detectors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hf_stitch.analysis.detection.discrimination import (
     sided,
 )
 from hf_stitch.analysis.detection.noise import DOSES, halves
-from hf_stitch.analysis.detection.recording import View, handed_over, received
+from hf_stitch.analysis.detection.recording import View, stitched_view, target_view
 from hf_stitch.analysis.detection.result import Detection
 from hf_stitch.analysis.detection.watching import Seen, Watch, check_far, check_needs, fit_watch
 from hf_stitch.data import Samples
@@ -32,7 +32,7 @@ from hf_stitch.detectors import Detector
 from hf_stitch.representation import Representation
 from hf_stitch.running import Run
 from hf_stitch.scoring.halves import Predictor
-from hf_stitch.scoring.measured import Kept
+from hf_stitch.scoring.measured import Record
 from hf_stitch.stitches import StitchingLayer
 
 Array = NDArray[np.float64]
@@ -41,36 +41,36 @@ Cell = tuple[str, str, str]
 
 
 def views_of(stitch: StitchingLayer) -> dict[str, View]:
-    """Return what is looked at of a stitching layer, by its parts."""
+    """Return the view of each part of a stitching layer."""
     views: dict[str, View] = {"body": stitch.pooling, "prefix": "prefix"}
     return {part: views[part] for part in stitch.parts}
 
 
 @dataclass(frozen=True)
 class Watchers:
-    """The :class:`~hf_stitch.scoring.passing.Watch` of a pass: the activations that the target gets, and its own.
+    """:class:`~hf_stitch.scoring.passing.Watch` that compares stitched activations with the target's own.
 
-    Of each sample these are the squared distance of both, the squared norm of its own, and what detectors keep.
+    It records the squared distance of both, the squared norm of the target's own, and the scores of detectors.
     """
 
     detectors: Mapping[str, Detector]  # by label
-    known: Samples  # the samples to which they are fitted
-    outliers: Samples | None = None  # samples of other data for detectors that learn from such
-    far: Samples | None = None  # samples that detectors should tell apart
-    scored: frozenset[Id] | None = None  # the samples that detectors are shown; None: all
-    views: Mapping[str, Sequence[View]] = field(default_factory=dict)  # name of halves -> what is looked at
+    known: Samples  # the samples that they are fitted to
+    outliers: Samples | None = None  # samples of other data, for detectors that learn from outliers
+    far: Samples | None = None  # samples that detectors should distinguish
+    scored: frozenset[Id] | None = None  # the samples that detectors score; None: all
+    views: Mapping[str, Sequence[View]] = field(default_factory=dict)  # name of halves -> views
     layers: Mapping[View, Sequence[str]] = field(default_factory=dict)  # the layers of the target
     watches: Mapping[View, Watch] = field(default_factory=dict)  # fitted detectors
 
     @classmethod
     def of(
-        cls, detectors: Mapping[str, Detector], known: Samples, test: Samples, auxiliary_data: Any, far_data: Any
+        cls, detectors: Mapping[str, Detector], fit_samples: Samples, test: Samples, auxiliary_data: Any, far_data: Any
     ) -> Self:
-        """Read the samples of detectors, and check that these get what they need."""
-        outliers, far = (None if other is None else Samples.of(other) for other in (auxiliary_data, far_data))
-        check_needs(detectors, known, outliers, far)
-        check_far(far, (known, test), detectors=detectors)
-        return cls(detectors, known, outliers, far)
+        """Read the samples of the detectors and check their requirements."""
+        outliers, far = (None if samples is None else Samples.of(samples) for samples in (auxiliary_data, far_data))
+        check_needs(detectors, fit_samples, outliers, far)
+        check_far(far, (fit_samples, test), detectors=detectors)
+        return cls(detectors, fit_samples, outliers, far)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Watchers:
         self, target: Adapter, views: Mapping[str, Sequence[View]], layers: Mapping[str, Sequence[str]], run: Run,
         **options: Any,
     ) -> Self:  # fmt: skip
-        """Return the watchers with detectors that are fitted to the target's activations at layers of each halves."""
+        """Return the watchers with detectors fitted to the target's activations at the layers of all halves."""
         at: dict[View, dict[str, None]] = {}
         for name, of in views.items():
             for view in of:
@@ -101,113 +101,116 @@ class Watchers:
     # -- the pass ---------------------------------------------------------------------------------------------------
     @property
     def fingerprint(self) -> bytes:
-        """Hash of the fitted detectors; empty if there are none."""
+        """Hash of the fitted detectors; empty without detectors."""
         return b"".join(watch.fingerprint for watch in self.watches.values())
 
-    def see_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Kept, Array]:
-        """Return what is kept of the target's own activations."""
-        found: dict[Kept, Any] = {}
-        places, shown = self._chosen(ids)
+    def record_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Record, Array]:
+        """Return the records of the target's own activations."""
+        records: dict[Record, Any] = {}
+        places, chosen = self._chosen(ids)
         for view, watch in self.watches.items():
             for layer in self.layers[view]:
-                found[Kept("norm", view, layer)] = self._squares(layer, view, received(y[layer], view))
-                if self.detectors and shown:
-                    own = received(_some(y[layer], places), view)
-                    kept = {"own": watch.see(layer, own, shown), "doses": watch.see_doses(layer, own, shown)}
-                    found |= {
-                        Kept(what, view, layer, name=key): v for what, of in kept.items() for key, v in of.items()
+                records[Record("norm", view, layer)] = self._squares(layer, view, target_view(y[layer], view))
+                if self.detectors and chosen:
+                    own_view = target_view(_subset(y[layer], places), view)
+                    by_kind = {
+                        "own": watch.record(layer, own_view, chosen),
+                        "doses": watch.record_doses(layer, own_view, chosen),
                     }
-        return found
+                    records |= {
+                        Record(kind, view, layer, name=key): v for kind, of in by_kind.items() for key, v in of.items()
+                    }
+        return records
 
-    def see_stitched(
+    def record_stitched(
         self, predictor: Predictor, mapped: Representation, y: Representation, ids: Sequence[Id]
-    ) -> dict[Kept, Array]:
-        """Return what is kept of stitched activations."""
-        found: dict[Kept, Any] = {}
-        places, shown = self._chosen(ids)
+    ) -> dict[Record, Array]:
+        """Return the records of stitched activations."""
+        records: dict[Record, Any] = {}
+        places, chosen = self._chosen(ids)
         layer, at = predictor.layer_b, (predictor.name, predictor.front)
         for view in self.views[predictor.front]:
-            own, handed = received(y, view), handed_over(mapped, view)
-            found[Kept("error", view, *at)] = self._squares(layer, view, own, handed)
-            if self.detectors and shown:
-                kept = self.watches[view].see(layer, _some(handed, places), shown)
-                found |= {Kept("stitched", view, *at, key): values for key, values in kept.items()}
-        return found
+            activations, handed = target_view(y, view), stitched_view(mapped, view)
+            records[Record("error", view, *at)] = self._squares(layer, view, activations, handed)
+            if self.detectors and chosen:
+                scores = self.watches[view].record(layer, _subset(handed, places), chosen)
+                records |= {Record("stitched", view, *at, key): values for key, values in scores.items()}
+        return records
 
     def _chosen(self, ids: Sequence[Id]) -> tuple[Tensor | None, Sequence[Id]]:
-        """Return the places and ids of the samples of a batch that detectors are shown."""
+        """Return the indices and ids of the samples of a batch that detectors score."""
         if self.scored is None:
             return None, ids
         places = [place for place, id_ in enumerate(ids) if id_ in self.scored]
         return torch.tensor(places, dtype=torch.long), [ids[place] for place in places]
 
-    def _squares(self, layer: str, view: View, own: Representation, other: Representation | None = None) -> Array:
-        """Return the squared norm of each sample, over real positions, or of its distance from other activations."""
-        values = own.values if other is None else other.values.to(own.values.device) - own.values
-        if own.mask is not None:
-            values = torch.where(own.mask[..., None], values, 0)
-        if view != "prefix" and layer in self.layers.get("prefix", ()):  # prefix tokens are looked at by themselves
-            values = values[:, own.prefix_tokens :]
-        if values.dim() > 2:  # in parts, which are summed in float64: a norm of all in float64 is 20 times slower
+    def _squares(self, layer: str, view: View, first: Representation, second: Representation | None = None) -> Array:
+        """Return the squared norm of each sample over real positions, or its squared distance from ``second``."""
+        values = first.values if second is None else second.values.to(first.values.device) - first.values
+        if first.mask is not None:
+            values = torch.where(first.mask[..., None], values, 0)
+        if view != "prefix" and layer in self.layers.get("prefix", ()):  # prefix tokens have a separate view
+            values = values[:, first.prefix_tokens :]
+        if values.dim() > 2:  # sum parts in float64: a full norm in float64 is 20 times slower
             values = torch.linalg.vector_norm(values.flatten(2), dim=2)
         squares: Array = values.double().square().sum(1).cpu().numpy()
         return squares
 
-    # -- what was found ---------------------------------------------------------------------------------------------
-    def residual(self, seen: Mapping[Kept, Array], view: View, layer: str, at: tuple[str, str]) -> float:
+    # -- results ----------------------------------------------------------------------------------------------------
+    def residual(self, seen: Mapping[Record, Array], view: View, layer: str, at: tuple[str, str]) -> float:
         """Return the squared distance of stitched activations from the target's own, divided by their squared norm."""
         front, name = at
-        return float(seen[Kept("error", view, name, front)].sum() / seen[Kept("norm", view, layer)].sum())
+        return float(seen[Record("error", view, name, front)].sum() / seen[Record("norm", view, layer)].sum())
 
     def detections(
-        self, seen: Mapping[Kept, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
+        self, seen: Mapping[Record, Array], ids: Iterable[Id], cells: Mapping[tuple[str, str], Cell],
         layers_a: Sequence[str], min_auroc: float, *, two_sided: bool = True,
     ) -> dict[View, dict[str, Detection]]:  # fmt: skip
-        """Return what each detector finds, by view; ``cells`` are those of predictors, by name of halves and of theirs.
+        """Return the detection of each detector, by view; ``cells`` maps (name of halves, predictor) to cells.
 
         With ``two_sided``, unusually small scores count as strange for detectors that declare it. Figures are NaN where
         a detector does not reach ``min_auroc`` (:attr:`Detection.blind`).
         """
         if not self.detectors:
             return {}
-        shown = [id_ for id_ in ids if self.scored is None or id_ in self.scored]
-        kept: dict[Kept, dict[str, Array]] = {}
+        scored_ids = [id_ for id_ in ids if self.scored is None or id_ in self.scored]
+        records: dict[Record, dict[str, Array]] = {}
         for key, values in seen.items():
-            kept.setdefault(replace(key, name=""), {})[key.name] = values
-        found: dict[View, dict[str, Detection]] = {}
+            records.setdefault(replace(key, name=""), {})[key.name] = values
+        detections: dict[View, dict[str, Detection]] = {}
         for view, watch in self.watches.items():
-            own, doses = (
-                {layer: kept[Kept(what, view, layer)] for layer in self.layers[view]} for what in ("own", "doses")
+            own_records, dose_records = (
+                {layer: records[Record(kind, view, layer)] for layer in self.layers[view]} for kind in ("own", "doses")
             )
-            stitched = {
-                cell: kept[Kept("stitched", view, name, front)]
+            stitched_records = {
+                cell: records[Record("stitched", view, name, front)]
                 for (front, name), cell in cells.items()
                 if view in self.views[front]
             }
-            found[view] = {
-                label: Evidence(watch, label, two_sided and of.two_sided, shown, own, doses, stitched).detect(
-                    layers_a, min_auroc
-                )
+            detections[view] = {
+                label: Evidence(
+                    watch, label, two_sided and of.two_sided, scored_ids, own_records, dose_records, stitched_records
+                ).detect(layers_a, min_auroc)
                 for label, of in self.detectors.items()
             }
-        return found
+        return detections
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one detector was shown of a test; where it cannot be fitted or its scores are not finite, the reason."""
+    """Records of one detector in a test, with reasons where it cannot be fitted or its scores are not finite."""
 
     watch: Watch
     label: str  # of the detector
     two_sided: bool
     ids: Sequence[Id]  # ids of the test samples
-    own: Mapping[str, Seen]  # layer of the target -> what is kept of its own activations
-    doses: Mapping[str, Seen]  # layer -> what is kept of its own activations with noise (Watch.see_doses)
-    stitched: Mapping[Cell, Seen]  # cell -> what is kept of stitched activations
+    own: Mapping[str, Seen]  # layer of the target -> records of its own activations
+    doses: Mapping[str, Seen]  # layer -> records of its own activations with noise (Watch.record_doses)
+    stitched: Mapping[Cell, Seen]  # cell -> records of stitched activations
     undefined: dict[str, str] = field(default_factory=dict)
 
     def detect(self, layers_a: Sequence[str], min_auroc: float) -> Detection:
-        """Compute what the detector finds."""
+        """Compute the detection."""
         layers, watch = tuple(self.own), self.watch
         doses = {kind: np.full((len(layers), len(DOSES), 3), np.nan) for kind in watch.kinds}
         controls = {
@@ -216,13 +219,13 @@ class Evidence:
         for j, layer in enumerate(layers):
             for kind in watch.kinds_at(layer):
                 for number, dose in enumerate(DOSES):
-                    prefix, what = f"{kind}.{number}.", f"{layer} with {kind} noise {dose:g}"
+                    prefix, case = f"{kind}.{number}.", f"{layer} with {kind} noise {dose:g}"
                     noisy = {
                         key.removeprefix(prefix): values
                         for key, values in self.doses[layer].items()
                         if key.startswith(prefix)
                     }
-                    doses[kind][j, number] = self._auroc(what, noisy, self.own[layer], self.ids)
+                    doses[kind][j, number] = self._auroc(case, noisy, self.own[layer], self.ids)
             for name, values in controls.items():
                 values[j] = self._control(name, layer)
         matchers = dict.fromkeys(matcher for matcher, _, _ in self.stitched)
@@ -230,65 +233,65 @@ class Evidence:
         figures = {m: {name: np.full(shape, np.nan) for name in ("auroc", "dose", *FIGURES[1:])} for m in matchers}
         bins = {"edges": BINS + 1, "own": BINS, "stitched": BINS}
         histograms = {m: {name: np.full((*shape[:2], size), np.nan) for name, size in bins.items()} for m in matchers}
-        found = Detection(
+        detection = Detection(
             self.label, layers, self.two_sided, figures, doses, controls, self.undefined, histograms, min_auroc
         )
-        blind = found.blind
+        blind = detection.blind
         for (matcher, la, lb), seen in self.stitched.items():
             if lb in blind:
                 continue
             place = layers_a.index(la), layers.index(lb)
             scores = self._scores(f"{matcher}: {la} -> {lb}", seen, self.own[lb], self.ids)
             coloured = doses["coloured"][place[1]]
-            if not (told := coloured[-1, 1] > 0.5):
-                self.undefined[f"{lb}, doses"] = "noise of the size of the activations is not told apart"
+            if not (distinguished := coloured[-1, 1] > 0.5):
+                self.undefined[f"{lb}, doses"] = "noise of the size of the activations is not distinguished"
             if scores is None:
                 continue
             for name, values in binned(*scores).items():
                 histograms[matcher][name][place] = values
             measured = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=watch.seed)
-            if told:
+            if distinguished:
                 measured["dose"] = equivalent_dose(measured["auroc"], coloured[:, 0], DOSES)
             for name, values in measured.items():
                 figures[matcher][name][place] = values
-        return found
+        return detection
 
     def _control(self, name: str, layer: str) -> Array:
-        of, own, ids = self.watch.layers[layer], self.own[layer], self.ids
-        what = f"{layer}, control {name}"
+        fitted, reference, ids = self.watch.layers[layer], self.own[layer], self.ids
+        case = f"{layer}, control {name}"
         if name == "far":
-            return self._auroc(what, of.far, own, ids, self.watch.far_ids)
+            return self._auroc(case, fitted.far, reference, ids, self.watch.far_ids)
         if name == "train":
-            return self._auroc(what, own, of.known, self.watch.known_ids, ids)
+            return self._auroc(case, reference, fitted.known, self.watch.known_ids, ids)
         second = halves(ids, self.watch.seed, "control")
-        strange, rest = ({key: values[chosen] for key, values in own.items()} for chosen in (second, ~second))
-        others, ids = ([i for i, c in zip(ids, chosen, strict=True) if c] for chosen in (second, ~second))
-        return self._auroc(what, strange, rest, ids, others)
+        strange, rest = ({key: values[chosen] for key, values in reference.items()} for chosen in (second, ~second))
+        other_ids, ids = ([i for i, c in zip(ids, chosen, strict=True) if c] for chosen in (second, ~second))
+        return self._auroc(case, strange, rest, ids, other_ids)
 
     def _scores(
-        self, what: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
+        self, case: str, strange: Seen, reference: Seen, ids: Sequence[Id], reference_ids: Sequence[Id] | None = None
     ) -> tuple[Array, Array] | None:
         try:
-            scores = self.watch.compare(self.label, strange, own, ids, others)
+            scores = self.watch.compare(self.label, strange, reference, ids, reference_ids)
             check_scores(*scores)
         except ValueError as error:
-            self.undefined[what] = str(error)
+            self.undefined[case] = str(error)
             return None
         return scores
 
     def _auroc(
-        self, what: str, strange: Seen, own: Seen, ids: Sequence[Id], others: Sequence[Id] | None = None
+        self, case: str, strange: Seen, reference: Seen, ids: Sequence[Id], reference_ids: Sequence[Id] | None = None
     ) -> Array:
-        """Compute the AUROC of the declared sides; without ``others``, both are scores of the same samples."""
-        if (scores := self._scores(what, strange, own, ids, others)) is None:
+        """Compute the AUROC of the declared sides; without ``reference_ids``, both score the same samples."""
+        if (scores := self._scores(case, strange, reference, ids, reference_ids)) is None:
             return np.full(3, np.nan)
         if self.two_sided:
             scores = sided(*scores), sided(scores[1], scores[1])
-        return auroc(*scores, paired=others is None)
+        return auroc(*scores, paired=reference_ids is None)
 
 
-def _some(activations: Representation, places: Tensor | None) -> Representation:
-    """Return some samples of a batch, without their context."""
+def _subset(activations: Representation, places: Tensor | None) -> Representation:
+    """Return the samples of a batch at the given indices, without their context."""
     if places is None:
         return activations
     at = places.to(activations.values.device)

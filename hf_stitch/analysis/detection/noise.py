@@ -1,4 +1,4 @@
-"""What is drawn by the ids of samples alone: halves, positions, and noise of known sizes to calibrate detectors."""
+"""Random halves, positions, and noise of known size to calibrate detectors, seeded by the ids of samples."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ from hf_stitch.detectors.base import Reads
 from hf_stitch.representation import Representation
 
 POSITIONS = 8
-"""Positions that are kept of each sample for detectors of stitched activations."""
+"""Number of stored positions per sample for detectors of stitched activations."""
 
 DOSES = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Relative residuals ``‖noise‖² / ‖g‖²`` of the target's own activations g with noise."""
 MAX_DOSE = 0.2
 """Largest dose of coloured noise that does not count as out of distribution."""
 KINDS = ("coloured", "isotropic", "residual")
-"""Kinds of noise: centred activations of the target of another sample, which have its covariance in all respects, also
-between positions; normal with the same variance in all directions and positions; residuals of least squares of another
-sample. Each prefix token has noise of its own size."""
+"""Kinds of noise: centred activations of the target for another sample, with the covariance of the activations, also
+between positions; normal noise with the same variance in all directions and positions; least-squares residuals of
+another sample. The size of the noise is set separately for each prefix token."""
 DONORS = 64
-"""Number of other samples whose activations or residuals are added."""
+"""Number of samples with activations or residuals that serve as noise."""
 
 
 def generator(id_: Id, seed: int, purpose: str) -> np.random.Generator:
-    """Return the random numbers of one sample."""
+    """Return the random generator of one sample."""
     key = hashlib.sha256(f"{seed} {purpose} {id_!r}".encode()).digest()
     return np.random.default_rng(int.from_bytes(key[:8]))
 
 
 @lru_cache(maxsize=8)
-def _drawn(ids: tuple[Id, ...], seed: int, purpose: str) -> NDArray[np.float64]:
+def _uniform_by_id(ids: tuple[Id, ...], seed: int, purpose: str) -> NDArray[np.float64]:
     numbers = np.array([generator(id_, seed, purpose).random() for id_ in ids])
     numbers.flags.writeable = False
     return numbers
 
 
-def drawn(ids: Sequence[Id], seed: int, purpose: str) -> NDArray[np.float64]:
-    """Draw a number for each sample. The last few draws are kept: hashing 10,000 ids takes half a second."""
-    return _drawn(tuple(ids), seed, purpose)
+def uniform_by_id(ids: Sequence[Id], seed: int, purpose: str) -> NDArray[np.float64]:
+    """Return a random number for each sample. The last few calls are cached: hashing 10,000 ids takes half a second."""
+    return _uniform_by_id(tuple(ids), seed, purpose)
 
 
 def folds(ids: Sequence[Id], seed: int) -> NDArray[np.bool_]:
-    """Return the folds of samples in which detectors of stitched activations are fitted and score.
+    """Return the folds of samples for fitting and scoring detectors of stitched activations.
 
-    Returns ``(n,)``, true for the second fold. That of a sample depends on its id alone, whatever the other samples
-    are, so that the noise of a batch can differ between folds. Folds are therefore of nearly equal size only.
+    Returns ``(n,)``, true for the second fold. The fold of a sample depends on its id alone, so that the noise of a
+    batch can differ between folds. Folds are therefore only approximately equal in size.
     """
-    return drawn(ids, seed, "fold") >= 0.5
+    return uniform_by_id(ids, seed, "fold") >= 0.5
 
 
 def halves(ids: Sequence[Id], seed: int, purpose: str) -> NDArray[np.bool_]:
     """Split samples at random into two halves of equal size."""
     second = np.zeros(len(ids), bool)
-    second[np.argsort(drawn(ids, seed, purpose))[len(ids) // 2 :]] = True
+    second[np.argsort(uniform_by_id(ids, seed, purpose))[len(ids) // 2 :]] = True
     return second
 
 
-def drawn_rows(activations: Representation, ids: Sequence[Id], seed: int, reads: Reads) -> torch.Tensor:
-    """Return some rows of each sample, for detectors of stitched activations."""
+def random_rows(activations: Representation, ids: Sequence[Id], seed: int, reads: Reads) -> torch.Tensor:
+    """Return random rows of each sample, for detectors of stitched activations."""
     if reads == "samples" or activations.layout == "bd":
         return activations.rows("mean").float().cpu()[:, None]
     rows, owners = activations.rows("none"), activations.row_samples("none").cpu()
     counts = torch.bincount(owners, minlength=activations.batch)
     if not bool(counts.all()):
-        raise ValueError(f"sample {ids[int((counts == 0).nonzero()[0])]!r} has no position: leave it out")
+        raise ValueError(f"sample {ids[int((counts == 0).nonzero()[0])]!r} lacks positions; leave it out")
     starts = counts.cumsum(0) - counts
     places = [
         start + generator(id_, seed, "positions").choice(count, POSITIONS, replace=count < POSITIONS)
@@ -83,16 +83,16 @@ def drawn_rows(activations: Representation, ids: Sequence[Id], seed: int, reads:
 
 
 def donors_among(ids: Sequence[Id], seed: int) -> list[int]:
-    """Return the places of the samples whose activations or residuals are added to those of others."""
-    return sorted(range(len(ids)), key=drawn(ids, seed, "donor").__getitem__)[:DONORS]
+    """Return the indices of the samples with activations or residuals that serve as noise."""
+    return sorted(range(len(ids)), key=uniform_by_id(ids, seed, "donor").__getitem__)[:DONORS]
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise for the activations of a layer whose mean square is theirs, in each prefix token and all positions."""
+    """Noise with the mean square of the activations of a layer, in each prefix token and over all positions."""
 
     scales: Tensor  # (prefix tokens + 1,) standard deviations of isotropic noise
-    donors: Mapping[str, Sequence[Tensor]]  # kind -> (prefix tokens + positions, d) float64 for each of some samples
+    donors: Mapping[str, Sequence[Tensor]]  # kind -> (prefix tokens + positions, d) float64 for each donor
 
     @classmethod
     def of(
@@ -100,7 +100,7 @@ class Noise:
     ) -> Self:
         """Measure the activations."""
         if len(ids) < 2:
-            raise ValueError(f"noise is made of other samples: at least 2 are needed, got {len(ids)}")
+            raise ValueError(f"noise requires at least 2 samples, got {len(ids)}; pass more samples")
         means, squares = _moments(activations)
         prefix = len(means) - 1
         chosen = _samples(activations, donors_among(ids, seed))
@@ -110,22 +110,22 @@ class Noise:
         for kind, samples in donors.items():
             if samples:
                 parts, norms = torch.cat([_part_of(s, prefix) for s in samples]), torch.cat([*samples]).square().sum(1)
-                found = norms.new_zeros(prefix + 1).index_add(0, parts, norms) / torch.bincount(parts)
-                if found[-1] == 0 and kind == "coloured":
+                mean_squares = norms.new_zeros(prefix + 1).index_add(0, parts, norms) / torch.bincount(parts)
+                if mean_squares[-1] == 0 and kind == "coloured":
                     raise ValueError(f"all positions of {len(samples)} samples are equal: is the layer dead?")
-                if found[-1] > 0:
-                    # A prefix token that is the same in all samples, as before the first block, has no such noise.
-                    factors = torch.where(found > 0, squares / found, 0).sqrt()
+                if mean_squares[-1] > 0:
+                    # A prefix token that is equal in all samples, as before the first block, does not get such noise.
+                    factors = torch.where(mean_squares > 0, squares / mean_squares, 0).sqrt()
                     scaled[kind] = [rows * factors[_part_of(rows, prefix), None] for rows in samples]
         return cls((squares / means.shape[1]).sqrt(), scaled)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of noise that can be drawn."""
+        """The kinds of noise that can be sampled."""
         return tuple(kind for kind in KINDS if kind == "isotropic" or kind in self.donors)
 
-    def draw(self, kind: str, activations: Representation, ids: Sequence[Id], seed: int) -> Tensor:
-        """Draw noise."""
+    def sample(self, kind: str, activations: Representation, ids: Sequence[Id], seed: int) -> Tensor:
+        """Sample noise for a batch of activations."""
         (batch, length, width), device = activations.positions().shape, self.scales.device
         prefix = len(self.scales) - 1
         real = torch.ones(batch, prefix + length, dtype=torch.bool, device=device)
@@ -146,39 +146,39 @@ class Noise:
         if kind == "isotropic":
             normal = torch.from_numpy(random.standard_normal((prefix + count, width))).to(self.scales)
             return normal * self.scales[_part_of(normal, prefix), None]
-        own = self.donors[kind][fold::2]
-        donor = own[int(random.integers(len(own)))]
+        donors_of_fold = self.donors[kind][fold::2]
+        donor = donors_of_fold[int(random.integers(len(donors_of_fold)))]
         places = torch.arange(count, device=donor.device) % (len(donor) - prefix)  # a shorter one is repeated
         return torch.cat([donor[:prefix], donor[prefix + places]])
 
 
 def _part_of(rows: Tensor, prefix: int) -> Tensor:
-    """Return the part to which each row of a sample belongs: the number of the prefix token; positions are the last."""
+    """Return the part of each row of a sample: the number of the prefix token; positions are the last part."""
     return torch.arange(len(rows), device=rows.device).clamp(max=prefix)
 
 
 def _moments(activations: Iterable[Representation]) -> tuple[Tensor, Tensor]:
     """Return means ``(prefix tokens + 1, d)`` and mean square norms of each prefix token and of all positions."""
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    sums_by_batch: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in activations:
         parts = [part.double() for part in (*batch.prefix().unbind(1), batch.rows("none"))]
         sums, squares = torch.stack([part.sum(0) for part in parts]), [part.square().sum() for part in parts]
-        kept.append((sums, torch.stack(squares), sums.new_tensor([len(part) for part in parts])))
-    total, square, counts = (torch.stack(of_all).sum(0) for of_all in zip(*kept, strict=True))
+        sums_by_batch.append((sums, torch.stack(squares), sums.new_tensor([len(part) for part in parts])))
+    total, square, counts = (torch.stack(of_all).sum(0) for of_all in zip(*sums_by_batch, strict=True))
     return total / counts[:, None], square / counts
 
 
 def _samples(activations: Iterable[Representation], places: Sequence[int]) -> list[Tensor]:
-    """Return the rows of some samples, ``(prefix tokens + positions, d)`` float64, in the order of the places."""
-    found, start = {}, 0
+    """Return the rows of the samples at ``places``, ``(prefix tokens + positions, d)`` float64, in this order."""
+    rows, start = {}, 0
     for batch in activations:
         for place in places:
             if start <= place < start + batch.batch:
                 one = slice(place - start, place - start + 1)
                 mask = None if batch.mask is None else batch.mask[one]
-                found[place] = batch.replace(values=batch.values[one], mask=mask).rows("none", prefix=True).double()
+                rows[place] = batch.replace(values=batch.values[one], mask=mask).rows("none", prefix=True).double()
         start += batch.batch
-    return [found[place] for place in places]
+    return [rows[place] for place in places]
 
 
 def _laid_out(noise: Tensor, activations: Representation) -> Tensor:

@@ -1,4 +1,4 @@
-"""Activations of layers, computed once for all detectors, and what least squares leaves of them as noise."""
+"""Activations of layers, computed once for all detectors, and least-squares residuals as noise."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from hf_stitch.storage.tensors import RowStore
 from hf_stitch.tasks.base import Task
 
 MEMORY = 2**31
-"""Bytes of activations that are kept in memory. A layer with more is kept in a temporary file."""
+"""Bytes of activations to hold in memory. A larger layer is stored in a temporary file."""
 
 View = Pooling | Literal["prefix"]
-"""What detectors are shown of activations: what a stitch with this pooling hands over, or the prefix tokens alone."""
+"""View of activations that detectors score: the output of a stitch with this pooling, or the prefix tokens alone."""
 
 
-def received(activations: Representation, view: View) -> Representation:
-    """Return the target's own activations in the form in which a stitch hands over its own."""
+def target_view(activations: Representation, view: View) -> Representation:
+    """Return the target's own activations in the form of a stitch's output."""
     if view == "prefix":
         return Representation(activations.prefix(), "bnd")
     if view not in POOLED or activations.layout == "bd":
@@ -40,8 +40,8 @@ def received(activations: Representation, view: View) -> Representation:
     return Representation(activations.rows("cls" if activations.prefix_tokens else view), "bd")
 
 
-def handed_over(mapped: Representation, view: View) -> Representation:
-    """Return the output of a stitch, as one vector per sample if the pooling leaves one."""
+def stitched_view(mapped: Representation, view: View) -> Representation:
+    """Return the output of a stitch, as one vector per sample if the pooling returns one."""
     if view == "prefix":
         return Representation(mapped.prefix(), "bnd")
     if view not in POOLED or mapped.layout == "bd":
@@ -61,10 +61,10 @@ def recorded(
 ) -> Iterator[tuple[str, list[Iterable[Representation]]]]:
     """Compute the activations of a network at several layers, with few runs of the network.
 
-    As many layers as fit into memory are recorded in one run over the data. A layer that alone does not fit is kept in
-    a temporary file, which is mapped into memory; its batches are moved to the device of the network one by one.
-    Several processes share the samples of layers that fit; each keeps a file of its own for one that does not. Samples
-    have the names of arguments, for messages.
+    One run over the data records as many layers as fit into memory. A layer that is too large is stored in a temporary
+    file, which is mapped into memory; its batches are moved to the device of the network one at a time. Several
+    processes share the samples of layers that fit; each process writes a separate file for a larger layer. ``data``
+    names the samples by argument, for messages.
     """
     sizes, specs = _sizes(network, layers, data, view, run.batch_size, task)
     for group in _groups(layers, sizes, memory):
@@ -73,25 +73,27 @@ def recorded(
             if sizes[group[0]] > memory:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             shared = run if folder is None else replace(run, processes=ALONE)
-            kept = [
+            activations = [
                 _run(network, group, samples, view, specs, shared, folder, name, task)
                 for name, samples in reversed([*data.items()])  # few samples first, which may not fit the network
             ]
             for layer in group:
-                yield layer, [_gathered(of_set.pop(layer), shared.processes) for of_set in reversed(kept)]
+                yield layer, [_gathered(of_set.pop(layer), shared.processes) for of_set in reversed(activations)]
 
 
 def _encoded(
     network: Adapter, layers: Sequence[str], batch: Batch, name: str, task: Task
 ) -> dict[str, Representation]:  # fmt: skip
-    """Run a network on a batch of samples, which an error names."""
+    """Run a network on a batch of samples; errors name the samples."""
     inputs = task.inputs(network, batch.samples)
     try:
         return network.encode(inputs, list(layers))
-    except (RuntimeError, ValueError, TypeError) as error:  # of its library, about shapes
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError) as error:  # errors of its library about shapes
         raise ValueError(
-            f"{type(network.model).__name__} does not run on {name} ({error.__cause__ or error}): pass samples in the "
-            "form that it takes, of the size of the others"
+            f"{type(network.model).__name__} cannot run on {name} ({error.__cause__ or error}); pass samples of the "
+            "form and size that it accepts"
         ) from error
 
 
@@ -99,21 +101,21 @@ def _encoded(
 def _sizes(
     network: Adapter, layers: Sequence[str], data: Mapping[str, Samples], view: View, batch_size: int, task: Task
 ) -> tuple[dict[str, int], dict[str, RepresentationSpec]]:
-    """Estimate the bytes of each layer from the first batch, whose texts are as long as the longest of them."""
+    """Estimate the bytes of each layer from the first batch, with texts padded to the longest."""
     name, samples = next(iter(data.items()))
     first = next(iter(samples.batches(batch_size)))
-    found = _encoded(network, layers, first, name, task)
+    outputs = _encoded(network, layers, first, name, task)
     share = sum(map(len, data.values())) / len(first.samples)
-    own = {layer: received(found[layer], view) for layer in layers}
-    sizes = {layer: round(share * activations.values.nbytes) for layer, activations in own.items()}
-    return sizes, {layer: activations.spec for layer, activations in own.items()}
+    views = {layer: target_view(outputs[layer], view) for layer in layers}
+    sizes = {layer: round(share * activations.values.nbytes) for layer, activations in views.items()}
+    return sizes, {layer: activations.spec for layer, activations in views.items()}
 
 
 def _groups(layers: Sequence[str], sizes: dict[str, int], memory: int) -> list[list[str]]:
-    """Group layers so that each group fits into memory, if each of its layers does."""
+    """Group layers so that each group fits into memory, if its layers do."""
     groups: list[list[str]] = []
     for layer in dict.fromkeys(layers):
-        if groups and sum(sizes[other] for other in groups[-1]) + sizes[layer] <= memory:
+        if groups and sum(sizes[grouped] for grouped in groups[-1]) + sizes[layer] <= memory:
             groups[-1].append(layer)
         else:
             groups.append([layer])
@@ -132,30 +134,30 @@ def _run(
     name: str,
     task: Task,
 ) -> dict[str, Iterable[Representation]]:
-    kept: dict[str, list[Representation]] = {layer: [] for layer in layers}
+    batches: dict[str, list[Representation]] = {layer: [] for layer in layers}
     store = None if folder is None else _Flat(folder / name)
     for _, batch, _ in PairedSamples(samples, samples).batches(run, "activations"):
-        found = _encoded(network, layers, batch, name, task)
-        check_finite(found, batch)
+        outputs = _encoded(network, layers, batch, name, task)
+        check_finite(outputs, batch)
         for layer in layers:
-            own = received(found[layer], view)
-            if own.spec != specs[layer]:
+            seen = target_view(outputs[layer], view)
+            if seen.spec != specs[layer]:
                 raise ValueError(
-                    f"layer {layer!r} outputs {own.spec} for sample {batch.ids[0]!r} of {name}, but {specs[layer]} for "
-                    "the first samples to which detectors are fitted: all need one size"
+                    f"detectors require equal sizes, but layer {layer!r} outputs {seen.spec} for sample "
+                    f"{batch.ids[0]!r} of {name} and {specs[layer]} for the first samples"
                 )
-            own = own.replace(values=own.values.clone() if store is None else store.put(own.values), context={})
-            kept[layer].append(own)
+            seen = seen.replace(values=seen.values.clone() if store is None else store.put(seen.values), context={})
+            batches[layer].append(seen)
     if store is not None:
         (layer,) = layers  # a file has one layer
-        device = kept[layer][0].values.device
-        stored = [own.replace(values=values) for own, values in zip(kept[layer], store.all(), strict=True)]
+        device = batches[layer][0].values.device
+        stored = [seen.replace(values=values) for seen, values in zip(batches[layer], store.all(), strict=True)]
         return {layer: _OnDevice(stored, device)}
-    return {**kept}
+    return {**batches}
 
 
 def _gathered(batches: Iterable[Representation], processes: Processes) -> Iterable[Representation]:
-    """Return the batches of all processes, on the device of those of this process."""
+    """Return the batches of all processes, on the device of this process."""
     if processes.count == 1:
         return batches
     device = next(iter(batches)).values.device
@@ -165,7 +167,7 @@ def _gathered(batches: Iterable[Representation], processes: Processes) -> Iterab
 
 
 class _OnDevice(Iterable[Representation]):
-    """Batches that are moved to a device when they are taken."""
+    """Batches that are moved to a device during iteration."""
 
     def __init__(self, batches: Iterable[Representation], device: torch.device) -> None:
         self._batches, self._device = batches, device
@@ -175,13 +177,13 @@ class _OnDevice(Iterable[Representation]):
 
 
 class _Flat:
-    """Tensors of any shapes and of one dtype, one behind the other in a file."""
+    """File of consecutive tensors with any shapes and one dtype."""
 
     def __init__(self, path: Path) -> None:
         self._store, self._shapes = RowStore(path), list[torch.Size]()
 
     def put(self, values: Tensor) -> Tensor:
-        """Append a tensor; returns one of its shape that takes no memory."""
+        """Append a tensor; return a placeholder of its shape without memory."""
         self._store.append(values.flatten())
         self._shapes.append(values.shape)
         return values.new_empty(1).expand(values.shape)
@@ -197,9 +199,9 @@ class _Flat:
 
 @torch.no_grad()
 def residuals(collected: CollectedPair) -> Mapping[str, Sequence[Tensor]]:
-    """Return residuals of the best least-squares map into each layer of the target, of samples drawn by their ids.
+    """Return residuals of the best least-squares map into each layer of the target, for random samples.
 
-    Those of a sample are ``(prefix tokens + positions, d)``. Layers for which least squares is undefined are left out.
+    The residuals of a sample are ``(prefix tokens + positions, d)``. Layers with an undefined map are left out.
     """
     pair, samples = collected.pair, collected.samples.a
     layers = registries.matchers.build("lstsq").match(collected).layers
@@ -209,12 +211,12 @@ def residuals(collected: CollectedPair) -> Mapping[str, Sequence[Tensor]]:
         if (into := [cell for cell in layers if cell[1] == lb])
     }
     donors = samples.select(donors_among(samples.ids, collected.run.seed))
-    kept: dict[str, list[Tensor]] = {lb: [] for lb in best}
+    residuals_of: dict[str, list[Tensor]] = {lb: [] for lb in best}
     for batch in donors.batches(DONORS // 4):
         ran = pair.run(batch)
         for lb, (la, _) in best.items():
-            own, mapped = received(ran.y[lb], pair.pooling), layers[la, lb](ran.x[la])
-            left = own.replace(values=handed_over(mapped, pair.pooling).values.to(own.values) - own.values)
+            viewed, mapped = target_view(ran.y[lb], pair.pooling), layers[la, lb](ran.x[la])
+            left = viewed.replace(values=stitched_view(mapped, pair.pooling).values.to(viewed.values) - viewed.values)
             counts = torch.bincount(left.row_samples("none", prefix=True), minlength=left.batch).tolist()
-            kept[lb] += left.rows("none", prefix=True).double().split(counts)
-    return kept
+            residuals_of[lb] += left.rows("none", prefix=True).double().split(counts)
+    return residuals_of

@@ -1,4 +1,4 @@
-"""What one detector finds at the layers of a target, and what it must show there before its figures count."""
+"""Results of one detector at the layers of a target, and the controls that it must pass."""
 
 from __future__ import annotations
 
@@ -22,74 +22,74 @@ MIN_AUROC = 0.8
 """AUROC that a detector must reach on coloured noise of the largest of :data:`DOSES`."""
 
 FAR = 0.9
-"""AUROC that it must reach on far samples."""
+"""AUROC that a detector must reach on far samples."""
 
 OWN = 0.05
-"""How far the AUROC of the test samples, against those to which it was fitted, may lie from .5."""
+"""Largest distance from .5 of the AUROC of the test samples against the samples of the fit."""
 
 Array = NDArray[np.float64]
 
 
 def failed(controls: dict[str, NDArray[np.float64]], min_auroc: float) -> str:
-    """Return why a detector is no evidence at a layer; empty if it is.
+    """Return why a detector is not evidence at a layer; empty if it is evidence.
 
-    ``controls`` are AUROCs with their intervals, ``(3,)``, as far as measured: ``noise``, ``far`` and ``train``.
-    One that is NaN fails. The last fails only if its whole interval lies outside, so that few samples do not fail by
+    ``controls`` contains the measured AUROCs among ``noise``, ``far`` and ``train``, with intervals, ``(3,)``. NaN
+    fails. ``train`` fails only if its whole interval lies outside the bounds, so that few samples do not fail by
     chance.
     """
     if not min_auroc:
         return ""
-    for name, least, what in (
+    for name, least, samples in (
         ("noise", min_auroc, "noise as large as the activations"), ("far", FAR, "far samples"),
     ):  # fmt: skip
         if name in controls and not (value := controls[name][0]) >= least:
             if np.isnan(value):
-                return f"could not be tried on {what}"
-            return f"tells {what} apart with an AUROC of {value:.3f} only (at least {least:g} is needed)"
+                return f"could not be tested on {samples}"
+            return f"distinguishes {samples} with an AUROC of only {value:.3f} (at least {least:g} is required)"
     value, low, high = controls.get("train", (0.5, 0.5, 0.5))
     if np.isnan(value):
-        return "could not be tried on the samples to which it was fitted"
+        return "could not be tested on the samples that it was fitted to"
     if low > 0.5 + OWN or high < 0.5 - OWN:
-        return f"tells test samples from those to which it was fitted (AUROC {value:.2f})"
+        return f"distinguishes test samples from the samples that it was fitted to (AUROC {value:.2f})"
     return ""
 
 
 @dataclass(frozen=True, eq=False)
 class Detection(Result):
-    """What a detector finds at layers of a target: of stitched activations, of noise of known size, and its controls.
+    """Results of a detector at layers of a target: for stitched activations, noise of known size, and controls.
 
-    AUROCs, doses and controls are of one side: either larger scores alone are strange, or unusually small ones, too.
-    An AUROC whose interval is below .5 does not count as strange: its dose is 0. If the detector is two-sided, the
-    scores are then closer to the middle than the target's own: stitched activations vary less, and none is unusual.
+    AUROCs, doses and controls are either one-sided (larger scores are strange) or two-sided (unusually small scores are
+    strange, too). An AUROC with an interval below .5 does not count as strange: its dose is 0. For a two-sided
+    detector, the scores are then closer to the middle than the target's own: stitched activations vary less.
 
     Attributes:
         detector: Label of the detector.
         layers: Layers of the target.
         two_sided: Whether unusually small scores count as strange.
         figures: Matcher -> figure -> ``(layers of the source, layers, 3)``: the value and both ends of its 95%
-            interval. ``auroc``: stitched activations against the target's own of the same samples; ``dose``: the
-            relative residual of coloured noise that is as easy to tell, 0 if less than the smallest of :data:`DOSES`,
-            infinity if more than the largest, NaN if the largest is not told apart; ``one_sided`` and
-            ``two_sided``: AUROCs of both kinds; ``aupr``, the average precision; ``fpr95``, the share of the target's
-            own activations above the threshold that finds 95% of the stitched ones. NaN where a stitch, or the detector
-            there, is undefined, and where the detector is :attr:`blind`.
+            interval. ``auroc``: stitched activations against the target's own activations of the same samples;
+            ``dose``: the relative residual of coloured noise that is as easy to distinguish, 0 below the smallest of
+            :data:`DOSES`, infinity above the largest, NaN if the largest is not distinguished; ``one_sided`` and
+            ``two_sided``: AUROCs of both kinds; ``aupr``: the average precision; ``fpr95``: the share of the target's
+            own activations above the threshold that finds 95% of the stitched ones. NaN where a stitch or its detector
+            is undefined, and where the detector is :attr:`blind`.
         doses: Kind of noise (:data:`KINDS`) -> ``(layers, doses, 3)``: AUROC of the target's own activations with noise
-            of the relative residuals :data:`DOSES` against the same without noise. NaN where there is no such noise.
-        controls: ``halves``: AUROC of one half of the test samples against the other, .5 up to chance; ``train``: of
-            the test samples against those to which the detector was fitted; ``far``, if far samples were given: of
-            these against the test samples. Each ``(layers, 3)``.
-        undefined: What the detector could not be fitted for, or has no finite scores of -> why.
-        histograms: Matcher -> ``edges``, ``(layers of the source, layers, bins + 1)``, of which the outer ones are
-            infinite, and the numbers of scores in each bin of ``stitched`` activations and of the target's ``own``,
+            of the relative residuals :data:`DOSES` against the same activations without noise. NaN without such noise.
+        controls: ``halves``: AUROC of one half of the test samples against the second half, .5 up to chance; ``train``:
+            of the test samples against the samples of the fit; ``far``, if far samples were passed: of far samples
+            against the test samples. Each ``(layers, 3)``.
+        undefined: Activations without a fitted detector or finite scores -> reason.
+        histograms: Matcher -> ``edges``, ``(layers of the source, layers, bins + 1)``, with infinite outer edges, and
+            the numbers of scores in each bin of ``stitched`` activations and of the target's ``own``,
             ``(layers of the source, layers, bins)``. NaN where ``figures`` are.
-        min_auroc: AUROC of coloured noise as large as the activations from which the detector counts at a layer; 0: it
-            counts at all.
+        min_auroc: Smallest AUROC on coloured noise as large as the activations for a detector that counts; 0: it always
+            counts.
 
     Example:
         >>> half = np.full((1, 3), 0.5)
         >>> detection = Detection("knn", ("bn1",), True, {}, {"coloured": np.full((1, 5, 3), 0.5)}, {"far": half})
         >>> detection.blind["bn1"]
-        'tells noise as large as the activations apart with an AUROC of 0.500 only (at least 0.8 is needed)'
+        'distinguishes noise as large as the activations with an AUROC of only 0.500 (at least 0.8 is required)'
     """
 
     detector: str
@@ -104,33 +104,33 @@ class Detection(Result):
 
     @property
     def blind(self) -> dict[str, str]:
-        """Layers where the detector is no evidence, because it fails on what it must tell apart -> why.
+        """Layers where the detector is not evidence, because it fails a control -> reason.
 
-        It must reach :attr:`min_auroc` on coloured noise of a relative residual of 1, and .9 on far samples, if there
-        are any; and the AUROC of the test samples against those to which it was fitted must be .45 to .55.
+        It must reach :attr:`min_auroc` on coloured noise of a relative residual of 1, and .9 on any far samples; and
+        the AUROC of the test samples against the samples of the fit must be .45 to .55.
         """
-        shown = dict(self.controls)
+        controls = dict(self.controls)
         if "coloured" in self.doses:
-            shown["noise"] = self.doses["coloured"][:, -1]
+            controls["noise"] = self.doses["coloured"][:, -1]
         reasons = {
-            layer: failed({name: values[place] for name, values in shown.items()}, self.min_auroc)
+            layer: failed({name: values[place] for name, values in controls.items()}, self.min_auroc)
             for place, layer in enumerate(self.layers)
         }
         for layer, failure in reasons.items():
-            if failure and (why := self.undefined.get(f"{layer} with coloured noise {DOSES[-1]:g}")) is not None:
-                reasons[layer] = f"is undefined: {why}"
-        return {layer: why for layer, why in reasons.items() if why}
+            if failure and (reason := self.undefined.get(f"{layer} with coloured noise {DOSES[-1]:g}")) is not None:
+                reasons[layer] = f"is undefined: {reason}"
+        return {layer: reason for layer, reason in reasons.items() if reason}
 
     @property
     def caution(self) -> str:
-        """Where the detector is no evidence, with the reason at the first of these layers; empty if there is none."""
+        """Sentence about the layers where the detector is not evidence, with the first reason; may be empty."""
         blind = self.blind
         first = next(iter(blind.items()), ("", ""))
         reason = "it {1}" if len(blind) == 1 else "at {0}, it {1}"
-        return f"{self.detector} is no evidence at {', '.join(blind)}: {reason.format(*first)}" if blind else ""
+        return f"{self.detector} is not evidence at {', '.join(blind)}: {reason.format(*first)}" if blind else ""
 
     def of(self, matcher: str, layer: str, name: str) -> Detection:
-        """Return what the detector finds of one matcher at one layer."""
+        """Return the results for one matcher at one layer."""
         place = [self.layers.index(layer)]
         mine = (f"{matcher}: ", f"{layer} ", f"{layer},")
         figures = {figure: values[:, place] for figure, values in self.figures[matcher].items()}
@@ -138,7 +138,7 @@ class Detection(Result):
             self.detector, (layer,), self.two_sided, {name: figures},
             {kind: values[place] for kind, values in self.doses.items()},
             {control: values[place] for control, values in self.controls.items()},
-            {what: why for what, why in self.undefined.items() if what.startswith(mine)},
+            {description: reason for description, reason in self.undefined.items() if description.startswith(mine)},
             {name: {part: values[:, place] for part, values in self.histograms.get(matcher, {}).items()}},
             self.min_auroc,
         )  # fmt: skip
@@ -148,7 +148,7 @@ class Detection(Result):
 
         Returns one row per layer and measure, with the columns ``detector``, ``layer``, ``measure`` (``halves``,
         ``train``, ``far``, ``coloured 0.01``, …), ``value``, ``low``, ``high`` and ``blind``: whether the detector is
-        no evidence at this layer.
+        not evidence at this layer.
         """
         import pandas
 
@@ -174,7 +174,7 @@ class Detection(Result):
         from hf_stitch.plots import curves
 
         if kind not in self.doses:
-            raise KeyError(f"there is no noise {kind!r}; there is {', '.join(self.doses)}")
+            raise KeyError(f"kind must be one of {', '.join(self.doses)}, got {kind!r}")
         lines = {
             layer: {dose: (float(v), float(low), float(high)) for dose, (v, low, high) in zip(DOSES, rows, strict=True)}
             for layer, rows in zip(self.layers, self.doses[kind], strict=True)

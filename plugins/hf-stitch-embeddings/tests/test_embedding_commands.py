@@ -114,8 +114,8 @@ def test_columns_of_parquet_files(folder: Path, tmp_path: Path) -> None:
     "arguments, message",
     [
         (["upgrade", "map"], "Missing argument 'STORE'"),
-        (["upgrade", "map", "arrays:a.npy"], "'arrays' among embedding_stores needs the option 'target'"),
-        (["upgrade", "map", "arrays:a.npy", "tarjet=b"], "has no option 'tarjet'; did you mean 'target'"),
+        (["upgrade", "map", "arrays:a.npy"], "'arrays' among embedding_stores requires the option 'target'"),
+        (["upgrade", "map", "arrays:a.npy", "tarjet=b"], "got an unexpected option 'tarjet'; did you mean 'target'"),
         (["upgrade", "map", "arrays:a.npy", "b.npy"], "options must be OPTION=VALUE, each once, got 'b.npy'"),
         (["upgrade", "map", "arrays:a.npy", "target=b", "target=c"], "got 'target=c'"),
         (["export", "map"], "pass --encoder and --out"),

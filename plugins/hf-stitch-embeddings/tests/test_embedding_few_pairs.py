@@ -154,15 +154,15 @@ def test_positions_are_rows_too() -> None:
 
 def test_unpaired_samples_without_use_are_refused() -> None:
     a, b, x = networks()
-    with pytest.raises(ValueError, match="'lstsq' is fitted to pairs alone: leave out unpaired"):
+    with pytest.raises(ValueError, match="'lstsq' does not support unpaired"):
         hf_stitch.stitch(a, b, x, unpaired=(x, x), **CUT)
-    with pytest.raises(ValueError, match="'seeded_refinement' needs samples without partners: unpaired="):
+    with pytest.raises(ValueError, match="'seeded_refinement' requires samples without partners; pass unpaired="):
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", **CUT)
     with pytest.raises(ValueError, match=r"unpaired must be a tuple or None, got torch.Tensor"):
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", unpaired=x, **CUT)
     with pytest.raises(ValueError, match="unpaired samples of the source must be at least 2, got 1"):
         hf_stitch.stitch(a, b, x, matcher="seeded_refinement", unpaired=(x[:1], x), **CUT)
-    with pytest.raises(ValueError, match=r"'seeded_refinement.*fitted to rows, and a grid keeps moments only"):
+    with pytest.raises(ValueError, match=r"'seeded_refinement.*requires rows, but a grid stores only moments"):
         hf_stitch.stitch_grid(
             a, b, hf_stitch.Samples.of(x, label=[0] * 900), matchers=[SEEDED], task="image-classification",
             progress=False,

@@ -132,5 +132,5 @@ def test_networks_are_stitched_and_saved_with_it(matcher: RowsMatcher, tmp_path)
     again = hf_stitch.Stitcher.from_pretrained(tmp_path).attach(a, b)
     assert torch.equal(again(input=x[:9]).logits, stitched(input=x[:9]).logits)
     assert stitched.config.recipe["matcher"]["name"] == matcher.name
-    with pytest.raises(ValueError, match=f"matcher '{matcher.name}.*fitted to rows, and a grid keeps moments only"):
+    with pytest.raises(ValueError, match=f"matcher '{matcher.name}.*requires rows, but a grid stores only moments"):
         hf_stitch.stitch_grid(a, b, x, matchers=[matcher], task="image-classification", progress=False)

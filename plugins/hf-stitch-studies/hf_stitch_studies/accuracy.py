@@ -1,4 +1,4 @@
-"""Difference of the accuracies of two networks, from one row of logits or probabilities per sample and true classes."""
+"""Difference between the accuracies of two networks, from logits or probabilities of each sample and true classes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["accuracy_difference", "bootstrap_accuracy_difference"]
 def accuracy_difference(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tensor:
     """Absolute difference between the accuracies of two networks (Klabunde et al. 2023).
 
-    It is a function and no registered metric: it compares each side with the labels, which metrics do not take.
+    This function is not a registered metric: it compares each side with labels, which metrics do not accept.
 
     Args:
-        x: Outputs of the first network, ``(n, classes)``, logits or probabilities. Of equal maxima the first counts.
+        x: Outputs of the first network, ``(n, classes)``, logits or probabilities. The first of equal maxima counts.
         y: Outputs of the second network, ``(n, classes)``.
         labels: True classes, ``(n,)`` integers from 0 to classes - 1.
 
@@ -85,7 +85,7 @@ def bootstrap_accuracy_difference(
 
 
 def _right(x: Tensor, y: Tensor, labels: Tensor | Array) -> tuple[Tensor, Tensor]:
-    """``(n,)`` of each side: 1 where it is correct, 0 otherwise."""
+    """Return ``(n,)`` for each side: 1 where the prediction is correct, 0 otherwise."""
     check_widths("accuracy_difference", x, y)
     labels = torch.as_tensor(labels, device=x.device)
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
@@ -109,7 +109,7 @@ def _difference(x: Tensor, y: Tensor) -> Tensor:
 
 
 class AccuracyDifference(MeanMetric):
-    """Difference of the means of two columns, each of which has 1 where a network is correct."""
+    """Difference between the means of two columns with 1 where a network is correct."""
 
     name = "accuracy_difference"
     title = "difference of accuracies"

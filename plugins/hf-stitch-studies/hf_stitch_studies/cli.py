@@ -1,4 +1,4 @@
-"""``hf-stitch bench``: which metrics predict how much representations differ in function."""
+"""``hf-stitch bench``: which metrics predict functional differences between representations."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class ModeConnectivity(Result):
     """Relative accuracies along the lines between stitching layers, returned by :func:`mode_connectivity`.
 
     Attributes:
-        min_relative_accuracy: Relative accuracy that a stitching layer needs to be an end of a path.
-        n: Number of held-out samples.
+        min_relative_accuracy: Minimum relative accuracy of a stitching layer at the end of a path. n: Number of
+            held-out samples.
         data: Fingerprint of the held-out samples.
         left_out: Name -> relative accuracy of the stitching layers below the threshold.
         paths: (first, second) -> λ -> relative accuracy of λ·first + (1 − λ)·second.
@@ -131,11 +131,11 @@ def interpolate(first: StitchingLayer, second: StitchingLayer, weight: float) ->
         >>> bool((interpolate(*ends, 1.0).body.weight == ends[0].body.weight).all())
         True
     """
-    for what in ("source", "target", "pooling"):
-        if getattr(first, what) != getattr(second, what):
+    for attribute in ("source", "target", "pooling"):
+        if getattr(first, attribute) != getattr(second, attribute):
             raise ValueError(
-                f"only stitching layers at the same cuts can be interpolated: their {what} is {getattr(first, what)} "
-                f"and {getattr(second, what)}"
+                f"stitching layers must have the same cuts for interpolation, got {attribute} "
+                f"{getattr(first, attribute)} and {getattr(second, attribute)}"
             )
     prefix = None
     if first.prefix is not None and second.prefix is not None:
@@ -176,8 +176,8 @@ def mode_connectivity(
         stitches: Name -> stitching layer at the same cuts, with affine maps.
         data: Held-out raw samples with labels.
         weights: The λ in [0, 1] at which each path is evaluated; 0 and 1 are always included.
-        min_relative_accuracy: Relative accuracy that a stitching layer needs to be an end of a path; the default is
-            the value of the paper.
+        min_relative_accuracy: Minimum relative accuracy of a stitching layer at the end of a path; the default is the
+            value of the paper.
         target: The whole target network; default as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
         seed: Seed of the bootstrap over samples.
@@ -188,7 +188,7 @@ def mode_connectivity(
         The relative accuracies along all paths with intervals, and the barriers.
 
     Raises:
-        ValueError: If a weight is not in [0, 1], a stitching layer is at other cuts or not affine, the samples have no
+        ValueError: If a weight is not in [0, 1], a stitching layer is at other cuts or not affine, the samples lack
             labels, or fewer than two stitching layers reach the threshold.
 
     Example:

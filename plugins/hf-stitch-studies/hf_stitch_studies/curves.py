@@ -1,4 +1,4 @@
-"""Relative accuracy of stitching layers at the same cuts as a function of a number, such as rank or sparsity."""
+"""Relative accuracy of stitching layers at the same cuts as a function of rank, sparsity or another number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Curves(Result):
     """Curves of relative accuracy, returned by :func:`score_curves`.
 
     Attributes:
-        axis: Quantity in which the stitching layers of a curve differ, such as ``rank`` or ``sparsity``.
+        axis: Quantity that varies along a curve, such as ``rank`` or ``sparsity``.
         n: Number of held-out samples.
         data: Fingerprint of the held-out samples.
         scores: Name of a curve -> value on the axis -> relative accuracy.
@@ -66,11 +66,11 @@ class Curves(Result):
         Raises:
             ValueError: If the axes or the samples differ, or a name occurs in both.
         """
-        for what in ("axis", "data"):
-            if getattr(self, what) != getattr(other, what):
+        for attribute in ("axis", "data"):
+            if getattr(self, attribute) != getattr(other, attribute):
                 raise ValueError(
-                    f"only curves over the same axis and samples can be joined: their {what} is "
-                    f"{getattr(self, what)} and {getattr(other, what)}"
+                    f"curves must share axis and samples to be joined, got {attribute} {getattr(self, attribute)} and "
+                    f"{getattr(other, attribute)}"
                 )
         if twice := self.scores.keys() & other.scores.keys():
             raise ValueError(f"curves with the same name cannot be joined: {', '.join(sorted(twice))}; rename one")
@@ -134,7 +134,7 @@ def score_curves(
     Args:
         stitched: A stitched model at the same cuts with a classification head; only its source and target are used.
         data: Held-out raw samples with labels.
-        axis: Name of the quantity in which the stitching layers of a family differ.
+        axis: Name of the quantity that varies within a family.
         stitches: Name of a family -> value on the axis -> stitching layer at the same cuts.
         target: The whole target network; default as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
@@ -146,7 +146,7 @@ def score_curves(
         One curve per family, sorted by the value on the axis.
 
     Raises:
-        ValueError: If a family is empty, a stitching layer is at other cuts, or the samples have no labels.
+        ValueError: If a family is empty, a stitching layer is at other cuts, or the samples lack labels.
 
     Example:
         >>> import torch, hf_stitch
@@ -198,7 +198,7 @@ def relative_accuracies(
     """Compute the relative accuracy of stitching layers on all samples, and on resamples shared by all layers.
 
     Args:
-        stitched: The model whose source and target are used; it must have a classification head.
+        stitched: The model that provides source and target; it must have a classification head.
         layers: Name -> stitching layer at the cuts of the model.
         data: Held-out raw samples with labels.
         target: The whole target network; ``None`` as in :func:`hf_stitch.evaluate`.
@@ -211,23 +211,21 @@ def relative_accuracies(
         Name -> (1 + resamples,) float64, with the relative accuracy on all samples first.
 
     Raises:
-        ValueError: If a layer is at other cuts, there are no labels, or the target classifies no sample correctly.
+        ValueError: If a layer is at other cuts, labels are missing, or the target misclassifies every sample.
     """
     for name, layer in layers.items():
         check_place(stitched, name, layer)
     samples = Samples.of(data)
     task = task_named(stitched.task)
     if not task.classifies or samples.labels is None:
-        raise ValueError("relative accuracy needs a classification head and samples with labels")
+        raise ValueError("relative accuracy requires a classification head and samples with labels")
     samples = numbered_as(samples, stitched.config)
     warn_of_other_classes(samples, stitched.config)
     run = Run(batch_size=batch_size, progress=progress)
     halves = HalvesOfModel(stitched)
     scoring = Scoring(scored_target(stitched, target), {"": halves}, list(halves.predictors(layers)), task)
-    found = scoring.run(PairedSamples.of(samples), run).answers[""]
-    if not found["target"]["right"].any():
-        raise ValueError(
-            f"the target classifies none of the {len(samples)} samples correctly: relative accuracy is undefined"
-        )
-    drawn = task.drawn(found, resamples=resamples, seed=seed)
+    answers = scoring.run(PairedSamples.of(samples), run).answers[""]
+    if not answers["target"]["right"].any():
+        raise ValueError(f"relative accuracy is undefined: the target misclassifies all {len(samples)} samples")
+    drawn = task.drawn(answers, resamples=resamples, seed=seed)
     return {name: drawn[name]["relative_accuracy"] for name in layers}

@@ -1,4 +1,4 @@
-"""Energy of a network that classifies the activations of another."""
+"""Energy of a network that classifies the activations of another network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "balogh2025": {},
     "small": {"width": 16, "blocks": 2, "size": 16, "epochs": 8, "fine_tune_epochs": 4, "batch_size": 32},
 }
-"""Options of the published experiment, and of a narrow network with few epochs, for two CPU cores."""
+"""Options of the published experiment, and of a narrow network with few epochs for two CPU cores."""
 
 FEWEST = 4
 """Minimum number of samples."""
@@ -33,24 +33,24 @@ class Energy(Detector):
     """Energy ``−log Σ exp(logits)`` of a network that is trained on the activations (Balogh and Jelasity 2025).
 
     The network classifies the activations of one layer: grids are resized and enter a ResNet-18, tokens enter the
-    blocks of a ViT. It is then fine-tuned so that activations of the data have an energy below ``margin_in``, and
-    activations of other data one above ``margin_out`` (Liu et al. 2020). The defaults are those of the paper;
+    blocks of a ViT. Fine-tuning then lowers the energy of activations of the data below ``margin_in`` and raises the
+    energy of activations of auxiliary data above ``margin_out`` (Liu et al. 2020). The defaults follow the paper;
     ``Energy.preset("small")`` is for two CPU cores.
 
-    The other data are in the loss, so they must not also be the far samples on which the detector is tested.
+    The auxiliary data enter the loss, so do not use them again as the far samples that test the detector.
 
     Attributes:
         width: Channels of the first stage of the ResNet.
         blocks: Number of transformer blocks.
-        size: Side to which grids are resized.
+        size: Side length of the resized grids.
         epochs: Number of epochs of cross-entropy.
-        fine_tune_epochs: Number of epochs with energies in the loss; one half of each batch is of other data.
-        margin_in: Energy below which activations of the data cost nothing.
-        margin_out: Energy above which activations of other data cost nothing.
-        weight: Weight of the squared excesses of energy beside the cross-entropy.
+        fine_tune_epochs: Number of epochs with energies in the loss; half of each batch is auxiliary data.
+        margin_in: Activations of the data below this energy do not add to the loss.
+        margin_out: Activations of auxiliary data above this energy do not add to the loss.
+        weight: Weight of the squared energy excesses relative to the cross-entropy.
         lr: Learning rate of Adam.
         weight_decay: L2 penalty.
-        batch_size: Number of samples of a step.
+        batch_size: Number of samples per step.
         seed: Seed of the initial weights and of the order of the samples.
 
     Raises:
@@ -96,51 +96,51 @@ class Energy(Detector):
 
         Args:
             name: Name of the preset in :data:`PRESETS`: ``balogh2025`` or ``small``.
-            **changes: Options that replace those of the preset.
+            **changes: Options that override the preset.
 
         Returns:
             The detector.
 
         Raises:
-            ValueError: If there is no such preset, or an option is out of its range.
+            ValueError: If the preset does not exist, or an option is out of its range.
 
         Example:
             >>> Energy.preset("small", epochs=1).label
             'energy(width=16, blocks=2, size=16, epochs=1, fine_tune_epochs=4, batch_size=32)'
         """
         if name not in PRESETS:
-            raise ValueError(f"there is no preset {name!r}. Available: {', '.join(PRESETS)}")
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         return cls(**{**PRESETS[name], **changes})
 
     def _fit(
         self, activations: Iterable[Representation], labels: Tensor, auxiliary: Iterable[Representation]
     ) -> Scorer:
-        own = _Gathered(activations)
-        others = _Gathered(auxiliary, own.like)
-        if len(labels) != len(own):
-            raise ValueError(f"there are activations of {len(own)} samples, but {len(labels)} labels")
-        if min(len(own), len(others)) < FEWEST:
+        inliers = _Gathered(activations)
+        outliers = _Gathered(auxiliary, inliers.like)
+        if len(labels) != len(inliers):
+            raise ValueError(f"labels must have one entry per sample ({len(inliers)}), got {len(labels)}")
+        if min(len(inliers), len(outliers)) < FEWEST:
             raise ValueError(
-                f"the energy needs at least {FEWEST} samples of each data, got {len(own)} and {len(others)}"
+                f"the energy requires at least {FEWEST} samples of each dataset, got {len(inliers)} and {len(outliers)}"
             )
         classes, truth = labels.unique(return_inverse=True)
-        first = own.take([0])
+        first = inliers.take([0])
         generator = torch.Generator().manual_seed(self.seed)
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.default_generator.manual_seed(self.seed)  # of the CPU, where the network is made
+            torch.default_generator.manual_seed(self.seed)  # the network is created on the CPU
             network = self._network(first, len(classes)).train()
             optimizer = torch.optim.Adam(network.parameters(), self.lr, weight_decay=self.weight_decay)
-            outside = _epochs(len(others), self.batch_size // 2, generator)
-            inside = _epochs(len(own), self.batch_size, generator)
-            for _ in range(self.epochs * _steps(len(own), self.batch_size)):
+            outside = _epochs(len(outliers), self.batch_size // 2, generator)
+            inside = _epochs(len(inliers), self.batch_size, generator)
+            for _ in range(self.epochs * _steps(len(inliers), self.batch_size)):
                 places = next(inside)
-                logits = network(own.take(places))
+                logits = network(inliers.take(places))
                 _step(optimizer, functional.cross_entropy(logits, truth[places].to(logits.device)))
-            inside = _epochs(len(own), self.batch_size // 2, generator)
-            for _ in range(self.fine_tune_epochs * _steps(len(own), self.batch_size // 2)):
+            inside = _epochs(len(inliers), self.batch_size // 2, generator)
+            for _ in range(self.fine_tune_epochs * _steps(len(inliers), self.batch_size // 2)):
                 places = next(inside)
                 # In one batch, so that BatchNorm does not make both kinds alike.
-                logits = network(own.take(places, others.items(next(outside))))
+                logits = network(inliers.take(places, outliers.items(next(outside))))
                 _step(optimizer, self._loss(logits, truth[places].to(logits.device)))
         return _Energies(network.eval(), first.width)
 
@@ -153,7 +153,7 @@ class Energy(Detector):
         return network.to(first.values.device)
 
     def _loss(self, logits: Tensor, truth: Tensor) -> Tensor:
-        """Cross-entropy of the first samples, which have labels, and squared excesses of energy of all samples."""
+        """Return the cross-entropy of the first, labelled samples plus the squared energy excesses of all samples."""
         energies = -logits.logsumexp(1)
         inside, outside = energies[: len(truth)] - self.margin_in, self.margin_out - energies[len(truth) :]
         excess = inside.relu().square().mean() + outside.relu().square().mean()
@@ -179,7 +179,7 @@ Item = tuple[Tensor, Tensor | None]
 
 
 class _Gathered:
-    """Samples of batches, taken in any order. They are kept on the CPU, and moved to their device when taken."""
+    """Samples of batches in random access, stored on the CPU and moved back to their device on access."""
 
     def __init__(self, batches: Iterable[Representation], like: Representation | None = None) -> None:
         self._values: list[Item] = []
@@ -189,8 +189,8 @@ class _Gathered:
             self.like = batch if self.like is None else self.like
             if batch.spec != self.like.spec:
                 raise ValueError(
-                    f"the energy needs activations of one shape, but the first have {self.like.spec} and those of "
-                    f"batch {number}{' of the other data' if like else ''} {batch.spec}: give samples of the same size"
+                    f"the energy requires activations of one shape, got {self.like.spec} first and {batch.spec} in "
+                    f"batch {number}{' of the auxiliary data' if like else ''}; pass samples of the same size"
                 )
             self._values.append((batch.values.cpu(), None if batch.mask is None else batch.mask.cpu()))
             self._places += [(number, place) for place in range(batch.batch)]
@@ -199,15 +199,15 @@ class _Gathered:
         return len(self._places)
 
     def items(self, places: Iterable[int]) -> list[Item]:
-        found: list[Item] = []
+        samples: list[Item] = []
         for place in places:
             number, i = self._places[place]
             values, mask = self._values[number]
-            found.append((values[i : i + 1], None if mask is None else mask[i : i + 1]))
-        return found
+            samples.append((values[i : i + 1], None if mask is None else mask[i : i + 1]))
+        return samples
 
     def take(self, places: Iterable[int], others: Sequence[Item] = ()) -> Representation:
-        """Return samples of these batches, and others behind them, as one batch."""
+        """Return samples of these batches, followed by ``others``, as one batch."""
         assert self.like is not None
         values, masks = zip(*self.items(places), *others, strict=True)
         device, mask = self.like.values.device, None
@@ -222,7 +222,7 @@ def _steps(count: int, size: int) -> int:
 
 
 def _epochs(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
-    """Generate batches of shuffled places without end; what is left of an epoch when no batch is full is left out."""
+    """Generate batches of shuffled indices without end; an incomplete batch at the end of an epoch is dropped."""
     while True:
         order = torch.randperm(count, generator=generator).tolist()
         for step in range(_steps(count, size)):

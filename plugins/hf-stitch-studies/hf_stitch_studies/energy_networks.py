@@ -1,4 +1,4 @@
-"""Networks that classify activations: a ResNet of grids, and transformer blocks of tokens."""
+"""Networks that classify activations: a ResNet for grids and transformer blocks for tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAD_WIDTH = 64
 
 
 class GridClassifier(nn.Module):
-    """A ResNet-18 for small images, whose channels are those of the activations (Balogh and Jelasity 2025)."""
+    """ResNet-18 for small images that accepts the channels of the activations (Balogh and Jelasity 2025)."""
 
     def __init__(self, channels: int, classes: int, width: int, size: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class GridClassifier(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3×3 convolutions with BatchNorm and a shortcut (He et al. 2016)."""
+    """Residual block: two 3×3 convolutions with BatchNorm and a shortcut (He et al. 2016)."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Block(nn.Module):
 
 
 class TokenClassifier(nn.Module):
-    """Blocks of a ViT without its embedding, and a head on the class token or on the mean of all tokens."""
+    """Blocks of a ViT without its embedding, with a head on the class token or the mean of all tokens."""
 
     def __init__(self, width: int, classes: int, blocks: int) -> None:
         super().__init__()
@@ -76,10 +76,10 @@ class TokenClassifier(nn.Module):
         real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         if activations.mask is not None:
             real = activations.mask
-        found = self.blocks(torch.where(real[..., None], tokens, 0), src_key_padding_mask=~real)
+        hidden = self.blocks(torch.where(real[..., None], tokens, 0), src_key_padding_mask=~real)
         if activations.prefix_tokens:
-            pooled = found[:, 0]
+            pooled = hidden[:, 0]
         else:
-            pooled = torch.where(real[..., None], found, 0).sum(1) / real.sum(1, keepdim=True)
+            pooled = torch.where(real[..., None], hidden, 0).sum(1) / real.sum(1, keepdim=True)
         logits: Tensor = self.head(pooled)
         return logits

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def matrices(weights: Mapping[str, ArrayLike], *, label: str = "|weight|") -> Figure:
-    """Draw the magnitudes of the entries of matrices on one colour scale (as Csiszárik et al. 2021, fig. 8, left).
+    """Plot the magnitudes of the entries of matrices on one colour scale (as Csiszárik et al. 2021, fig. 8, left).
 
     Args:
         weights: Name -> (rows, columns) finite numbers.
         label: Label of the colour bar.
 
     Returns:
-        The figure, with one axes per matrix and then that of the colour bar; zero is white.
+        The figure, with one axes per matrix, followed by the axes of the colour bar; zero is white.
 
     Raises:
-        ValueError: If there are no matrices, or one is not a matrix of finite numbers.
+        ValueError: If ``weights`` is empty, or one is not a matrix of finite numbers.
 
     Example:
         >>> figure = matrices({"identity": [[1.0, 0.0], [0.0, -1.0]]})
@@ -35,7 +35,7 @@ def matrices(weights: Mapping[str, ArrayLike], *, label: str = "|weight|") -> Fi
 
     magnitudes = {name: np.abs(np.asarray(weight, np.float64)) for name, weight in weights.items()}
     if not magnitudes:
-        raise ValueError("there are no matrices to draw: weights must contain at least one name")
+        raise ValueError("weights must contain at least one matrix, got none")
     for name, magnitude in magnitudes.items():
         if magnitude.ndim != 2 or not magnitude.size or not np.isfinite(magnitude).all():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Metrics of nearest neighbours: in which order they come, and how far away they are."""
+"""Metrics of nearest neighbours, by their order and by their distances."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ROUNDING = 1e-14
 def rank_similarity(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "cosine") -> Tensor:
     """Mean agreement of the ranks of the shared nearest neighbours (Wang et al. 2020).
 
-    From "Towards understanding the instability of network embedding". The score of a sample is
-    ``Σⱼ 2 / ((1 + |r - s|) (r + s))`` over its m shared neighbours j, where r and s are the ranks of j on the two
-    sides, divided by the maximum ``Σ 1/i`` for i from 1 to m. It is 0 if no neighbour is shared.
+    From "Towards understanding the instability of network embedding". The score of a sample is ``Σⱼ 2 / ((1 + |r - s|)
+    (r + s))`` over its m shared neighbours j, where r and s are the ranks of j on the two sides, divided by the maximum
+    ``Σ 1/i`` for i from 1 to m. It is 0 without shared neighbours.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
@@ -91,7 +91,7 @@ def second_order_cosine(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     near_zero = (to_x.norm(dim=1) <= _ROUNDING) | (to_y.norm(dim=1) <= _ROUNDING)
     if near_zero.any():
         row = int(near_zero.nonzero()[0])
-        raise ValueError(f"{name}: row {row} has the same direction as all its neighbours; drop duplicates, or raise k")
+        raise ValueError(f"{name}: row {row} has the same direction as all its neighbours; drop duplicates or raise k")
     return ((to_x * to_y).sum(1) / lengths).mean()
 
 
@@ -106,6 +106,6 @@ class SecondOrderCosine(NeighboursMetric):
 
 
 def _cosine_distances(directions: Tensor, others: Tensor) -> Tensor:
-    """``(n, m)``: distances from row i to the rows ``others[i]``."""
+    """Return ``(n, m)``: the distances from row i to the rows ``others[i]``."""
     some = (torch.linalg.vecdot(directions[i, None], directions[others[i]]) for i in chunks(len(others), others.device))
     return 1 - torch.cat(list(some))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hf_stitch.reports.section import Section
-from hf_stitch.reports.training import drawn, ends
+from hf_stitch.reports.training import curves_of, ends
 from hf_stitch_studies.curves import Curves
 from hf_stitch_studies.trajectory import Trajectory
 
@@ -17,8 +17,9 @@ def of_curves(result: Curves) -> Section:
     asked = f"How does relative accuracy depend on {result.axis}, on {result.n} held-out samples?"
     verdict = ends(series, result.axis)
     return Section(
-        f"Relative accuracy by {result.axis}", asked, verdict, [drawn(series, result.axis, verdict)], data=result.data
-    )
+        f"Relative accuracy by {result.axis}", asked, verdict, [curves_of(series, result.axis, verdict)],
+        data=result.data,
+    )  # fmt: skip
 
 
 def of_trajectory(result: Trajectory) -> Section:
@@ -28,5 +29,5 @@ def of_trajectory(result: Trajectory) -> Section:
         for name, values in result.figures.items()
     }
     verdict = ends(series, "step")
-    figure = drawn(series, "step", verdict)
+    figure = curves_of(series, "step", verdict)
     return Section("A stitch during training", f"What changes during training ({result.n} samples)?", verdict, [figure])

@@ -33,13 +33,13 @@ def reduced_ranks(
     """Fit least-squares stitching layers of several ranks in one pass over the data.
 
     Uses the matcher ``low_rank`` (Csiszárik et al. 2021, section 4.2) at the cuts of a stitched model. The map of
-    prefix tokens has the same rank as the map of the other tokens.
+    prefix tokens has the same rank as the map of the remaining tokens.
 
     Args:
         stitched: A stitched model that defines the cuts; only its source is used.
         train_data: Raw samples to fit on.
-        ranks: Ranks from 1 to the maximum, which is the smaller width, or less if features of the source are linearly
-            dependent. ``None`` uses the powers of 2 below the maximum, and the maximum.
+        ranks: Ranks from 1 to the maximum: the smaller width, or less if features of the source are linearly dependent.
+            ``None`` uses the powers of 2 below the maximum, and the maximum.
         target: The whole target network; default as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
         progress: Show a progress bar.
@@ -48,7 +48,7 @@ def reduced_ranks(
         Rank -> stitching layer.
 
     Raises:
-        ValueError: If a rank is out of range, or there are too few rows.
+        ValueError: If a rank is out of range, or the data have too few rows.
 
     Example:
         >>> import torch, hf_stitch

@@ -74,12 +74,12 @@ def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity:
     def pruned(stitch: Stitch) -> MaskedStitch:
         linear = as_linear(stitch)
         magnitude = linear.weight.detach().abs()
-        kept = (
+        mask = (
             magnitude >= (THRESHOLD if threshold is None else threshold)
             if sparsity is None
             else _largest(magnitude, round((1 - sparsity) * magnitude.numel()))
         )
-        return MaskedStitch.of(weight=linear.weight, mask=kept, bias=linear.bias)
+        return MaskedStitch.of(weight=linear.weight, mask=mask, bias=linear.bias)
 
     return layer.with_maps(pruned(layer.body), None if layer.prefix is None else pruned(layer.prefix))
 

@@ -101,7 +101,7 @@ class TrajectoryRecorder:
 
     Args:
         stitched: The model whose stitching layer is trained.
-        probe: Raw samples on which the figures are computed.
+        probe: Raw samples for the figures.
         metrics: Metrics, or names of registered metrics, between stitched and target activations at the target cut,
             under the pooling of the stitching layer.
         every: Number of steps between two records; the first record is at step 0.
@@ -110,7 +110,7 @@ class TrajectoryRecorder:
         batch_size: Samples per forward.
 
     Raises:
-        ValueError: If the model has no classification head, ``every`` is below 1, or a metric compares outputs.
+        ValueError: If the model lacks a classification head, ``every`` is below 1, or a metric compares outputs.
 
     Example:
         >>> import hf_stitch
@@ -142,7 +142,7 @@ class TrajectoryRecorder:
         batch_size: int = 256,
     ) -> None:
         if not task_named(stitched.task).classifies:
-            raise ValueError(f"a trajectory needs a classification head, but this model has the task {stitched.task!r}")
+            raise ValueError(f"a trajectory requires a classification head, got the task {stitched.task!r}")
         whole = scored_target(stitched, target)
         self._model, self._metrics, self._every, self._stitch = stitched, _by_label(metrics), every, stitch
         cut = stitched.target.cut.layer
@@ -154,7 +154,7 @@ class TrajectoryRecorder:
         self._figures: dict[str, list[float]] = {}
 
     def _outputs(self, batch: Batch, whole: Adapter, cut: str) -> BatchOutputs:
-        """Run both networks on one batch of the probe."""
+        """Run both networks on one batch of probe samples."""
         stitched = self._model
         x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples))).replace(context={})
         y = whole.encode(whole.preprocess(batch.samples), cut)[cut].replace(context={})
@@ -180,15 +180,18 @@ class TrajectoryRecorder:
             rows.append(paired_rows(mapped, y, layer.pooling)["body"])
             logits = self._model.head(mapped).logits
             loss += functional.cross_entropy(logits, expected.softmax(-1), reduction="sum").item()
-            wanted = expected.argmax(-1) if labels is None else labels
-            right += (logits.argmax(-1) == wanted).sum().item()
-            reference += (expected.argmax(-1) == wanted).sum().item()
+            classes = expected.argmax(-1) if labels is None else labels
+            right += (logits.argmax(-1) == classes).sum().item()
+            reference += (expected.argmax(-1) == classes).sum().item()
         mapped_rows, target_rows = (torch.cat(side) for side in zip(*rows, strict=True))
-        found = {"relative_accuracy": right / reference if reference else float("nan"), "cross_entropy": loss / self._n}
+        figures = {
+            "relative_accuracy": right / reference if reference else float("nan"),
+            "cross_entropy": loss / self._n,
+        }
         for label, metric in self._metrics.items():
-            found[label] = type(metric).function(mapped_rows, target_rows, **metric.options).item()
+            figures[label] = type(metric).function(mapped_rows, target_rows, **metric.options).item()
         self._steps.append(step)
-        for name, value in found.items():
+        for name, value in figures.items():
             self._figures.setdefault(name, []).append(value)
 
     @property
@@ -200,9 +203,9 @@ class TrajectoryRecorder:
 
 def _by_label(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
     """Return the metrics by label: the name with all non-default options."""
-    found: dict[str, ActivationMetric] = {}
+    by_label: dict[str, ActivationMetric] = {}
     for metric in map(activation_metric, metrics):
         if metric.statistic == "outputs":
             raise ValueError(f"metric {metric.name} compares outputs, not activations; leave it out")
-        found[metric.label] = metric
-    return found
+        by_label[metric.label] = metric
+    return by_label

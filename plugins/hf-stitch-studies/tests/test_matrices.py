@@ -11,7 +11,7 @@ def test_matrices_share_a_scale() -> None:
     assert first.get_array().tolist() == [[2.0, 0.0]]
     assert first.get_clim() == second.get_clim() == (0, 2)
     assert matrices({"zero": np.zeros((2, 2))}).axes[0].images[0].get_clim() == (0, 1)
-    with pytest.raises(ValueError, match="no matrices"):
+    with pytest.raises(ValueError, match="at least one matrix"):
         matrices({})
     for bad in ([1.0], [[np.nan]], np.zeros((0, 2))):
         with pytest.raises(ValueError, match="'a' must be a matrix of finite numbers"):

@@ -58,5 +58,5 @@ def test_bad_input_is_rejected() -> None:
     headless = hf_stitch.stitch(
         *stitched.parents, torch.randn(100, 6), source_layer="1", target_layer="1", task=None, progress=False
     )
-    with pytest.raises(ValueError, match="needs a classification head"):
+    with pytest.raises(ValueError, match="requires a classification head"):
         TrajectoryRecorder(headless, torch.randn(10, 6))

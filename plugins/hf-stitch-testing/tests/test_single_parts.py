@@ -100,7 +100,7 @@ def test_a_source_that_read_data_reads_differently(monkeypatch: pytest.MonkeyPat
     assert "splits and read_data of split 'all' differ in row 0" in found["read_data"]
 
 
-@pytest.mark.filterwarnings("ignore:.* has no ImageProcessor")
+@pytest.mark.filterwarnings("ignore:.* does not contain a usable ImageProcessor")
 def test_a_task_whose_model_loads_with_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     load = hf_stitch.StitchedModel.from_pretrained
 

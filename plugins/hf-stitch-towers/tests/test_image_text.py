@@ -489,9 +489,7 @@ REFUSALS: dict[str, Callable[[Any, Any], object]] = {
     r"content must be 'image' or 'text', or an argument of LlavaFor.*got 'sound'": lambda reader, bare: hf_stitch.load(
         reader.model, content="sound"
     ),
-    "Linear reads nothing beside its content: leave out context": lambda reader, bare: hf_stitch.load(
-        torch.nn.Linear(2, 2), **LINEAR
-    ),
+    "Linear does not accept a context": lambda reader, bare: hf_stitch.load(torch.nn.Linear(2, 2), **LINEAR),
     "requires a processor for the context 'w5'": lambda reader, bare: hf_stitch.load(reader.model, context="w5"),
     "context lacks input_ids, got attention_mask": lambda reader, bare: hf_stitch.load(
         reader.model, context={"attention_mask": [1]}

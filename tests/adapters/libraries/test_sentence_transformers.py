@@ -147,7 +147,7 @@ def test_a_prompt_that_the_pooling_leaves_out_is_that_of_both_sides(body: Any) -
     )
     layers = {"source_layer": source.layers[0], "target_layer": target.layers[0], "progress": False}
     layers["matcher"] = "identity"
-    with pytest.raises(ValueError, match=r"pooling of the target leaves out its prompt, 'w1 w2 ', and .* source is ''"):
+    with pytest.raises(ValueError, match=r"pooling of the target excludes its prompt, 'w1 w2 ', and .* source is ''"):
         hf_stitch.stitch(source, target, SAMPLES, **layers)
     pooled = hf_stitch.stitch(source, target, SAMPLES, **layers, pooling="mean")
     with torch.no_grad():
@@ -252,7 +252,9 @@ def test_without_the_library_the_error_says_what_to_do(
     name: str, found: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library_module, name, lambda _: found)
-    with pytest.raises(ImportError, match=r"sentence-transformers>=6.* alone, with task='feature-extraction'"):
+    with pytest.raises(
+        ImportError, match=r"sentence-transformers>=6.* its transformer, with task='feature-extraction'"
+    ):
         hf_stitch.load(folder)
     assert type(hf_stitch.load(folder, task="feature-extraction").model) is transformers.BertModel
 
@@ -280,9 +282,9 @@ def test_code_of_others_runs_only_if_it_is_trusted(folder: Path, place: Path, tm
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        ("modules.json", r"has no modules.json: copy all of its files, or load its transformer alone"),
-        ("1_Pooling", r"lacks files of its modules \(.*embedding_dimension.*\): copy all of them, or load"),
-        ("2_Dense", r"lacks files of its modules \(.*in_features.*\): copy all of them, or load"),
+        ("modules.json", r"does not contain modules.json: copy all of its files, or load only its transformer"),
+        ("1_Pooling", r"lacks files of its modules \(.*embedding_dimension.*\): copy all files, or load"),
+        ("2_Dense", r"lacks files of its modules \(.*in_features.*\): copy all files, or load"),
         ("model.safetensors", r"model.safetensors"),
         ("2_Dense/model.safetensors", r"Could not find 'model.safetensors'"),
     ],
@@ -315,7 +317,7 @@ def test_other_kinds_of_models_are_refused_by_name(tmp_path: Path) -> None:
     first = Transformer(str(place), transformer_task="fill-mask")
     sparse = library.SparseEncoder(modules=[first, SpladePooling("max")], device="cpu")
     sparse.save_pretrained(str(tmp_path / "sparse"))
-    with pytest.raises(ValueError, match=r"is a SparseEncoder, which has no adapter, or load .* that of its head"):
+    with pytest.raises(ValueError, match=r"is an unsupported SparseEncoder, or load .* the task of its head"):
         hf_stitch.load(tmp_path / "sparse")
     assert hf_stitch.load(tmp_path / "sparse", task="fill-mask").task == "fill-mask"
     encoder(StaticEmbedding(plain_tokenizer().backend_tokenizer, embedding_dim=8)).save(str(tmp_path / "static"))
@@ -327,7 +329,9 @@ def test_a_chat_template_is_refused_by_name(tmp_path: Path) -> None:
     template = "{% for message in messages %}w5 {{ message['content'] }}{% endfor %}"
     place = network(tmp_path, config=LLAMA, side="left", chat_template=template)
     model = encoder(Transformer(str(place)), Pooling(32, "lasttoken"))
-    with pytest.raises(ValueError, match=r"encode makes other tokens of a text \(as message.* pass that as processor="):
+    with pytest.raises(
+        ValueError, match=r"return different tokens for a text \(as message.* pass the tokenizer as processor="
+    ):
         hf_stitch.load(model)
     assert hf_stitch.load(model, processor=model.tokenizer).layers[-1] == "embedding"
 
@@ -339,7 +343,7 @@ def test_weights_that_the_folder_lacks_are_not_drawn(folder: Path, place: Path) 
     weights = load_file(place / "model.safetensors")
     whole = {name: value for name, value in weights.items() if not name.startswith("pooler.")}
     save_file(whole, place / "model.safetensors", metadata={"format": "pt"})
-    with pytest.warns(UserWarning, match="has no weights of the pooler"):
+    with pytest.warns(UserWarning, match="does not contain weights of the pooler"):
         first, second = hf_stitch.load(place), hf_stitch.load(place)
     assert first.pinned.weights_hash == second.pinned.weights_hash
     assert torch.equal(output(first), output(hf_stitch.load(folder)))

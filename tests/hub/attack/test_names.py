@@ -35,8 +35,8 @@ BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "int
 
 @pytest.mark.parametrize("what", NAMED)
 def test_a_config_names_nothing_to_fetch_or_run(what: str, contact: list[str]) -> None:
-    message = "may refer only to components|must contain only an architecture of timm|transformers has no model class"
-    message += "|has no 'flash_attention_2' in transformers"
+    message = "may refer only to installed components|must contain only an architecture of timm"
+    message += "|is not in transformers|lacks 'flash_attention_2' in transformers"
     with pytest.raises(ValueError, match=message):
         build(NAMED[what])
 

@@ -1,1 +1,1 @@
-"""The bench of similarities: does a distance of representations predict how much they differ in function?"""
+"""Bench of similarities: does a distance between representations predict their functional difference?"""

@@ -17,10 +17,10 @@ Array = NDArray[np.float64]
 Test = Literal["sensitivity", "specificity"]
 TESTS: tuple[Test, ...] = ("sensitivity", "specificity")
 BASELINES = ("depth only", "rank only")
-"""Distances that ignore the activations: of the layers in depth, and of the ranks."""
+"""Distances that ignore the activations: difference in depth, and difference in rank."""
 
 RELIABILITY = "probing, other half"
-"""The difference of probing accuracy itself, on the other test samples: how far it predicts itself despite noise."""
+"""Difference of probing accuracy on the remaining test samples, as a predictor of the same quantity despite noise."""
 
 CONFIDENCE = 0.95
 
@@ -37,8 +37,8 @@ class BenchGroup:
         layers: Layer of each representation.
         ranks: Rank of each representation; the width if it is not approximated.
         selection_accuracy: (m,) float64, probing accuracy on the half of the test samples that chooses references.
-        accuracy: (m,) float64, probing accuracy on the other half.
-        references: Places of the references among the representations, best first, each of another network.
+        accuracy: (m,) float64, probing accuracy on the second half.
+        references: Indices of the references among the representations, best first, one per network.
         distances: Method -> (references, m) float64, the distance from each reference; NaN where it is undefined.
 
     Example:
@@ -68,11 +68,12 @@ class BenchGroup:
         return gaps.round(12)  # equal gaps above and below the reference stay ties
 
     def compared(self, number: int, *, own_network: bool, without: str | None = None) -> NDArray[np.bool_]:
-        """Return which representations are compared with a reference: (m,) bool.
+        """Return the mask of the representations that are compared with a reference: (m,) bool.
 
         Args:
             number: Number of the reference.
-            own_network: Whether those of the network of the reference are among them; the reference itself never is.
+            own_network: Whether to include representations of the reference's network; the reference is always
+                excluded.
             without: A network to leave out.
         """
         place = self.references[number]
@@ -86,17 +87,17 @@ class BenchGroup:
 
 @dataclass(frozen=True)
 class BenchScore:
-    """How well one method predicts differences in function, in one test.
+    """Rank correlations of one method with functional differences, in one test.
 
     Attributes:
         tau: Kendall's τ-b of distances and differences of probing accuracy, from the best reference; in the sensitivity
-            test the mean over layers. The 95% interval is that of a delete-one-network jackknife, by :func:`fisher`.
+            test the mean over layers. The 95% interval comes from a delete-one-network jackknife, by :func:`fisher`.
         rho: Spearman's ρ, likewise.
         spread: Smallest and largest τ over the references.
-        beyond: Baseline -> τ minus that of the baseline on the same pairs, with the interval of the paired difference;
+        beyond: Baseline -> τ minus the τ of the baseline on the same pairs, with the interval of the paired difference;
             NaN where either is undefined.
         pairs: Number of pairs with the best reference.
-        undefined: Number of these for which the distance is undefined. They are left out.
+        undefined: Number of these pairs with an undefined distance. They are left out.
 
     Example:
         >>> some = Score(0.6, 0.4, 0.8)
@@ -115,7 +116,7 @@ class BenchScore:
     def beats(self) -> bool | None:
         """Whether the lower end of the interval of every difference from a baseline is above 0.
 
-        ``None`` if no baseline is defined.
+        ``None`` without a defined baseline.
         """
         lows = [score.low for score in self.beyond.values() if not math.isnan(score.value)]
         return all(low > 0 for low in lows) if lows else None
@@ -129,7 +130,7 @@ def rank_correlations(distances: Array, gaps: Array) -> tuple[float, float]:
         gaps: (n,) float64.
 
     Returns:
-        τ-b and ρ; NaN if there are fewer than 3 pairs or either is constant, where no order can be compared.
+        τ-b and ρ; NaN with fewer than 3 pairs, or if either input is constant.
 
     Example:
         >>> rank_correlations(np.array([0.1, 0.2, 0.4]), np.array([1.0, 2.0, 3.0]))
@@ -183,8 +184,8 @@ def fisher(score: Score) -> Score:
         score: A correlation with a symmetric interval, which may exceed [-1, 1].
 
     Returns:
-        The same with the interval ``tanh(atanh(r) ± (high − r) / (1 − r²))``. At -1 and 1 there is no z: the interval
-        is cut off there.
+        The same correlation with the interval ``tanh(atanh(r) ± (high − r) / (1 − r²))``. At -1 and 1, z is undefined
+            and the interval is clipped.
 
     Example:
         >>> found = fisher(Score(0.56, -0.04, 1.16))
@@ -207,7 +208,8 @@ def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[st
         own_network: Whether representations of the reference's own network are compared with it.
 
     Returns:
-        The correlations, with intervals. Without the network of the best reference, the next best reference is taken.
+        The correlations, with intervals. Without the network of the best reference, the next best reference replaces
+            it.
 
     Example:
         >>> gap = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
@@ -221,7 +223,7 @@ def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[st
     rivals = () if method in BASELINES else BASELINES
 
     def of_groups(number: int, without: str | None) -> Array:
-        """(groups, 2 + baselines): τ, ρ, and τ minus that of each baseline."""
+        """Return (groups, 2 + baselines): τ, ρ, and τ minus the τ of each baseline."""
         remaining = [_references(group, without)[number] for group in groups]
         pairs = zip(groups, remaining, strict=True)
         return np.array([_of_group(g, method, rivals, g.compared(k, own_network=own_network, without=without), k)
@@ -230,10 +232,10 @@ def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[st
     defined = ~np.isnan(of_groups(0, None))
 
     def means(number: int, without: str | None) -> Array:
-        """Average over the groups in which a figure is defined with all networks and the best reference."""
-        found = np.where(defined, of_groups(number, without), 0)
+        """Average over the groups with a figure that is defined for all networks and the best reference."""
+        figures = np.where(defined, of_groups(number, without), 0)
         with np.errstate(invalid="ignore"):
-            mean: Array = found.sum(0) / defined.sum(0)  # NaN where no group is defined
+            mean: Array = figures.sum(0) / defined.sum(0)  # NaN where no group is defined
         return mean
 
     tau, rho, *beyond = jackknife(lambda without: means(0, without), networks)
@@ -247,7 +249,7 @@ def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[st
 
 
 def _references(group: BenchGroup, without: str | None) -> list[int]:
-    """Return the numbers of the references that are not of a network, best first."""
+    """Return the numbers of the references that do not belong to ``without``, best first."""
     return [k for k, place in enumerate(group.references) if group.networks[place] != without]
 
 
@@ -255,7 +257,7 @@ def _of_group(
     group: BenchGroup, method: str, rivals: Sequence[str], compared: NDArray[np.bool_], number: int
 ) -> list[float]:
     distances = group.distances[method][number]
-    known = compared & ~np.isnan(distances)
-    gaps = group.gaps[number, known]
-    tau, rho = rank_correlations(distances[known], gaps)
-    return [tau, rho, *(tau - rank_correlations(group.distances[r][number, known], gaps)[0] for r in rivals)]
+    defined = compared & ~np.isnan(distances)
+    gaps = group.gaps[number, defined]
+    tau, rho = rank_correlations(distances[defined], gaps)
+    return [tau, rho, *(tau - rank_correlations(group.distances[r][number, defined], gaps)[0] for r in rivals)]

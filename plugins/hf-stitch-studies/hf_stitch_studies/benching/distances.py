@@ -1,4 +1,4 @@
-"""Distances that the bench judges: metrics, matchers, given numbers, and baselines."""
+"""Distances that the bench scores: metrics, matchers, precomputed numbers, and baselines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Represented:
     Attributes:
         network: Name of the network.
         depth: Number of the layer.
-        rank: Rank of the approximation; the width if it is none.
+        rank: Rank of the approximation; the width without approximation.
         train: Returns the rows of the training samples, ``(n, d)`` float64.
-        rows: ``(k, d)`` float64, the rows of the test samples on which distances are computed.
+        rows: ``(k, d)`` float64, the rows of the test samples for the distances.
     """
 
     network: str
@@ -41,16 +41,16 @@ class Represented:
 
     @cached_property
     def train_rows(self) -> Tensor:
-        """The rows of the training samples, computed once."""
+        """Rows of the training samples, computed once."""
         return self.train()
 
 
 @dataclass(frozen=True)
 class RepresentedPair:
-    """A reference and a representation that is compared with it.
+    """Reference and a representation compared with it.
 
     Attributes:
-        reference: The reference, which is never approximated.
+        reference: The reference, never approximated.
         other: The representation.
     """
 
@@ -59,17 +59,17 @@ class RepresentedPair:
 
     @cached_property
     def moments(self) -> Moments:
-        """Moments of the training rows, of the other representation (x) and of the reference (y)."""
+        """Moments of the training rows of the compared representation (x) and of the reference (y)."""
         x, y = self.other.train_rows, self.reference.train_rows
         return Moments(x.shape[1], y.shape[1]).update(x, y)
 
 
 class Distance(ABC):
-    """A distance of two representations.
+    """Distance between two representations.
 
     Attributes:
-        kind: What it is, for the table.
-        tests: The tests in which it is defined.
+        kind: Kind of the distance, for the table.
+        tests: The tests that define it.
     """
 
     kind: ClassVar[str]
@@ -80,18 +80,18 @@ class Distance(ABC):
         """Compute the distance of a pair.
 
         Raises:
-            ValueError: If it is undefined for the pair; the message is the reason.
-            torch.linalg.LinAlgError: If a decomposition did not converge, with the same meaning.
+            ValueError: If the distance is undefined for the pair; the message is the reason. torch.linalg.LinAlgError:
+            If a decomposition did not converge, with the same meaning.
         """
 
     def describe(self) -> dict[str, Any]:
-        """Return the registry, the name and the options of the method as JSON values; empty if it is in none."""
+        """Return the registry, the name and the options of the method as JSON values; empty without a registry."""
         return {}
 
 
 @dataclass(frozen=True)
 class MetricDistance(Distance):
-    """A metric on the test rows, with the reference as its first argument; a similarity s becomes 1 − s."""
+    """Metric on the test rows, with the reference as its first argument; a similarity s becomes 1 − s."""
 
     metric: Metric
     kind = "metric"
@@ -108,9 +108,9 @@ class MetricDistance(Distance):
 
 @dataclass(frozen=True)
 class StructuralDistance(Distance):
-    """The relative squared error of a stitch on test rows, ``‖T b − a‖² / ‖a‖²``.
+    """Relative squared error of a stitch on test rows, ``‖T b − a‖² / ‖a‖²``.
 
-    The stitch maps the other representation b to the reference a, and is fitted to the training rows.
+    The stitch maps the compared representation b to the reference a, and is fitted to the training rows.
     """
 
     matcher: ClosedFormMatcher
@@ -128,11 +128,12 @@ class StructuralDistance(Distance):
 
 @dataclass(frozen=True)
 class GivenDistance(Distance):
-    """Distances of the layers of all networks, computed elsewhere.
+    """Precomputed distances between the layers of all networks.
 
     Attributes:
         networks: Names of the networks.
-        values: (networks, layers, networks, layers) float64, from the reference to the other; NaN where undefined.
+        values: (networks, layers, networks, layers) float64, from the reference to the compared layer; NaN where
+            undefined.
     """
 
     networks: tuple[str, ...]
@@ -151,7 +152,7 @@ class GivenDistance(Distance):
 
 
 class DepthDistance(Distance):
-    """The number of layers between two layers, which ignores the activations."""
+    """Number of layers between two layers, without the activations."""
 
     kind = "baseline"
 
@@ -161,7 +162,7 @@ class DepthDistance(Distance):
 
 
 class RankDistance(Distance):
-    """The difference of the ranks; of layers that are not approximated, of their widths."""
+    """Difference between the ranks, or between the widths of layers without approximation."""
 
     kind = "baseline"
 
@@ -178,14 +179,14 @@ def metric_distances(metrics: Iterable[str | Mapping[str, Any] | Metric]) -> dic
 
     Raises:
         TypeError: If ``metrics`` is a single metric, or an option is unknown.
-        ValueError: If one is unknown, requested twice, or compares outputs.
+        ValueError: If a metric is unknown, requested twice, or compares outputs.
     """
     listed = metrics if isinstance(metrics, str | Metric) else list(metrics)
     if not listed:
         return {}
     asked = Asked.of(listed)
     if asked.weights:
-        raise ValueError(f"{', '.join(asked.weights)} compares weights, but bench compares activations; leave it out")
+        raise ValueError(f"bench compares activations, but {', '.join(asked.weights)} compares weights; leave it out")
     return {label: MetricDistance(metric) for label, metric in asked.activations.items()}
 
 
@@ -194,21 +195,21 @@ def structural_distances(matchers: Iterable[str | Mapping[str, Any] | Matcher]) 
     """Return the structural distances of matchers by their labels.
 
     Args:
-        matchers: Closed-form matchers, or names of registered ones.
+        matchers: Closed-form matchers, or names of registered matchers.
 
     Raises:
         TypeError: If ``matchers`` is a single matcher, or an option is unknown.
-        ValueError: If one is unknown, requested twice, or trained.
+        ValueError: If a matcher is unknown, requested twice, or trained.
     """
-    found: dict[str, Distance] = {}
+    distances: dict[str, Distance] = {}
     for matcher in map(registries.matchers.build, matchers):
         if not isinstance(matcher, ClosedFormMatcher):
             raise ValueError(
-                f"matcher {matcher.label} is trained through a target, but structural distances are those of pooled "
-                "rows; use a closed-form matcher, or functional="
+                f"structural distances require closed-form matchers, got {matcher.label}, which trains through a "
+                "target; pass it as functional="
             )
         label = f"{matcher.label}, structural"
-        if label in found:
+        if label in distances:
             raise ValueError(f"matcher {matcher.label} is requested twice; name it once")
-        found[label] = StructuralDistance(matcher)
-    return found
+        distances[label] = StructuralDistance(matcher)
+    return distances

@@ -1,4 +1,4 @@
-"""Low-rank approximations of a representation, in a basis that is fixed on training rows."""
+"""Low-rank approximations of a representation, in a basis fixed on training rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hf_stitch.stitches import LinearStitch, Stitch
 
 
 def default_ranks(width: int) -> tuple[int, ...]:
-    """Return the ranks at which a layer is approximated, those of Balogh and Jelasity (2025) at their widths.
+    """Return the approximation ranks of a layer, equal to Balogh and Jelasity (2025) at their widths.
 
-    The width itself; multiples of the largest power of 2 that is at most an eighth of the width; halves from there down
-    to 1.
+    The ranks are the width, the multiples of the largest power of 2 that is at most an eighth of the width, and halves
+    from there down to 1.
 
     Args:
         width: Number of features, at least 1.
@@ -35,7 +35,7 @@ def default_ranks(width: int) -> tuple[int, ...]:
         (12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1)
     """
     if width < 1:
-        raise ValueError(f"a layer has at least 1 feature, got width={width}")
+        raise ValueError(f"width must be at least 1, got {width}")
     step = 1 << max((width // 8).bit_length() - 1, 0)
     multiples = [rank for rank in range(width, 0, -1) if rank % step == 0 or rank == width]
     halves = [step >> power for power in range(1, step.bit_length())]
@@ -44,7 +44,7 @@ def default_ranks(width: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LowRankBasis:
-    """Principal directions of training rows, onto which any rows can be projected.
+    """Principal directions of training rows for the projection of any rows.
 
     Attributes:
         mean: ``(d,)`` float64, the mean of the training rows.
@@ -71,13 +71,13 @@ class LowRankBasis:
             The basis.
 
         Raises:
-            ValueError: If there are at most d rows, which leaves directions undetermined.
+            ValueError: If there are at most d rows, too few to determine all directions.
         """
         n, width = rows.shape
         if n <= width:
             raise ValueError(
-                f"the principal directions of {width} features need more than {width} training samples, got {n}; "
-                "give more samples"
+                f"the principal directions of {width} features require more than {width} training samples, got {n}; "
+                "pass more samples"
             )
         exact = rows.double()
         mean = exact.mean(0)
@@ -88,7 +88,7 @@ class LowRankBasis:
 
         Args:
             rows: ``(n, d)`` floating point.
-            rank: Number of directions, from 1 to d. At d the rows are returned as they are.
+            rank: Number of directions, from 1 to d. At d the rows are returned unchanged.
 
         Returns:
             ``(n, d)`` float64.
@@ -101,19 +101,19 @@ class LowRankBasis:
             raise ValueError(f"rank must be from 1 to {width}, the number of features, got {rank}")
         if rank == width:
             return rows.double()
-        kept = self.directions[:, :rank]
-        return self.mean + (rows.double() - self.mean) @ kept @ kept.T
+        directions = self.directions[:, :rank]
+        return self.mean + (rows.double() - self.mean) @ directions @ directions.T
 
 
 @dataclass(frozen=True)
 class Approximated(ClosedFormMatcher):
-    """A closed-form matcher of a low-rank approximation of the source.
+    """Closed-form matcher for a low-rank approximation of the source.
 
-    The stitch approximates and maps in one: rows are projected onto their mean and the leading principal directions of
-    the rows to which it is fitted, and then mapped (Balogh and Jelasity 2025, section 5).
+    The stitch approximates and maps in one step: it projects rows onto the mean and the leading principal directions of
+    its fitting rows, and then maps them (Balogh and Jelasity 2025, section 5).
 
     Attributes:
-        matcher: The matcher that is fitted to the approximation. Its map must be linear.
+        matcher: The matcher to fit to the approximation. Its map must be linear.
         rank: Number of directions.
 
     Example:
@@ -133,15 +133,15 @@ class Approximated(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> Stitch:
         """Fit the matcher to the moments of the approximation."""
         assert isinstance(self.matcher, ClosedFormMatcher)
-        kept = torch.linalg.eigh(moments.sxx).eigenvectors[:, -self.rank :]
-        projection = kept @ kept.T
-        found = Moments.of(
+        directions = torch.linalg.eigh(moments.sxx).eigenvectors[:, -self.rank :]
+        projection = directions @ directions.T
+        projected = Moments.of(
             moments.n, moments.mean_x, moments.mean_y, projection @ moments.sxx @ projection, moments.syy,
             projection @ moments.sxy, moments.eps,
         )  # fmt: skip
-        fitted = self.matcher.fit(found, torch.float64)
+        fitted = self.matcher.fit(projected, torch.float64)
         if not isinstance(fitted, LinearStitch) or fitted.bias is None:
-            raise ValueError(f"{self.matcher.label} is no affine map, so it is not fitted to approximations")
+            raise ValueError(f"approximations require an affine map, got {self.matcher.label}")
         weight = fitted.weight.detach()
         bias = fitted.bias.detach() + weight @ (moments.mean_x - projection @ moments.mean_x)
         return LinearStitch.of(weight=(weight @ projection).to(dtype), bias=bias.to(dtype))

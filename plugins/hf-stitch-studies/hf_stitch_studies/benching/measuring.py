@@ -1,4 +1,4 @@
-"""The measures of the bench: probing accuracies, references, and distances from them."""
+"""Measurements of the bench: probing accuracies, references, and distances from the references."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ Key = tuple[str, int, int]
 """A representation: network, number of the layer, rank."""
 
 Probed = dict[Key, tuple[float, float]]
-"""Representation -> probing accuracy on the half that chooses references, and on the other."""
+"""Representation -> probing accuracy on the half that chooses references, and on the second half."""
 
 Measured = tuple[BenchGroup, dict[str, Counter[str]]]
-"""A group; and method -> why distances are undefined -> number of pairs."""
+"""A group; and method -> reason of undefined distances -> number of pairs."""
 
 STACK = 2**29
-"""Bytes of training rows whose probes are trained side by side."""
+"""Bytes of training rows for probes that are trained side by side."""
 
 
 @dataclass(frozen=True, eq=False)
 class BenchData:
-    """Activations of all networks on the same training and test samples, with one vector per sample and layer.
+    """Activations of all networks for the same training and test samples, with one vector per sample and layer.
 
     Attributes:
         train: Network -> its activations of the training samples.
         test: Network -> its activations of the test samples.
         train_labels: Labels of the training samples.
         test_labels: Labels of the test samples.
-        selection: Places of the test samples on which references are chosen.
-        scoring: Places of the test samples of accuracies and distances.
+        selection: Indices of the test samples that choose the references.
+        scoring: Indices of the test samples for accuracies and distances.
         classes: Number of classes.
 
     Raises:
@@ -67,16 +67,16 @@ class BenchData:
         """Check the networks and the halves."""
         if len(self.train) < 3:
             raise ValueError(
-                f"bench needs at least three networks, one of which is left out at a time, got {len(self.train)}"
+                f"bench requires at least three networks, to leave out one at a time, got {len(self.train)}"
             )
         counts = {name: len(activations.layers) for name, activations in self.train.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(
-                "bench needs the same number of layers of all networks, layer i of one corresponding to layer i of "
-                f"another, got {', '.join(f'{name}: {count}' for name, count in counts.items())}; select with layers"
+                "networks must have the same number of layers, because layers correspond by index, got "
+                f"{', '.join(f'{name}: {count}' for name, count in counts.items())}; select layers with layers="
             )
         if shared := set(self.selection) & set(self.scoring):
-            raise ValueError(f"test sample {min(shared)} is in both halves; references must be chosen on other samples")
+            raise ValueError(f"selection and scoring must not share samples, got test sample {min(shared)} in both")
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -85,11 +85,11 @@ class BenchData:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers of the first network, for those of all."""
+        """Names of the layers of the first network, which stand for the layers of all networks."""
         return tuple(self.train[self.networks[0]].layers)
 
     def rows(self, network: str, depth: int) -> tuple[Tensor, Tensor]:
-        """Return the activations of a layer on the training and the test samples, each ``(n, d)``.
+        """Return the activations of a layer for the training and the test samples, each ``(n, d)``.
 
         Args:
             network: Name of the network.
@@ -100,15 +100,15 @@ class BenchData:
 
 
 class Bases:
-    """The basis of every layer, computed from its training rows when it is first needed.
+    """Basis of every layer, computed from its training rows on first use.
 
     Args:
         data: The activations.
-        ranks: Ranks of the approximations; ``None`` uses those of :func:`default_ranks`.
-        approximated: Numbers of the layers that are approximated.
+        ranks: Ranks of the approximations; ``None`` uses :func:`default_ranks`.
+        approximated: Numbers of the layers to approximate.
 
     Raises:
-        ValueError: If a rank exceeds the width of a layer, or there are too few training samples.
+        ValueError: If a rank exceeds the width of a layer, or the training samples are too few.
     """
 
     def __init__(self, data: BenchData, ranks: Iterable[int] | None, approximated: Iterable[int]) -> None:
@@ -128,14 +128,14 @@ class Bases:
         return self.data.rows(network, depth)[0].shape[1]
 
     def ranks(self, network: str, depth: int) -> tuple[int, ...]:
-        """Return the ranks of a layer, from its width down; its width alone if it is not approximated."""
+        """Return the ranks of a layer, from its width down; only its width without approximation."""
         width = self.width(network, depth)
         if depth not in self.approximated:
             return (width,)
         return default_ranks(width) if self._ranks is None else tuple(dict.fromkeys((width, *self._ranks)))
 
     def approximate(self, network: str, depth: int, rank: int, rows: Tensor) -> Tensor:
-        """Return the approximation of rows of a layer, float64. The basis is that of the training rows.
+        """Approximate rows of a layer in the basis of the training rows, float64.
 
         Args:
             network: Name of the network.
@@ -169,7 +169,7 @@ def probe(bases: Bases, *, seed: int, batch_size: int, epochs: int, progress: bo
     data = bases.data
     labels = torch.as_tensor(data.test_labels)
     keys = [(n, depth, r) for depth in range(len(data.layers)) for n in data.networks for r in bases.ranks(n, depth)]
-    found = Probed()
+    accuracies = Probed()
     with tqdm(total=len(keys), desc="probing", unit="probe", delay=3, disable=None if progress else True) as bar:
         for some in _alike(keys, bases):
             train = [bases.approximate(n, depth, rank, data.rows(n, depth)[0]) for n, depth, rank in some]
@@ -181,13 +181,13 @@ def probe(bases: Bases, *, seed: int, batch_size: int, epochs: int, progress: bo
                 rows = bases.approximate(network, depth, rank, data.rows(network, depth)[1])
                 right = (trained(rows.float()).argmax(1) == labels).double()
                 selected, scored = (right[list(half)].mean().item() for half in (data.selection, data.scoring))
-                found[key] = selected, scored
+                accuracies[key] = selected, scored
             bar.update(len(some))
-    return found
+    return accuracies
 
 
 def _alike(keys: Iterable[Key], bases: Bases) -> Iterator[list[Key]]:
-    """Group representations of the same width whose probes are trained side by side, within a limit of memory."""
+    """Group representations of the same width, so that their probes train side by side within a memory limit."""
     rows = len(bases.data.train_labels)
     some: list[Key] = []
     for key in keys:
@@ -203,16 +203,16 @@ def _alike(keys: Iterable[Key], bases: Bases) -> Iterator[list[Key]]:
 def best_of_networks(
     networks: Sequence[str], eligible: NDArray[np.bool_], accuracy: Array, count: int
 ) -> tuple[int, ...]:
-    """Choose references: of each network the most accurate representation, and of these the best, best first.
+    """Choose references: the most accurate representation of each network, and the best of these, best first.
 
     Args:
         networks: Network of each of the m representations.
-        eligible: (m,) bool, which may be references.
-        accuracy: (m,) float64. Among equal ones, the first is taken.
-        count: Number of references, at most.
+        eligible: (m,) bool, the candidates.
+        accuracy: (m,) float64. The first of equal accuracies wins.
+        count: Maximum number of references.
 
     Returns:
-        The places of the references.
+        The indices of the references.
 
     Example:
         >>> best_of_networks("aabb", np.ones(4, bool), np.array([0.5, 0.7, 0.9, 0.8]), 2)
@@ -235,7 +235,7 @@ def measure_group(
     references: int,
     progress: bool,
 ) -> Measured:
-    """Compute the distances of the representations of one group from its references.
+    """Compute the distances between the references of one group and its representations.
 
     Args:
         bases: The representations.
@@ -243,11 +243,11 @@ def measure_group(
         test: The test.
         depths: Numbers of the layers: one for sensitivity, all for specificity.
         distances: Method -> distance.
-        references: Number of references, at most.
+        references: Maximum number of references.
         progress: Whether to show a progress bar.
 
     Returns:
-        The group; and method -> why distances are undefined -> number of pairs.
+        The group; and method -> reason of undefined distances -> number of pairs.
     """
     data = bases.data
     keys = [(n, depth, r) for n in data.networks for depth in depths for r in _ranks(bases, test, n, depth)]
@@ -257,26 +257,26 @@ def measure_group(
     places = best_of_networks(networks, full, chosen, references)
     ends = [bases.represented(*keys[place]) for place in places]
     methods = {label: method for label, method in distances.items() if test in method.tests}
-    found = {label: np.full((len(places), len(keys)), np.nan) for label in methods}
+    matrices = {label: np.full((len(places), len(keys)), np.nan) for label in methods}
     undefined: dict[str, Counter[str]] = {label: Counter() for label in methods}
     name = data.layers[depths[0]] if test == "sensitivity" else ""
     for column, key in enumerate(
         tqdm(keys, f"{test} {name}".strip(), unit="representation", delay=3, disable=None if progress else True)
     ):
-        other = bases.represented(*key)
+        compared = bases.represented(*key)
         for row, reference in enumerate(ends):
             if places[row] == column:
-                continue  # a representation is not compared with itself
-            pair = RepresentedPair(reference, other)
+                continue  # the pair of a representation and itself is left out
+            pair = RepresentedPair(reference, compared)
             for label, method in methods.items():
                 try:
-                    found[label][row, column] = method(pair)
+                    matrices[label][row, column] = method(pair)
                 except (ValueError, torch.linalg.LinAlgError) as error:
                     undefined[label][str(error)] += 1
-    found[RELIABILITY] = np.abs(chosen[list(places)][:, None] - chosen).round(12)
+    matrices[RELIABILITY] = np.abs(chosen[list(places)][:, None] - chosen).round(12)
     return BenchGroup(
         test, name, tuple(networks), tuple(data.layers[depth] for _, depth, _ in keys),
-        tuple(rank for _, _, rank in keys), chosen, accuracy, places, found,
+        tuple(rank for _, _, rank in keys), chosen, accuracy, places, matrices,
     ), undefined  # fmt: skip
 
 
@@ -307,18 +307,18 @@ def measure(
         probe_batch_size: As in :func:`hf_stitch_studies.bench`.
         probe_epochs: As in :func:`hf_stitch_studies.bench`.
         seed: Seed of the probes.
-        recipe: Record of where the activations come from.
+        recipe: Record of the origin of the activations.
         progress: Whether to show progress bars.
 
     Returns:
         The result.
 
     Raises:
-        ValueError: If there are no methods or fewer than two references, a layer or a rank does not exist, or a method
+        ValueError: If ``methods`` is empty, ``references`` is below two, a layer or a rank does not exist, or a method
             is undefined for all pairs of a test.
     """
     if not methods:
-        raise ValueError("bench needs at least one metric, matcher or given distance, got none")
+        raise ValueError("bench requires at least one metric, matcher or distance, got none")
     distances = {**methods, **dict(zip(BASELINES, (DepthDistance(), RankDistance()), strict=True))}
     kinds = {**{label: distance.kind for label, distance in distances.items()}, RELIABILITY: "reliability"}
     approximated = layer_numbers(data.layers, sensitivity_layers)
@@ -352,34 +352,34 @@ def measure(
 def _undefined(
     test: Test, measured: Iterable[tuple[BenchGroup, Mapping[str, Counter[str]]]]
 ) -> dict[str, Counter[str]]:
-    """Return why methods are undefined for pairs of a test, and how often.
+    """Count the reasons of undefined distances in a test, by method.
 
     Raises:
         ValueError: If a method is undefined for all pairs.
     """
-    found: dict[str, Counter[str]] = {}
+    by_method: dict[str, Counter[str]] = {}
     pairs = 0
     for group, counts in measured:
         pairs += len(group.references) * (len(group.networks) - 1)
         for label, reasons in counts.items():
-            found.setdefault(label, Counter()).update(reasons)
-    for label, reasons in found.items():
+            by_method.setdefault(label, Counter()).update(reasons)
+    for label, reasons in by_method.items():
         if reasons.total() == pairs:
             reason = reasons.most_common(1)[0][0]
             raise ValueError(f"{label} is undefined for all {pairs} pairs of the {test} test: {reason}")
-    return found
+    return by_method
 
 
 def layer_numbers(layers: Sequence[str], names: Iterable[str] | None) -> tuple[int, ...]:
-    """Return the numbers of the layers that are approximated.
+    """Return the numbers of the layers to approximate.
 
     Args:
         layers: Layers of the first network.
-        names: Some of them; ``None`` takes all.
+        names: Names of the layers to approximate; ``None`` selects all.
 
     Raises:
         TypeError: If ``names`` is a single name.
-        ValueError: If one is not among the layers, or is named twice.
+        ValueError: If a name is not among the layers, or occurs twice.
     """
     if names is None:
         return tuple(range(len(layers)))
@@ -387,7 +387,7 @@ def layer_numbers(layers: Sequence[str], names: Iterable[str] | None) -> tuple[i
         return ()  # the test is left out
     chosen = layer_names("sensitivity_layers", names)
     if unknown := [name for name in chosen if name not in layers]:
-        raise ValueError(f"sensitivity_layers names {unknown[0]!r}, but the layers are {', '.join(layers)}")
+        raise ValueError(f"sensitivity_layers must be among {', '.join(layers)}, got {unknown[0]!r}")
     return tuple(layers.index(name) for name in chosen)
 
 

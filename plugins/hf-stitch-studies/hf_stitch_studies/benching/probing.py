@@ -1,4 +1,4 @@
-"""Linear probes: how well a linear classifier of a representation predicts the labels."""
+"""Linear probes: linear classifiers that predict labels from a representation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 from hf_stitch.options import Count, Natural, Positive, checked
 
 DECAY_AFTER = 0.5
-"""Share of the epochs after which the learning rate falls to a tenth."""
+"""The learning rate falls to a tenth after this share of the epochs."""
 
 
 def linear_probe(
@@ -27,9 +27,9 @@ def linear_probe(
 ) -> nn.Linear:
     """Train a linear classifier on features (Alain and Bengio 2017; settings of Balogh and Jelasity 2025).
 
-    Adam minimises the cross-entropy; after half of the epochs the learning rate falls to a tenth. Features are taken as
-    they are, not standardised: with few steps, features on a small scale are fitted less closely. The paper does not
-    state its batch size; here it is 64.
+    Adam minimises the cross-entropy; after half of the epochs the learning rate falls to a tenth. Features are not
+    standardised: with few steps, features on a small scale are fitted less closely. The paper does not state its batch
+    size; here it is 64.
 
     Args:
         features: ``(n, d)`` floating point, one row per sample; trained in float32 on their device.
@@ -38,14 +38,14 @@ def linear_probe(
         epochs: Passes over the samples.
         batch_size: Samples per step.
         learning_rate: Learning rate of the first half.
-        seed: Seed of the initial weights and of the order of the samples. The global random state is not used.
+        seed: Seed of the initial weights and of the sample order. The global random state is not used.
 
     Returns:
         The trained layer from d features to logits, float32, without gradients.
 
     Raises:
-        ValueError: If features are not a finite ``(n, d)`` tensor, there is not one label per row, a label is not a
-            class, or an option is out of range.
+        ValueError: If features are not a finite ``(n, d)`` tensor, labels do not match the rows, a label is out of
+            range, or an option is out of range.
 
     Example:
         >>> labels = torch.arange(300) % 3
@@ -74,7 +74,8 @@ def linear_probes(
 ) -> list[nn.Linear]:
     """Train linear classifiers on several features of the same samples, side by side.
 
-    Each has the initial weights, the batches and, up to rounding, the result of :func:`linear_probe`.
+    Each probe has the initial weights, the batches and, up to float32 rounding error, the result of
+    :func:`linear_probe`.
 
     Args:
         features: Tensors ``(n, d)`` of the same shape.
@@ -109,7 +110,7 @@ def linear_probes(
         for _ in range(epochs):
             for batch in torch.randperm(n, generator=generator).to(stacked.device).split(batch_size):
                 logits = torch.baddbmm(bias, stacked[:, batch], weight)
-                # A sum over probes, so that each has the gradients it would have alone.
+                # A sum over probes, so that each probe has the gradients of separate training.
                 loss = functional.cross_entropy(logits.flatten(0, 1), targets[batch].repeat(count)) * count
                 optimizer.zero_grad()
                 loss.backward()
@@ -121,19 +122,19 @@ def linear_probes(
 def _checked(
     features: Sequence[Tensor], labels: Sequence[int] | Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor, int]:
-    shapes = {tuple(each.shape) for each in features}
-    if len(shapes) != 1 or len(shape := shapes.pop()) != 2 or not all(each.is_floating_point() for each in features):
+    shapes = {tuple(rows.shape) for rows in features}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 2 or not all(rows.is_floating_point() for rows in features):
         raise ValueError(
             "features must be floating-point tensors (n, d), all of the same shape, got "
-            + (", ".join(f"{each.dtype} {tuple(each.shape)}" for each in features) or "none")
+            + (", ".join(f"{rows.dtype} {tuple(rows.shape)}" for rows in features) or "none")
         )
     targets = torch.as_tensor(labels, device=features[0].device).long()
     if targets.shape != shape[:1] or not len(targets):
-        raise ValueError(f"there must be one label for each of the {shape[0]} rows, got {tuple(targets.shape)}")
+        raise ValueError(f"labels must have one entry per row ({shape[0]}), got shape {tuple(targets.shape)}")
     classes = int(targets.max()) + 1 if classes is None else classes
     if wrong := targets[(targets < 0) | (targets >= classes)].tolist():
         raise ValueError(f"labels must be from 0 to {classes - 1}, got {wrong[0]}")
-    stacked = torch.stack([each.detach().float() for each in features])
+    stacked = torch.stack([rows.detach().float() for rows in features])
     if not bool(stacked.isfinite().all()):
         raise ValueError("features contain NaN or infinity; drop such samples, or run the network in a wider dtype")
     return stacked, targets, classes

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Bench(Result):
-    """How well distances of representations predict differences in function (:func:`hf_stitch_studies.bench`).
+    """Scores of distances as predictors of functional differences, returned by :func:`hf_stitch_studies.bench`.
 
     Attributes:
         groups: Representations, their probing accuracies and their distances: one group for each layer of the
@@ -31,9 +31,9 @@ class Bench(Result):
         networks: Names of the networks.
         layers: Names of the layers of the first network.
         pooling: The pooling.
-        n: Number of test samples of accuracies and distances.
+        n: Number of test samples for accuracies and distances.
         own_network: Whether representations of the reference's own network are compared with it.
-        undefined: Method -> why a distance is undefined -> number of pairs, of all references.
+        undefined: Method -> reason of an undefined distance -> number of pairs, over all references.
         recipe: Record for reproducing the bench.
 
     Raises:
@@ -67,20 +67,20 @@ class Bench(Result):
     def __post_init__(self) -> None:
         """Check the methods."""
         if unknown := sorted({name for group in self.groups for name in group.distances} - self.kinds.keys()):
-            raise ValueError(f"kinds must contain all methods, but lacks {', '.join(unknown)}")
+            raise ValueError(f"kinds must contain all methods, got none for {', '.join(unknown)}")
 
     @cached_property
     def scores(self) -> Mapping[Test, Mapping[str, BenchScore]]:
         """Test -> method -> its correlations, in the order of the methods."""
-        found: dict[Test, dict[str, BenchScore]] = {}
+        by_test: dict[Test, dict[str, BenchScore]] = {}
         for test in TESTS:
             if groups := [group for group in self.groups if group.test == test]:
-                found[test] = {
+                by_test[test] = {
                     method: bench_score(groups, method, self.networks, own_network=self.own_network)
                     for method in self.kinds
                     if method in groups[0].distances
                 }
-        return found
+        return by_test
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the scores as a data frame.
@@ -96,21 +96,21 @@ class Bench(Result):
         for test, scores in self.scores.items():
             for method, score in scores.items():
                 figures = {"tau": score.tau, "rho": score.rho}
-                figures |= {f"beyond_{name.replace(' ', '_')}": found for name, found in score.beyond.items()}
+                figures |= {f"beyond_{name.replace(' ', '_')}": estimate for name, estimate in score.beyond.items()}
                 line: dict[str, Any] = {"test": test, "method": method, "kind": self.kinds[method]}
-                for name, found in figures.items():
-                    line |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+                for name, estimate in figures.items():
+                    line |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
                 line |= dict(zip(("spread_low", "spread_high"), score.spread, strict=True))
                 lines.append(line | {"pairs": score.pairs, "undefined": score.undefined, "beats": score.beats})
         return pandas.DataFrame(lines)
 
     def pairs(self) -> pandas.DataFrame:
-        """Return what is correlated: the distances from the references, beside the differences in function.
+        """Return the correlated quantities: the distances from the references and the functional differences.
 
         Returns:
-            One row per method, reference and representation that is compared with it, with the columns ``test``,
-            ``method``, ``reference_network``, ``reference_layer``, ``network``, ``layer``, ``rank``, ``gap`` (the
-            absolute difference of probing accuracy) and ``distance`` (NaN where it is undefined).
+            One row per method, reference and compared representation, with the columns ``test``, ``method``,
+            ``reference_network``, ``reference_layer``, ``network``, ``layer``, ``rank``, ``gap`` (the absolute
+            difference of probing accuracy) and ``distance`` (NaN where it is undefined).
         """
         import pandas
 
@@ -162,17 +162,17 @@ class Bench(Result):
                 beats = {True: "yes", False: "no", None: ""}[score.beats]
                 spread = "" if math.isnan(score.spread[0]) else "{:.2f} to {:.2f}".format(*score.spread)
                 pairs = f"{score.pairs - score.undefined} of {score.pairs}" if score.undefined else str(score.pairs)
-                shown = (f"  {method}", _short(score.tau), _short(score.rho), spread, beats, pairs)
-                table.add_row(*map(Text, shown))
+                cells = (f"  {method}", _short(score.tau), _short(score.rho), spread, beats, pairs)
+                table.add_row(*map(Text, cells))
         table.caption_justify = "left"
         table.caption = (
             f"{len(self.networks)} networks, {self.n} test samples, pooling: {self.pooling}. 95% intervals: jackknife "
-            "over networks, none where τ is undefined without one of them. beats: on the same pairs, the interval of "
-            "the difference of τ from each baseline that is defined is above 0."
+            "over networks, omitted where τ is undefined without one of them. beats: the interval of the difference "
+            "in τ from each defined baseline, on the same pairs, is above 0."
         )
         for method, reasons in self.undefined.items():
-            why, count = max(reasons.items(), key=lambda item: item[1])
-            table.caption += f"\n{method}: {sum(reasons.values())} pairs are undefined; {count} of them: {why}"
+            reason, count = max(reasons.items(), key=lambda item: item[1])
+            table.caption += f"\n{method}: {sum(reasons.values())} pairs are undefined; {count} of them: {reason}"
         return table
 
 

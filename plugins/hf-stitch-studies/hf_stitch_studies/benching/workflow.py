@@ -1,4 +1,4 @@
-"""Which distance of representations predicts how much they differ in function: :func:`hf_stitch_studies.bench`."""
+"""Bench of distances as predictors of functional differences: :func:`hf_stitch_studies.bench`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hf_stitch_studies.benching.measuring import BenchData, layer_numbers, measu
 from hf_stitch_studies.benching.result import Bench
 
 Pooled = Literal["mean", "cls", "last", "flatten"]
-"""Poolings that give one vector per sample."""
+"""Poolings with one vector per sample."""
 
 
 @checked
@@ -64,57 +64,57 @@ def bench(
     seed: Natural = 0,
     progress: bool = True,
 ) -> Bench:
-    """Measure which distances of representations predict how much they differ in function.
+    """Measure which distances between representations predict functional differences.
 
-    Two representations differ in function by the absolute difference of their probing accuracies
-    (:func:`hf_stitch_studies.linear_probe`). A distance is good if it ranks pairs of representations alike (Ding et
-    al. 2021; Balogh and Jelasity 2025, section 5): the result has Kendall's τ and Spearman's ρ of both, for
+    The functional difference of two representations is the absolute difference of their probing accuracies
+    (:func:`hf_stitch_studies.linear_probe`). A good distance ranks pairs of representations like this difference (Ding
+    et al. 2021; Balogh and Jelasity 2025, section 5). The result has Kendall's τ and Spearman's ρ between both, for
 
-    - *sensitivity*: a layer of all networks, approximated at several ranks. The basis is that of the training rows.
-      The score is the mean over layers. Within one network, every distance that grows as the rank falls has the same τ;
-      only several networks tell such distances apart.
+    - *sensitivity*: one layer of all networks, approximated at several ranks in the basis of the training rows. The
+      score is the mean over layers. Within one network, every distance that grows as the rank falls has the same τ;
+      only several networks distinguish such distances.
     - *specificity*: all layers of all networks.
 
-    The representation with the best probing accuracy is the reference, with which all others are compared. It is chosen
-    on half of the test samples, among those that are not approximated; accuracies and distances are those of the other
-    half. The best representation of each network is a reference too, for the spread over references.
+    The representation with the best probing accuracy is the reference, and all representations are compared with it.
+    Half of the test samples choose it among the representations of full rank; accuracies and distances are computed on
+    the second half. The best representation of each network is also a reference, for the spread over references.
 
-    Intervals are those of a jackknife that leaves out one network at a time. They cover the choice of networks, not of
+    Intervals come from a jackknife that leaves out one network at a time. They cover the choice of networks, not of
     samples. Two baselines ignore the activations, "depth only" (number of layers between two layers) and "rank
-    only" (difference of ranks, or of widths where nothing is approximated). A method beats a baseline if the lower end
+    only" (difference of ranks, or of widths without approximation). A method beats a baseline if the lower end
     of the interval of the difference of τ is above 0. A baseline that is constant in a test is undefined there.
-    "probing, other half" is the difference of probing accuracy itself, on the half that chose the reference. Its τ is
-    the reliability of what is predicted: if it is low, accuracies are mostly noise, and more samples are needed. A
-    distance without noise may exceed it a little.
+    "probing, other half" is the difference of probing accuracy on the half that chose the reference. Its τ is the
+    reliability of the predicted quantity: if it is low, accuracies are mostly noise, and the bench requires more
+    samples. A distance without noise may exceed it a little.
 
     Args:
         networks: Three or more networks with the same number of layers (each an adapter, a module, or a name for
-            :func:`hf_stitch.load`), by name; a list names them ``0``, …. Layer i of one corresponds to layer i of
-            another.
-        data: Raw training samples with labels, for probes, bases and matchers, in any form that
-            :meth:`hf_stitch.Samples.of` accepts.
+            :func:`hf_stitch.load`), by name; a list names them ``0``, …. Layer i of each network corresponds to layer i
+            of the rest.
+        data: Raw training samples with labels, for probes, bases and matchers, in any form accepted by
+            :meth:`hf_stitch.Samples.of`.
         test_data: Separate held-out samples, instead of a split of ``data``.
-        layers: Layers of all networks, or name -> layers. Default: all candidates of each.
+        layers: Layers of all networks, or name -> layers. Default: all candidates of each network.
         metrics: Metrics: names in ``hf_stitch.registries.metrics``, or objects. The reference is the first argument of
             the metric; a similarity s becomes the distance 1 − s.
         matchers: Closed-form matchers, *structural*: the relative squared error on test rows of the stitch from a
             representation to the reference, fitted to the training rows. Rows are pooled.
         functional: Matchers, *functional*: 1 minus the relative accuracy of the stitched model from a layer to the
-            reference (:func:`hf_stitch.stitch_grid`, where all positions are mapped). In the sensitivity test the
-            stitch is fitted to approximated positions, in the basis of the samples to which it is fitted; only matchers
-            take part that are closed-form and linear.
-        distances: Name -> (networks, layers, networks, layers) distances that were computed elsewhere, from the
-            reference to the other layer, for the specificity test. NaN where undefined.
-        sensitivity_layers: Layers that are approximated, by the names of the first network. Default: all; an empty
-            list leaves out the test.
-        ranks: Ranks of the approximations beside the full one. Default: as in the paper, by width (multiples of about
-            an eighth of the width, then halves down to 1).
+            reference (:func:`hf_stitch.stitch_grid`, where all positions are mapped). In the sensitivity test, the
+            stitch is fitted to approximated positions, in the basis of its fitting samples; this test requires
+            closed-form linear matchers.
+        distances: Name -> (networks, layers, networks, layers) precomputed distances from the reference to the compared
+            layer, for the specificity test. NaN where undefined.
+        sensitivity_layers: Layers to approximate, by the names of the first network. Default: all; an empty list skips
+            the test.
+        ranks: Ranks of the approximations in addition to full rank. Default: as in the paper, by width (multiples of
+            about an eighth of the width, then halves down to 1).
         references: Number of references, at least 2.
-        own_network: Whether representations of the reference's own network are compared with it, too.
+        own_network: Whether to also compare representations of the reference's own network with it.
         pooling: How a representation becomes one vector per sample: ``mean``, ``cls``, ``last`` or ``flatten``.
         test_size: Held-out samples: a share (float) or a number (int).
-        functional_samples: Training samples to which ``functional`` fits. Default: all; the paper takes 100.
-        task: Task of the stitched models of ``functional``. ``"auto"`` takes the task of the target.
+        functional_samples: Number of training samples for the fits of ``functional``. Default: all; the paper uses 100.
+        task: Task of the stitched models of ``functional``. ``"auto"`` uses the task of the target.
         probe_batch_size: Samples per step of a probe.
         probe_epochs: Passes of a probe over the training samples.
         batch_size: Number of samples per forward pass. Each network runs once, for all layers.
@@ -122,17 +122,17 @@ def bench(
         progress: Whether to show progress bars.
 
     Returns:
-        The correlations of all methods with their intervals, beside both baselines and the reliability.
+        The correlations of all methods, both baselines and the reliability, with their intervals.
 
     Raises:
         NotACutError: If a layer does not exist or does not run; with ``functional`` also if a network cannot be cut at
             one of the layers.
-        TypeError: If a network is :class:`hf_stitch.Activations`, or a list of methods or layers is a single one.
-        ValueError: If there are fewer than three networks or two references, networks have different numbers of
-            layers, samples have no labels, more than 5% of ``test_data`` are also in ``data``, a method or a layer is
-            unknown or named twice, a trained matcher is structural, a network has no task for ``functional``, given
-            distances have the wrong shape, a rank exceeds a width, or a method is undefined for all pairs of a test. A
-            distance that is undefined for some pairs is no error: they are left out and counted.
+        TypeError: If a network is :class:`hf_stitch.Activations`, or a single method or layer replaces a list.
+        ValueError: If there are fewer than three networks or two references, networks have different numbers of layers,
+            samples lack labels, more than 5% of ``test_data`` are also in ``data``, a method or a layer is unknown or
+            named twice, a trained matcher is structural, a network lacks a task for ``functional``, ``distances`` have
+            the wrong shape, a rank exceeds a width, or a method is undefined for all pairs of a test. A distance that
+            is undefined for some pairs does not raise an error: these pairs are left out and counted.
 
     Example:
         >>> import torch, hf_stitch
@@ -146,11 +146,11 @@ def bench(
         ['lstsq, structural', 'depth only', 'rank only', 'probing, other half']
     """
     named = named_networks(networks)
-    given = named_layers(named, layers)
+    listed = named_layers(named, layers)
     methods = {**metric_distances(metrics), **structural_distances(matchers)}
     stitched = list(registries.matchers.build_all(functional, "functional").values())
-    adapters = {name: load(each) for name, each in named.items()}
-    chosen = _layers(adapters, given, cut=bool(stitched))
+    adapters = {name: load(network) for name, network in named.items()}
+    chosen = _layers(adapters, listed, cut=bool(stitched))
     layer_numbers(next(iter(chosen.values()), ()), sensitivity_layers)
     if stitched:
         for adapter in adapters.values():
@@ -161,12 +161,12 @@ def bench(
         fitted = train if functional_samples is None else train.split(functional_samples, seed)[1]
         ranks = None if ranks is None else tuple(ranks)
         grids = _Grids(adapters, chosen, stitched, fitted, test.select(scoring), task, batch_size, ranks)
-        methods |= {f"{each.label}, functional": FunctionalDistance(each, grids) for each in stitched}
+        methods |= {f"{matcher.label}, functional": FunctionalDistance(matcher, grids) for matcher in stitched}
     methods |= _given(distances or {}, chosen, methods)
     labels = _labels(train, "data"), _labels(test, "test_data")
     recorded, tested = (
-        {name: extract_activations(each, part, layers=chosen[name], pooling=pooling, batch_size=batch_size,
-                                   progress=progress) for name, each in adapters.items()}
+        {name: extract_activations(adapter, part, layers=chosen[name], pooling=pooling, batch_size=batch_size,
+                                   progress=progress) for name, adapter in adapters.items()}
         for part in (train, test)
     )  # fmt: skip
     classes = max(train.num_classes or 0, test.num_classes or 0)
@@ -176,7 +176,7 @@ def bench(
         "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint, "batch_size": batch_size,
         "test_size": test_size if test_data is None else None, "functional_samples": functional_samples, "task": task,
         "methods": described,
-        "versions": versions((each["registry"], each["name"]) for each in described.values() if each),
+        "versions": versions((entry["registry"], entry["name"]) for entry in described.values() if entry),
     }  # fmt: skip
     return measure(
         BenchData(recorded, tested, *labels, selection, scoring, classes), methods,
@@ -199,21 +199,21 @@ class _Grids:
     ranks: Sequence[int] | None
     _found: dict[tuple[str, int, str, bool], dict[str, StitchGrid | str]] = field(default_factory=dict)
 
-    def into(self, reference: Represented, other: Represented, matcher: Matcher) -> tuple[StitchGrid, str]:
-        """Return the grid of all layers of a network, or of approximations of one, into a reference; and the label.
+    def into(self, reference: Represented, represented: Represented, matcher: Matcher) -> tuple[StitchGrid, str]:
+        """Return the grid from a network's layers, or from a layer's approximations, into a reference; and the label.
 
         Raises:
-            ValueError: If the matcher is undefined for all of them.
+            ValueError: If the matcher is undefined for all layers.
         """
-        source, depth, width = other.network, other.depth, other.rows.shape[1]
-        approximated = other.rank < width
+        source, depth, width = represented.network, represented.depth, represented.rows.shape[1]
+        approximated = represented.rank < width
         key = reference.network, reference.depth, source, approximated
         layers, matchers, used = self.layers[source], self.matchers, matcher
         if approximated:
-            layers, used = (layers[depth],), Approximated(matcher, other.rank)
-            linear = [each for each in self.matchers if isinstance(each, ClosedFormMatcher)]
+            layers, used = (layers[depth],), Approximated(matcher, represented.rank)
+            linear = [base for base in self.matchers if isinstance(base, ClosedFormMatcher)]
             ranks = [rank for rank in self.ranks or default_ranks(width) if rank < width]
-            matchers = [Approximated(each, rank) for each in linear for rank in ranks]
+            matchers = [Approximated(base, rank) for base in linear for rank in ranks]
         if key not in self._found:
             into = self.layers[reference.network][reference.depth]
             self._found[key] = self._grids(source, layers, reference.network, into, matchers)
@@ -225,7 +225,7 @@ class _Grids:
     def _grids(
         self, source: str, layers: Sequence[str], network: str, into: str, matchers: Sequence[Matcher]
     ) -> dict[str, StitchGrid | str]:
-        """Return by matcher a grid, one for all matchers if each is defined, or why there is none."""
+        """Return a grid for each matcher, shared if all matchers are defined, or the reason of the failure."""
         try:
             grid = stitch_grid(
                 self.adapters[source], self.adapters[network], self.train, test_data=self.test, layers_a=layers,
@@ -236,7 +236,7 @@ class _Grids:
             if len(matchers) == 1:
                 return {matchers[0].label: str(error)}
             alone = [self._grids(source, layers, network, into, [matcher]) for matcher in matchers]
-            return {label: found for of_matcher in alone for label, found in of_matcher.items()}
+            return {label: outcome for of_matcher in alone for label, outcome in of_matcher.items()}
         return dict.fromkeys((matcher.label for matcher in matchers), grid)
 
 
@@ -255,7 +255,7 @@ class FunctionalDistance(Distance):
 
     @property
     def tests(self) -> tuple[Test, ...]:  # type: ignore[override]
-        """Approximations are stitched by closed-form matchers alone."""
+        """Tests of the matcher; only closed-form matchers stitch approximations."""
         return TESTS if isinstance(self.matcher, ClosedFormMatcher) else ("specificity",)
 
     def __call__(self, pair: RepresentedPair) -> float:
@@ -264,8 +264,8 @@ class FunctionalDistance(Distance):
         layers = self.grids.layers[pair.other.network][pair.other.depth], grid.layers_b[0]
         value = grid.score(*layers, "relative_accuracy", label).value
         if np.isnan(value):
-            why = grid.undefined.get(cell_name(label, *layers))
-            raise ValueError(why or "the target predicts no test sample correctly")
+            reason = grid.undefined.get(cell_name(label, *layers))
+            raise ValueError(reason or "the target predicts no test sample correctly")
         return 1 - value
 
     def describe(self) -> dict[str, Any]:
@@ -276,20 +276,20 @@ class FunctionalDistance(Distance):
 def _layers(
     adapters: Mapping[str, Adapter], layers: Mapping[str, tuple[str, ...]], *, cut: bool
 ) -> dict[str, tuple[str, ...]]:
-    """Return the layers of each network, all candidates by default, at which it can be cut if stitches need it.
+    """Return the layers of each network, by default all candidates, and check that stitches can cut them.
 
     Raises:
         NotACutError: If a layer does not exist, or the network cannot be cut there.
     """
-    found = {name: layers.get(name, adapter.candidates) for name, adapter in adapters.items()}
+    selected = {name: layers.get(name, adapter.candidates) for name, adapter in adapters.items()}
     for name, adapter in adapters.items():
-        for layer in found[name]:
+        for layer in selected[name]:
             adapter.cut(layer) if cut else adapter.spec(layer)
-    return found
+    return selected
 
 
 def _apart(data: Any, test_data: Any, test_size: float | int, seed: int) -> tuple[Samples, Samples]:
-    """Return training and test samples."""
+    """Split data into training and test samples, or check the separate test samples."""
     samples = Samples.of(data)
     if test_data is None:
         return samples.split(test_size, seed)
@@ -299,32 +299,32 @@ def _apart(data: Any, test_data: Any, test_size: float | int, seed: int) -> tupl
 
 
 def _places(samples: Samples, part: Samples) -> list[int]:
-    """Return the places of the samples of a part."""
+    """Return the indices of the samples of a part."""
     place = {id_: number for number, id_ in enumerate(samples.ids)}
     return [place[id_] for id_ in part.ids]
 
 
 def _labels(samples: Samples, name: str) -> list[int]:
     if samples.labels is None:
-        raise ValueError(f"{name} has no labels, which probes are trained on; pass hf_stitch.Samples.of(data, label=…)")
+        raise ValueError(f"probes require labels, got none in {name}; pass hf_stitch.Samples.of(data, label=…)")
     return samples.labels
 
 
 def _given(
     distances: Mapping[str, ArrayLike], layers: Mapping[str, Sequence[str]], taken: Iterable[str]
 ) -> dict[str, Distance]:
-    """Return given distances as methods."""
+    """Return precomputed distances as methods."""
     if twice := sorted(distances.keys() & {*taken, *BASELINES}):
-        raise ValueError(f"distances has the name of another method, {twice[0]!r}; choose another name")
+        raise ValueError(f"names in distances must differ from all methods, got {twice[0]!r}; choose another name")
     names = tuple(layers)
     shape = (len(names), len(layers[names[0]])) * 2
-    found: dict[str, Distance] = {}
-    for name, given in distances.items():
-        values = np.asarray(given, np.float64)
+    methods: dict[str, Distance] = {}
+    for name, array in distances.items():
+        values = np.asarray(array, np.float64)
         if values.shape != shape:
             raise ValueError(
                 f"distances {name!r} must have the shape (networks, layers, networks, layers) = {shape}, got "
                 f"{values.shape}"
             )
-        found[name] = GivenDistance(names, values)
-    return found
+        methods[name] = GivenDistance(names, values)
+    return methods
