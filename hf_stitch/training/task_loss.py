@@ -192,6 +192,8 @@ class TaskLoss(TrainedMatcher):
     def _check(self, samples: Samples, task: str | None, validation_data: Samples | None = None) -> None:
         if task is None:
             raise ValueError("task_loss requires a task with logits; pass task= to stitch()")
+        if self.temperature != 1 and not task_named(task).has_probabilities:
+            raise ValueError(f"temperature must be 1 for {task}, a task without probabilities, got {self.temperature}")
         for labelled in (samples, validation_data):
             if labelled is not None and self._asks_labels(task) and task_named(task).labels(labelled) is None:
                 raise ValueError(
@@ -470,9 +472,9 @@ def _default(device: torch.device) -> Accelerator:
         accelerator.num_processes == 1 and accelerator.device.type != device.type
     ):
         raise ValueError(
-            f"an earlier Accelerator of this process, for example a Trainer's, has set device {accelerator.device} "
-            f"and mixed precision {accelerator.mixed_precision!r}, but the model is on {device} and is trained in "
-            "full precision; train in another process, or pass accelerator= to use these settings"
+            f"an earlier Accelerator of this process (of a Trainer?) uses device {accelerator.device} and mixed "
+            f"precision {accelerator.mixed_precision!r}, but the model is on {device} in full precision; pass "
+            "accelerator= to use these settings, or train in another process"
         )
     return accelerator
 
