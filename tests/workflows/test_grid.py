@@ -156,7 +156,7 @@ def test_undefined_stitches_have_reasons_and_are_left_out(images: Any) -> None:
     grid = hf_stitch.stitch_grid(a, b, few, layers_a=layers, layers_b=layers, matchers=["lstsq", "ridge"], **options)
     assert np.isnan(grid["lstsq"]).tolist() == [[False] * 3, [True] * 3, [True] * 3]
     assert not np.isnan(grid["ridge"]).any() and len(grid.undefined) == 6
-    with pytest.raises(ValueError, match=r"lstsq: layer2.0 -> layer1.0 is undefined: .*needs at least 25 rows, got 20"):
+    with pytest.raises(ValueError, match=r"lstsq: layer2.0 -> layer1.0 is undefined: .*requires at least 25 rows, got 20"):
         grid.stitched("layer2.0", "layer1.0", "lstsq")
     assert str(grid).count("undefined") == 3
     assert "6 of 9 stitches are undefined, first lstsq: layer2.0 -> layer1.0" in " ".join(str(grid).split())
@@ -265,7 +265,7 @@ def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkey
     assert again.undefined == found.undefined and again.to_pandas().equals(found.to_pandas())
     with pytest.raises(ValueError, match="loaded from a file"):
         again.stitched("layer1.0", "layer1.0", "lstsq")
-    with pytest.raises(KeyError, match="no layer 'nosuch' of a"):
+    with pytest.raises(KeyError, match=r"layer_a must be one of .*, got 'nosuch'"):
         again.score("nosuch", "layer2.0", matcher="lstsq")
     with pytest.raises(KeyError, match="got 'ridge'"):
         again["ridge"]
