@@ -590,7 +590,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "plans are not available": planned,
     "is not a transformers class": lambda: with_tower(ved(), tower_of(ved(), "vision"), torch.nn.Linear(2, 2)),
     # no bias can be folded, and 48 vectors have width 64
-    "needs at least": lambda: exchanged(of_two_towers(), clip(64).vision_model, matcher="lstsq"),
+    "requires at least": lambda: exchanged(of_two_towers(), clip(64).vision_model, matcher="lstsq"),
     "padding_side = 'left'": padded_behind,
 }
 
