@@ -47,7 +47,7 @@ class Probe:
                 raise ValueError(f"layer {name!r}: {error}") from error
 
 
-def needed_probe(data: Any, pooling: Pooling, batch_size: int, *, runs: bool) -> Probe | None:
+def optional_probe(data: Any, pooling: Pooling, batch_size: int, *, runs: bool) -> Probe | None:
     """Return the probe of a callback that computes activations, otherwise None."""
     if runs and data is None:
         raise ValueError("metrics of activations require samples: pass probe=")

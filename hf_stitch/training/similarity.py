@@ -21,7 +21,7 @@ from hf_stitch.representation import Pooling
 from hf_stitch.running import Processes, Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.training.callback import Every, ProbingCallback
-from hf_stitch.training.probe import needed_probe
+from hf_stitch.training.probe import optional_probe
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class SimilarityCallback(ProbingCallback):
         super().__init__(name or f"similarity_to_{own_state or 'reference'}", every)
         self._asked = Asked.of(metrics, ROWS_OF[pooling])
         self._metrics, self._weight_metrics = self._asked.activations, self._asked.weights
-        self.probe = needed_probe(probe, pooling, batch_size, runs=bool(self._metrics))
+        self.probe = optional_probe(probe, pooling, batch_size, runs=bool(self._metrics))
         if isinstance(reference, Activations):
             if self._weight_metrics:
                 raise TypeError(

@@ -195,7 +195,7 @@ class TaskLoss(TrainedMatcher):
         if self.temperature != 1 and not task_named(task).has_probabilities:
             raise ValueError(f"temperature must be 1 for {task}, a task without probabilities, got {self.temperature}")
         for labelled in (samples, validation_data):
-            if labelled is not None and self._asks_labels(task) and task_named(task).labels(labelled) is None:
+            if labelled is not None and self._uses_labels(task) and task_named(task).labels(labelled) is None:
                 raise ValueError(
                     "labels='hard' requires labelled samples; pass Samples.of(data, label=…), or use labels='target'"
                 )
@@ -210,7 +210,7 @@ class TaskLoss(TrainedMatcher):
         steps = self.max_steps or self.epochs * math.ceil(count / self.batch_size)
         return (steps + self.feature_steps) * min(self.batch_size, count)
 
-    def _asks_labels(self, task: str | None) -> bool:
+    def _uses_labels(self, task: str | None) -> bool:
         return "hard" in self.objective.labels and not task_named(task).unused
 
     def rehearse(self, pair: Pair, data: Split) -> None:
@@ -261,7 +261,7 @@ class TaskLoss(TrainedMatcher):
             networks.task.check_some(any(map(networks.has_predictions, samples.batches(count))), samples)
         batch = networks.prepare(first.samples, paired.samples, networks.labels_of(first)).to(_device(networks.first))
         outputs = max(stitches.check(batch) for stitches in groups)
-        if self._asks_labels(networks.first.task):
+        if self._uses_labels(networks.first.task):
             for labelled in (samples, validation_data):
                 if labelled is not None:
                     networks.task.check_labels(labelled, outputs)
@@ -391,7 +391,7 @@ class TaskLoss(TrainedMatcher):
         both = pairs.with_first(task.numbered(pairs.a, model.config))
         samples, others = both.a, both.b
         held_out = None if validation_data is None else task.numbered(Samples.of(validation_data), model.config)
-        if self._asks_labels(model.task):
+        if self._uses_labels(model.task):
             task.warn_of_labels(samples, model.config)
         self._check(samples, model.task, held_out)
         return samples, others, held_out
