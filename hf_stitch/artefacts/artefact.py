@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from huggingface_hub import CommitInfo
 
 from hf_stitch import hub
-from hf_stitch.artefacts.card import PICTURES, REPORT, card, united
+from hf_stitch.artefacts.card import PICTURES, REPORT, card, merge_cards
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, SOURCE_TOKENIZER, STITCHES, sign, stale, write_record
 from hf_stitch.artefacts.record import SIDES
@@ -137,7 +137,7 @@ class Artefact:
                 card=lambda id, there: card(
                     described(),
                     name=id,
-                    present=united(there, present),
+                    present=merge_cards(there, present),
                     tags=tags,
                     sample=self._sample_code(),
                     figures=figures,

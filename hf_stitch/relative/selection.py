@@ -20,7 +20,7 @@ from hf_stitch.relative.projection import RelativeProjection, check_anchors
 
 @dataclasses.dataclass(frozen=True)
 class Selection(Configured, ABC):
-    """Base class of anchor selections: frozen dataclasses whose fields are their options.
+    """Base class of anchor selections: frozen dataclasses with their options as fields.
 
     The options are checked against their annotations (:class:`hf_stitch.options.Configured`).
 
@@ -69,14 +69,14 @@ def select_anchors(
         >>> select_anchors(["good", "bad", "fine", "poor"], 2, "parallel", ids=[3, 0]).ids
         (3, 0)
     """
-    samples, selection = Samples.of(data), registries.anchors.build(selection, **options)
+    samples, method = Samples.of(data), registries.anchors.build(selection, **options)
     if not 1 <= count <= len(samples):
         raise ValueError(f"the number of anchors must be from 1 to {len(samples)}, the number of samples, got {count}")
-    if selection.needs == "labels" and samples.labels is None:
-        raise ValueError(f"selection {selection.name!r} requires samples with labels; pass labels, or use 'random'")
-    if selection.needs == "features":
-        features = _checked(selection.name, features, len(samples))
-    return samples.select(selection.select(samples, count, features))
+    if method.needs == "labels" and samples.labels is None:
+        raise ValueError(f"selection {method.name!r} requires samples with labels; pass labels, or use 'random'")
+    if method.needs == "features":
+        features = _checked(method.name, features, len(samples))
+    return samples.select(method.select(samples, count, features))
 
 
 def _checked(name: str, features: Tensor | None, samples: int) -> Tensor:
@@ -297,20 +297,20 @@ class OutOfDomain(Selection):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bootstrap(Selection):
-    """Find the counterparts of another encoder's anchors from a few known pairs (Cannistraci et al. 2023, 2303.00721).
+    """Find the counterparts of a second encoder's anchors from a few known pairs (Cannistraci et al. 2023, 2303.00721).
 
-    Relative to the known pairs, the samples of both encoders are comparable. Each anchor of the other encoder is
+    Relative to the known pairs, the samples of both encoders are comparable. Each anchor of the second encoder is
     assigned a different sample of this encoder, such that the sum of squared distances between relative representations
     is minimal. In each round, the number of known pairs doubles by the most reliable new pairs, and all pairs except
     the seeds are reassigned, until all anchors are assigned and the assignment does not change.
 
     The paper optimises free vectors by gradient descent with a soft assignment from Sinkhorn's algorithm. Here each
-    anchor is a sample, and the assignment is the exact limit of Sinkhorn's for temperature 0. If one encoder's space is
-    a rotated, shifted and scaled copy of the other's, the result is exact, provided that the seeds distinguish all
-    samples.
+    anchor is a sample, and the assignment is the exact limit of Sinkhorn's for temperature 0. If the spaces of the
+    encoders are equal up to rotation, translation and scaling, the result is exact, provided that the seeds distinguish
+    all samples.
 
     Attributes:
-        anchors: ``(k, d)``: representations of the anchors by the other encoder, starting with the seeds.
+        anchors: ``(k, d)``: representations of the anchors by the second encoder, starting with the seeds.
         seeds: Ids of samples of this encoder that correspond to the first anchors, in the same order; at least 3.
         rounds: Maximum number of reassignments once all anchors are assigned.
     """
@@ -336,14 +336,14 @@ class Bootstrap(Selection):
         assert features is not None
         if count != len(self.anchors):
             raise ValueError(
-                f"count must be {len(self.anchors)}, the number of anchors of the other encoder, got {count}"
+                f"count must be {len(self.anchors)}, the number of anchors of the second encoder, got {count}"
             )
         places = {id_: place for place, id_ in enumerate(samples.ids)}
         if unknown := [id_ for id_ in self.seeds if id_ not in places]:
             raise ValueError(f"{len(unknown)} seeds are not among the samples, first {unknown[0]!r}")
         theirs = self.anchors.detach().to(features)
         pairs = torch.tensor([places[id_] for id_ in self.seeds])
-        paired = torch.arange(len(pairs))  # anchors of the other encoder with a counterpart so far
+        paired = torch.arange(len(pairs))  # anchors of the second encoder with a counterpart so far
         left = self.rounds
         while left:
             assigned, margin = self._assigned(theirs, features, paired, pairs)

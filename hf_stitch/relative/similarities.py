@@ -20,7 +20,7 @@ Bound = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Similarity(Configured, ABC):
-    """Base class of similarities between vectors and anchors: frozen dataclasses whose fields are their options.
+    """Base class of similarities between vectors and anchors: frozen dataclasses with their options as fields.
 
     The options are checked against their annotations (:class:`hf_stitch.options.Configured`). A similarity may also be
     a distance: relative representations only need equal values for equal vectors.
