@@ -1,7 +1,4 @@
-"""References to networks, pinned by weights and settings.
-
-See :class:`ModelReference`, :func:`weights_hash` and :class:`Settings`.
-"""
+"""References to networks (:class:`ModelReference`), pinned by weights and settings."""
 
 from __future__ import annotations
 

@@ -222,8 +222,7 @@ class Representation:
     def _one_token(self, pooling: str) -> Tensor:
         if self.layout != "bnd":
             raise ValueError(
-                f"pooling {pooling!r} requires tokens (layout bnd), got layout {self.layout}; use 'none', 'flatten' or "
-                "'mean'"
+                f"pooling {pooling!r} requires tokens (layout bnd), got {self.layout}; use 'none', 'flatten' or 'mean'"
             )
         if pooling == "cls" and self.grid is not None and self.prefix_tokens == 0:
             raise ValueError("pooling 'cls' requires a representation with a prefix token; use 'mean'")

@@ -421,9 +421,9 @@ class Stitcher(Artefact):
     @classmethod
     def of(cls, description: Description, stitch: StitchingLayer, **options: Any) -> Self:
         """Create a stitcher from a description and its stitching layer, with further options of the constructor."""
-        d = description
-        ends = d.source, d.source_layer, d.target, d.target_layer
-        return cls(stitch, *ends, task=d.task, recipe=d.recipe, scores=d.scores, **options)
+        ends = description.source, description.source_layer, description.target, description.target_layer
+        task, recipe, scores = description.task, description.recipe, description.scores
+        return cls(stitch, *ends, task=task, recipe=recipe, scores=scores, **options)
 
     def __repr__(self) -> str:
         """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""

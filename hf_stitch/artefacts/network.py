@@ -357,7 +357,7 @@ class StitchedNetwork(PreTrainedModel):
         """
         find = getattr(self.source.model, "get_input_embeddings", None)
         if find is None:
-            raise NotImplementedError(f"the source, {type(self.source.model).__name__}, has no token embeddings")
+            raise NotImplementedError(f"the source, {type(self.source.model).__name__}, lacks token embeddings")
         embeddings: nn.Module = find()
         return embeddings
 

@@ -242,11 +242,8 @@ def load_pretrained(
     folder = folder_of(place, MODEL_FILES, subfolder=subfolder, **download)
     if (folder / PEFT_CONFIG).is_file():
         raise ValueError(adapter_of_peft(folder))
-    model = load_whole(
-        folder,
-        CONFIG,
-        lambda: _load(model_class, folder, config, attention, allow_modified, placed, max_memory),
-    )
+    arguments = config, attention, allow_modified, placed, max_memory
+    model = load_whole(folder, CONFIG, lambda: _load(model_class, folder, *arguments))
     if dtype is not None:
         cast(model, dtype)
     if device is not None:

@@ -335,9 +335,7 @@ class Bootstrap(Selection):
         """Select the anchors."""
         assert features is not None
         if count != len(self.anchors):
-            raise ValueError(
-                f"count must be {len(self.anchors)}, the number of anchors of the second encoder, got {count}"
-            )
+            raise ValueError(f"count must be {len(self.anchors)}, the number of anchors, got {count}")
         places = {id_: place for place, id_ in enumerate(samples.ids)}
         if unknown := [id_ for id_ in self.seeds if id_ not in places]:
             raise ValueError(f"{len(unknown)} seeds are not among the samples, first {unknown[0]!r}")
