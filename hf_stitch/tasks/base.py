@@ -59,6 +59,7 @@ class Task(ABC):
         kept: Measures that a grid stores for each stitch.
         classifies: Whether labels are classes of the network, one per sample.
         describes_outputs: Whether an output represents the same class or number in all samples, and may have a name.
+        has_probabilities: Whether outputs are logits of probabilities, so that a temperature applies.
         per_token: Whether each token has a separate prediction.
         causal: Whether the tokens of a text are predicted in sequence.
         record: Settings that affect figures in addition to the data, as JSON values for recipes.
@@ -94,6 +95,7 @@ class Task(ABC):
     kept: ClassVar[tuple[str, ...]] = ()
     classifies: ClassVar[bool] = False
     describes_outputs: ClassVar[bool] = False
+    has_probabilities: ClassVar[bool] = True
     per_token: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     record: ClassVar[Mapping[str, Any]] = {}

@@ -353,6 +353,7 @@ class Regression(OfLabelValues):
     title = "numbers"
     problem_type: ClassVar[Any] = REGRESSION
     needs = "numbers (samples, outputs)"
+    has_probabilities = False
     figures: ClassVar[Mapping[str, bool]] = {
         "relative_r2": True, "agreement": True, "r2": True, "mse": False, "pearson": True, "spearman": True,
     }  # fmt: skip
@@ -427,10 +428,6 @@ class Regression(OfLabelValues):
 
     def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
         """Return the mean squared error of each sample."""
-        if temperature != 1:
-            raise ValueError(
-                f"temperature must be 1 for regression, which does not use probabilities, got {temperature}"
-            )
         return (logits - wanted.to(logits.dtype)).square().flatten(1).mean(1)
 
     def decided(self, logits: Tensor) -> Tensor:

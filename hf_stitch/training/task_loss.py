@@ -192,6 +192,8 @@ class TaskLoss(TrainedMatcher):
     def _check(self, samples: Samples, task: str | None, validation_data: Samples | None = None) -> None:
         if task is None:
             raise ValueError("task_loss requires a task with logits; pass task= to stitch()")
+        if self.temperature != 1 and not task_named(task).has_probabilities:
+            raise ValueError(f"temperature must be 1 for {task}, a task without probabilities, got {self.temperature}")
         for labelled in (samples, validation_data):
             if labelled is not None and self._asks_labels(task) and task_named(task).labels(labelled) is None:
                 raise ValueError(

@@ -62,7 +62,7 @@ class Verifier:
         The whole model runs on all probes first, then each part on all probes, so that a part cannot rely on state from
         a forward of the same inputs.
         """
-        return self._tried(cut, lambda: self._holds(cut, plan))
+        return self._passes(cut, lambda: self._holds(cut, plan))
 
     def _holds(self, cut: Cut, plan: CutPlan) -> bool:
         observed = self.observe([cut])
@@ -96,7 +96,7 @@ class Verifier:
             values = run_part(self.model, self.run, self.interface, copied(one.inputs), last=(cut, plan))
             return same(values, one.values[cut.layer])
 
-        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
+        return self._passes(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
 
     def back_holds(self, first: End, observed: Iterable[Observed], last: End | None = None) -> bool:
         """Return whether the part after a cut depends on the content only through the values at the cut.
@@ -110,15 +110,15 @@ class Verifier:
                 seen = cut.represent(one.values[cut.layer], one.inputs, self.interface)
                 return run_part(self.model, self.run, self.interface, seen, first, last, flow, noise)
 
-            return self._follows(one, runs, one.output if last is None else one.values[last[0].layer])
+            return self._reproduces(one, runs, one.output if last is None else one.values[last[0].layer])
 
-        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
+        return self._passes(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
 
     @cached_property
     def _largest_id(self) -> int:
         return max((m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)), default=0) - 1
 
-    def _tried(self, cut: Cut, holds: Callable[[], bool]) -> bool:
+    def _passes(self, cut: Cut, holds: Callable[[], bool]) -> bool:
         """Return whether a condition holds; an error of the model's code is recorded."""
         try:
             with torch.no_grad():
@@ -126,7 +126,7 @@ class Verifier:
         except (torch.OutOfMemoryError, NotACutError):
             raise
         except Exception as error:  # the code of the model fails with this plan; the next plan is tried
-            origin = _origin(error)
+            origin = _original_error(error)
             if isinstance(origin, StubReadError):
                 self.read.add(origin.stub)
             else:
@@ -140,7 +140,7 @@ class Verifier:
             output = self.run(copied(inputs))
         return Observed(inputs, {layer: values[0] for layer, values in captured.items() if values}, output, tries)
 
-    def _follows(self, one: Observed, runs: Callable[[Flow | None, bool], Any], expected: Any) -> bool:
+    def _reproduces(self, one: Observed, runs: Callable[[Flow | None, bool], Any], expected: Any) -> bool:
         """Return whether a part reproduces the output of the model, independently of everything before the part.
 
         Flow tracks dependence on the content before the part. Noise in its place detects dependence that Flow misses
@@ -196,7 +196,7 @@ class Verifier:
         return ""
 
 
-def _origin(error: BaseException) -> BaseException:
+def _original_error(error: BaseException) -> BaseException:
     """Return the original error behind errors of halves inside a stitched model."""
     while isinstance(error, HalfError) and error.__cause__ is not None:
         error = error.__cause__

@@ -16,10 +16,10 @@ __all__ = ["Diagonal"]
 
 @dataclass(frozen=True)
 class Diagonal(ClosedFormMatcher):
-    """Fit a least-squares line from x to y for each feature.
+    """Matcher with a least-squares line from x to y for each feature.
 
     The slope is ``sxy / sxx`` and the line passes through ``(mean_x, mean_y)``. A feature that is constant in x gets
-    scale 0, and is therefore mapped to the mean of y.
+    scale 0, so that it is mapped to the mean of y.
 
     Example:
         >>> x = torch.randn(50, 2)
@@ -44,14 +44,14 @@ class Diagonal(ClosedFormMatcher):
             coefficient of determination ``r2``.
 
         Raises:
-            ValueError: If the widths differ, there are fewer than 2 rows, or a side does not vary.
+            ValueError: If the widths differ, fewer than 2 rows are passed, or a side does not vary.
         """
         if moments.dx != moments.dy:
             raise ValueError(f"diagonal requires equal widths, got {moments.dx} -> {moments.dy}; use 'lstsq'")
         sxx, sxy, syy = (scatter.diagonal() for scatter in (moments.sxx, moments.sxy, moments.syy))
         if moments.n < 2 or not sxx.any() or not syy.any():
             raise ValueError(f"diagonal requires at least 2 rows that differ in x and in y, got {moments}")
-        # The scatter of a constant feature may exceed 0, because its mean is rounded.
+        # The scatter of a constant feature may exceed 0 due to rounding error of its mean.
         varies = sxx > moments.n * (8 * torch.finfo(sxx.dtype).eps * moments.mean_x).square()
         scale = torch.where(varies, sxy / sxx, 0)
         stitch = LinearStitch.of(weight=scale.diag(), bias=moments.mean_y - scale * moments.mean_x).to(dtype)

@@ -1,10 +1,11 @@
-"""Cost of S_Atom, the similarity of filter atoms, compared with CKA, CCA and the cosine of the weights.
+"""Cost of S_Atom, the similarity of filter atoms, compared with CKA, CCA and the cosine of weights.
 
-Two settings of Chen, Miao & Qiu (NeurIPS 2023): federated learning (120 clients, AlexNet with 3 convolutions, 10,000
-probing images; figure 3a, table 1), and continual learning (10 tasks, AlexNet with 5 convolutions, 1,000 images; table
-2). Random weights, images and activations, float32. CKA and CCA compare the means over positions, which costs them
-least. Times are processor seconds, which on one thread equal wall-clock seconds on an idle machine. All pairs of a
-setting are computed from their parts: networks times forward or reading, plus pairs times comparison.
+The benchmark uses two settings of Chen, Miao & Qiu (NeurIPS 2023): federated learning (120 clients, AlexNet with 3
+convolutions, 10,000 probing images; figure 3a, table 1), and continual learning (10 tasks, AlexNet with 5 convolutions,
+1,000 images; table 2). Weights, images and activations are random, in float32. CKA and CCA compare means over
+positions, their cheapest variant. Times are processor seconds, which on one thread equal wall-clock seconds on an idle
+machine. Totals for all pairs are computed from parts: networks times forward pass or reading, plus pairs times
+comparison.
 
 Install the metrics with ``pip install hf-stitch-filter-atoms hf-stitch-versions``.
 """
@@ -31,13 +32,13 @@ from hf_stitch.statistics import Weights
 
 SIDE, BATCH, REPEATS, LOOPS = 32, 250, 5, 100
 IMAGES = 1_000
-"""Number of images that are timed; the seconds of a forward are proportional."""
+"""Number of timed images; the seconds of a forward pass are proportional."""
 ATOMS = KERNEL = 9
 """Number of atoms, and entries of a kernel."""
 FORWARD, READ_ATOMS, READ_WEIGHTS = "forward", "read atoms", "read weights"
 CKA, CCA, ATOM, AT_ONCE, COSINE = "CKA", "CCA", "S_Atom", "S_Atom, all pairs at once", "weight cosine"
 NEEDS = {CKA: FORWARD, CCA: FORWARD, ATOM: READ_ATOMS, AT_ONCE: READ_ATOMS, COSINE: READ_WEIGHTS}
-"""Comparison -> what each network needs once before."""
+"""Comparison -> operation required once per network."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Setting:
     Attributes:
         channels: Outputs of each 3×3 convolution.
         pooled: Numbers of the convolutions before a max pooling, from 1.
-        models: Number of networks, all of whose pairs are compared.
+        models: Number of networks; all pairs are compared.
         probe: Number of images.
-        published: The paper's operations of CKA and CCA over those of S_Atom, and the same of times.
+        published: The paper's ratios of operations and times of CKA and CCA to S_Atom.
     """
 
     channels: tuple[int, ...]
@@ -74,20 +75,20 @@ class Setting:
         return nn.Sequential(*layers).eval()
 
     def shapes(self) -> list[tuple[int, int, int]]:
-        """Return inputs, outputs and positions of each convolution."""
-        found, side, before = [], SIDE, 3
+        """Return input channels, output channels and positions of each convolution."""
+        shapes, side, before = [], SIDE, 3
         for number, channels in enumerate(self.channels, 1):
-            found.append((before, channels, side * side))
+            shapes.append((before, channels, side * side))
             before, side = channels, side // 2 if number in self.pooled else side
-        return found
+        return shapes
 
     def operations(self) -> dict[str, float]:
         """Count multiply-adds for all pairs.
 
-        S_Atom and the cosine take an inner product per layer and pair, and a norm per layer and network. CKA takes the
-        forwards and the products of covariances, from means over positions, or Gram matrices of all positions, once
-        per network, and their inner products. CCA as the paper counts it (section 2.3): the forwards, and n² products
-        of flattened activations for each pair.
+        S_Atom and the cosine require an inner product per layer and pair, and a norm per layer and network. CKA
+        requires the forward passes, covariance products (from means over positions) or Gram matrices of all positions
+        once per network, and their inner products. CCA as counted in the paper (section 2.3) requires the forward
+        passes, and n² products of flattened activations for each pair.
         """
         n, k, pairs, shapes = self.probe, self.models, self.pairs, self.shapes()
         forward = k * n * sum(KERNEL * a * b * positions for a, b, positions in shapes)
@@ -118,25 +119,25 @@ SETTINGS = {
 
 def forward(network: nn.Sequential, images: Tensor) -> list[Tensor]:
     """Return the means over positions of the outputs of all convolutions, each ``(n, channels)``."""
-    found: list[list[Tensor]] = []
+    layer_means: list[list[Tensor]] = []
     for x in images.split(BATCH):
         means = []
         for module in network:
             x = module(x)
             if isinstance(module, nn.Conv2d):
                 means.append(x.mean((2, 3)))
-        found.append(means)
-    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+        layer_means.append(means)
+    return [torch.cat(parts) for parts in zip(*layer_means, strict=True)]
 
 
-def similarity(metric: Callable[[Tensor, Tensor], Tensor], one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """Compare two networks by their activations: the mean over layers."""
-    return statistics.mean(float(metric(x, y)) for x, y in zip(one, other, strict=True))
+def similarity(metric: Callable[[Tensor, Tensor], Tensor], first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Return the mean similarity over layers of two networks from their activations."""
+    return statistics.mean(float(metric(x, y)) for x, y in zip(first, second, strict=True))
 
 
-def similarity_of_weights(metric: WeightMetric, one: Mapping[str, Weights], other: Mapping[str, Weights]) -> float:
-    """Compare two networks by what a metric of weights has read."""
-    return metric.combine({layer: metric.value(one[layer], other[layer]) for layer in one})
+def similarity_of_weights(metric: WeightMetric, first: Mapping[str, Weights], second: Mapping[str, Weights]) -> float:
+    """Return the similarity of two networks from readings of a weight metric."""
+    return metric.combine({layer: metric.value(first[layer], second[layer]) for layer in first})
 
 
 def at_once(atoms: Tensor) -> Tensor:
@@ -146,7 +147,7 @@ def at_once(atoms: Tensor) -> Tensor:
 
 
 def many(function: Callable[[], object]) -> Callable[[], None]:
-    """Return a function that calls another one many times, for what is too quick for one call."""
+    """Return a function that repeats a fast call many times."""
 
     def run() -> None:
         for _ in range(LOOPS):
@@ -160,7 +161,7 @@ def parts(setting: Setting) -> tuple[dict[str, float], dict[str, int]]:
     """Time all parts in turn.
 
     Returns:
-        Part -> median seconds; and what a network needs once -> bytes that are kept of it.
+        Part -> median seconds; and operation per network -> bytes stored.
     """
     torch.manual_seed(0)
     a = setting.network()
@@ -172,7 +173,7 @@ def parts(setting: Setting) -> tuple[dict[str, float], dict[str, int]]:
     images = torch.randn(IMAGES, 3, SIDE, SIDE)
     x, y = ([torch.randn(setting.probe, channels) for channels in setting.channels] for _ in range(2))
     atoms, weights = FilterAtoms(), WeightCosine()
-    readings, whole = [atoms.read(each) for each in (a, b)], [weights.read(each) for each in (a, b)]
+    readings, whole = [atoms.read(net) for net in (a, b)], [weights.read(net) for net in (a, b)]
     every = torch.randn(len(setting.channels), setting.models, ATOMS * KERNEL, dtype=torch.float64)
     quick: dict[str, Callable[[], object]] = {
         ATOM: partial(similarity_of_weights, atoms, *readings),
@@ -188,14 +189,14 @@ def parts(setting: Setting) -> tuple[dict[str, float], dict[str, int]]:
     }
     ways = {**{name: many(function) for name, function in quick.items()}, **slow}
     in_turn(ways, 1)
-    found = in_turn(ways, REPEATS, time.process_time)
-    seconds = {name: statistics.median(each) / (LOOPS if name in quick else 1) for name, each in found.items()}
+    timings = in_turn(ways, REPEATS, time.process_time)
+    seconds = {name: statistics.median(runs) / (LOOPS if name in quick else 1) for name, runs in timings.items()}
     seconds[AT_ONCE] /= setting.pairs
     seconds[FORWARD] *= setting.probe / IMAGES
     return seconds, {
         FORWARD: sum(rows.nbytes for rows in x),
-        READ_ATOMS: sum(tensor.nbytes for each in readings[0].values() for tensor in each.tensors.values()),
-        READ_WEIGHTS: sum(tensor.nbytes for each in whole[0].values() for tensor in each.tensors.values()),
+        READ_ATOMS: sum(tensor.nbytes for layer in readings[0].values() for tensor in layer.tensors.values()),
+        READ_WEIGHTS: sum(tensor.nbytes for layer in whole[0].values() for tensor in layer.tensors.values()),
     }
 
 
@@ -212,12 +213,12 @@ def main() -> None:
         print("Published, over S_Atom:", ", ".join(f"{way} {ratio}" for way, ratio in setting.published.items()))
 
 
-def times(setting: Setting, seconds: Mapping[str, float], kept: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+def times(setting: Setting, seconds: Mapping[str, float], stored_bytes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of times.
 
-    Ratios are to S_Atom: of one pair from the networks on, where each network runs or is read; of one pair where the
-    atoms are at hand, as after federated training, but activations are not; of one pair where both are at hand; and of
-    all pairs from the networks on.
+    Ratios are relative to S_Atom: for one pair starting from networks, where each network runs or is read; for one pair
+    with available atoms, as after federated training, but without activations; for one pair with both available; and
+    for all pairs starting from networks.
     """
 
     def totals(way: str) -> tuple[float, float, float]:
@@ -228,5 +229,5 @@ def times(setting: Setting, seconds: Mapping[str, float], kept: Mapping[str, int
     for way, need in NEEDS.items():
         whole, pair, every = totals(way)
         ratios = [whole / base[0], whole / base[1] if need == FORWARD else pair / base[1], pair / base[1]]
-        cells = [kept[need] / 1e3, seconds[need], pair, *ratios, every, every / base[2]]
+        cells = [stored_bytes[need] / 1e3, seconds[need], pair, *ratios, every, every / base[2]]
         yield way, *(f"{value:.3g}" for value in cells)

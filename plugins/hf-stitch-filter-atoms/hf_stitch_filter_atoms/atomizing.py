@@ -1,4 +1,4 @@
-"""From plain convolutions to atoms and back."""
+"""Conversion between plain convolutions and convolutions with atoms."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from hf_stitch_filter_atoms.convolution import AtomConv2d, compose, give_atoms, 
 
 @dataclass(frozen=True)
 class Truncation:
-    """What the weights of a network lost.
+    """Truncation error of the weights of a network.
 
     Attributes:
-        by_layer: Layer -> relative Frobenius error of its weight. With as many atoms as a kernel has entries, this is
-            rounding only. NaN on the meta device.
+        by_layer: Layer -> relative Frobenius error of its weight. With as many atoms as kernel entries, the error is
+            float32 rounding error. NaN on the meta device.
     """
 
     by_layer: Mapping[str, float]
 
     @property
     def worst(self) -> float:
-        """The largest relative error."""
+        """Largest relative error."""
         return max(self.by_layer.values())
 
 
 @dataclass(frozen=True, init=False)
 class FilterAtomsRewrite(Rewrite):
-    """The rewrite that :func:`atomize` applies and records.
+    """Rewrite that :func:`atomize` applies and records.
 
     Args:
-        atoms: Number of atoms of each layer, at most; see :func:`atomize`.
+        atoms: Maximum number of atoms of each layer; see :func:`atomize`.
         layers: Names of the convolutions; None for all.
 
     Raises:
@@ -59,39 +59,39 @@ class FilterAtomsRewrite(Rewrite):
         check(Iterable[str] | None, layers=layers)
         names = None if layers is None else tuple(layers)
         if names == ():
-            raise ValueError("layers is empty, so there is nothing to atomize")
+            raise ValueError("layers must not be empty")
         object.__setattr__(self, "atoms", atoms)
         object.__setattr__(self, "layers", names)
 
     def apply(self, model: nn.Module) -> None:
-        """Give atoms to the convolutions of a network, in place.
+        """Decompose the convolutions of a network in place.
 
         Args:
             model: The network.
 
         Raises:
-            ValueError: As for :func:`atomize`, except that values are not looked at.
+            ValueError: As for :func:`atomize`, but without checking values.
         """
         for conv in self.convolutions(model).values():
             entries = conv.kernel_size[0] * conv.kernel_size[1]
             give_atoms(conv, min(self.atoms or entries, entries))
 
     def convolutions(self, model: nn.Module) -> dict[str, nn.Conv2d]:
-        """Find the convolutions to decompose.
+        """Return the convolutions to decompose.
 
         Args:
             model: The network.
 
         Returns:
-            Name -> convolution; a module with several names has the first.
+            Name -> convolution; a module with several names is listed under the first.
 
         Raises:
             ValueError: If a layer is unknown or cannot be decomposed.
         """
-        found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
-        if not found:
-            raise ValueError(f"{type(model).__name__} has no convolution (nn.Conv2d), so there is nothing to atomize")
-        chosen = found if self.layers is None else _named(model, self.layers, found)
+        convs = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+        if not convs:
+            raise ValueError(f"{type(model).__name__} must have a convolution (nn.Conv2d) to atomize")
+        chosen = convs if self.layers is None else _select(model, self.layers, convs)
         for name, module in chosen.items():
             if isinstance(module, AtomConv2d):
                 raise ValueError(f"layer {name!r} is already atomized; call deatomize first")
@@ -102,30 +102,30 @@ class FilterAtomsRewrite(Rewrite):
 def atomize(model: nn.Module, atoms: int | None = None, layers: Iterable[str] | None = None) -> Truncation:
     """Decompose the convolutions of a network into atoms and coefficients, in place.
 
-    Each ``nn.Conv2d``, also of a subclass, becomes an :class:`AtomConv2d`, with orthonormal atoms. Dtype, device,
-    ``requires_grad``, training mode, hooks and names of the modules stay. A module that is used at two places is
-    decomposed once. The number of atoms and all shapes depend on the arguments and the shapes of the network only.
+    Each ``nn.Conv2d``, including subclasses, becomes an :class:`AtomConv2d` with orthonormal atoms. Dtype, device,
+    ``requires_grad``, training mode, hooks and module names stay. A shared module is decomposed once. The number of
+    atoms and all shapes depend only on the arguments and the shapes of the network.
 
-    It is recorded on the network (:func:`hf_stitch.adapters.rewriting.rewrite`), so that hf-stitch saves and loads
-    models that contain it. Pass the whole network, and select parts by ``layers``: ``atomize(model.layer1)`` is
-    recorded on ``model.layer1`` only, and then a stitched model with ``model`` cannot be saved. Optimizers and
-    adapters of the network must be made anew, because its parameters are others.
+    The network records the rewrite (:func:`hf_stitch.adapters.rewriting.rewrite`), so that hf-stitch saves and loads
+    models with it. Pass the whole network, and select parts with ``layers``: ``atomize(model.layer1)`` is recorded on
+    ``model.layer1`` only, and a stitched model with ``model`` can then not be saved. Create optimizers and adapters
+    after this call, because it replaces parameters.
 
-    The weight is afterwards computed from the atoms and coefficients. Writing into it, as
-    ``nn.init.zeros_(conv.weight)`` does, changes a temporary tensor and has no effect, without an error: write into
-    ``conv.atoms`` and ``conv.coefficients``, or initialize before this call.
+    The weight is then computed from atoms and coefficients. Writing to it, e.g. ``nn.init.zeros_(conv.weight)``,
+    changes a temporary tensor without effect and without an error: write to ``conv.atoms`` and ``conv.coefficients``,
+    or initialize before this call.
 
     Args:
-        model: The network, whole if it is to be saved.
-        atoms: Number of atoms of each layer. A layer whose kernel has fewer entries gets as many as its kernel has
-            entries. By default, all layers get as many as their kernel has entries, which is exact to rounding.
-        layers: Names of the convolutions to decompose; all by default.
+        model: The network; pass the whole network to save it later.
+        atoms: Number of atoms of each layer, limited to the number of kernel entries. Default: the number of kernel
+            entries, which is exact up to float32 rounding error.
+        layers: Names of the convolutions to decompose. Default: all.
 
     Returns:
         The relative error of the weight of each layer.
 
     Raises:
-        ValueError: If the number of atoms is less than 1, a layer is unknown, no convolution or already atomized, or
+        ValueError: If the number of atoms is less than 1, a layer is unknown, not a convolution or already atomized, or
             its weight is shared with another module, parametrized, not initialized or not finite. The network is then
             not modified.
 
@@ -140,20 +140,20 @@ def atomize(model: nn.Module, atoms: int | None = None, layers: Iterable[str] | 
     weights = {name: conv.weight.detach() for name, conv in change.convolutions(model).items()}
     for name, weight in weights.items():
         if not weight.is_meta and not weight.isfinite().all():
-            raise ValueError(f"the weight of layer {name!r} contains values that are not finite")
+            raise ValueError(f"the weight of layer {name!r} must be finite")
     rewrite(model, change)
-    made = atomized(model)
-    return Truncation({name: relative_error(weight, made[name]) for name, weight in weights.items()})
+    convs = atomized(model)
+    return Truncation({name: relative_error(weight, convs[name]) for name, weight in weights.items()})
 
 
 def deatomize(model: nn.Module) -> None:
-    """Turn all convolutions with atoms into plain ones of the class that they had before, in place.
+    """Restore plain convolutions of the original classes, in place.
 
     Args:
-        model: The network that was given to :func:`atomize`, on which that is recorded.
+        model: The network passed to :func:`atomize`, which has the record.
 
     Raises:
-        ValueError: If the network has no convolution with atoms.
+        ValueError: If the network does not have convolutions with atoms.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3))
@@ -171,7 +171,7 @@ def deatomize(model: nn.Module) -> None:
 
 
 def atomized(model: nn.Module) -> dict[str, AtomConv2d]:
-    """Find the convolutions with atoms of a network.
+    """Return the convolutions with atoms of a network.
 
     Args:
         model: The network.
@@ -180,19 +180,19 @@ def atomized(model: nn.Module) -> dict[str, AtomConv2d]:
         Name -> convolution, in the order of the modules.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the network does not have convolutions with atoms.
     """
-    found = {name: module for name, module in model.named_modules() if isinstance(module, AtomConv2d)}
-    if not found:
-        raise ValueError("the network has no convolution with atoms; call hf_stitch_filter_atoms.atomize first")
-    return found
+    convs = {name: module for name, module in model.named_modules() if isinstance(module, AtomConv2d)}
+    if not convs:
+        raise ValueError("the network must have convolutions with atoms; call hf_stitch_filter_atoms.atomize first")
+    return convs
 
 
 def relative_error(weight: torch.Tensor, conv: AtomConv2d) -> float:
     """Compute the relative Frobenius error of a convolution with atoms.
 
     Args:
-        weight: The weight that it should have.
+        weight: The expected weight.
         conv: The convolution.
 
     Returns:
@@ -200,24 +200,24 @@ def relative_error(weight: torch.Tensor, conv: AtomConv2d) -> float:
     """
     if weight.is_meta:
         return float("nan")
-    wanted = weight.detach().cpu().double()
-    got = compose(conv.coefficients.detach().cpu().double(), conv.atoms.detach().cpu().double())
-    error = (got - wanted).norm().item()
-    return error / wanted.norm().item() if error else 0.0
+    expected = weight.detach().cpu().double()
+    product = compose(conv.coefficients.detach().cpu().double(), conv.atoms.detach().cpu().double())
+    error = (product - expected).norm().item()
+    return error / expected.norm().item() if error else 0.0
 
 
-def _named(model: nn.Module, names: Iterable[str], found: Mapping[str, nn.Conv2d]) -> dict[str, nn.Conv2d]:
-    """Look up convolutions by any of their names, and return them by their first."""
+def _select(model: nn.Module, names: Iterable[str], convs: Mapping[str, nn.Conv2d]) -> dict[str, nn.Conv2d]:
+    """Look up convolutions by any of their names, and return them by their first name."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    first = {module: name for name, module in found.items()}
+    first = {module: name for name, module in convs.items()}
     chosen = {}
     for name in names:
         module = modules.get(name)
         if module is None:
-            known = ", ".join(map(repr, found))
-            raise ValueError(f"there is no layer {name!r}; the convolutions of the network: {known}")
+            listing = ", ".join(map(repr, convs))
+            raise ValueError(f"layer {name!r} does not exist; the convolutions of the network: {listing}")
         if not isinstance(module, nn.Conv2d):
-            raise ValueError(f"layer {name!r} is a {type(module).__name__}, not an nn.Conv2d")
+            raise ValueError(f"layer {name!r} must be an nn.Conv2d, got {type(module).__name__}")
         chosen[first[module]] = module
     return chosen
 
@@ -230,7 +230,7 @@ def _check_weights(model: nn.Module, chosen: Mapping[str, nn.Conv2d]) -> None:
     for name, conv in chosen.items():
         weight = conv._parameters.get("weight")
         if weight is None:
-            raise ValueError(f"the weight of layer {name!r} is computed by a parametrization; remove that first")
+            raise ValueError(f"the weight of layer {name!r} has a parametrization; remove it first")
         if is_lazy(weight):
             raise ValueError(f"the weight of layer {name!r} is not initialized; run the network once first")
         taken = [part for part in ("atoms", "coefficients") if hasattr(conv, part)]
@@ -238,8 +238,8 @@ def _check_weights(model: nn.Module, chosen: Mapping[str, nn.Conv2d]) -> None:
             raise ValueError(f"layer {name!r} ({type(conv).__name__}) already has an attribute {taken[0]!r}")
         if len(owners[id(weight)]) > 1:
             raise ValueError(
-                f"{' and '.join(sorted(owners[id(weight)]))} are one parameter; atomizing would separate them. Give "
-                "them weights of their own, or name other layers"
+                f"{' and '.join(sorted(owners[id(weight)]))} share a parameter, which atomizing would separate; copy "
+                "the weight, or select different layers"
             )
         if not weight.is_floating_point():
-            raise ValueError(f"the weight of layer {name!r} is {weight.dtype}, not floating point")
+            raise ValueError(f"the weight of layer {name!r} must be floating point, got {weight.dtype}")

@@ -1,4 +1,4 @@
-"""Convolutions whose weight is a product of coefficients and filter atoms."""
+"""Convolutions with a weight that is a product of coefficients and filter atoms."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hf_stitch.options import Count, check
 
 
 class AtomConv2d(nn.Conv2d):
-    """A convolution with ``weight = coefficients × atoms``, the decomposition of Chen, Miao and Qiu (2023).
+    """Convolution with ``weight = coefficients × atoms``, the decomposition of Chen, Miao and Qiu (2023).
 
-    The weight is computed in each forward. Everything else is that of the base class: for another base than
-    ``nn.Conv2d``, such as timm's ``Conv2dSame`` or ``StdConv2d``, :func:`atom_class` returns the class, which runs the
-    forward of that base.
+    The weight is computed in each forward pass; all remaining behaviour comes from the base class. For base classes
+    other than ``nn.Conv2d``, such as timm's ``Conv2dSame`` or ``StdConv2d``, :func:`atom_class` returns a class that
+    runs their forward.
 
-    Write to ``atoms`` and ``coefficients``, not to ``weight``, which is no parameter: what is written into it
-    (``nn.init.zeros_(conv.weight)``) is lost.
+    Write to ``atoms`` and ``coefficients``, not to ``weight``. The weight is not a parameter, and writes to it
+    (``nn.init.zeros_(conv.weight)``) are lost.
 
     Attributes:
         atoms: Filter atoms, ``(m, kh, kw)``.
@@ -26,13 +26,13 @@ class AtomConv2d(nn.Conv2d):
         bias: Bias, ``(out,)``, or None.
 
     Args:
-        *args: Arguments of the base class: channels, size of the kernel, and so on.
-        atoms: Number of atoms m, at most ``kh·kw``, which is the default. The initial weight is that of the base class,
-            approximated by this number of atoms.
-        **kwargs: More arguments of the base class.
+        *args: Arguments of the base class, such as channels and kernel size.
+        atoms: Number of atoms m, at most ``kh·kw`` (default). The initial weight of the base class is approximated with
+            this number of atoms.
+        **kwargs: Keyword arguments of the base class.
 
     Raises:
-        ValueError: If there is no atom, or more than the kernel has entries.
+        ValueError: If the number of atoms is less than 1 or exceeds the number of kernel entries.
 
     Example:
         >>> conv = AtomConv2d(3, 8, 3, atoms=6)
@@ -50,17 +50,17 @@ class AtomConv2d(nn.Conv2d):
         entries = self.kernel_size[0] * self.kernel_size[1]
         check(Count | None, atoms=atoms)
         if atoms is not None and atoms > entries:
-            raise ValueError(f"atoms must be at most {entries}, the entries of a kernel, got {atoms}")
+            raise ValueError(f"atoms must be at most {entries} (kernel entries), got {atoms}")
         _split(self, atoms or entries)
 
-    # Torch looks into _parameters if this raises an AttributeError, which it does as long as the base class constructs.
+    # Raises AttributeError during construction of the base class; torch then looks into _parameters.
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The weight of the convolution, ``(out, in / groups, kh, kw)``, computed from coefficients and atoms."""
+        """Weight of the convolution, ``(out, in / groups, kh, kw)``, computed from coefficients and atoms."""
         return compose(self.coefficients, self.atoms)
 
     def reset_parameters(self) -> None:
-        """Initialize as the base class does, and decompose the new weight."""
+        """Initialize like the base class, and decompose the new weight."""
         if "coefficients" not in self._parameters:  # called by the constructor of the base class
             super().reset_parameters()
             return
@@ -70,11 +70,11 @@ class AtomConv2d(nn.Conv2d):
         _split(self, count)
 
     def extra_repr(self) -> str:
-        """Settings of the convolution and number of atoms."""
+        """Return the settings of the convolution and the number of atoms."""
         return f"{super().extra_repr()}, atoms={len(self.atoms)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle by the base class, because classes of other bases are made when they are needed."""
+        """Copy and pickle through the base class, because classes of further bases are created on demand."""
         return _empty, (base_class(self),), self.__getstate__()
 
 
@@ -98,20 +98,20 @@ def compose(coefficients: Tensor, atoms: Tensor) -> Tensor:
 def decompose(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Decompose a weight into orthonormal atoms and coefficients, with the least squared error.
 
-    The atoms are eigenvectors of the ``kh·kw × kh·kw`` Gram matrix of the spatial filters, computed in float64; the
-    entry of largest magnitude of each is positive. They are ordered by how much of the weight they contain.
+    The atoms are eigenvectors of the ``kh·kw × kh·kw`` Gram matrix of the spatial filters, computed in float64, in
+    descending order of eigenvalues. The entry of largest magnitude of each atom is positive.
 
     Args:
         weight: Weight, ``(out, in / groups, kh, kw)``. On the meta device, only the shapes are computed.
         count: Number of atoms m, at most ``kh·kw``.
 
     Returns:
-        Coefficients, ``(out, in / groups, m)``, and atoms, ``(m, kh, kw)``, of the dtype and device of the weight.
+        Coefficients, ``(out, in / groups, m)``, and atoms, ``(m, kh, kw)``, with the dtype and device of the weight.
 
     """
     if weight.is_meta:
         return weight.new_empty(*weight.shape[:2], count), weight.new_empty(count, *weight.shape[2:])
-    # A skeleton that waits for its weights may contain anything.
+    # A network before loading its weights may contain arbitrary values.
     filters = weight.detach().cpu().double().nan_to_num(0, 0, 0).flatten(2).flatten(0, 1)
     atoms = torch.linalg.eigh(filters.T @ filters).eigenvectors.flip(1)[:, :count].T
     peaks = atoms.gather(1, atoms.abs().argmax(1, keepdim=True))
@@ -121,13 +121,13 @@ def decompose(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def atom_class(base: type[nn.Conv2d]) -> type[AtomConv2d]:
-    """Return the class of convolutions with atoms that runs the forward of a base class.
+    """Return a class of convolutions with atoms that runs the forward of a base class.
 
     Args:
-        base: ``nn.Conv2d`` or a subclass, without atoms.
+        base: ``nn.Conv2d`` or a subclass without atoms.
 
     Returns:
-        The class; the same for each call.
+        The class; repeated calls return the same class.
 
     Example:
         >>> from timm.layers import StdConv2d
@@ -135,13 +135,13 @@ def atom_class(base: type[nn.Conv2d]) -> type[AtomConv2d]:
         AtomStdConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False, atoms=9)
     """
     if base not in _classes:
-        made = type(f"Atom{base.__name__}", (AtomConv2d, base), {"__module__": base.__module__})
-        _classes[base] = cast("type[AtomConv2d]", made)
+        new_class = type(f"Atom{base.__name__}", (AtomConv2d, base), {"__module__": base.__module__})
+        _classes[base] = cast("type[AtomConv2d]", new_class)
     return _classes[base]
 
 
 def base_class(conv: AtomConv2d) -> type[nn.Conv2d]:
-    """Return the class that a convolution had before it got atoms.
+    """Return the original class of a convolution with atoms.
 
     Args:
         conv: A convolution with atoms.
@@ -154,11 +154,11 @@ def base_class(conv: AtomConv2d) -> type[nn.Conv2d]:
 
 
 def give_atoms(conv: nn.Conv2d, count: int) -> AtomConv2d:
-    """Turn a convolution into one with atoms, in place: hooks, buffers and other attributes stay.
+    """Convert a convolution to a convolution with atoms in place; hooks, buffers and attributes stay.
 
     Args:
         conv: A convolution without atoms.
-        count: Number of atoms, at most the number of entries of a kernel.
+        count: Number of atoms, at most the number of kernel entries.
 
     Returns:
         The same module.
@@ -169,13 +169,13 @@ def give_atoms(conv: nn.Conv2d, count: int) -> AtomConv2d:
 
 
 def take_atoms(conv: AtomConv2d) -> nn.Conv2d:
-    """Turn a convolution with atoms into a plain one, in place.
+    """Convert a convolution with atoms to a plain convolution in place.
 
     Args:
         conv: A convolution with atoms.
 
     Returns:
-        The same module, of the class that it had before.
+        The same module, with its original class.
     """
     base = base_class(conv)
     _join(conv)
@@ -185,7 +185,7 @@ def take_atoms(conv: AtomConv2d) -> nn.Conv2d:
 
 
 def _split(conv: nn.Conv2d, count: int) -> None:
-    """Exchange the parameter ``weight`` for ``atoms`` and ``coefficients``."""
+    """Replace the parameter ``weight`` by ``atoms`` and ``coefficients``."""
     weight = cast("nn.Parameter", conv._parameters["weight"])
     coefficients, atoms = decompose(weight, count)
     parts = {"atoms": atoms, "coefficients": coefficients}
@@ -193,7 +193,7 @@ def _split(conv: nn.Conv2d, count: int) -> None:
 
 
 def _join(conv: AtomConv2d) -> None:
-    """Exchange the parameters ``atoms`` and ``coefficients`` for ``weight``."""
+    """Replace the parameters ``atoms`` and ``coefficients`` by ``weight``."""
     learns = conv.atoms.requires_grad or conv.coefficients.requires_grad
     with torch.no_grad():
         product = compose(conv.coefficients.double(), conv.atoms.double()).to(conv.atoms)
@@ -202,12 +202,12 @@ def _join(conv: AtomConv2d) -> None:
 
 
 def _exchange(conv: nn.Conv2d, old: str, new: dict[str, nn.Parameter]) -> None:
-    """Exchange a parameter for others, which come first: then the order of the parameters is that of ``nn.Conv2d``."""
-    kept = {name: parameter for name, parameter in conv._parameters.items() if name != old}
+    """Replace a parameter by new ones, which come first to preserve the parameter order of ``nn.Conv2d``."""
+    remaining = {name: parameter for name, parameter in conv._parameters.items() if name != old}
     conv._parameters.clear()
-    conv._parameters.update({**new, **kept})
+    conv._parameters.update({**new, **remaining})
 
 
 def _empty(base: type[nn.Conv2d]) -> AtomConv2d:
-    made = atom_class(base)
-    return made.__new__(made)
+    kind = atom_class(base)
+    return kind.__new__(kind)

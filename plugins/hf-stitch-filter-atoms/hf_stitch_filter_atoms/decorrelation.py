@@ -1,4 +1,4 @@
-"""The penalty that decorrelates channels."""
+"""Penalty that decorrelates channels."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from torch import Tensor
 
 
 def channel_decorrelation(activations: Tensor) -> Tensor:
-    """Compute the penalty of Chen, Miao and Qiu (2023), appendix A.3: how much different channels have in common.
+    """Compute the channel decorrelation penalty of Chen, Miao and Qiu (2023), appendix A.3.
 
     Args:
-        activations: Activations Z of a layer, ``(n, channels)``, or ``(n, channels, height, width)``, of which each
-            position is a row. Tokens ``(n, tokens, d)`` are passed as rows: ``activations.flatten(0, 1)``.
+        activations: Activations Z of a layer, ``(n, channels)``, or ``(n, channels, height, width)`` with each position
+            as a row. Pass tokens ``(n, tokens, d)`` as rows: ``activations.flatten(0, 1)``.
 
     Returns:
-        ``Σ_{i≠j} (ZᵀZ)²_ij``, a 0-d tensor with gradients. It is not divided by the numbers of rows and channels.
+        ``Σ_{i≠j} (ZᵀZ)²_ij``, a 0-d tensor with gradients, not normalised by the numbers of rows and channels.
 
     Raises:
-        ValueError: If the activations have another shape.
+        ValueError: If the activations have a different shape.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Similarities of convolutions from their weights alone."""
+"""Similarity metrics of convolutions, computed from weights alone."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def _filter_gram(x: Weights, y: Weights) -> float:
 
 
 class _OfConvolutions(WeightMetric):
-    """A metric that names what differs between two convolutions, or which of them is not finite."""
+    """Base class of metrics that report differing properties and non-finite values of two convolutions."""
 
     def check_shared(self, a: Weights, b: Weights) -> None:
-        """Check that two convolutions are finite and agree in what they must share, as in ``WeightMetric``."""
+        """Check that two convolutions are finite and agree in shared properties, as in ``WeightMetric``."""
         check_shared(a, b)
 
 
 class FilterAtoms(_OfConvolutions):
-    """S_Atom: the cosine of the filter atoms of two networks that share their atom coefficients.
+    """S_Atom: cosine of the filter atoms of two networks with shared atom coefficients.
 
-    Atoms are compared with their positions and order, in the gauge of the option: ``"trained"`` takes them as they
-    are, ``"orthonormal"`` as they are with orthonormal coefficients, and then the value is the cosine of the weights.
-    Other gauges change the value, but no function: see :func:`hf_stitch_filter_atoms.gauge_bounds`. Batch
-    normalization, classifiers and 1×1 convolutions, whose atoms are numbers, are not read.
+    Atoms are compared by position and order in the gauge of the option: ``"trained"`` uses the atoms as trained,
+    ``"orthonormal"`` uses orthonormal coefficients, so that the value is the cosine of the weights. The gauge changes
+    the value but not the function of a network: see :func:`hf_stitch_filter_atoms.gauge_bounds`. The metric ignores
+    batch normalization, classifiers and 1×1 convolutions (their atoms are scalars).
 
     Args:
         **options: ``gauge``.
@@ -90,12 +90,12 @@ class FilterAtoms(_OfConvolutions):
     range = (-1.0, 1.0)
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Read atoms, the Gram matrix of the coefficients, and a hash of the coefficients."""
+        """Return atoms, the Gram matrix of the coefficients, and a hash of the coefficients."""
         return _read_atoms(model)
 
 
 class FilterAtomAngle(_OfConvolutions):
-    """The angle of filter atoms, arccos S_Atom: a pseudometric, because atoms D and 2 D have distance 0.
+    """Angle of filter atoms, arccos S_Atom: a pseudometric, because atoms D and 2 D have distance 0.
 
     Args:
         **options: ``gauge``, as for ``filter_atoms``.
@@ -108,22 +108,22 @@ class FilterAtomAngle(_OfConvolutions):
     triangle_inequality = True
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Read atoms, the Gram matrix of the coefficients, and a hash of the coefficients."""
+        """Return atoms, the Gram matrix of the coefficients, and a hash of the coefficients."""
         return _read_atoms(model)
 
 
 class Grassmann(_OfConvolutions):
-    """S_Gras: the mean cosine of the principal angles between the spaces that the atoms of two networks span.
+    """S_Gras: mean cosine of the principal angles between the spans of the atoms of two networks.
 
-    It is the same in all gauges. As many atoms as a kernel has entries span everything, and S_Gras would be 1 for any
-    two networks: take fewer (``atomize(model, atoms=6)``). The coefficients need not agree.
+    The value does not depend on the gauge or the coefficients. As many atoms as kernel entries span the whole space, so
+    that S_Gras would always be 1: use fewer atoms (``atomize(model, atoms=6)``).
     """
 
     name, title, papers = "grassmann", "Grassmann similarity of filter subspaces", (CHEN_2023,)
     function = staticmethod(_grassmann)
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Read an orthonormal basis of the space of the atoms of all layers but 1×1 convolutions."""
+        """Return an orthonormal basis of the span of the atoms for all layers except 1×1 convolutions."""
         return {
             name: Weights(name, _space(conv.atoms), shape_of(conv, atoms=str(len(conv.atoms))))
             for name, conv in spatial(model).items()
@@ -131,21 +131,21 @@ class Grassmann(_OfConvolutions):
 
 
 class PatchCosine(_OfConvolutions):
-    """The cosine of the outputs that two convolutions have for the inputs of a reference network.
+    """Cosine of the outputs of two convolutions on the inputs of a reference network.
 
-    It is the cosine of the weights in the metric of input patches, ``⟨W, W′⟩ = tr(W C W′ᵀ)``, without biases. C is the
-    covariance of the patches of one reference network, measured once. The value is the same in all gauges, and the
-    cosine of the weights if C is the identity. For weight-standardized convolutions, W is the weight before
-    standardization, so that the value is not that of outputs.
+    The value is the cosine of the weights in the metric of input patches, ``⟨W, W′⟩ = tr(W C W′ᵀ)``, without biases. C
+    is the covariance of the patches of one reference network, measured once. The value does not depend on the gauge; it
+    is the cosine of the weights if C is the identity. For weight-standardized convolutions, W is the weight before
+    standardization, so that the value is not the cosine of outputs.
 
     Args:
-        **options: ``covariance``: the file that ``PatchCovariance.save`` wrote, a ``str`` or a path. Reading needs it,
-            comparing does not. ``key``: the ``PatchCovariance.key`` of what the file must contain. If it is left out,
-            the first reading fills it in, so that the recipe of a comparison contains it, and a metric that is built
-            from the recipe refuses another file of the same name. The label leaves it out.
+        **options: ``covariance``: file from ``PatchCovariance.save``, a ``str`` or a path; required to read networks,
+            not to compare readings. ``key``: expected ``PatchCovariance.key`` of the file. By default, the first
+            reading sets the key, so that the recipe of a comparison contains it. A metric built from this recipe then
+            raises an error for a file with different content. The label omits the key.
 
     Raises:
-        OptionError: If ``covariance`` is no path, or ``key`` is no text.
+        OptionError: If ``covariance`` is not a path, or ``key`` is not a string.
     """
 
     name, title = "patch_cosine", "cosine of the weights in the metric of input patches"
@@ -158,48 +158,49 @@ class PatchCosine(_OfConvolutions):
 
     @property
     def label(self) -> str:
-        """The name with the file, without the key, which reading fills in."""
+        """Name with the file, without the key."""
         path = self.options["covariance"]
         return f"{self.name}(covariance={path})" if path else self.name
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Read the weights of all convolutions, times a square root of the covariance of their patches."""
-        found, path = convolutions(model), self.options["covariance"]
+        """Return the weights of all convolutions, multiplied by a square root of the covariance of their patches."""
+        layers, path = convolutions(model), self.options["covariance"]
         if not path:
-            raise ValueError("patch_cosine needs covariance=, a file that PatchCovariance.save has written")
+            raise ValueError("patch_cosine requires covariance=, a file from PatchCovariance.save")
         covariance, key = loaded(path)
         if self.options["key"] not in ("", key):
             raise ValueError(
-                f"{path} contains the patch covariance {key}, not {self.options['key']}; give the file that was used "
-                "before, or build the metric without key="
+                f"{path} must contain the patch covariance {self.options['key']}, got {key}; pass the original file, "
+                "or build the metric without key="
             )
         self.options["key"] = key
         return {
             name: Weights(
                 name, {"outputs": _outputs(name, conv, covariance.factors.get(name))}, shape_of(conv, covariance=key)
             )
-            for name, conv in found.items()
+            for name, conv in layers.items()
         }
 
 
 class FilterGram(_OfConvolutions):
-    """The cosine of the Gram matrices of spatial filters, for layers of any numbers of channels.
+    """Cosine of the Gram matrices of spatial filters, for layers with any numbers of channels.
 
-    All kernels of a layer are rows of F, ``(out · in / groups, kh·kw)``. Their Gram matrix ``Fᵀ F`` over the number of
-    rows, which is ``Dᵀ αᵀ α D`` in terms of atoms, says which directions of kernels the layer uses and how much. It is
-    the same in all gauges, needs no shared coefficients, and ignores which channels a kernel connects. Only the size of
-    the kernel must agree. This is a proposal for coefficients of unequal dimension, which the paper leaves open.
+    All kernels of a layer are rows of F, ``(out · in / groups, kh·kw)``. Their Gram matrix ``Fᵀ F``, divided by the
+    number of rows, is ``Dᵀ αᵀ α D`` in terms of atoms, and describes which directions of kernels the layer uses and how
+    much. It does not depend on the gauge or on shared coefficients, and ignores which channels a kernel connects. Only
+    the kernel sizes must agree. The metric is a proposal for coefficients of unequal dimension, an open problem in the
+    paper.
     """
 
     name, title = "filter_gram", "cosine of the Gram matrices of spatial filters"
     function = staticmethod(_filter_gram)
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        """Read the Gram matrices of all layers but 1×1 convolutions."""
-        found = {name: conv for name, conv in convolutions(model).items() if conv.kernel_size != (1, 1)}
-        if not found:
-            raise ValueError("all convolutions are 1×1, whose kernels are numbers")
-        return {name: _read_gram(name, conv) for name, conv in found.items()}
+        """Return the Gram matrices of all layers except 1×1 convolutions."""
+        layers = {name: conv for name, conv in convolutions(model).items() if conv.kernel_size != (1, 1)}
+        if not layers:
+            raise ValueError("all convolutions are 1×1, with scalar kernels")
+        return {name: _read_gram(name, conv) for name, conv in layers.items()}
 
 
 def _read_atoms(model: nn.Module) -> dict[str, Weights]:
@@ -207,14 +208,16 @@ def _read_atoms(model: nn.Module) -> dict[str, Weights]:
     for name, conv in spatial(model).items():
         columns = in_double(conv.coefficients).flatten(0, 1)
         tensors = {"atoms": in_double(conv.atoms), "gram": columns.T @ columns / len(columns)}
-        given = conv.coefficients
-        shared = shape_of(conv, atoms=str(len(conv.atoms)), coefficients=hash_of(given), dtype=str(given.dtype))
+        coefficients = conv.coefficients
+        shared = shape_of(
+            conv, atoms=str(len(conv.atoms)), coefficients=hash_of(coefficients), dtype=str(coefficients.dtype)
+        )
         read[name] = Weights(name, tensors, shared)
     return read
 
 
 def _atoms(weights: Weights, gauge: Gauge) -> Tensor:
-    """Atoms in a gauge, ``(m, kh·kw)``."""
+    """Return the atoms in a gauge, ``(m, kh·kw)``."""
     atoms = weights.tensors["atoms"].double().flatten(1)
     if gauge == "trained":
         return atoms
@@ -223,9 +226,9 @@ def _atoms(weights: Weights, gauge: Gauge) -> Tensor:
 
 
 def _space(atoms: Tensor) -> dict[str, Tensor]:
-    """An orthonormal basis of the space that atoms span, ``(kh·kw, m)``, and the singular values of the atoms.
+    """Return an orthonormal basis of the span of atoms, ``(kh·kw, m)``, and the singular values of the atoms.
 
-    Singular values that are rounding in the dtype of the atoms are 0.
+    Singular values at the level of rounding error of the dtype are set to 0.
     """
     rows = in_double(atoms).flatten(1)
     if not rows.isfinite().all():
@@ -236,30 +239,30 @@ def _space(atoms: Tensor) -> dict[str, Tensor]:
 
 
 def _basis(weights: Weights) -> Tensor:
-    """The basis that was read, ``(kh·kw, m)``, if the similarity of such spaces says something."""
+    """Return the basis of a reading, ``(kh·kw, m)``; raise ``NotComparable`` if the similarity is meaningless."""
     basis, values = weights.tensors["basis of the atoms"].double(), weights.tensors["singular values"].double()
     entries, count = basis.shape
     if count >= entries:
         raise NotComparable(
             weights.layer,
-            f"{count} atoms span all kernels of {entries} entries, so the similarity of any two networks is 1; take "
-            f"fewer atoms, for example atomize(model, atoms={max(1, entries * 2 // 3)})",
+            f"{count} atoms span all kernels of {entries} entries, so that the similarity is always 1; use fewer "
+            f"atoms, for example atomize(model, atoms={max(1, entries * 2 // 3)})",
         )
     if not values[-1] > 0:
-        raise NotComparable(weights.layer, "the atoms of one network are linearly dependent; take fewer atoms")
+        raise NotComparable(weights.layer, "the atoms of one network are linearly dependent; use fewer atoms")
     return basis
 
 
 def _outputs(name: str, conv: nn.Conv2d, factor: Tensor | None) -> Tensor:
-    """The weight times the factor of the covariance, ``(out, in / groups · kh · kw)``."""
+    """Return the weight times the factor of the covariance, ``(out, in / groups · kh · kw)``."""
     weight = in_double(conv.weight).flatten(1)
     if factor is None:
-        raise ValueError(f"the covariance has no layer {name!r}; measure it with a network of this architecture")
+        raise ValueError(f"the covariance lacks layer {name!r}; measure it with a network of this architecture")
     if factor.shape != (conv.groups, weight.shape[1], weight.shape[1]):
-        wanted = (conv.groups, weight.shape[1], weight.shape[1])
+        expected = (conv.groups, weight.shape[1], weight.shape[1])
         raise ValueError(
-            f"the covariance of layer {name!r} is {tuple(factor.shape)}, not {wanted}; measure it with a network of "
-            "this architecture"
+            f"the covariance of layer {name!r} must have shape {expected}, got {tuple(factor.shape)}; measure it with "
+            "a network of this architecture"
         )
     return (weight.unflatten(0, (conv.groups, -1)) @ factor.double()).flatten(0, 1)
 

@@ -1,4 +1,4 @@
-"""The covariance of the input patches of each convolution of a network."""
+"""Covariance of the input patches of each convolution of a network."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hf_stitch.storage.files import decoding, write_whole
 
 FORMAT = "hf-stitch-filter-atoms patch covariance 1"
 ROWS = 2**22
-"""Entries of patches that are unfolded at once."""
+"""Maximum number of patch entries per unfold operation."""
 
 
 @dataclass(frozen=True)
 class PatchCovariance:
-    """Covariance ``C = E[p pᵀ]`` of the input patches p of the convolutions of one network, without taking means off.
+    """Uncentred covariance ``C = E[p pᵀ]`` of the input patches p of the convolutions of one network.
 
-    The mean is over images and positions. With these C, the inner product ``⟨W, W′⟩_C = tr(W C W′ᵀ)`` of two weights is
-    the mean inner product of the two convolutions' outputs on these inputs. It is measured once, and needs the square
-    of the size of a patch: 85 MB for 3×3 of 512 channels.
+    The mean is over images and positions. The inner product ``⟨W, W′⟩_C = tr(W C W′ᵀ)`` of two weights is then the mean
+    inner product of the outputs of both convolutions on these inputs. The covariance is measured once. Its size is the
+    square of the patch size: 85 MB for 3×3 patches of 512 channels.
 
     Attributes:
         factors: Layer -> lower triangular L with ``C = L Lᵀ``, ``(groups, size, size)`` with ``size = in / groups · kh
@@ -47,34 +47,34 @@ class PatchCovariance:
     def of(cls, model: nn.Module, data: Iterable[Any]) -> PatchCovariance:
         """Measure the covariance of the patches of a network.
 
-        The patches are those that reach the convolutions, with the padding of each.
+        Patches are taken from the inputs of each convolution, including its padding.
 
         Args:
             model: The reference network, plain or atomized. It runs in evaluation mode, and is not modified.
-            data: Batches of inputs: tensors, sequences whose first element is one, or mappings of the arguments of the
-                network by name.
+            data: Batches of inputs: tensors, sequences with a tensor as first element, or mappings from argument names
+                to inputs.
 
         Returns:
             The covariance of each ``nn.Conv2d`` that runs.
 
         Raises:
-            TypeError: If a batch is none of these.
-            ValueError: If there are no batches, no convolution runs, or inputs of a convolution are not finite.
+            TypeError: If a batch has a different type.
+            ValueError: If ``data`` is empty, no convolution runs, or inputs of a convolution are not finite.
         """
         recorder = _Recorder()
         with _in_evaluation(model), recorder.listening(model), torch.no_grad(), recorder:
             for batch in data:
                 _run(model, batch)
         if not recorder.sums:
-            raise ValueError("no patches: there are no batches, or the network runs no nn.Conv2d")
+            raise ValueError("no patches: data is empty, or the network does not run an nn.Conv2d")
         for name, total in recorder.sums.items():
             if not total.isfinite().all():
-                raise ValueError(f"the inputs of layer {name!r} contain NaN or infinity; are data and weights finite?")
+                raise ValueError(f"the inputs of layer {name!r} contain NaN or infinity; check data and weights")
         return cls({name: _factor(total / recorder.counts[name]) for name, total in recorder.sums.items()})
 
     @property
     def key(self) -> str:
-        """Hash of the values."""
+        """Hash of the covariance."""
         digest = hashlib.sha256()
         for name, factor in self.factors.items():
             digest.update(f"{name} {tuple(factor.shape)}".encode())
@@ -85,7 +85,7 @@ class PatchCovariance:
         """Save to a safetensors file.
 
         Args:
-            path: The file, which is written whole or not at all.
+            path: The file, written atomically.
         """
         from safetensors.torch import save_file
 
@@ -95,7 +95,7 @@ class PatchCovariance:
 
     @classmethod
     def load(cls, path: str | Path) -> PatchCovariance:
-        """Load what :meth:`save` saved.
+        """Load a covariance from :meth:`save`.
 
         Args:
             path: The file.
@@ -104,25 +104,25 @@ class PatchCovariance:
             The covariance.
 
         Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If the file was written by something else.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If the file does not contain a covariance.
         """
         from safetensors import safe_open
 
         if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no file {path}; PatchCovariance.save writes one")
+            raise FileNotFoundError(f"{path} does not exist; PatchCovariance.save writes such a file")
         with decoding(path), safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("contents") != FORMAT:
-                raise ValueError(f"{path} is no file that PatchCovariance.save has written")
+                raise ValueError(f"{path} must be a file from PatchCovariance.save")
             return cls({name: file.get_tensor(name) for name in metadata["layers"].split("\n")})
 
 
 def loaded(path: str) -> tuple[PatchCovariance, str]:
-    """Load a covariance and its key; the last file is kept.
+    """Load a covariance and its key; the last file is cached.
 
     Args:
-        path: A file of :meth:`PatchCovariance.save`.
+        path: A file from :meth:`PatchCovariance.save`.
 
     Returns:
         The covariance and its key.
@@ -133,13 +133,13 @@ def loaded(path: str) -> tuple[PatchCovariance, str]:
 
 @lru_cache(maxsize=1)
 def _loaded(path: str, changed: int) -> tuple[PatchCovariance, str]:
-    del changed  # only a key of the cache
+    del changed  # part of the cache key only
     covariance = PatchCovariance.load(path)
     return covariance, covariance.key
 
 
 class _Recorder(TorchFunctionMode):
-    """Adds up the patches of each call of ``conv2d`` inside of a convolution, after the padding of its class."""
+    """Recorder that sums patch products over calls of ``conv2d`` in a convolution, after padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class _Recorder(TorchFunctionMode):
 
     @contextmanager
     def listening(self, model: nn.Module) -> Iterator[None]:
-        """Note which convolution runs."""
+        """Track the running convolution."""
         handles = []
         for name, module in model.named_modules():
             if isinstance(module, nn.Conv2d):
@@ -195,11 +195,11 @@ def _run(model: nn.Module, batch: Any) -> None:
     elif isinstance(batch, Sequence) and batch and isinstance(batch[0], Tensor):
         model(batch[0])
     else:
-        raise TypeError(f"a batch must be a tensor, a sequence that begins with one, or a mapping, got {type(batch)}")
+        raise TypeError(f"a batch must be a tensor, a sequence starting with a tensor, or a mapping, got {type(batch)}")
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """Cholesky factors, with one part in 10⁹ of the mean variance added to the diagonal."""
+    """Return Cholesky factors, with 10⁻⁹ of the mean variance added to the diagonal."""
     variance = covariance.diagonal(dim1=1, dim2=2)
     variance.add_(1e-9 * variance.mean(1, keepdim=True))
     empty = ~covariance.flatten(1).any(1)

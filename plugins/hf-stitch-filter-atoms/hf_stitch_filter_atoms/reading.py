@@ -1,4 +1,4 @@
-"""What metrics of filter atoms read of convolutions, and what must agree between two of them."""
+"""Readings of convolutions for filter atom metrics, and checks that two readings are comparable."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from hf_stitch_filter_atoms.convolution import AtomConv2d, base_class
 
 ADVICE = {
     "coefficients": (
-        "the atom coefficients differ, so their atoms have no relation; train the atoms of both networks from a common "
-        "one (train_atoms_only), or call share_coefficients"
+        "the atom coefficients differ, so that their atoms are unrelated; train the atoms of both networks from a "
+        "common start (train_atoms_only), or call share_coefficients"
     ),
     "dtype": (
-        "the dtypes differ ({}), and rounding alone makes the atom coefficients differ; convert a copy of each network "
-        "to the narrower dtype"
+        "the dtypes differ ({}), and rounding error alone makes the atom coefficients differ; convert a copy of each "
+        "network to the narrower dtype"
     ),
-    "covariance": "they were read with different patch covariances; read both with the same file",
+    "covariance": "the patch covariances differ; read both networks with the same file",
     "bias": (
         "only one has a bias; if batch normalization was folded into it, fold it into both networks or into neither"
     ),
 }
-"""Property -> what to say if it differs; of several, the last."""
+"""Property -> advice if it differs; of several properties, the last one counts."""
 
 
 def share_of_rounding(dtype: torch.dtype) -> float:
-    """Return the share of the largest singular value of parameters below which others are rounding of their dtype."""
+    """Return the threshold for singular values, relative to the largest, below which they are rounding error."""
     return max(1e-6, ROUNDINGS * torch.finfo(dtype).eps)
 
 
 def spatial(model: nn.Module) -> dict[str, AtomConv2d]:
-    """Find the convolutions with atoms, except 1×1, whose atoms are numbers.
+    """Return the convolutions with atoms, except 1×1 convolutions (their atoms are scalars).
 
     Args:
         model: An atomized network.
@@ -47,16 +47,16 @@ def spatial(model: nn.Module) -> dict[str, AtomConv2d]:
         Name -> convolution.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the network does not have such convolutions.
     """
-    found = {name: conv for name, conv in atomized(model).items() if conv.kernel_size != (1, 1)}
-    if not found:
-        raise ValueError("all convolutions with atoms are 1×1, whose atoms are numbers")
-    return found
+    convs = {name: conv for name, conv in atomized(model).items() if conv.kernel_size != (1, 1)}
+    if not convs:
+        raise ValueError("all convolutions with atoms are 1×1, with scalar atoms")
+    return convs
 
 
 def convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
-    """Find all convolutions, plain or with atoms.
+    """Return all convolutions, plain or with atoms.
 
     Args:
         model: A network.
@@ -65,12 +65,12 @@ def convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
         Name -> convolution.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the network does not have convolutions.
     """
-    found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no convolution (nn.Conv2d)")
-    return found
+    convs = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    if not convs:
+        raise ValueError(f"{type(model).__name__} must have a convolution (nn.Conv2d)")
+    return convs
 
 
 def in_double(tensor: Tensor) -> Tensor:
@@ -86,11 +86,11 @@ def in_double(tensor: Tensor) -> Tensor:
 
 
 def shape_of(conv: nn.Conv2d, **more: str) -> str:
-    """Describe what two convolutions must have in common, as JSON.
+    """Return the properties of a convolution that a comparable one must share, as JSON.
 
     Args:
         conv: A convolution.
-        **more: More properties, for example ``coefficients``.
+        **more: Further properties, for example ``coefficients``.
 
     Returns:
         Names and values of the properties.
@@ -111,7 +111,7 @@ def shape_of(conv: nn.Conv2d, **more: str) -> str:
 
 
 def hash_of(tensor: Tensor) -> str:
-    """Compute a hash of the shape and values of a tensor, which is the same for all dtypes that hold these values.
+    """Compute a hash of the shape and values of a tensor, independent of the dtype.
 
     Args:
         tensor: Any floating point tensor.
@@ -126,14 +126,14 @@ def hash_of(tensor: Tensor) -> str:
 
 
 def check_shared(x: Weights, y: Weights) -> None:
-    """Check that two layers agree in everything that they must share, and are finite.
+    """Check that two layers agree in all shared properties, and are finite.
 
     Args:
-        x: What was read of a layer.
-        y: The same of another.
+        x: Reading of a layer.
+        y: Reading of a second layer.
 
     Raises:
-        NotComparable: A property differs, or a number is not finite; the message names it and says what to do.
+        NotComparable: If a property differs, or a value is not finite; the message has the property and advice.
     """
     left, right = json.loads(x.shared), json.loads(y.shared)
     odd = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
@@ -142,7 +142,7 @@ def check_shared(x: Weights, y: Weights) -> None:
         both = ", ".join(f"{name} {left.get(name)} v. {right.get(name)}" for name in shapes)
         raise NotComparable(x.layer, f"the convolutions differ ({both}); compare networks of one architecture")
     _check_finite(x, y)
-    if odd <= {"dtype"}:  # then the values are the same
+    if odd <= {"dtype"}:  # then the values are equal
         return
     name = next(name for name in reversed(ADVICE) if name in odd)
     raise NotComparable(x.layer, ADVICE[name].format(f"{left.get(name)} v. {right.get(name)}"))
@@ -154,30 +154,30 @@ def cosine(layer: str, x: Tensor, y: Tensor) -> float:
     Args:
         layer: Name of the layer, for the message.
         x: A tensor of finite numbers.
-        y: Another one.
+        y: A second tensor.
 
     Returns:
-        Their inner product over their norms, in float64.
+        The inner product divided by the norms, in float64.
 
     Raises:
-        NotComparable: If one is zero.
+        NotComparable: If a tensor is zero.
     """
     return _unit(layer, x).dot(_unit(layer, y)).item()
 
 
 def angle(layer: str, x: Tensor, y: Tensor) -> float:
-    """Compute the angle between two tensors of one shape; small angles are exact too, unlike those of ``arccos``.
+    """Compute the angle between two tensors of one shape; unlike with ``arccos``, small angles are exact.
 
     Args:
         layer: Name of the layer, for the message.
         x: A tensor of finite numbers.
-        y: Another one.
+        y: A second tensor.
 
     Returns:
         The angle, between 0 and π.
 
     Raises:
-        NotComparable: If one is zero.
+        NotComparable: If a tensor is zero.
     """
     u, v = _unit(layer, x), _unit(layer, y)
     return 2 * torch.atan2((u - v).norm(), (u + v).norm()).item()
@@ -187,16 +187,14 @@ def _check_finite(x: Weights, y: Weights) -> None:
     for which, side in (("first", x), ("second", y)):
         for name, tensor in side.tensors.items():
             if not tensor.isfinite().all():
-                raise NotComparable(
-                    side.layer, f"the {name} of the {which} network contains NaN or infinity, so there is no value"
-                )
+                raise NotComparable(side.layer, f"the {name} of the {which} network contains NaN or infinity")
 
 
 def _unit(layer: str, x: Tensor) -> Tensor:
     flat = x.double().flatten()
     norm = flat.norm()
     if not norm > 0:
-        raise NotComparable(layer, "the weights of one network are zero, so there is no cosine")
+        raise NotComparable(layer, "the weights of one network are zero, so that the cosine is undefined")
     return flat / norm
 
 

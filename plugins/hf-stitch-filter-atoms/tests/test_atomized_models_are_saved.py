@@ -53,7 +53,7 @@ def test_values_do_not_matter_to_the_skeleton() -> None:
 
 def test_a_failed_rewrite_is_not_recorded() -> None:
     net = plain()
-    with pytest.raises(ValueError, match="there is no layer 'conv'"):
+    with pytest.raises(ValueError, match="layer 'conv' does not exist"):
         atomize(net, layers=["conv"])
     assert rewrites_of(net) == []
 

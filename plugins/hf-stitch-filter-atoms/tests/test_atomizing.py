@@ -169,15 +169,15 @@ def two() -> nn.Module:
     (two, {"atoms": 0}, "atoms must be an integer >= 1 or None, got 0"),
     (two, {"atoms": -2}, "atoms must be an integer >= 1 or None, got -2"),
     (two, {"atoms": 2.5}, "atoms must be an integer >= 1 or None, got 2.5"),
-    (two, {"layers": ["0", "conv"]}, "there is no layer 'conv'; the convolutions of the network: '0', '1'"),
-    (two, {"layers": ["0", "2"]}, "layer '2' is a ReLU"),
+    (two, {"layers": ["0", "conv"]}, "layer 'conv' does not exist; the convolutions of the network: '0', '1'"),
+    (two, {"layers": ["0", "2"]}, "layer '2' must be an nn.Conv2d, got ReLU"),
     (two, {"layers": "0"}, r"layers must be a list or None, got '0'; write \['0'\]"),
-    (two, {"layers": []}, "layers is empty"),
-    (lambda: nn.Sequential(nn.Linear(2, 2)), {}, "Sequential has no convolution"),
-    (lambda: nn.Sequential(nn.Conv1d(2, 2, 1)), {}, "has no convolution"),
-    (shared_weight, {}, "0.weight and 1.weight are one parameter"),
-    (shared_weight, {"layers": ["1"]}, "0.weight and 1.weight are one parameter"),
-    (with_nan, {}, "layer '1' contains values that are not finite"),
+    (two, {"layers": []}, "layers must not be empty"),
+    (lambda: nn.Sequential(nn.Linear(2, 2)), {}, "Sequential must have a convolution"),
+    (lambda: nn.Sequential(nn.Conv1d(2, 2, 1)), {}, "must have a convolution"),
+    (shared_weight, {}, "0.weight and 1.weight share a parameter"),
+    (shared_weight, {"layers": ["1"]}, "0.weight and 1.weight share a parameter"),
+    (with_nan, {}, "layer '1' must be finite"),
     (lambda: nn.Sequential(two(), nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 3, 3))), {}, "parametrization"),
     (lambda: nn.Sequential(nn.Conv2d(3, 3, 3), nn.LazyConv2d(3, 3)), {}, "not initialized"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
@@ -196,7 +196,7 @@ def test_atomized_networks_are_not_atomized_again() -> None:
         atomize(net)
     assert type(net[0]) is nn.Conv2d
     deatomize(net)
-    with pytest.raises(ValueError, match="no convolution with atoms"):
+    with pytest.raises(ValueError, match="must have convolutions with atoms"):
         deatomize(net)
     with pytest.raises(ValueError, match="at most 9"):
         AtomConv2d(3, 3, 3, atoms=10)

@@ -70,18 +70,18 @@ def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
     a, b, other = plain(0), plain(1), plain(2, width=4)
     atomize(a)
     before = copy.deepcopy(a.state_dict())
-    for models, message in (([], "no model"), ([a, b], "call hf_stitch_filter_atoms.atomize first")):
+    for models, message in (([], "models must not be empty"), ([a, b], "call hf_stitch_filter_atoms.atomize first")):
         with pytest.raises(ValueError, match=message):
             share_coefficients(models)
     atomize(b, atoms=5)
     atomize(other)
-    with pytest.raises(ValueError, match=r"layer '0' has .* \(8, 3, 9, 3, 3\) and \(8, 3, 5, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"layer '0' must have .* \(8, 3, 9, 3, 3\) and \(8, 3, 5, 3, 3\)"):
         share_coefficients([a, b])
-    with pytest.raises(ValueError, match="layer '0' has"):
+    with pytest.raises(ValueError, match="layer '0' must have"):
         share_coefficients([a], other)
     small = plain()
     atomize(small, layers=["0"])
-    with pytest.raises(ValueError, match="only one has atoms at layer '3'"):
+    with pytest.raises(ValueError, match="must have atoms at layer '3'"):
         share_coefficients([a, small])
     assert all(torch.equal(value, before[name]) for name, value in a.state_dict().items())
 
@@ -103,10 +103,14 @@ def test_only_atoms_learn() -> None:
 
 def test_unknown_modules_are_refused() -> None:
     net = plain()
-    with pytest.raises(ValueError, match="no convolution with atoms"):
+    with pytest.raises(ValueError, match="must have convolutions with atoms"):
         train_atoms_only(net)
     atomize(net)
-    for also, message in ((["head"], "no module 'head'"), (["2"], "'2' has no parameters"), ("fc", "in a list")):
+    for also, message in (
+        (["head"], "module 'head' does not exist"),
+        (["2"], "'2' must have parameters"),
+        ("fc", "a list of"),
+    ):
         with pytest.raises(ValueError, match=message):
             train_atoms_only(net, also=also)
     assert all(p.requires_grad for p in net.parameters())

@@ -73,7 +73,7 @@ def test_layers_that_share_parameters_have_no_gauges_of_their_own() -> None:
     atomize(net)
     net[1].coefficients = net[0].coefficients
     before = copy.deepcopy(net.state_dict())
-    with pytest.raises(ValueError, match="layers '0' and '1' share a parameter"):
+    with pytest.raises(ValueError, match="layers '0' and '1' must not share a parameter"):
         set_gauge([net], net)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
@@ -215,14 +215,14 @@ def test_what_has_no_gauge_is_refused() -> None:
     before = copy.deepcopy(a.state_dict())
     for call in (lambda: gauge_bounds(a, c), lambda: set_gauge([a, c], "orthonormal_coefficients"),
                  lambda: set_gauge([a], c)):  # fmt: skip
-        with pytest.raises(NotComparable, match="layer '0': the coefficients differ"):
+        with pytest.raises(NotComparable, match="layer '0': a common gauge requires equal coefficients"):
             call()
     for condition in (0.5, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="condition must be a number of at least 1"):
             gauge_bounds(a, b, condition)
     with pytest.raises(ValueError, match="gauge must be"):
         set_gauge([a], "orthogonal")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no model"):
+    with pytest.raises(ValueError, match="models must not be empty"):
         set_gauge([], "orthonormal_coefficients")
     with pytest.raises(ValueError, match="atomize first"):
         set_gauge([plain()], "orthonormal_coefficients")

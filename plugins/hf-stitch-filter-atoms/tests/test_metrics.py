@@ -265,7 +265,7 @@ def test_networks_without_atoms_are_refused() -> None:
     atomize(numbers)
     with pytest.raises(ValueError, match="1×1"):
         registries.metrics.build("filter_atoms").read(numbers)
-    with pytest.raises(ValueError, match="has no convolution"):
+    with pytest.raises(ValueError, match="must have a convolution"):
         registries.metrics.build("filter_gram").read(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="gauge must be one of 'trained', 'orthonormal'"):
         registries.metrics.build("filter_atoms", gauge="orthogonal")

@@ -82,7 +82,9 @@ def test_batches() -> None:
     batches = [x, [x], (x, "labels"), {"pixel_values": x}, {"pixel_values": x, "labels": torch.zeros(4)}]
     assert len({PatchCovariance.of(net, [batch]).key for batch in batches}) == 1
     for batch in ("images", [], None, ["images"], 3):
-        with pytest.raises(TypeError, match="a batch must be a tensor, a sequence that begins with one, or a mapping"):
+        with pytest.raises(
+            TypeError, match="a batch must be a tensor, a sequence starting with a tensor, or a mapping"
+        ):
             PatchCovariance.of(net, [batch])
 
 
@@ -114,7 +116,7 @@ def test_the_recipe_has_the_key_of_what_the_file_contains(tmp_path: Path) -> Non
     other = PatchCovariance.of(a, [torch.randn(2, 3, 12, 12)])
     other.save(path)
     for metric in (registries.metrics.build(record["name"], **record["options"]), again):
-        with pytest.raises(ValueError, match=f"contains the patch covariance {other.key}, not {measured.key}"):
+        with pytest.raises(ValueError, match=f"must contain the patch covariance {measured.key}, got {other.key}"):
             metric.read(a)
     for wrong in (None, 3):
         with pytest.raises(TypeError, match=f"covariance must be a text or a path, got {wrong}"):
@@ -141,20 +143,22 @@ def test_files(tmp_path) -> None:
     assert again.key == measured.key and list(again.factors) == list(measured.factors) == ["0", "3", "5"]
     PatchCovariance.of(a, [torch.randn(2, 3, 12, 12)]).save(tmp_path / "other")
     first, second = (PatchCosine(covariance=str(p)).read(a)["0"] for p in (path, tmp_path / "other"))
-    with pytest.raises(NotComparable, match="different patch covariances"):
+    with pytest.raises(NotComparable, match="the patch covariances differ"):
         PatchCosine(covariance=str(path)).value(first, second)
-    with pytest.raises(ValueError, match="needs covariance=, a file"):
+    with pytest.raises(ValueError, match="requires covariance=, a file"):
         PatchCosine().read(a)
-    with pytest.raises(FileNotFoundError, match=r"PatchCovariance.save writes one"):
+    with pytest.raises(FileNotFoundError, match=r"does not exist; PatchCovariance.save"):
         PatchCosine(covariance=str(tmp_path / "missing")).read(a)
-    with pytest.raises(ValueError, match=r"the covariance of layer '0' is \(1, 27, 27\), not \(1, 75, 75\)"):
+    with pytest.raises(
+        ValueError, match=r"the covariance of layer '0' must have shape \(1, 75, 75\), got \(1, 27, 27\)"
+    ):
         PatchCosine(covariance=str(path)).read(nn.Sequential(nn.Conv2d(3, 8, 5)))
-    with pytest.raises(ValueError, match="the covariance has no layer '1'"):
+    with pytest.raises(ValueError, match="the covariance lacks layer '1'"):
         PatchCosine(covariance=str(path)).read(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 5)))
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(1)}, tmp_path / "weights")
-    with pytest.raises(ValueError, match=r"no file that PatchCovariance.save has written"):
+    with pytest.raises(ValueError, match=r"must be a file from PatchCovariance.save"):
         PatchCovariance.load(tmp_path / "weights")
     for data, net in (([], a), ([torch.zeros(2, 2)], nn.Linear(2, 2))):
         with pytest.raises(ValueError, match="no patches"):

@@ -21,22 +21,22 @@ SAMPLES = 2
 
 
 class TorchGeometricAdapter(Library):
-    """Networks of torch_geometric on the nodes of a graph (``NodeNetwork``) and on graphs.
+    """Adapter for networks of torch_geometric on the nodes of a graph (``NodeNetwork``) and on graphs.
 
-    Samples are the features of nodes, as ``Graph.samples`` returns them, or graphs as ``dense`` returns them. A layer
-    is a cut if nothing passes around it: every convolution of GCN, GraphSAGE, GIN and GAT without jumping knowledge,
-    and of GCNII only the last one.
+    Samples are the features of nodes (from ``Graph.samples``) or graphs (from ``dense``). A layer is a cut if no data
+    bypasses it: every convolution of GCN, GraphSAGE, GIN and GAT without jumping knowledge, and only the last
+    convolution of GCNII.
     """
 
     name: ClassVar[str] = "pyg"
 
     def serves(self, model: Any) -> bool:
-        """Return whether the model is a network of nodes or graphs, or one that becomes a part of such a network.
+        """Return whether the model is a network of nodes or graphs, or a part of such a network.
 
         Args:
             model: Object of any type.
         """
-        if "torch_geometric" not in sys.modules:  # then there is none
+        if "torch_geometric" not in sys.modules:  # then such a network cannot exist
             return False
         from torch_geometric.nn.models.basic_gnn import BasicGNN  # type: ignore[import-untyped]
 
@@ -52,10 +52,9 @@ class TorchGeometricAdapter(Library):
 
         Args:
             model: The network.
-            example_inputs: At most four samples with which cuts are found and verified. ``None`` (default): random
-                features.
+            example_inputs: At most four samples to find and verify cuts. ``None`` (default): random features.
             processor: Function from one raw sample to its tensor. ``None`` (default): samples are tensors.
-            content: Has no effect: there is one argument.
+            content: Unused, because the network has one argument.
 
         Raises:
             ExampleError: If the network lacks a graph.
@@ -65,8 +64,8 @@ class TorchGeometricAdapter(Library):
 
         if not isinstance(model, (NodeNetwork, GraphClassifier)):
             raise ExampleError(
-                f"{type(model).__name__} also reads edges: pass hf_stitch_graphs.NodeNetwork(net, graph), whose "
-                "samples are the nodes of the graph, or hf_stitch_graphs.GraphClassifier(net, …)",
+                f"{type(model).__name__} also requires edges: pass hf_stitch_graphs.NodeNetwork(net, graph) for nodes "
+                "as samples, or hf_stitch_graphs.GraphClassifier(net, …) for graphs",
                 model,
             )
         dtype = next(model.parameters()).dtype
@@ -77,7 +76,7 @@ class TorchGeometricAdapter(Library):
         return Described(model, interface, inputs, processor)
 
     def task(self, adapter: Adapter) -> str | None:
-        """One vector of logits per sample, which is what stitched models for the classification of images return.
+        """Return the image classification task: its stitched models return one vector of logits per sample.
 
         Args:
             adapter: The adapter of the network.
@@ -85,13 +84,13 @@ class TorchGeometricAdapter(Library):
         return "image-classification"
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:
-        """Return the class and the arguments of the network, and the size of its graph or graphs.
+        """Return the class and the arguments of the network, and the size of its graphs.
 
         Args:
             model: The network.
 
         Raises:
-            ValueError: If the network was not made by ``hf_stitch_graphs.create``.
+            ValueError: If the network is not from ``hf_stitch_graphs.create``.
         """
         from hf_stitch_graphs.networks import NodeNetwork, record_of
 
@@ -101,13 +100,13 @@ class TorchGeometricAdapter(Library):
         return {"net": record_of(net.encoder.net), "classifier": net.arguments}
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network that a :meth:`blueprint` describes, with a graph of the right size.
+        """Construct a network from a :meth:`blueprint`, with a graph of the right size.
 
         Args:
             blueprint: The result of :meth:`blueprint`.
 
         Returns:
-            The network, without trained weights; features and edges of its graph are all 0.
+            The network without trained weights; features and edges of its graph are 0.
         """
         from hf_stitch_graphs.classifiers import GraphClassifier
         from hf_stitch_graphs.graphs import Graph

@@ -1,4 +1,4 @@
-"""Networks that classify whole graphs."""
+"""Networks for graph classification."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ POOLS: dict[str, Callable[..., Tensor]] = {
 
 
 def dense(graphs: Sequence[Graph], nodes: int) -> Tensor:
-    """Return graphs as one tensor, a row for each: the form in which a :class:`GraphClassifier` takes them.
+    """Return graphs as one tensor with a row per graph, the input of a :class:`GraphClassifier`.
 
     Args:
-        graphs: Graphs with as many features.
-        nodes: Number of nodes of the largest one. Smaller ones are padded.
+        graphs: Graphs with equal numbers of features.
+        nodes: Number of nodes of the largest graph. Smaller graphs are padded.
 
     Returns:
         Tensor (graphs, nodes, features + nodes + 1): the features of each node, its row of the adjacency matrix, and 1
@@ -52,10 +52,10 @@ def dense(graphs: Sequence[Graph], nodes: int) -> Tensor:
 
 
 class GraphEncoder(nn.Module):
-    """A network of nodes, whose outputs are pooled over each graph.
+    """Network of nodes with pooling of its outputs over each graph.
 
     Args:
-        net: Network of torch_geometric, which takes features ``x`` and edges ``edge_index``.
+        net: Network of torch_geometric with the arguments ``x`` (features) and ``edge_index`` (edges).
         features: Number of features of a node.
         pool: ``add``, ``max`` or ``mean``.
     """
@@ -70,7 +70,7 @@ class GraphEncoder(nn.Module):
         """Return a vector for each graph.
 
         Args:
-            graphs: Graphs as :func:`dense` returns them.
+            graphs: Graphs from :func:`dense`.
         """
         nodes, real = graphs.shape[1], graphs[..., -1] > 0
         place = (real.flatten().cumsum(0) - 1).view(real.shape)
@@ -83,13 +83,13 @@ class GraphEncoder(nn.Module):
 
 
 class GraphClassifier(nn.Sequential):
-    """A network of nodes, pooling over each graph, and layers that classify the pooled vector.
+    """Graph classifier: a network of nodes, pooling over each graph, and layers on the pooled vector.
 
-    A sample is a graph, as a tensor (:func:`dense`). The network can be cut after pooling and at the layers behind it,
-    and not between convolutions: what enters them needs the edges, which belong to the content.
+    A sample is a graph as a tensor (:func:`dense`). The network can be cut after pooling and at later layers, but not
+    between convolutions: such cuts would require the edges, which are part of the content.
 
     Args:
-        net: Network of torch_geometric, which takes features ``x`` and edges ``edge_index``.
+        net: Network of torch_geometric with the arguments ``x`` (features) and ``edge_index`` (edges).
         features: Number of features of a node.
         nodes: Number of nodes of the largest graph.
         width: Width of the network's outputs, and of the hidden layer.
@@ -123,7 +123,7 @@ class GraphClassifier(nn.Sequential):
         """Return the logits of graphs.
 
         Args:
-            graphs: Graphs as :func:`dense` returns them.
+            graphs: Graphs from :func:`dense`.
         """
         logits: Tensor = super().forward(graphs)
         return logits

@@ -18,18 +18,17 @@ PARTS = ("train", "val", "test")
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """One graph, whose nodes are samples.
+    """Graph with nodes as samples.
 
     Attributes:
         x: Features of the nodes, shape (nodes, features).
-        edge_index: Edges from the first row to the second, shape (2, edges) int64; both directions of an undirected
-            one.
-        y: Classes of the nodes, shape (nodes,) int64; -1 for nodes without a label. ``None`` if there are no labels.
+        edge_index: Edges from the first row to the second, shape (2, edges) int64; undirected edges in both directions.
+        y: Classes of the nodes, shape (nodes,) int64; -1 for nodes without a label. ``None`` without labels.
         masks: Name of a split -> its nodes, shape (nodes,) bool.
-        ids: Ids of the nodes in the graph that was read, shape (nodes,) int64. ``None``: their positions.
+        ids: Ids of the nodes in the original graph, shape (nodes,) int64. ``None``: their positions.
 
     Raises:
-        ValueError: If the shapes do not agree, or an edge has an end that is no node.
+        ValueError: If the shapes do not agree, or an edge refers to an unknown node.
 
     Example:
         >>> graph = Graph(torch.eye(3), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.tensor([0, 1, 0]))
@@ -50,34 +49,32 @@ class Graph:
         nodes, edges = len(self.x), self.edge_index
         if self.x.dim() != 2 or edges.dim() != 2 or len(edges) != 2:
             raise ValueError(
-                "a graph has features of the shape (nodes, features) and edges of the shape (2, edges), got "
+                "x must have shape (nodes, features) and edge_index shape (2, edges), got "
                 f"{tuple(self.x.shape)} and {tuple(edges.shape)}"
             )
         if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < nodes:
-            raise ValueError(
-                f"an edge has an end that is none of the {nodes} nodes: {int(edges.min())} or {edges.max()}"
-            )
+            raise ValueError(f"edges must be from 0 to {nodes - 1}, got {int(edges.min())} to {int(edges.max())}")
         for name, values in {"y": self.y, "ids": self.ids, **self.masks}.items():
             if values is not None and values.shape != (nodes,):
-                raise ValueError(f"{name} must have one value per node, {nodes}, got the shape {tuple(values.shape)}")
+                raise ValueError(f"{name} must have one value per node ({nodes}), got shape {tuple(values.shape)}")
 
     def __repr__(self) -> str:
         """Return the sizes."""
         return f"Graph(nodes={len(self.x)}, features={self.x.shape[1]}, edges={self.edge_index.shape[1]})"
 
     def __len__(self) -> int:
-        """Number of nodes."""
+        """Return the number of nodes."""
         return len(self.x)
 
     def samples(self) -> Samples:
-        """Return the nodes as samples: the features of each, with its label and id, in the order of the graph."""
+        """Return the nodes as samples: features with label and id, in the order of the graph."""
         ids = range(len(self)) if self.ids is None else self.ids.tolist()
         return Samples.of(self.x, id=list(ids), label=None if self.y is None else self.y.tolist())
 
     def normalized(self) -> Graph:
-        """Return the graph with features that sum to 1 at each node, as ``NormalizeFeatures`` of torch_geometric.
+        """Return the graph with features that sum to 1 at each node, like ``NormalizeFeatures`` of torch_geometric.
 
-        Features that are all 0 stay so.
+        All-zero features stay zero.
 
         Example:
             >>> Graph(torch.tensor([[1.0, 3.0]]), torch.empty(2, 0, dtype=torch.int64)).normalized().x
@@ -86,16 +83,15 @@ class Graph:
         return replace(self, x=self.x / self.x.sum(1, keepdim=True).clamp_min(1))
 
     def induced(self, nodes: Tensor) -> Graph:
-        """Return the graph of some nodes, with the edges between them only.
+        """Return the induced subgraph of nodes, with only the edges between them.
 
-        With the graph of the training nodes and that of the held-out ones, no edge connects the two (the inductive
-        protocol).
+        Subgraphs of training nodes and of held-out nodes are not connected (the inductive protocol).
 
         Args:
-            nodes: Positions of the nodes, shape (n,) int64, or a mask, shape (nodes,) bool. Their order is kept.
+            nodes: Positions of the nodes, shape (n,) int64, or a mask, shape (nodes,) bool. Their order is preserved.
 
         Raises:
-            ValueError: If a node is named twice.
+            ValueError: If a node is repeated.
 
         Example:
             >>> graph = Graph(torch.eye(3), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
@@ -105,7 +101,7 @@ class Graph:
         """
         nodes = nodes.nonzero()[:, 0] if nodes.dtype == torch.bool else nodes
         if len(nodes.unique()) < len(nodes):
-            raise ValueError("a node is named twice, expected each node at most once")
+            raise ValueError("nodes must not be repeated")
         edges, _ = subgraph(nodes, self.edge_index, num_nodes=len(self))
         place = torch.empty(len(self), dtype=torch.int64).scatter(0, nodes, torch.arange(len(nodes)))
         return Graph(
@@ -118,7 +114,7 @@ class Graph:
 
 
 def read_planetoid(folder: str | Path, name: str) -> Graph:
-    """Read a citation graph of Planetoid (Yang, Cohen & Salakhutdinov 2016) from a file of arrays, without downloads.
+    """Read a citation graph of Planetoid (Yang, Cohen & Salakhutdinov 2016) from an ``.npz`` file, without downloads.
 
     Args:
         folder: Folder of the files.
@@ -126,15 +122,15 @@ def read_planetoid(folder: str | Path, name: str) -> Graph:
             ``x_shape`` (sparse features), ``edge_index``, ``y``, ``has_label`` and ``<split>_mask``.
 
     Returns:
-        The graph, with features as they are. Nodes without a label have the class -1.
+        The graph with unchanged features. Nodes without a label have the class -1.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the features of some nodes are missing, as in an incomplete copy of PubMed.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If features of nodes are missing, as in an incomplete copy of PubMed.
     """
     path = Path(folder).expanduser() / f"{name}.npz"
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; expected one per graph, cora.npz and citeseer.npz")
+        raise FileNotFoundError(f"{path} does not exist; expected one file per graph, e.g. cora.npz, citeseer.npz")
     with np.load(path, allow_pickle=False) as held:
         if "has_x" in held.files and not held["has_x"].all():
             missing = int((~held["has_x"]).sum())

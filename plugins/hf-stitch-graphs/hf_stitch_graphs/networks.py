@@ -1,4 +1,4 @@
-"""Networks of nodes and of graphs that an adapter can cut."""
+"""Networks of nodes for the adapter to cut."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ CONVOLUTIONS: dict[str, Callable[[int], nn.Module]] = {
     "gin": lambda width: geometric.GINConv(nn.Linear(width, width)),
     "sage": lambda width: geometric.SAGEConv(width, width),
 }
-"""Kind -> convolution of one width."""
+"""Kind -> convolution with equal input and output width."""
 KINDS = (*CONVOLUTIONS, "gcn2")
 
 
 class DeepGNN(nn.Module):
-    """A linear layer, many convolutions of one width, and a linear layer.
+    """Network of a linear layer, many convolutions of equal width, and a linear layer.
 
-    The networks of the performance proxy of Moschella et al. (ICLR 2023). With ``gcn2`` it is GCNII (Chen et al. 2020):
-    each convolution also receives what the first layer outputs, so that this passes around all convolutions but the
-    last one's output.
+    Moschella et al. (ICLR 2023) use these networks for their performance proxy. With ``gcn2`` it is GCNII (Chen et al.
+    2020): each convolution also receives the output of the first layer, so that only the last convolution is not
+    bypassed.
 
     Args:
         conv: Kind of the convolutions: ``gat``, ``gcn``, ``gcn2``, ``gin`` or ``sage``.
@@ -40,10 +40,10 @@ class DeepGNN(nn.Module):
         num_layers: Number of convolutions.
         out_channels: Number of outputs.
         dropout: Probability of dropout before every layer.
-        act: Activation after the first layer, by its name in torch_geometric.
+        act: Name in torch_geometric of the activation after the first layer.
         conv_act: Activation after every convolution.
-        alpha: Share of the first layer's output in each convolution; for ``gcn2`` only.
-        theta: Strength of the weights of each convolution; for ``gcn2`` only.
+        alpha: Share of the first layer's output in each convolution (``gcn2`` only).
+        theta: Strength of the weights of each convolution (``gcn2`` only).
 
     Example:
         >>> network = DeepGNN("gcn2", 5, 8, 4, out_channels=3)
@@ -110,23 +110,23 @@ FAMILIES: dict[str, Callable[..., nn.Module]] = {
     "GIN": geometric.GIN,
     "GraphSAGE": geometric.GraphSAGE,
 }
-"""Name -> class of networks that :func:`create` makes."""
+"""Name -> network class of :func:`create`."""
 RECORD = "hf_stitch_blueprint"
 """Attribute of a network with the name of its class and its arguments."""
 
 
 def create(name: str, **arguments: Any) -> nn.Module:
-    """Create a network of torch_geometric that records its arguments, so that models with parts of it can be saved.
+    """Create a network of torch_geometric that records its arguments, so that stitched models with it can be saved.
 
     Args:
         name: ``GCN``, ``GraphSAGE``, ``GIN`` or ``GAT`` of ``torch_geometric.nn``, or ``DeepGNN``.
-        **arguments: Its arguments, as JSON values: activations and norms by their names.
+        **arguments: Arguments of the class as JSON values, with activations and norms by name.
 
     Returns:
-        The network, with random weights.
+        The network with random weights.
 
     Raises:
-        ValueError: If there is no such class, or it does not take the arguments.
+        ValueError: If the class is unknown or does not accept the arguments.
 
     Example:
         >>> create("GCN", in_channels=5, hidden_channels=8, num_layers=2, out_channels=3)
@@ -152,19 +152,19 @@ def record_of(network: nn.Module) -> dict[str, Any]:
         ``class`` and ``arguments``.
 
     Raises:
-        ValueError: If it was made in another way.
+        ValueError: If the network is not from :func:`create`.
     """
     kind = type(network).__name__
     if not (record := vars(network).get(RECORD)):
         raise ValueError(
-            f"the arguments of this {kind} are unknown, so that it cannot be rebuilt: create it with "
+            f"this {kind} cannot be rebuilt, because its arguments are unknown: create it with "
             f"hf_stitch_graphs.create({kind!r}, …)"
         )
     return dict(record)
 
 
 class Rows(nn.Module):
-    """Pass on the features of all nodes, after checking that they are those of the graph, in its order.
+    """Identity on the features of all nodes, with a check that they match the graph in order.
 
     Args:
         graph: The graph.
@@ -180,29 +180,28 @@ class Rows(nn.Module):
         """Return the features.
 
         Raises:
-            ValueError: If the rows are not all nodes of the graph, in its order. Up to four rows are not checked.
+            ValueError: If the rows are not all nodes of the graph in order. Up to four rows are not checked.
         """
         nodes = len(self.marks)
         if len(x) > TRIAL and len(x) != nodes:
             raise ValueError(
-                f"a batch must contain all {nodes} nodes of the graph, in its order, got {len(x)}: set "
-                f"batch_size={nodes} and pass all of graph.samples(); for a part of the nodes, put the network on "
-                "their graph: on_graph(network, graph.induced(nodes))"
+                f"a batch must contain all {nodes} nodes of the graph in order, got {len(x)}: set batch_size={nodes} "
+                "and pass all of graph.samples(), or use on_graph(network, graph.induced(nodes)) for a subset"
             )
         if len(x) == nodes:
             spread = self.marks.std().nan_to_num() + self.marks.abs().max() / 100
             if not bool(((_marks(x) - self.marks).abs() <= TOLERANCE * spread + 1e-6).all()):
                 raise ValueError(
-                    "the rows of this batch are not the features of the graph of this network, in its order: pass "
-                    "graph.samples(), or put the network on another graph: on_graph(network, graph)"
+                    "rows of a batch must be the features of the network's graph in order: pass graph.samples(), or "
+                    "use on_graph(network, graph) for a different graph"
                 )
         return x
 
 
 TRIAL = 4
-"""Number of rows up to which a batch is a trial of shapes."""
+"""Maximum number of rows of a trial batch."""
 TOLERANCE = 0.1
-"""Difference of features, in standard deviations of their projection, that rounding may explain."""
+"""Tolerance for rounding error of features, in standard deviations of their projection."""
 
 
 def _marks(x: Tensor) -> Tensor:
@@ -212,16 +211,15 @@ def _marks(x: Tensor) -> Tensor:
 
 
 class NodeNetwork(nn.Module):
-    """A network of the nodes of one graph, whose edges are part of the network.
+    """Network of the nodes of one graph, with the edges as part of the network.
 
-    It takes the features of all nodes at once, a row for each, in the order of the graph: a sample is a node, and a
-    batch is the whole graph. Rows in another order, or only some of them, raise an error. Batches of up to four rows
-    are trials of shapes, for which hf-stitch runs a network before it reads the data: they run on a ring instead of
-    the graph.
+    The input is the features of all nodes, a row per node in the order of the graph: a sample is a node, and a batch is
+    the whole graph. Missing or reordered rows raise an error. Batches of up to four rows are trial batches, which
+    hf-stitch runs to determine shapes: they run on a ring instead of the graph.
 
     Args:
-        net: Network of torch_geometric, which takes features ``x`` and edges ``edge_index``.
-        graph: The graph, of more than four nodes.
+        net: Network of torch_geometric with the arguments ``x`` (features) and ``edge_index`` (edges).
+        graph: The graph with more than four nodes.
 
     Raises:
         ValueError: If the graph has too few nodes.
@@ -263,7 +261,7 @@ class NodeNetwork(nn.Module):
 
 
 def _ring(nodes: int, device: torch.device) -> Tensor:
-    """Return the edges of a ring, in both directions; none for a single node."""
+    """Return the edges of a ring in both directions; an empty tensor for a single node."""
     places = torch.arange(nodes, device=device)
     one = torch.stack([places, places.roll(1)])[:, : nodes if nodes > 1 else 0]
     return torch.cat([one, one.flip(0)], 1)
@@ -271,25 +269,25 @@ def _ring(nodes: int, device: torch.device) -> Tensor:
 
 def _check_size(graph: Graph) -> None:
     if len(graph) <= TRIAL:
-        raise ValueError(f"a network needs a graph of more than {TRIAL} nodes, got {len(graph)}")
+        raise ValueError(f"the graph must have more than {TRIAL} nodes, got {len(graph)}")
 
 
 def on_graph(model: Module, graph: Graph) -> Module:
-    """Put networks of nodes on another graph.
+    """Copy networks of nodes to a different graph.
 
-    Trained on the graph of the training nodes, they are scored on that of the held-out ones, to which no edge leads
+    Use this to score networks trained on the graph of training nodes on the separate graph of held-out nodes
     (:meth:`Graph.induced`).
 
     Args:
-        model: A network of nodes, or a stitched model of two of them. It is not changed.
-        graph: The graph, with as many features.
+        model: A network of nodes, or a stitched model of two such networks. It is not changed.
+        graph: The new graph, with the same number of features.
 
     Returns:
         A copy with the same weights.
 
     Raises:
-        ValueError: If the model contains no network of nodes, the number of features differs, or the graph has too few
-            nodes.
+        ValueError: If the model does not contain a network of nodes, the number of features differs, or the graph has
+            too few nodes.
 
     Example:
         >>> ring = torch.arange(6)
@@ -300,14 +298,14 @@ def on_graph(model: Module, graph: Graph) -> Module:
         torch.Size([5, 3])
     """
     _check_size(graph)
-    other = copy.deepcopy(model)
-    networks = [module for module in other.modules() if isinstance(module, NodeNetwork)]
+    copied = copy.deepcopy(model)
+    networks = [module for module in copied.modules() if isinstance(module, NodeNetwork)]
     if not networks:
-        raise ValueError(f"{type(model).__name__} contains no NodeNetwork: create it with NodeNetwork(net, graph)")
+        raise ValueError(f"{type(model).__name__} must contain a NodeNetwork: create it with NodeNetwork(net, graph)")
     for network in networks:
         if network.shape != graph.x.shape[1:]:
-            raise ValueError(f"the network takes {network.shape[0]} features, and the graph has {graph.x.shape[1]}")
+            raise ValueError(f"the graph must have {network.shape[0]} features, got {graph.x.shape[1]}")
         network.edge_index = graph.edge_index.to(network.edge_index.device, copy=True)
-        if isinstance(network.rows, Rows):  # in the part after a cut, there is none
+        if isinstance(network.rows, Rows):  # the back half of a cut does not have it
             network.rows.marks = _marks(graph.x).to(network.rows.marks)
-    return other
+    return copied

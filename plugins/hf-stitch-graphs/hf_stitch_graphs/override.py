@@ -1,4 +1,4 @@
-"""What a trace does not reveal of networks of graphs."""
+"""Facts about graph networks that a trace does not reveal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hf_stitch.adapters.overrides import Override
 
 
 class GraphClassifierOverride(Override):
-    """The layers of a ``GraphClassifier`` at which it can be cut are those behind the convolutions."""
+    """Override that allows cuts of a ``GraphClassifier`` after the convolutions only."""
 
     def blocks(self, model: nn.Module) -> tuple[str, ...]:
-        """Return the pooled vectors and the layers behind them.
+        """Return the pooling and the layers after it.
 
         Args:
             model: The network.

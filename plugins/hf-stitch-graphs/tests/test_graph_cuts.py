@@ -103,9 +103,9 @@ def test_the_override_of_classifiers_fulfils_the_contract() -> None:
 
 def test_a_batch_is_the_whole_graph() -> None:
     net = network("GCN")
-    with pytest.raises(ValueError, match="all 40 nodes of the graph, in its order, got 16: set batch_size=40"):
+    with pytest.raises(ValueError, match="all 40 nodes of the graph in order, got 16: set batch_size=40"):
         hf_stitch.compare(net, net, NODES.samples(), batch_size=16, progress=False)
-    with pytest.raises(ValueError, match="not the features of the graph of this network, in its order"):
+    with pytest.raises(ValueError, match="must be the features of the network's graph in order"):
         net(NODES.x.flip(0))
     other = on_graph(net, NODES.induced(torch.arange(40).flip(0)))
     torch.testing.assert_close(other(NODES.x.flip(0)).flip(0), net(NODES.x))
@@ -116,7 +116,9 @@ def test_rows_in_half_precision_are_those_of_the_graph() -> None:
 
 
 def test_networks_without_a_graph_are_refused() -> None:
-    with pytest.raises(ExampleError, match=r"GCN also reads edges: pass hf_stitch_graphs\.NodeNetwork\(net, graph\)"):
+    with pytest.raises(
+        ExampleError, match=r"GCN also requires edges: pass hf_stitch_graphs\.NodeNetwork\(net, graph\)"
+    ):
         hf_stitch.load(GCN(3, 4, 2))
     with pytest.raises(ValueError, match="more than 4 nodes, got 4"):
         NodeNetwork(nn.Identity(), graph(4))

@@ -74,16 +74,16 @@ def test_networks_of_unknown_arguments_run_and_are_not_saved(tmp_path: Path) -> 
         net, net, everything, source_layer="net.convs.0", target_layer="net.convs.0", test_data=everything,
         matcher="identity", batch_size=60, task=None, progress=False,
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"arguments of this GCN are unknown.*hf_stitch_graphs\.create\('GCN', …\)"):
+    with pytest.raises(ValueError, match=r"this GCN cannot be rebuilt.*hf_stitch_graphs\.create\('GCN', …\)"):
         stitched.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="name must be one of DeepGNN, GAT, GCN, GIN, GraphSAGE, got 'GCNN'"):
         create("GCNN")
 
 
 def test_only_networks_of_nodes_are_put_on_a_graph() -> None:
-    with pytest.raises(ValueError, match="Linear contains no NodeNetwork"):
+    with pytest.raises(ValueError, match="Linear must contain a NodeNetwork"):
         on_graph(torch.nn.Linear(2, 2), NODES)
     wider = graph(10)
     wider = type(wider)(torch.cat([wider.x, wider.x], 1), wider.edge_index)
-    with pytest.raises(ValueError, match="takes 6 features, and the graph has 12"):
+    with pytest.raises(ValueError, match="must have 6 features, got 12"):
         on_graph(networks()[0], wider)

@@ -36,7 +36,7 @@ def test_incomplete_and_missing_files_are_named(tmp_path: Path) -> None:
     write(tmp_path, has_x=np.array([True, False, False]))
     with pytest.raises(ValueError, match=r"cora\.npz lacks the features of 2 of 3 nodes"):
         read_planetoid(tmp_path, "cora")
-    with pytest.raises(FileNotFoundError, match=r"no file .*citeseer\.npz"):
+    with pytest.raises(FileNotFoundError, match=r"citeseer\.npz does not exist"):
         read_planetoid(tmp_path, "citeseer")
 
 
@@ -49,16 +49,16 @@ def test_an_induced_graph_keeps_nodes_edges_and_ids() -> None:
     chosen = set(nodes.tolist())
     assert kept == {(a, b) for a, b in whole.edge_index.T.tolist() if {a, b} <= chosen}
     assert some.induced(torch.tensor([2, 1])).samples().ids == (20, 3)
-    with pytest.raises(ValueError, match="a node is named twice"):
+    with pytest.raises(ValueError, match="nodes must not be repeated"):
         whole.induced(torch.tensor([1, 1]))
 
 
 @pytest.mark.parametrize(
     ("parts", "match"),
     [
-        ({"edge_index": torch.tensor([[0], [3]])}, "an edge has an end that is none of the 3 nodes"),
-        ({"y": torch.tensor([0])}, "y must have one value per node, 3"),
-        ({"x": torch.ones(3)}, "features of the shape"),
+        ({"edge_index": torch.tensor([[0], [3]])}, "edges must be from 0 to 2, got 0 to 3"),
+        ({"y": torch.tensor([0])}, "y must have one value per node .3"),
+        ({"x": torch.ones(3)}, "x must have shape"),
     ],
 )
 def test_shapes_are_checked(parts: dict[str, torch.Tensor], match: str) -> None:

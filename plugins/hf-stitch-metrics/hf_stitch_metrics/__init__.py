@@ -1,4 +1,4 @@
-"""More metrics for hf-stitch: of matched features, means and covariances, and distances of samples."""
+"""Additional metrics for hf-stitch: matched features, means and covariances, and distances of samples."""
 
 from hf_stitch_metrics.distances import DistanceCorrelation, distance_correlation
 from hf_stitch_metrics.gaussians import Frechet, frechet

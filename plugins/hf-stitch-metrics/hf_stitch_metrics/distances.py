@@ -1,4 +1,4 @@
-"""Distance correlation: whether the same pairs of samples are far apart."""
+"""Distance correlation: dependence between the pairwise distances of both sides."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SZEKELY_2007 = arxiv("Székely et al.: Measuring and testing dependence by corre
 
 @of_rows
 def distance_correlation(x: Tensor, y: Tensor) -> Tensor:
-    """Distance correlation, in [0, 1]: ``√(⟨A, B⟩ / (‖A‖ ‖B‖))`` (Székely et al. 2007).
+    """Compute the distance correlation, in [0, 1]: ``√(⟨A, B⟩ / (‖A‖ ‖B‖))`` (Székely et al. 2007).
 
     A and B are the doubly centred Euclidean distance matrices. In the limit of many rows the value is 0 only for
-    independent sides; for finitely many rows it is positive.
+    independent sides; for a finite number of rows it is positive.
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.

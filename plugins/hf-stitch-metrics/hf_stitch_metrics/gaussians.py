@@ -1,4 +1,4 @@
-"""The Fréchet distance between two Gaussians: do two sets of activations have the same mean and covariance?"""
+"""Fréchet distance between two Gaussians: compares means and covariances of two sets of activations."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ HEUSEL_2017 = arxiv(
 
 @of_rows
 def frechet(x: Tensor, y: Tensor) -> Tensor:
-    """Relative squared Fréchet distance of two Gaussians with the moments of x and y (Dowson & Landau 1982).
+    """Compute the relative squared Fréchet distance of Gaussians with the moments of x and y (Dowson & Landau 1982).
 
-    ``(‖μx - μy‖² + tr(Cx + Cy - 2 (Cx Cy)^½)) / (tr Cy + ‖μy‖²)``, in the units of ``direct_matching``, which it never
-    exceeds. It is 0 exactly if means and covariances are equal, whether or not the rows correspond: the order of the
-    rows has no effect. The formula without the denominator is that of the Fréchet inception distance (Heusel et al.
-    2017).
+    The value is ``(‖μx - μy‖² + tr(Cx + Cy - 2 (Cx Cy)^½)) / (tr Cy + ‖μy‖²)``, in the units of ``direct_matching``, an
+    upper bound. It is 0 exactly if means and covariances are equal; the order of the rows does not matter. Without the
+    denominator, it is the formula of the Fréchet inception distance (Heusel et al. 2017).
 
-    Directions of less than ``d`` · 2e-16 of the largest variance count as constant, because rounding of the covariance
-    hides them. The value of rows and that of streamed moments agree to about 1e-8.
+    Directions with less than ``d`` · 2e-16 of the largest variance count as constant, because rounding error of the
+    covariance hides them. Values from rows and from streamed moments agree to about 1e-8.
 
     Args:
         x: Activations of the source after the stitching layer, ``(n, d)``, floating point.
@@ -53,9 +52,9 @@ def _frechet(moments: SecondMoments) -> Tensor:
     total = moments.syy.trace() + moments.n * moments.mean_y.square().sum()
     if total == 0:
         raise ValueError(
-            "frechet: y is 0 throughout, so the relative distance is undefined; check whether the layer is dead"
+            "frechet: y is all zero, so that the relative distance is undefined; check whether the layer is dead"
         )
-    # Singular values have a gradient where x has no variance; the eigenvalues of the product have none there.
+    # Unlike eigenvalues of the product, singular values have a gradient where x does not vary.
     rows = moments.x if isinstance(moments, RowMoments) else _root(moments.sxx)
     overlap = torch.linalg.svdvals(rows @ _root(moments.syy)).sum()
     variation = moments.sxx.trace() + moments.syy.trace()
@@ -65,10 +64,10 @@ def _frechet(moments: SecondMoments) -> Tensor:
 
 def _root(scatter: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(scatter)
-    # Rounding gives constant directions an eigenvalue of about eps, whose root would be 1e-8.
+    # Rounding error gives constant directions an eigenvalue of about eps, with a root of 1e-8.
     varies = values > len(values) * torch.finfo(values.dtype).eps * values.max()
-    kept = vectors[:, varies]
-    return kept * values[varies].sqrt() @ kept.T
+    basis = vectors[:, varies]
+    return basis * values[varies].sqrt() @ basis.T
 
 
 class Frechet(MomentsMetric):

@@ -1,4 +1,4 @@
-"""Metrics that match features one to one: by correlation, and by optimal transport."""
+"""Metrics that match features: one-to-one by correlation, and by optimal transport."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KHOSLA_2024 = arxiv(
 
 @of_rows
 def correlation_matching(x: Tensor, y: Tensor, *, assignment: Literal["hard", "soft"] = "hard") -> Tensor:
-    """Mean correlation between matched features, in [-1, 1] (Li et al. 2016).
+    """Compute the mean correlation between matched features, in [-1, 1] (Li et al. 2016).
 
     Args:
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
-        assignment: ``"hard"``: the one-to-one assignment with the greatest sum of correlations; for unequal widths it
-            matches ``min(dx, dy)`` features. ``"soft"``: each feature is matched with its most correlated feature on
-            the other side, and both directions are averaged.
+        assignment: ``"hard"``: the one-to-one assignment with the maximum sum of correlations; for unequal widths it
+            matches ``min(dx, dy)`` features. ``"soft"``: each feature is matched with the most correlated feature of
+            the opposite side, and both directions are averaged.
 
     Example:
         >>> import torch
@@ -65,7 +65,7 @@ class CorrelationMatching(MomentsMetric):
 
 @of_rows
 def soft_matching(x: Tensor, y: Tensor, *, compare: Literal["correlation", "distance"] = "correlation") -> Tensor:
-    """Soft matching: optimal transport between the features of both sides (Khosla & Williams 2024).
+    """Compute soft matching: optimal transport between the features of both sides (Khosla & Williams 2024).
 
     The features of each side have uniform masses that sum to 1. For equal widths the optimal plan is a permutation.
 
@@ -73,8 +73,7 @@ def soft_matching(x: Tensor, y: Tensor, *, compare: Literal["correlation", "dist
         x: Activations of shape ``(n, dx)``, floating point. Row i of ``x`` and of ``y`` must be the same sample.
         y: Activations of shape ``(n, dy)``, floating point.
         compare: ``"correlation"``: the maximum of ``Σᵢⱼ Pᵢⱼ corr(xᵢ, yⱼ)`` over transport plans P, in [-1, 1].
-            ``"distance"``: the square root of the minimum of ``Σᵢⱼ Pᵢⱼ ‖xᵢ - yⱼ‖²`` over centred features, which is a
-            metric.
+            ``"distance"``: the square root of the minimum of ``Σᵢⱼ Pᵢⱼ ‖xᵢ - yⱼ‖²`` over centred features, a metric.
 
     Example:
         >>> import torch
@@ -126,19 +125,19 @@ def _correlations(name: str, moments: SecondMoments) -> Tensor:
             features = constant.nonzero()[:, 0].tolist()
             raise ValueError(
                 f"{name}: {len(features)} of {len(mean)} features of {side} are constant (the first: {features[0]}), "
-                "so the value is undefined; drop constant features"
+                "so that the value is undefined; drop constant features"
             )
     return moments.sxy / torch.outer(of_x.sqrt(), of_y.sqrt())
 
 
 def _assigned(costs: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column indices of the one-to-one assignment with the least cost."""
+    """Return row and column indices of the one-to-one assignment with the minimum cost."""
     rows, columns = linear_sum_assignment(costs.detach().cpu().numpy())
     return torch.from_numpy(rows).to(costs.device), torch.from_numpy(columns).to(costs.device)
 
 
 def _transported(costs: Tensor) -> Tensor:
-    """The optimal transport plan between uniform masses; gradients treat the plan as a constant."""
+    """Return the optimal transport plan between uniform masses, constant with respect to gradients."""
     p, q = costs.shape
     if p == q:  # a vertex of the polytope of plans is then a permutation (Birkhoff)
         return torch.zeros_like(costs, requires_grad=False).index_put(_assigned(costs), costs.new_tensor(1 / p))

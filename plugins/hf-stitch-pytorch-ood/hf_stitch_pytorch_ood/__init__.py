@@ -19,12 +19,12 @@ __all__ = ["GMM", "KNN", "RMD", "Mahalanobis"]
 
 @dataclass(frozen=True)
 class KNN(Detector):
-    """Distance to the k-th nearest neighbour, of vectors divided by their norms (Sun et al. 2022).
+    """Distance of normalised vectors to the k-th nearest neighbour (Sun et al. 2022).
 
     Attributes:
-        k: Which neighbour, from 1.
-        normalize: Whether vectors are divided by their norms. Differences of scale, such as shrinkage, then have no
-            effect.
+        k: Rank of the neighbour, from 1.
+        normalize: Whether to divide vectors by their norms, so that differences of scale, such as shrinkage, are
+            ignored.
 
     Raises:
         ValueError: If ``k`` is below 1.
@@ -53,7 +53,7 @@ class KNN(Detector):
 
 @dataclass(frozen=True)
 class Mahalanobis(Detector):
-    """Half the squared Mahalanobis distance to the nearest mean of a class (Lee et al. 2018).
+    """Half the squared Mahalanobis distance to the nearest class mean (Lee et al. 2018).
 
     Example:
         >>> known = Representation(torch.randn(90, 2), "bd")
@@ -82,7 +82,7 @@ class Mahalanobis(Detector):
 
 @dataclass(frozen=True)
 class RMD(Detector):
-    """Mahalanobis distance to the nearest mean of a class, minus that to the mean of all (Ren et al. 2021).
+    """Mahalanobis distance to the nearest class mean, minus the distance to the global mean (Ren et al. 2021).
 
     Example:
         >>> known = Representation(torch.randn(90, 2), "bd")
@@ -106,7 +106,7 @@ class RMD(Detector):
 
 @dataclass(frozen=True)
 class GMM(Detector):
-    """Negative log-likelihood under a mixture of one normal distribution for each class.
+    """Negative log-likelihood under a mixture with one normal distribution per class.
 
     Attributes:
         reg: Variance added to each feature.
@@ -136,23 +136,23 @@ class GMM(Detector):
 
 
 class _Scores(Scorer):
-    """A detector of pytorch-ood, fitted to vectors."""
+    """Scorer with a fitted detector of pytorch-ood."""
 
     def __init__(self, detector: Any, vectors: Tensor, labels: Tensor) -> None:
         self.detector, self.width = detector, vectors.shape[1]
         if len(labels) != len(vectors):
-            raise ValueError(f"there are activations of {len(vectors)} samples, but {len(labels)} labels")
-        # Classes without a sample are left out: pytorch-ood wants contiguous numbers.
+            raise ValueError(f"labels must have one label per sample ({len(vectors)}), got {len(labels)}")
+        # Classes without a sample are dropped: pytorch-ood requires contiguous numbers.
         detector.fit_features(vectors, labels.unique(return_inverse=True)[1])
 
     @torch.no_grad()
     def score(self, activations: Representation) -> Tensor:
-        """Score a batch, as :meth:`hf_stitch.detectors.Scorer.score`."""
+        """Score a batch; see :meth:`hf_stitch.detectors.Scorer.score`."""
         if activations.width != self.width:
             raise ValueError(f"the detector was fitted to {self.width} features, got {activations.width}")
         return self.detector.predict_features(_vectors([activations])).double()
 
 
 def _vectors(activations: Iterable[Representation]) -> Tensor:
-    """Return the mean of the positions of each sample, ``(n, d)`` float32 on the CPU."""
+    """Return the mean over positions of each sample, ``(n, d)`` float32 on the CPU."""
     return torch.cat([batch.rows("mean").detach().float().cpu() for batch in activations])

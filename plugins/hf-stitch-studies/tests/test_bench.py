@@ -168,7 +168,7 @@ class Around(nn.Module):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"functional": ["lstsq"]}, ValueError, "its task is None: pass task="),
+        ({"functional": ["lstsq"]}, ValueError, "got None; pass task="),
         ({"functional": ["lstsq"], "task": "image"}, ValueError, "no 'image' among tasks"),
         ({"functional": ["lstsq", "lstsq"]}, ValueError, "functional must name each method once"),
         ({"layers": ["1", "9"]}, hf_stitch.NotACutError, "'9'"),

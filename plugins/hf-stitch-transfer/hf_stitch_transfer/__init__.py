@@ -1,8 +1,8 @@
-"""Carrying what was found in one network to another through a stitch: probes, directions and sparse autoencoders.
+"""Transfer of probes, directions and sparse autoencoders between networks through a stitch.
 
-A stitch maps activations of a source to those of a target. What reads activations (probes, the encoder of an
-autoencoder) is composed with the map to its own network, and what writes them (directions, the decoder) is mapped to
-the other network.
+A stitch maps source activations to target activations. Functions of activations (probes, the encoder of an autoencoder)
+are composed with the map to their original network; vectors of activations (directions, the decoder) are mapped to the
+new network.
 """
 
 from hf_stitch_transfer.carrying import transfer_direction, transfer_probe, transfer_sae

@@ -1,4 +1,4 @@
-"""Sparse autoencoders of activations, in the files of SAELens."""
+"""Sparse autoencoders of activations in the file format of SAELens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 OWN = ("architecture", "d_in", "d_sae", "dtype", "device", "apply_b_dec_to_input", "k", "activation_fn_str")
-"""Keys of a config that this class writes itself."""
+"""Config keys that this class writes."""
 
 IDLE: Mapping[str, tuple[Any, ...]] = {
     "normalize_activations": (None, "none"),
@@ -27,27 +27,27 @@ IDLE: Mapping[str, tuple[Any, ...]] = {
     "finetuning_scaling_factor": (None, False),
     "rescale_acts_by_decoder_norm": (None, False),
 }
-"""Options of SAELens that change what an autoencoder computes, with the values at which they do not."""
+"""Unsupported options of SAELens -> values that disable them."""
 
 
 class SparseAutoencoder(nn.Module):
-    """A sparse autoencoder with one hidden layer: ``decode(encode(x))``, with many features of which few are active.
+    """Sparse autoencoder with one hidden layer: ``decode(encode(x))`` with many sparsely active features.
 
-    Features are ``f = act((x − b_dec) · W_enc + b_enc)``, where ``b_dec`` is subtracted only if
-    ``apply_b_dec_to_input``, and the reconstruction is ``f · W_dec + b_dec``. Names and shapes are those of SAELens.
+    Features are ``f = act((x − b_dec) · W_enc + b_enc)``, with ``b_dec`` subtracted only if ``apply_b_dec_to_input``,
+    and the reconstruction is ``f · W_dec + b_dec``. Names and shapes follow SAELens.
 
     Args:
         d_in: Width of the activations.
         d_sae: Number of features.
         architecture: ``standard`` (ReLU), ``jumprelu`` (ReLU above a threshold for each feature), or ``topk`` (the
             ``k`` largest).
-        k: For ``topk``: number of active features.
-        apply_b_dec_to_input: Whether the bias of the decoder is subtracted from the activations.
+        k: Number of active features, for ``topk`` only.
+        apply_b_dec_to_input: Whether to subtract the bias of the decoder from the activations.
         dtype: Dtype of the weights.
-        metadata: Further entries of its config, for example the model and the layer.
+        metadata: Further entries of the config, for example the model and the layer.
 
     Raises:
-        ValueError: If a size is below 1, the architecture is unknown, or ``k`` does not belong to it.
+        ValueError: If a size is below 1, the architecture is unknown, or ``k`` does not match it.
 
     Example:
         >>> autoencoder = SparseAutoencoder(8, 32)
@@ -69,10 +69,12 @@ class SparseAutoencoder(nn.Module):
     ) -> None:
         super().__init__()
         if (k is not None) != (architecture == "topk") or (k is not None and not 1 <= k <= d_sae):
-            raise ValueError(f"topk, and it alone, needs k from 1 to {d_sae}, got k={k} for {architecture}")
+            raise ValueError(
+                f"k must be from 1 to {d_sae} for architecture topk, and None otherwise, got k={k} for {architecture}"
+            )
         self.architecture: Architecture = architecture
         self.k, self.apply_b_dec_to_input, self.metadata = k, apply_b_dec_to_input, dict(metadata or {})
-        # Of this length, random features under a ReLU add up to about the activations themselves.
+        # With this length, random features under a ReLU approximately reconstruct the activations.
         length = min(1.0, (2 * d_in / d_sae) ** 0.5)
         decoder = (nn.functional.normalize(torch.randn(d_sae, d_in), dim=-1) * length).to(dtype)
         self.W_dec, self.W_enc = nn.Parameter(decoder), nn.Parameter(decoder.T.clone().contiguous())
@@ -131,7 +133,7 @@ class SparseAutoencoder(nn.Module):
     # -- files ------------------------------------------------------------------------------------------------------
     @classmethod
     def from_saelens(cls, folder: str | Path) -> Self:
-        """Read an autoencoder that SAELens, or :meth:`save_saelens`, has written.
+        """Load an autoencoder saved by SAELens or by :meth:`save_saelens`.
 
         Args:
             folder: The folder with ``cfg.json`` and ``sae_weights.safetensors``.
@@ -141,7 +143,7 @@ class SparseAutoencoder(nn.Module):
 
         Raises:
             FileNotFoundError: If a file is missing.
-            ValueError: If a file is damaged, both do not fit together, the architecture is another (gated,
+            ValueError: If a file is damaged, the files do not match, the architecture is not supported (gated,
                 transcoders), or activations are normalised, which depends on the data.
         """
         where = Path(folder)
@@ -151,35 +153,35 @@ class SparseAutoencoder(nn.Module):
     def _read(cls, folder: Path) -> Self:
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder} has no {name}: it contains no autoencoder of SAELens")
+                raise FileNotFoundError(f"{folder} must contain {name}: pass the folder of an autoencoder of SAELens")
         config = json.loads((folder / CONFIG).read_bytes())
         weights = load_file(folder / WEIGHTS)
         architecture, k = _architecture(config, folder)
         for key, idle in IDLE.items():
             if config.get(key) not in idle:
-                raise ValueError(f"the autoencoder in {folder} has {key}={config[key]!r}, which is not supported")
-        found = weights.get("W_enc")
-        if found is None or found.ndim != 2:
-            raise ValueError(f"{folder / WEIGHTS} has no matrix W_enc; it has {', '.join(sorted(weights))}")
+                raise ValueError(f"{key}={config[key]!r} of the autoencoder in {folder} is not supported")
+        encoder = weights.get("W_enc")
+        if encoder is None or encoder.ndim != 2:
+            raise ValueError(f"{folder / WEIGHTS} must contain a matrix W_enc, got {', '.join(sorted(weights))}")
         metadata = {key: value for key, value in config.items() if key not in OWN}
-        made = cls(
-            found.shape[0], found.shape[1], architecture, k=k, dtype=found.dtype, metadata=metadata,
+        autoencoder = cls(
+            encoder.shape[0], encoder.shape[1], architecture, k=k, dtype=encoder.dtype, metadata=metadata,
             apply_b_dec_to_input=bool(config.get("apply_b_dec_to_input", False)),
         )  # fmt: skip
         try:
-            made.load_state_dict(weights)
+            autoencoder.load_state_dict(weights)
         except RuntimeError as error:
-            raise ValueError(f"{folder / WEIGHTS} does not fit a {architecture} autoencoder: {error}") from error
-        return made.eval()
+            raise ValueError(f"{folder / WEIGHTS} does not match a {architecture} autoencoder: {error}") from error
+        return autoencoder.eval()
 
     def save_saelens(self, folder: str | Path) -> None:
-        """Write the files that SAELens reads (``SAE.load_from_disk``).
+        """Save in the format of SAELens (``SAE.load_from_disk``).
 
         Args:
             folder: The folder, created if needed.
 
         Raises:
-            OSError: If a file cannot be written. The previous files are unchanged then.
+            OSError: If a file cannot be written. The previous files then stay unchanged.
         """
         config = {
             **self.metadata, "architecture": self.architecture, "d_in": self.d_in, "d_sae": self.d_sae,
@@ -192,7 +194,7 @@ class SparseAutoencoder(nn.Module):
 
 
 def _architecture(config: Any, folder: Path) -> tuple[Architecture, int | None]:
-    """Return the architecture in a config, with the number of active features; older ones name the activation."""
+    """Return the architecture and the number of active features from a config; old configs name the activation."""
     if not isinstance(config, dict):
         raise ValueError(f"{folder / CONFIG} must contain a JSON object, got {type(config).__name__}")
     name = config.get("architecture", "standard")

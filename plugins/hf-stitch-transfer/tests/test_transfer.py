@@ -125,7 +125,7 @@ def test_linear_models_of_scikit_learn(made: Any, classes: int) -> None:
 
 def test_what_is_no_linear_probe_is_refused() -> None:
     stitch, x = affine(5, 4), rows(30, 4).numpy()
-    with pytest.raises(TypeError, match="SVC may not predict by activations"):
+    with pytest.raises(TypeError, match=r"must predict from activations .* got SVC"):
         transfer_probe(SVC(kernel="linear").fit(x, x[:, 0] > 0), stitch, to="source")
     with pytest.raises(TypeError, match=r"two tensors \(weight, bias\), got \(ndarray, ndarray\)"):
         transfer_probe((np.eye(4), np.zeros(4)), stitch, to="source")
@@ -200,7 +200,7 @@ def test_older_configs_and_what_is_not_supported(tmp_path: Path) -> None:
         ({"architecture": "gated"}, "is a gated autoencoder"),
         ({"activation_fn_str": "tanh-relu"}, "activation 'tanh-relu'"),
         ({"normalize_activations": "layer_norm"}, "normalize_activations='layer_norm'"),
-        ({"architecture": "jumprelu"}, "does not fit a jumprelu autoencoder"),
+        ({"architecture": "jumprelu"}, "does not match a jumprelu autoencoder"),
     ):
         with pytest.raises(ValueError, match=message):
             read(**changes)
@@ -209,9 +209,9 @@ def test_older_configs_and_what_is_not_supported(tmp_path: Path) -> None:
         SparseAutoencoder.from_saelens(tmp_path)
     (tmp_path / "cfg.json").write_text("{}")
     save_file({"W": torch.zeros(2)}, tmp_path / "sae_weights.safetensors")
-    with pytest.raises(ValueError, match="has no matrix W_enc; it has W"):
+    with pytest.raises(ValueError, match="must contain a matrix W_enc, got W"):
         SparseAutoencoder.from_saelens(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"has no cfg.json"):
+    with pytest.raises(FileNotFoundError, match=r"must contain cfg.json"):
         SparseAutoencoder.from_saelens(tmp_path / "none")
 
 
@@ -233,26 +233,29 @@ def test_bad_input() -> None:
     stitch, probe, v = affine(5, 4), (rows(3, 4), rows(1, 3)[0]), rows(1, 5)[0]
     for call, message in (
         (lambda: transfer_probe((rows(3, 5), rows(1, 3)[0]), stitch), "pass rcond"),
-        (lambda: transfer_probe(probe, stitch, to="source", rcond=0.1), "rcond has no effect"),
-        (lambda: transfer_direction(v, stitch, reverse=affine(4, 5)), "reverse has no effect"),
+        (lambda: transfer_probe(probe, stitch, to="source", rcond=0.1), "`rcond` is not used"),
+        (lambda: transfer_direction(v, stitch, reverse=affine(4, 5)), "`reverse` is not used"),
         (lambda: transfer_direction(v, stitch, to="there"), "to must be one of 'source', 'target'"),
         (lambda: transfer_direction(v, stitch, to="source", rcond=2.0), "rcond must be a number > 0"),
-        (lambda: transfer_direction(v, stitch, to="source", rcond=0.1, reverse=stitch), "give one of them"),
-        (lambda: transfer_direction(v, stitch, to="source", rcond=0.1), "the direction belongs to the target"),
-        (lambda: transfer_direction(v, stitch, to="source", reverse=affine(5, 4)), "its reverse must map 4 -> 5"),
+        (lambda: transfer_direction(v, stitch, to="source", rcond=0.1, reverse=stitch), "pass only one"),
+        (
+            lambda: transfer_direction(v, stitch, to="source", rcond=0.1),
+            "the direction must have width 4 like the target",
+        ),
+        (lambda: transfer_direction(v, stitch, to="source", reverse=affine(5, 4)), "must map 4 -> 5"),
         (lambda: transfer_direction(v * torch.nan, stitch), "NaN or infinite"),
-        (lambda: transfer_probe((rows(3, 5), rows(1, 3)[0]), stitch, to="source"), "width 4 in this stitch"),
-        (lambda: transfer_sae(autoencoder(6), stitch, rcond=0.1), "the autoencoder belongs to the source"),
+        (lambda: transfer_probe((rows(3, 5), rows(1, 3)[0]), stitch, to="source"), "the probe must have width 4"),
+        (lambda: transfer_sae(autoencoder(6), stitch, rcond=0.1), "the autoencoder must have width 5 like the source"),
         (lambda: transfer_direction(rows(1, 6)[0], RelativeProjection.of(rows(3, 6))), "is not an affine map"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(TypeError, match="got Pipeline: of a pipeline, fold the scaling"):
+    with pytest.raises(TypeError, match="got Pipeline; for a pipeline, fold the scaling"):
         transfer_probe(make_pipeline(StandardScaler(), Ridge()), stitch, to="source")
     with pytest.raises(TypeError, match="stitch must be a Stitch or"):
         transfer_direction(v, torch.nn.Linear(5, 4))  # type: ignore[arg-type]
     for options in ({"architecture": "gated"}, {"k": 3}, {"architecture": "topk"}, {"architecture": "topk", "k": 99}):
-        with pytest.raises(ValueError, match=r"architecture|needs k"):
+        with pytest.raises(ValueError, match=r"architecture|k must be"):
             SparseAutoencoder(4, 12, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="d_in must be an integer >= 1"):
         SparseAutoencoder(0, 12)

@@ -1,4 +1,4 @@
-"""Static word vectors as encoders of hf-stitch, imported when they are first used."""
+"""Static word vectors as encoders of hf-stitch; public names are imported on first use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from its module. hf-stitch imports the adapter for every live network: that takes no time."""
+    """Import a name from its module on first use: hf-stitch imports the adapter for every live network."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{MODULES.get(name, 'vectors')}"), name)

@@ -18,13 +18,13 @@ from hf_stitch_word_vectors.files import read_vectors
 from hf_stitch_word_vectors.vectors import WordVectors, as_word_vectors, is_gensim
 
 LAYER = "vectors"
-"""The one cut."""
+"""Name of the only cut."""
 EXAMPLE = 3
-"""Number of words with which the cut is verified."""
+"""Number of words to verify the cut with."""
 
 
 class Vocabulary:
-    """A function from a word to its place in the vocabulary.
+    """Function from a word to its index in the vocabulary.
 
     Args:
         vectors: The word vectors.
@@ -34,19 +34,19 @@ class Vocabulary:
         self._vectors = vectors
 
     def __call__(self, word: str) -> torch.Tensor:
-        """Return the place of a word, int64 without axes.
+        """Return the index of a word as a 0-d int64 tensor.
 
         Args:
             word: The word.
 
         Raises:
-            ValueError: It has no vector.
+            ValueError: If the word does not have a vector.
         """
         return self._vectors.places([word])[0]
 
 
 class WordVectorsOverride(Override):
-    """The cut of :class:`WordVectors` is its embedding."""
+    """Override that makes the embedding the cut of :class:`WordVectors`."""
 
     def blocks(self, model: nn.Module) -> tuple[str, ...]:
         """Return the embedding.
@@ -58,20 +58,20 @@ class WordVectorsOverride(Override):
 
 
 class WordAdapter(Adapter):
-    """Adapter of word vectors, which names all words without a vector."""
+    """Adapter of word vectors with an error that names all words without a vector."""
 
     def preprocess(self, samples: Sequence[Any], *, offsets: bool = False) -> dict[str, Any]:
-        """Turn words into their places in the vocabulary.
+        """Convert words to their indices in the vocabulary.
 
         Args:
             samples: Words; tensors count as preprocessed.
-            offsets: Must be False: a word has one vector.
+            offsets: Must be False, because a word has one vector.
 
         Returns:
             ``words``, (n,) int64.
 
         Raises:
-            ValueError: A word has no vector; the message names some of them.
+            ValueError: If words do not have a vector; the message names up to five.
         """
         if isinstance(self.processor, Vocabulary) and len(samples) and all(isinstance(s, str) for s in samples):
             model: WordVectors = self.model  # type: ignore[assignment]
@@ -80,13 +80,13 @@ class WordAdapter(Adapter):
 
 
 class WordVectorsAdapter(Library):
-    """Word vectors: :class:`WordVectors`, and ``KeyedVectors``, ``Word2Vec`` and ``FastText`` of gensim.
+    """Adapter for :class:`WordVectors`, and for ``KeyedVectors``, ``Word2Vec`` and ``FastText`` of gensim.
 
-    A sample is a word, as text. The one cut is ``vectors``.
+    A sample is a word (a string). The only cut is ``vectors``.
 
     ``hf_stitch.load("word_vectors:PATH")`` reads a file (see :func:`read_vectors`), and
-    ``hf_stitch.load("word_vectors:OWNER/NAME/FILE")`` one of a repository on the Hub. Options: ``most_frequent``, the
-    number of words to read; ``trust_remote_code=True`` to open a pickle of gensim; ``token``, ``cache_dir``,
+    ``hf_stitch.load("word_vectors:OWNER/NAME/FILE")`` reads a file from the Hub. Options: ``most_frequent``, the number
+    of words to read; ``trust_remote_code=True`` to open a pickle of gensim; ``token``, ``cache_dir``,
     ``local_files_only`` and ``force_download`` for the Hub.
 
     Example:
@@ -113,13 +113,13 @@ class WordVectorsAdapter(Library):
     def describe(
         self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
     ) -> Described:
-        """Describe word vectors; those of gensim are copied.
+        """Describe word vectors; gensim vectors are copied.
 
         Args:
             model: The word vectors.
-            example_inputs: Has no effect: the first words of the vocabulary serve as example.
-            processor: Function from a sample to the place of its word. ``None`` (default): samples are words.
-            content: Has no effect: there is one argument.
+            example_inputs: Unused; the first words of the vocabulary serve as example.
+            processor: Function from a sample to the index of its word. ``None`` (default): samples are words.
+            content: Unused, because the network has one argument.
         """
         network = as_word_vectors(model)
         interface = Interface(("words",), "tensor", {"words": ()}, {"words": "int64"})
@@ -134,25 +134,25 @@ class WordVectorsAdapter(Library):
         trust_remote_code: bool = False,
         **options: Any,
     ) -> Loaded:
-        """Load word vectors from a file on this machine or on the Hub.
+        """Load word vectors from a local file or from the Hub.
 
         Args:
             reference: ``word_vectors:PATH`` or ``word_vectors:OWNER/NAME/FILE``.
-            processor: Function from a sample to the place of its word. ``None`` (default): samples are words.
-            most_frequent: Number of words to read, the first ones. ``None`` (default): all.
-            trust_remote_code: Whether to open a pickle, as gensim's ``save`` writes it.
+            processor: Function from a sample to the index of its word. ``None`` (default): samples are words.
+            most_frequent: Number of words to read from the start of the file. ``None`` (default): all.
+            trust_remote_code: Whether to open a pickle from gensim's ``save``.
             **options: Options of downloads from the Hub.
 
         Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: The file is a pickle, or has no known format.
-            TypeError: An option is unknown.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If the file is a pickle, or its format is unknown.
+            TypeError: If an option is unknown.
         """
         if unknown := options.keys() - hub.DownloadOptions.__annotations__.keys():
-            raise TypeError(f"word vectors have no loading option {', '.join(sorted(unknown))}")
+            raise TypeError(f"unknown loading option of word vectors: {', '.join(sorted(unknown))}")
         place = str(reference.id).partition(":")[2]
-        path = _found(place, options)
-        if Path(place).expanduser().is_file():  # the folder of this process is not that of others
+        path = _find_file(place, options)
+        if Path(place).expanduser().is_file():  # relative paths depend on the working directory
             reference = dataclasses.replace(reference, id=f"{self.name}:{path.resolve()}")
         vectors = read_vectors(path, most_frequent, trust_pickle=trust_remote_code)
         return Loaded(vectors, reference, processor)
@@ -167,35 +167,35 @@ class WordVectorsAdapter(Library):
         return {"words": "\n".join(net.words), "width": net.vectors.embedding_dim}
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
-        """Construct the network that a :meth:`blueprint` describes.
+        """Construct a network from a :meth:`blueprint`.
 
         Args:
             blueprint: The result of :meth:`blueprint`.
 
         Returns:
-            The network, without trained weights.
+            The network without trained weights.
 
         Raises:
-            ValueError: The words are no text, or the width no number.
+            ValueError: If the words are not a string, or the width is not a positive integer.
         """
         words, width = blueprint.get("words"), blueprint.get("width")
         if not isinstance(words, str) or type(width) is not int or width < 1:
-            raise ValueError("a record of word vectors must have words, one in each line, and a width")
+            raise ValueError("a blueprint of word vectors must have words, one per line, and a width")
         return WordVectors(words.split("\n"), width).eval()
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Vocabulary:
-        """Return the function from a word to its place.
+        """Return the function from a word to its index.
 
         Args:
             blueprint: The :meth:`blueprint` of the network.
-            folder: Has no effect: the vocabulary is in the blueprint.
+            folder: Unused; the vocabulary is in the blueprint.
         """
         words = blueprint["words"].split("\n")
         return Vocabulary(WordVectors.of(words, torch.zeros(len(words), 1)))
 
 
-def _found(place: str, options: dict[str, Any]) -> Path:
-    """Return the path of a file, which is downloaded if it is on the Hub."""
+def _find_file(place: str, options: dict[str, Any]) -> Path:
+    """Return the path of a local file, or of a file downloaded from the Hub."""
     path = Path(place).expanduser()
     if path.is_file():
         return path
@@ -203,11 +203,10 @@ def _found(place: str, options: dict[str, Any]) -> Path:
     name, _, file = rest.partition("/")
     if path.is_absolute() or place.startswith((".", "~")) or not file:
         raise FileNotFoundError(
-            f"no file {path}. Word vectors are loaded by the path of a file, word_vectors:PATH, or from the Hub, "
-            "word_vectors:OWNER/NAME/FILE"
+            f"{path} does not exist; pass word_vectors:PATH for a file, or word_vectors:OWNER/NAME/FILE for the Hub"
         )
     folder, _, file = file.rpartition("/")
-    found = hub.download(f"{owner}/{name}", files=[file], subfolder=folder, **options) / file
-    if not found.is_file():
-        raise FileNotFoundError(f"{owner}/{name} on the Hub has no file {place.split('/', 2)[2]}")
-    return found
+    downloaded = hub.download(f"{owner}/{name}", files=[file], subfolder=folder, **options) / file
+    if not downloaded.is_file():
+        raise FileNotFoundError(f"file {place.split('/', 2)[2]} does not exist in {owner}/{name} on the Hub")
+    return downloaded

@@ -1,4 +1,4 @@
-"""Alignment of the word vectors of two languages from a small dictionary."""
+"""Alignment of the word vectors of two languages with a small dictionary."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hf_stitch_word_vectors.vectors import WordVectors, as_word_vectors
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """A map from the word vectors of one language to those of another.
+    """Map from the word vectors of one language to the word vectors of a second language.
 
     Attributes:
         source: Word vectors of the first language.
-        target: Those of the second.
-        stitch: The map of vectors of length 1.
+        target: Word vectors of the second language.
+        stitch: The map between normalised vectors.
     """
 
     source: WordVectors
@@ -41,41 +41,41 @@ class Alignment:
             Tensor (n, width of the target).
 
         Raises:
-            ValueError: A word has no vector.
+            ValueError: If a word does not have a vector.
         """
         with torch.no_grad():
-            found: Tensor = self.stitch(unit_rows(self.source.rows(words), "source"))
-        return found
+            mapped: Tensor = self.stitch(unit_rows(self.source.rows(words), "source"))
+        return mapped
 
     def translate(self, words: Sequence[str], k: int = 5, *, csls: bool = False) -> dict[str, list[str]]:
-        """Find the nearest target words.
+        """Return the nearest target words.
 
         Args:
             words: Words of the source.
             k: Number of target words.
-            csls: Whether to rank by cross-domain similarity local scaling (see :func:`retrieval_scores`), for which all
-                source vectors are mapped.
+            csls: Whether to rank by cross-domain similarity local scaling (see :func:`retrieval_scores`), which maps
+                all source vectors.
 
         Returns:
             Word -> target words, nearest first.
 
         Raises:
-            ValueError: A word has no vector.
+            ValueError: If a word does not have a vector.
         """
         among = self.mapped(self.source.words) if csls else None
-        found = nearest_words(self.mapped(words), self.target.rows(self.target.words), k, csls=csls, among=among)
+        nearest = nearest_words(self.mapped(words), self.target.rows(self.target.words), k, csls=csls, among=among)
         return {
             word: [self.target.words[place] for place in places]
-            for word, places in zip(words, found.tolist(), strict=True)
+            for word, places in zip(words, nearest.tolist(), strict=True)
         }
 
     def precision(
         self, dictionary: Iterable[tuple[str, str]], k: Sequence[int] = (1, 5), *, csls: bool = False
     ) -> dict[int, float]:
-        """Compute the share of source words with a right translation among the k nearest target words.
+        """Compute the share of source words with a correct translation among the k nearest target words.
 
         Args:
-            dictionary: Pairs of words, other than those of the alignment. A word may have several translations.
+            dictionary: Held-out pairs of words. A word may have several translations.
             k: Numbers of target words.
             csls: As for :meth:`translate`.
 
@@ -83,15 +83,15 @@ class Alignment:
             k -> precision.
 
         Raises:
-            ValueError: A source word has no vector, or the dictionary is empty.
+            ValueError: If a source word does not have a vector, or the dictionary is empty.
         """
         right: dict[str, set[str]] = {}
         for word, translation in dictionary:
             right.setdefault(word, set()).add(translation)
         if not right:
-            raise ValueError("the dictionary is empty")
-        found = self.translate(list(right), max(k), csls=csls)
-        return {each: sum(bool(right[w] & set(found[w][:each])) for w in right) / len(right) for each in k}
+            raise ValueError("dictionary must not be empty")
+        translations = self.translate(list(right), max(k), csls=csls)
+        return {size: sum(bool(right[w] & set(translations[w][:size])) for w in right) / len(right) for size in k}
 
 
 def align(
@@ -101,37 +101,37 @@ def align(
     matcher: str | Matcher | Mapping[str, Any] = "procrustes",
     **options: Any,
 ) -> Alignment:
-    """Align the word vectors of two languages from a small dictionary.
+    """Align the word vectors of two languages with a small dictionary.
 
-    Vectors are divided by their norms first (Xing et al. 2015), then a closed-form matcher fits the map to the pairs of
-    the dictionary.
+    Vectors are divided by their norms (Xing et al. 2015); then a closed-form matcher fits the map to the pairs of the
+    dictionary.
 
     Args:
         source: Word vectors of the first language, as for :func:`as_word_vectors`.
-        target: Those of the second.
+        target: Word vectors of the second language.
         dictionary: Pairs of a source word and a target word.
         matcher: A closed-form matcher, as for ``hf_stitch.stitch``.
-        **options: Options of the matcher, if it is given by name.
+        **options: Options of the matcher, if passed by name.
 
     Returns:
         The alignment.
 
     Raises:
-        ValueError: A word has no vector, the matcher is not a closed form, or there are too few pairs for it.
+        ValueError: If a word does not have a vector, the matcher is not a closed form, or it requires more pairs.
 
     Example:
         >>> rotation = torch.linalg.qr(torch.randn(4, 4)).Q
         >>> vectors = torch.randn(40, 4)
-        >>> one = WordVectors.of([f"word{i}" for i in range(40)], vectors)
-        >>> other = WordVectors.of([f"wort{i}" for i in range(40)], vectors @ rotation)
-        >>> aligned = align(one, other, [(f"word{i}", f"wort{i}") for i in range(10)], center=False)
+        >>> english = WordVectors.of([f"word{i}" for i in range(40)], vectors)
+        >>> german = WordVectors.of([f"wort{i}" for i in range(40)], vectors @ rotation)
+        >>> aligned = align(english, german, [(f"word{i}", f"wort{i}") for i in range(10)], center=False)
         >>> aligned.precision([(f"word{i}", f"wort{i}") for i in range(10, 40)])
         {1: 1.0, 5: 1.0}
     """
     a, b = as_word_vectors(source), as_word_vectors(target)
     pairs = list(dictionary)
     if not pairs:
-        raise ValueError("the dictionary is empty")
+        raise ValueError("dictionary must not be empty")
     fitted_by = registries.matchers.build(matcher, **options)
     if not isinstance(fitted_by, ClosedFormMatcher):
         raise ValueError(f"matcher must be a closed form, such as 'procrustes' or 'ridge', got {fitted_by.name!r}")

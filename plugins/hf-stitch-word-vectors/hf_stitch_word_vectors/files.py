@@ -1,4 +1,4 @@
-"""Read word vectors from files: word2vec (text and binary), fastText and GloVe. Nothing is unpickled."""
+"""Reader of word vectors from files: word2vec (text and binary), fastText and GloVe, without unpickling."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from hf_stitch.storage.files import decoding
 from hf_stitch_word_vectors.vectors import WordVectors, as_word_vectors
 
 FASTTEXT = (793712314).to_bytes(4, "little")
-"""First bytes of a model of Facebook's fastText."""
+"""First bytes of a fastText model."""
 GZIP, PICKLE = b"\x1f\x8b", b"\x80"
 LONGEST_HEADER = 64
-"""Bytes; a longer first line contains a vector."""
+"""Maximum size of a header in bytes; a longer first line contains a vector."""
 LONGEST_LINE = 2**20
-"""Bytes; a longer line is no word and its vector."""
+"""Maximum size of a line in bytes."""
 UNPACKED = 20
-"""Largest ratio of word vectors to the compressed file that contains them."""
+"""Maximum ratio of uncompressed to compressed size."""
 
 
 def read_vectors(path: str | Path, most_frequent: int | None = None, *, trust_pickle: bool = False) -> WordVectors:
-    r"""Read word vectors from a file, whose format is found from its content.
+    r"""Read word vectors from a file; the format is detected from the content.
 
     Formats: word2vec, text or binary; fastText, ``.vec`` or the model ``.bin``; GloVe, text without a header. Files may
-    be compressed with gzip, except models of fastText.
+    be compressed with gzip, except fastText models.
 
     Args:
         path: The file.
-        most_frequent: Number of words to read, the first ones: files are ordered by frequency. ``None`` (default): all.
-        trust_pickle: Whether to open files that gensim's ``save`` wrote. They are pickles, which can run any code:
-            pass ``True`` only for files that you trust.
+        most_frequent: Number of words to read from the start of the file, which is sorted by frequency. ``None``
+            (default): all.
+        trust_pickle: Whether to open files from gensim's ``save``. They are pickles, which can run any code: pass
+            ``True`` only for trusted files.
 
     Returns:
-        The vectors, in the order of the file. A repeated word has the first of its vectors.
+        The vectors in the order of the file. For a repeated word, the first vector is used.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is a pickle, or has none of these formats; the message names the line.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file is a pickle, or its format is unknown; the message has the line number.
 
     Example:
         >>> import tempfile
@@ -55,7 +56,7 @@ def read_vectors(path: str | Path, most_frequent: int | None = None, *, trust_pi
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
+        raise FileNotFoundError(f"{path} does not exist")
     if most_frequent is not None and most_frequent < 1:
         raise ValueError(f"most_frequent must be at least 1, got {most_frequent}")
     with decoding(path):
@@ -85,13 +86,13 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _check_size(path: Path, read: int) -> None:
-    """Check that what was read of a file is in proportion to its size."""
+    """Raise an error if the uncompressed size is out of proportion to the size of the file."""
     if read > (most := max(UNPACKED * path.stat().st_size, 2**24)):
-        raise ValueError(f"{path} unpacks to more than {most} bytes, as no word vectors do")
+        raise ValueError(f"{path} must not exceed {most} bytes uncompressed, the limit for word vectors of its size")
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
-    """Return the number of words and the width, if the first line of a file contains them."""
+    """Return the number of words and the width from a header line, or None if the line is not a header."""
     parts = line.split()
     if line.endswith(b"\n") and len(parts) == 2 and all(part.isdigit() for part in parts) and int(parts[1]) > 0:
         return int(parts[0]), int(parts[1])
@@ -99,18 +100,18 @@ def _header(line: bytes) -> tuple[int, int] | None:
 
 
 def _is_text(file: IO[bytes], width: int) -> bool:
-    """Return whether the rest of a file is text, and stay at its beginning."""
+    """Return whether the rest of a file is text, without moving the position."""
     before = file.tell()
     line = file.readline(LONGEST_HEADER * (width + 16))
     file.seek(before)
     try:
         return len([float(value) for value in line.decode().rstrip().rsplit(" ", width)[1:]]) == width
-    except ValueError:  # also a character that is not UTF-8
+    except ValueError:  # including invalid UTF-8
         return False
 
 
 def _from_text(path: Path, file: IO[bytes], header: tuple[int, int] | None, most_frequent: int | None) -> WordVectors:
-    """Read a word and its numbers from every line. A word may contain spaces."""
+    """Read a word and its numbers from each line; words may contain spaces."""
     start = 1 if header is None else 2
     lines: Iterator[bytes] = iter(lambda: file.readline(LONGEST_LINE), b"")
     if header is None:
@@ -119,28 +120,28 @@ def _from_text(path: Path, file: IO[bytes], header: tuple[int, int] | None, most
         lines = chain([first], lines)
     else:
         width = header[1]
-    found: dict[str, NDArray[np.float32]] = {}
+    rows: dict[str, NDArray[np.float32]] = {}
     read = 0
     for number, line in enumerate(islice(lines, most_frequent), start):
         try:
             word, *values = line.decode("utf-8", "replace").rstrip().rsplit(" ", width)
             row = np.array(values, dtype=np.float32)
         except ValueError as error:
-            raise ValueError(f"{path}: line {number} is not a word and {width} numbers ({error})") from error
+            raise ValueError(f"{path}: line {number} must be a word and {width} numbers ({error})") from error
         if len(row) != width or width < 1:
             raise ValueError(
-                f"{path}: line {number} is not a word and {max(width, 1)} numbers separated by spaces; expected a file "
+                f"{path}: line {number} must be a word and {max(width, 1)} numbers separated by spaces; pass a file "
                 "of word2vec (text or binary), fastText or GloVe"
             )
-        found.setdefault(word, row)
+        rows.setdefault(word, row)
         read += 1
         if not number % 4096:
             _check_size(path, file.tell())
     if header is not None and read < min(header[0], most_frequent or header[0]):
-        raise ValueError(f"{path} promises {header[0]} words in its first line and has {read}: it is damaged")
-    if not found:
+        raise ValueError(f"{path} must have {header[0]} words according to its header, got {read}: it is damaged")
+    if not rows:
         raise ValueError(f"{path} is empty")
-    return WordVectors.of(list(found), torch.from_numpy(np.stack(list(found.values()))))
+    return WordVectors.of(list(rows), torch.from_numpy(np.stack(list(rows.values()))))
 
 
 def _from_binary(path: Path, header: tuple[int, int], most_frequent: int | None) -> WordVectors:
@@ -155,14 +156,16 @@ def _from_binary(path: Path, header: tuple[int, int], most_frequent: int | None)
             _check_size(path, size)
     if size < least:
         raise ValueError(
-            f"{path} is shorter than {words} vectors of width {width}, which its first line promises: it is damaged, "
-            "or not in the binary format of word2vec"
+            f"{path} must have {words} vectors of width {width} according to its header, but is shorter: it is "
+            "damaged, or not in the binary format of word2vec"
         )
     try:
-        kept = KeyedVectors.load_word2vec_format(path, binary=True, limit=most_frequent, unicode_errors="replace")
+        keyed_vectors = KeyedVectors.load_word2vec_format(
+            path, binary=True, limit=most_frequent, unicode_errors="replace"
+        )
     except (EOFError, ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not in the binary format of word2vec, or is damaged: {error}") from error
-    return as_word_vectors(kept)
+    return as_word_vectors(keyed_vectors)
 
 
 def _of_fasttext(path: Path, most_frequent: int | None) -> WordVectors:
@@ -176,9 +179,9 @@ def _unpickled(path: Path, most_frequent: int | None, is_trusted: bool) -> WordV
 
     if not is_trusted:
         raise ValueError(
-            f"{path} is a pickle, as gensim's save() writes it: opening it can run any code. If you trust it, pass "
-            "trust_remote_code=True to hf_stitch.load (trust_pickle=True to read_vectors), or write it once in another "
-            "format: vectors.save_word2vec_format(path, binary=True)"
+            f"{path} is a pickle from gensim's save(): opening it can run any code. If you trust it, pass "
+            "trust_remote_code=True to hf_stitch.load (trust_pickle=True to read_vectors), or convert it once: "
+            "vectors.save_word2vec_format(path, binary=True)"
         )
     kind = type(unpickle(str(path)))
     return _first(as_word_vectors(kind.load(str(path))), most_frequent)

@@ -1,4 +1,4 @@
-"""Retrieval of words in another space: Jaccard index, mean reciprocal rank and cosine (Moschella et al. 2023)."""
+"""Retrieval of words across spaces: Jaccard index, mean reciprocal rank and cosine (Moschella et al. 2023)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hf_stitch.metrics import paired_cosine
 
 @dataclass(frozen=True)
 class RetrievalScores:
-    """How well words are found in the target space from their source vectors.
+    """Scores of the retrieval of words in the target space by their source vectors.
 
     Attributes:
         jaccard: k -> mean Jaccard index of two sets of words: the k nearest target vectors to the source vector of a
-            word, and the k nearest to its target vector. The word itself is in the second set.
-        neighbours: k -> the same of the k nearest *other* words.
-        mrr: k -> mean reciprocal rank of the word itself, 0 beyond k.
+            word, and the k nearest to its target vector. The second set includes the word.
+        neighbours: k -> mean Jaccard index of the k nearest *other* words.
+        mrr: k -> mean reciprocal rank of the query word, 0 beyond k.
         cosine: Mean cosine of the source vector and the target vector of a word.
-        n: Number of words that were searched.
-        among: Number of words among which they were searched.
+        n: Number of query words.
+        among: Number of searched words.
     """
 
     jaccard: dict[int, float]
@@ -49,25 +49,25 @@ def retrieval_scores(
 ) -> RetrievalScores:
     """Search every word in the target space by its source vector (Moschella et al. 2023, section 4).
 
-    Both sides are in one space: relative to the same anchors, or the source mapped by a stitch. The metrics ``jaccard``
-    of hf-stitch compares neighbours within each space instead, and needs no common one; ``mrr`` and ``paired_cosine``
-    are the same as here, for all words.
+    Both sides must be in one space: relative to the same anchors, or with the source mapped by a stitch. The metric
+    ``jaccard`` of hf-stitch instead compares neighbours within each space, without a common space. Over all words,
+    ``mrr`` and ``paired_cosine`` of hf-stitch equal the scores here.
 
     Args:
-        source: ``(n, d)``, floating point.
-        target: ``(n, d)``: the vectors of the same words in the other space.
+        source: ``(n, d)`` source vectors, floating point.
+        target: ``(n, d)`` target vectors of the same words.
         k: Numbers of neighbours.
-        words: The n words. ``None`` (default): words are named by their places.
-        exclude: Words (places, without ``words``) that are left out altogether, for example the anchors.
-        queries: Places of the rows that are searched, int64. ``None`` (default): all.
+        words: The n words. ``None`` (default): words are identified by index.
+        exclude: Words (indices without ``words``) to ignore completely, for example the anchors.
+        queries: Indices of the query rows, int64. ``None`` (default): all.
         csls: Whether to rank by cross-domain similarity local scaling (Lample et al. 2018, eq. 3) instead of cosine:
-            ``2 cos(x, y) - r(x) - r(y)``, with the mean cosines r to the 10 nearest vectors of the other side.
+            ``2 cos(x, y) - r(x) - r(y)``, with the mean cosines r to the 10 nearest vectors of the opposite side.
 
     Returns:
         The scores.
 
     Raises:
-        ValueError: The shapes differ, a row is 0, k is as large as the number of words, or a word is unknown.
+        ValueError: If the shapes differ, a row is 0, k is not below the number of words, or a word is unknown.
 
     Example:
         >>> x = torch.randn(50, 8)
@@ -77,70 +77,70 @@ def retrieval_scores(
     """
     if source.shape != target.shape or source.ndim != 2 or not source.is_floating_point():
         raise ValueError(
-            f"source and target must be floating-point of one shape (n, d), got {tuple(source.shape)} and "
+            f"source and target must be floating point with the same shape (n, d), got {tuple(source.shape)} and "
             f"{tuple(target.shape)}"
         )
-    kept = _kept(len(source), words, exclude)
-    searched = kept if queries is None else kept[torch.isin(kept, queries)]
+    remaining = _remaining(len(source), words, exclude)
+    searched = remaining if queries is None else remaining[torch.isin(remaining, queries)]
     counts = sorted({k} if isinstance(k, int) else set(k))
     most = counts[-1] + 1
-    if counts[0] < 1 or most > len(kept) or not len(searched):
-        raise ValueError(f"k must be from 1 to {len(kept) - 1}, one less than the number of words, got {k}")
-    x, y = source[searched], unit_rows(target[kept], "target")
-    own = torch.searchsorted(kept, searched)
-    shift = csls_shift(y.numpy(), unit_rows(source[kept], "source").numpy()) if csls else None
+    if counts[0] < 1 or most > len(remaining) or not len(searched):
+        raise ValueError(f"k must be from 1 to {len(remaining) - 1} (the number of words minus 1), got {k}")
+    x, y = source[searched], unit_rows(target[remaining], "target")
+    positions = torch.searchsorted(remaining, searched)
+    shift = csls_shift(y.numpy(), unit_rows(source[remaining], "source").numpy()) if csls else None
     crossed, close = exact_search(unit_rows(x, "source"), y, most, shift=shift)
-    within = exact_search(y[own], y, most)[0]
-    it = own.numpy()[:, None]
-    # as close ones precede the word itself; if it is not found, none is as close as infinity
-    itself = np.where(crossed == it, close, np.inf).min(1, keepdims=True)
+    within = exact_search(y[positions], y, most)[0]
+    query_words = positions.numpy()[:, None]
+    # tied words precede the query word; infinity marks words that are not retrieved
+    itself = np.where(crossed == query_words, close, np.inf).min(1, keepdims=True)
     ranks = np.where(np.isfinite(itself[:, 0]), (close >= itself).sum(1), np.inf)
     jaccard, neighbours, mrr = {}, {}, {}
-    for each in counts:
-        jaccard[each] = _jaccard(crossed[:, :each], within[:, :each])
-        neighbours[each] = _jaccard(_without(crossed, it, each), _without(within, it, each))
-        mrr[each] = float(np.where(ranks <= each, 1 / ranks, 0).mean())
+    for size in counts:
+        jaccard[size] = _jaccard(crossed[:, :size], within[:, :size])
+        neighbours[size] = _jaccard(_drop_query(crossed, query_words, size), _drop_query(within, query_words, size))
+        mrr[size] = float(np.where(ranks <= size, 1 / ranks, 0).mean())
     cosine = float(paired_cosine(x, target[searched]))
-    return RetrievalScores(jaccard, neighbours, mrr, cosine, len(searched), len(kept))
+    return RetrievalScores(jaccard, neighbours, mrr, cosine, len(searched), len(remaining))
 
 
 @torch.no_grad()
 def nearest_words(source: Tensor, target: Tensor, k: int, *, csls: bool = False, among: Tensor | None = None) -> Tensor:
-    """Find the k nearest target rows of every source row; CSLS takes neighbours of target rows from ``among``."""
+    """Return the k nearest target rows of each source row; CSLS uses neighbours of target rows in ``among``."""
     x, y = unit_rows(source, "source"), unit_rows(target, "target")
     shift = csls_shift(y.numpy(), (x if among is None else unit_rows(among, "source")).numpy()) if csls else None
     return torch.from_numpy(exact_search(x, y, min(k, len(y)), shift=shift)[0])
 
 
-def unit_rows(rows: Tensor, what: str) -> Tensor:
+def unit_rows(rows: Tensor, name: str) -> Tensor:
     """Divide rows by their norms."""
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     norms = rows.norm(dim=1, keepdim=True)
     bad = ~(norms > 0) | ~norms.isfinite()
     if bool(bad.any()):
-        raise ValueError(f"{what}: row {int(bad[:, 0].nonzero()[0])} is 0, NaN or infinite and has no direction")
+        raise ValueError(f"rows of {name} must be finite and non-zero; check row {int(bad[:, 0].nonzero()[0])}")
     return rows / norms
 
 
-def _kept(n: int, words: Sequence[str] | None, exclude: Collection[str | int]) -> Tensor:
+def _remaining(n: int, words: Sequence[str] | None, exclude: Collection[str | int]) -> Tensor:
     names = range(n) if words is None else words
     if len(names) != n:
-        raise ValueError(f"there are {len(names)} words and {n} rows")
+        raise ValueError(f"words must have one word per row ({n}), got {len(names)}")
     left_out = set(exclude)
     if unknown := left_out.difference(names):
         raise ValueError(
-            f"{len(unknown)} words to exclude are not among the words, for example {next(iter(unknown))!r}"
+            f"exclude must contain known words, got {len(unknown)} unknown ones, for example {next(iter(unknown))!r}"
         )
     return torch.tensor([place for place, name in enumerate(names) if name not in left_out], dtype=torch.int64)
 
 
-def _without(found: np.ndarray, own: np.ndarray, k: int) -> np.ndarray:
-    """The k nearest other rows, of k + 1 or more."""
-    last = np.argsort(found == own, axis=1, kind="stable")
-    return np.take_along_axis(found, last, 1)[:, :k]
+def _drop_query(nearest: np.ndarray, query_words: np.ndarray, k: int) -> np.ndarray:
+    """Return the k nearest rows other than the query word, from k + 1 or more rows."""
+    last = np.argsort(nearest == query_words, axis=1, kind="stable")
+    return np.take_along_axis(nearest, last, 1)[:, :k]
 
 
 def _jaccard(a: np.ndarray, b: np.ndarray) -> float:
-    """Mean Jaccard index of two sets of k, from the share r of the one that is in the other: r / (2 - r)."""
+    """Return the mean Jaccard index r / (2 - r) of two sets of k, from the shared proportion r."""
     shared = recall_at(a, b)
     return float((shared / (2 - shared)).mean())

@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from hf_stitch.adapters import Adapter
 
 NAMED = 5
-"""Number of words that an error names."""
+"""Maximum number of words in an error message."""
 
 
 class WordVectors(nn.Module):
-    """A vector for every word of a vocabulary.
+    """Word embedding with a vocabulary.
 
     Attributes:
-        words: The vocabulary in the order of the vectors: in trained files, the most frequent word first.
-        vectors: The embedding, ``(words, width)``: the one layer at which the network is cut.
+        words: The vocabulary in the order of the vectors; in trained files, the most frequent word comes first.
+        vectors: The embedding, ``(words, width)``, the only cut of the network.
 
     Args:
         words: The vocabulary, without repetitions.
         width: Width of the vectors, which are random until loaded.
 
     Raises:
-        ValueError: A word is empty, repeated, or contains a line break, or there is none.
+        ValueError: If ``words`` is empty, or a word is empty, repeated, or contains a line break.
 
     Example:
         >>> net = WordVectors.of(["cat", "dog"], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
@@ -41,19 +41,19 @@ class WordVectors(nn.Module):
         super().__init__()
         self.words = tuple(words)
         if not self.words:
-            raise ValueError("there are no words")
+            raise ValueError("words must not be empty")
         for bad in (word for word in self.words if not isinstance(word, str) or not word or "\n" in word):
-            raise ValueError(f"words must be texts, neither empty nor with line breaks, got {bad!r}")
+            raise ValueError(f"words must be non-empty strings without line breaks, got {bad!r}")
         self._places = {word: place for place, word in enumerate(self.words)}
         if len(self._places) < len(self.words):
             repeated = next(word for place, word in enumerate(self.words) if self._places[word] != place)
-            raise ValueError(f"a word must have one vector, but {repeated!r} is repeated")
+            raise ValueError(f"words must be unique, but {repeated!r} is repeated")
         self.vectors = nn.Embedding(len(self.words), width)
         self.output = nn.Identity()
 
     @classmethod
     def of(cls, words: Sequence[str], values: Tensor) -> WordVectors:
-        """Create word vectors from values, which are copied.
+        """Create word vectors from a copy of values.
 
         Args:
             words: The vocabulary.
@@ -63,32 +63,32 @@ class WordVectors(nn.Module):
             The network in eval mode, without gradients.
 
         Raises:
-            ValueError: The shape is another one, or a value is NaN or infinite.
+            ValueError: If the shape does not match the words, or a value is NaN or infinite.
         """
         if values.ndim != 2 or len(values) != len(words) or not values.is_floating_point():
             raise ValueError(
-                f"values must be floating-point of shape ({len(words)}, width), got {values.dtype} of "
+                f"values must be floating point with shape ({len(words)}, width), got {values.dtype} of "
                 f"{tuple(values.shape)}"
             )
         if not bool(values.isfinite().all()):
             word = words[int(values.isfinite().all(1).logical_not().nonzero()[0])]
             raise ValueError(f"the vector of {word!r} contains NaN or infinity; drop the word")
         with torch.device("meta"):
-            made = cls(words, values.shape[1])
-        made.vectors.weight = nn.Parameter(values.detach().clone(), requires_grad=False)
-        return made.eval()
+            word_vectors = cls(words, values.shape[1])
+        word_vectors.vectors.weight = nn.Parameter(values.detach().clone(), requires_grad=False)
+        return word_vectors.eval()
 
     def forward(self, words: Tensor) -> Tensor:
-        """Return vectors.
+        """Return the vectors of words.
 
         Args:
-            words: Places of words in the vocabulary, of any shape, int64.
+            words: Indices of words in the vocabulary, of any shape, int64.
 
         Returns:
             Tensor (…, width).
         """
-        found: Tensor = self.output(self.vectors(words))
-        return found
+        outputs: Tensor = self.output(self.vectors(words))
+        return outputs
 
     def __len__(self) -> int:
         return len(self.words)
@@ -97,7 +97,7 @@ class WordVectors(nn.Module):
         return word in self._places
 
     def places(self, words: Iterable[str]) -> Tensor:
-        """Return the places of words in the vocabulary.
+        """Return the indices of words in the vocabulary.
 
         Args:
             words: The words.
@@ -106,15 +106,15 @@ class WordVectors(nn.Module):
             Tensor (n,) int64.
 
         Raises:
-            ValueError: A word has no vector.
+            ValueError: If a word does not have a vector.
         """
         words = list(words)
         missing = [word for word in dict.fromkeys(words) if word not in self._places]
         if missing:
             named = ", ".join(map(repr, missing[:NAMED])) + (", …" if len(missing) > NAMED else "")
             raise ValueError(
-                f"{len(missing)} of {len(set(words))} words have no vector: {named}. Keep the words that are in the "
-                "vocabulary (of both sides: shared_vocabulary(a, b)); mind upper and lower case"
+                f"{len(missing)} of {len(set(words))} words do not have a vector: {named}. Pass only words in the "
+                "vocabulary (shared_vocabulary(a, b) for two sides), and check upper and lower case"
             )
         return torch.tensor([self._places[word] for word in words], dtype=torch.int64)
 
@@ -129,18 +129,18 @@ class WordVectors(nn.Module):
             Tensor (n, width), detached.
 
         Raises:
-            ValueError: A word has no vector.
+            ValueError: If a word does not have a vector.
         """
         return self.vectors.weight[self.places(words).to(self.vectors.weight.device)].detach()
 
 
 def is_gensim(model: Any) -> bool:
-    """Return whether an object is word vectors of gensim, or a model that has some.
+    """Return whether an object is a gensim model with word vectors.
 
     Args:
         model: Object of any type.
     """
-    if "gensim" not in sys.modules:  # then there is none
+    if "gensim" not in sys.modules:  # then such an object cannot exist
         return False
     from gensim.models import KeyedVectors, Word2Vec  # type: ignore[import-untyped]
 
@@ -148,23 +148,23 @@ def is_gensim(model: Any) -> bool:
 
 
 def as_word_vectors(vectors: Any) -> WordVectors:
-    """Return word vectors as a network.
+    """Convert word vectors to a network.
 
     Args:
-        vectors: ``WordVectors``, an adapter of them, or ``KeyedVectors``, ``Word2Vec`` or ``FastText`` of gensim, whose
-            vectors are copied. FastText can make vectors of words that it has not seen; these are left out.
+        vectors: ``WordVectors``, an adapter of them, or ``KeyedVectors``, ``Word2Vec`` or ``FastText`` of gensim, which
+            are copied. Vectors that FastText generates for unseen words are not included.
 
     Returns:
         The network.
 
     Raises:
-        TypeError: The object is none of these.
+        TypeError: If the object has a different type.
 
     Example:
         >>> from gensim.models import KeyedVectors
-        >>> kept = KeyedVectors(2)
-        >>> kept.add_vectors(["cat", "dog"], [[1, 2], [3, 4]])
-        >>> as_word_vectors(kept).words
+        >>> keyed = KeyedVectors(2)
+        >>> keyed.add_vectors(["cat", "dog"], [[1, 2], [3, 4]])
+        >>> as_word_vectors(keyed).words
         ('cat', 'dog')
     """
     if isinstance(vectors, Adapter):
@@ -173,8 +173,8 @@ def as_word_vectors(vectors: Any) -> WordVectors:
         return vectors
     if not is_gensim(vectors):
         raise TypeError(
-            "expected word vectors: WordVectors, an adapter of them (hf_stitch.load), or KeyedVectors, Word2Vec or "
+            "word vectors must be WordVectors, an adapter of them (hf_stitch.load), or KeyedVectors, Word2Vec or "
             f"FastText of gensim, got {type(vectors).__name__}"
         )
-    kept = getattr(vectors, "wv", vectors)
-    return WordVectors.of(kept.index_to_key, torch.as_tensor(kept.vectors, dtype=torch.float32))
+    keyed_vectors = getattr(vectors, "wv", vectors)
+    return WordVectors.of(keyed_vectors.index_to_key, torch.as_tensor(keyed_vectors.vectors, dtype=torch.float32))

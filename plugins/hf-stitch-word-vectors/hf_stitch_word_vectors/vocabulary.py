@@ -1,4 +1,4 @@
-"""Words of two vocabularies as samples."""
+"""Shared words of two vocabularies, and words as samples."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from hf_stitch_word_vectors.vectors import as_word_vectors
 
 
 def shared_vocabulary(a: Any, b: Any, min_length: int = 4, most_frequent: int | None = 20_000) -> list[str]:
-    """Return the words that two vocabularies share, the most frequent first.
+    """Return the shared words of two vocabularies, most frequent first.
 
-    Both vocabularies must be ordered by frequency, as trained ones are. Words are ordered by the sum of their places in
-    both.
+    Both vocabularies must be sorted by frequency, like trained ones. Words are sorted by the sum of their ranks.
 
     Args:
         a: Word vectors, as for :func:`as_word_vectors`.
-        b: Others.
-        min_length: Number of characters of the shortest word (4 in Moschella et al. 2023).
-        most_frequent: Number of words, at most. ``None``: all.
+        b: Word vectors of the second vocabulary.
+        min_length: Minimum number of characters of a word (4 in Moschella et al. 2023).
+        most_frequent: Maximum number of words. ``None``: all.
 
     Returns:
         The words.
 
     Raises:
-        ValueError: They share no such word.
+        ValueError: If the vocabularies do not share such words.
 
     Example:
         >>> import torch
@@ -35,17 +34,17 @@ def shared_vocabulary(a: Any, b: Any, min_length: int = 4, most_frequent: int | 
         >>> shared_vocabulary(a, b)
         ['tree', 'house']
     """
-    places = [{word: place for place, word in enumerate(as_word_vectors(each).words)} for each in (a, b)]
+    places = [{word: place for place, word in enumerate(as_word_vectors(side).words)} for side in (a, b)]
     shared = [word for word in places[0] if word in places[1] and len(word) >= min_length]
     if not shared:
         raise ValueError(
-            f"the vocabularies share no word of {min_length} or more characters; mind upper and lower case"
+            f"the vocabularies must share words of at least {min_length} characters; check upper and lower case"
         )
     return sorted(shared, key=lambda word: places[0][word] + places[1][word])[:most_frequent]
 
 
 def word_samples(words: Sequence[str]) -> Samples:
-    """Return words as samples whose ids are the words, so that anchors can be chosen by word.
+    """Return words as samples with the words as ids, to select anchors by word.
 
     Args:
         words: The words, without repetitions.

@@ -62,15 +62,15 @@ def test_models_of_gensim_are_served(trained: dict[str, object], kind: str) -> N
 
 def test_words_without_a_vector_are_named(sides: tuple[WordVectors, WordVectors]) -> None:
     adapter = hf_stitch.load(sides[0])
-    with pytest.raises(ValueError, match=r"2 of 3 words have no vector: 'mouse', 'Word001'.*shared_vocabulary"):
+    with pytest.raises(ValueError, match=r"2 of 3 words do not have a vector: 'mouse', 'Word001'.*shared_vocabulary"):
         adapter.preprocess(["word001", "mouse", "Word001"])
-    with pytest.raises(ValueError, match="7 of 7 words have no vector: 'a', 'b', 'c', 'd', 'e', …"):
+    with pytest.raises(ValueError, match="7 of 7 words do not have a vector: 'a', 'b', 'c', 'd', 'e', …"):
         sides[0].rows("abcdefg")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "no words"), (["a", "a"], "'a' is repeated"), (["a", ""], "got ''"), (["a\nb", "c"], "line breaks")],
+    [([], "must not be empty"), (["a", "a"], "'a' is repeated"), (["a", ""], "got ''"), (["a\nb", "c"], "breaks")],
 )
 def test_a_vocabulary_is_checked(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -137,7 +137,7 @@ def test_shared_words_are_ordered_by_frequency_and_cut() -> None:
     b = WordVectors.of(["tree", "the", "with", "lake", "house"], torch.eye(5))
     assert shared_vocabulary(a, b) == ["with", "tree", "house"]
     assert shared_vocabulary(a, b, min_length=3, most_frequent=2) == ["the", "with"]
-    with pytest.raises(ValueError, match="share no word of 9"):
+    with pytest.raises(ValueError, match="must share words of at least 9"):
         shared_vocabulary(a, b, min_length=9)
 
 

@@ -76,7 +76,7 @@ def main() -> None:
         }
 
     pairs = {
-        f"{a} -> {b}": study.kept(arguments.out / f"{a} {b}.json", partial(measured, a, b))
+        f"{a} -> {b}": study.cached(arguments.out / f"{a} {b}.json", partial(measured, a, b))
         for a, b in paired(list(loaded), PAIRS)
     }
     sizes = {"train": TRAIN, "test": TEST, "steps": STEPS, "sources": SOURCES, "targets": TARGETS}

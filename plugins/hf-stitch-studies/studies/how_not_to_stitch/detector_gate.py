@@ -48,7 +48,7 @@ def main() -> None:
                 deep = [layers[place] for place in places]
                 tries |= {f"energy, {name}": (ENERGY, of, deep) for name, of in outliers.items()}
             found[b] = {
-                name: study.kept(
+                name: study.cached(
                     arguments.out / "parts" / f"{kind} {b} {name}.json",
                     partial(tried, loaded[a], loaded[b], (train, test, far), detector, other, layers[0], at),
                 )

@@ -60,13 +60,13 @@ def main() -> None:
             inside = Inside.of(models[target], train.pixels[:FITTED], test.pixels)
             make = partial(run, inside, models[target])
             parts = [
-                study.kept(cache / f"{a}-{target}-{LAYERS[j]}.json", partial(make, j))
+                study.cached(cache / f"{a}-{target}-{LAYERS[j]}.json", partial(make, j))
                 for j in reversed(range(len(LAYERS)))
             ]
             found[a, target] = parts[::-1]
             if target == b == names[1]:
                 check = partial(make, CHECKED, dtype=torch.float32)
-                exact = study.kept(cache / f"float32-{LAYERS[CHECKED]}.json", check)
+                exact = study.cached(cache / f"float32-{LAYERS[CHECKED]}.json", check)
     rank = {a: ranks(activations(models[a], test.pixels[:500])) for a, b in found}
     record = {
         "preset": {"images": TRAIN, "test": TEST, "last": LAST}, "pairs": [list(pair) for pair in found],

@@ -245,7 +245,7 @@ def results_of(name: str, arguments: Any) -> dict[str, Any]:
 def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "cache", required={"data-dir"}).parse_args()
     results = [
-        study.kept(
+        study.cached(
             arguments.cache / "graph_stitching" / f"{digest(name, SIZES)}.json", partial(results_of, name, arguments)
         )
         for name in DATA
