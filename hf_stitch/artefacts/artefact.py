@@ -59,8 +59,8 @@ class Artefact:
     def _save(self, folder: Path, sync: bool, **options: Any) -> None:
         """Write the artefact and its card to a folder, and remove the files of an earlier artefact."""
         self._check_savable()
-        here = folder / hub.CARD
-        present = here.read_bytes().decode("utf-8-sig") if here.is_file() else None
+        card_path = folder / hub.CARD
+        present = card_path.read_bytes().decode("utf-8-sig") if card_path.is_file() else None
         with replacing(folder, lambda folder: stale(folder, self.record_file), sync=sync) as fresh:
             self._write_signed(fresh, **options)
             written = card(self.describe(), present=present, sample=self._sample_code())

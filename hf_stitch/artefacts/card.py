@@ -384,7 +384,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (Description, ModelReference)):
         return replace(value, **{field.name: plain(getattr(value, field.name)) for field in fields(value)})
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {plain(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(inner) for inner in value]
     return re.sub(r"[\s`|<>\[\]*\\]+", " ", visible(value)).strip() if isinstance(value, str) else value

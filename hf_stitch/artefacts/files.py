@@ -109,8 +109,8 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
 
     A warning names the remaining files.
     """
-    here = sorted(path for pattern in COMPONENTS for path in folder.glob(pattern) if path.is_file())
-    unread = [path.name for path in here if path.name not in names]
+    present = sorted(path for pattern in COMPONENTS for path in folder.glob(pattern) if path.is_file())
+    unread = [path.name for path in present if path.name not in names]
     if not unread:
         yield folder
         return
@@ -119,7 +119,7 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
         "delete it, or pass allow_modified=True to read it"
     )
     with tempfile.TemporaryDirectory() as view:
-        for path in here:
+        for path in present:
             if path.name in names:
                 shutil.copyfile(path, Path(view) / path.name)
         yield Path(view)

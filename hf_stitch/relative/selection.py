@@ -130,14 +130,14 @@ class Stratified(Selection):
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
         """Select the anchors. See :meth:`hf_stitch.relative.selection.Selection.select`."""
         strata: dict[int, list[int]] = {}
-        for place, label in enumerate(samples.labels or ()):
-            strata.setdefault(label, []).append(place)
+        for index, label in enumerate(samples.labels or ()):
+            strata.setdefault(label, []).append(index)
         classes = [strata[label] for label in sorted(strata)]
         quotas = apportion(count, [len(places) for places in classes])
         chosen = [
-            place
+            index
             for places, quota in zip(classes, quotas, strict=True)
-            for place in _shuffled(samples, places, self.seed)[:quota]
+            for index in _shuffled(samples, places, self.seed)[:quota]
         ]
         return _shuffled(samples, chosen, self.seed)
 
@@ -220,7 +220,7 @@ class Frequency(Selection):
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
         """Select the anchors, most frequent first; samples with equal counts keep their order."""
-        ranked = sorted(range(len(samples)), key=lambda place: -self.counts.get(samples.ids[place], 0))
+        ranked = sorted(range(len(samples)), key=lambda index: -self.counts.get(samples.ids[index], 0))
         if self.counts.get(samples.ids[ranked[count - 1]], 0) <= 0:
             counted = sum(self.counts.get(id_, 0) > 0 for id_ in samples.ids)
             raise ValueError(f"{counted} of {len(samples)} samples have a count above 0, but {count} were requested")
@@ -243,7 +243,7 @@ class Parallel(Selection):
         """Select the anchors, in the order of the ids."""
         if len(self.ids) < count:
             raise ValueError(f"{count} parallel anchors were requested, but only {len(self.ids)} ids were given")
-        places = {id_: place for place, id_ in enumerate(samples.ids)}
+        places = {id_: index for index, id_ in enumerate(samples.ids)}
         if missing := [id_ for id_ in self.ids[:count] if id_ not in places]:
             raise ValueError(
                 f"{len(missing)} of {count} ids of parallel anchors are not among the samples, first {missing[0]!r}"
@@ -336,7 +336,7 @@ class Bootstrap(Selection):
         assert features is not None
         if count != len(self.anchors):
             raise ValueError(f"count must be {len(self.anchors)}, the number of anchors, got {count}")
-        places = {id_: place for place, id_ in enumerate(samples.ids)}
+        places = {id_: index for index, id_ in enumerate(samples.ids)}
         if unknown := [id_ for id_ in self.seeds if id_ not in places]:
             raise ValueError(f"{len(unknown)} seeds are not among the samples, first {unknown[0]!r}")
         theirs = self.anchors.detach().to(features)
@@ -350,7 +350,7 @@ class Bootstrap(Selection):
                 left = 0 if torch.equal(assigned, pairs) else left - 1
             paired = margin.topk(min(2 * len(paired), count)).indices.sort().values
             pairs = assigned[paired]
-        return [int(place) for place in pairs]
+        return [int(index) for index in pairs]
 
     def _assigned(self, theirs: Tensor, ours: Tensor, paired: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sample assigned to each anchor, and the distance ratio of the next best sample as a margin."""
@@ -370,4 +370,4 @@ class Bootstrap(Selection):
 
 
 def _shuffled(samples: Samples, places: Sequence[int], seed: int) -> list[int]:
-    return sorted(places, key=lambda place: chance(seed, samples.ids[place]))
+    return sorted(places, key=lambda index: chance(seed, samples.ids[index]))

@@ -39,7 +39,7 @@ class Stitch(nn.Module, ABC):
 
     ``fitted`` is not a constructor argument and not part of ``config``; ``to_dict`` and ``from_dict`` include it.
 
-    Laws, by the names of the parts of ``hf_stitch_testing.check_stitch``, which runs them on every stitch:
+    ``hf_stitch_testing.check_stitch`` checks these laws for every stitch, by name:
 
     - ``independent``: vectors are mapped independently. A :class:`SequenceStitch` maps samples independently; masked
       positions do not affect other positions (``padding``), nor later positions earlier ones if ``causal`` is set.
