@@ -48,13 +48,13 @@ def _check(job: Job) -> None:
 @command("hf_stitch.workflows._grid:stitch_grid")
 def grid(job: Job) -> None:
     """Stitch all layers of two networks."""
-    result = job.run()
+    scored = job.run()
     figures = {
         figure_name(number, matcher, figure or ""): {"figure": figure, "matcher": matcher}
-        for number, matcher in enumerate(result.matchers, 1)
-        for figure in (*result.figures, *([None] if result.detections else []))  # None: AUROC next to accuracy
+        for number, matcher in enumerate(scored.matchers, 1)
+        for figure in (*scored.figures, *([None] if scored.detections else []))  # None: AUROC next to accuracy
     }
-    job.finish(result, "grid.json", figures)
+    job.finish(scored, "grid.json", figures)
 
 
 @command("hf_stitch.workflows._evaluate:evaluate", without=["task"])

@@ -69,10 +69,9 @@ class Task(ABC):
     ``hf_stitch_testing.check_task`` checks these laws for every task, by name:
 
     - ``batches``: the measures of a sample do not depend on the rest of its batch.
-    - ``resamples``, ``several``: figures with weights equal figures of repeated samples; figures of several predictors
-      at once equal separate figures.
-    - ``itself``: the outputs of the target reproduce the figures of the target, with a headline that chance does not
-      beat.
+    - ``resamples``, ``several``: weights are equivalent to repeated samples; several predictors at once equal separate
+      figures.
+    - ``itself``: the outputs of the target reproduce its figures, with a headline that chance does not beat.
     - ``loss``, ``imitation``: a loss is a mean with a gradient, which vanishes for the model's own outputs as labels.
     - ``saved``: a saved stitched model has the same task and bit-identical outputs.
 
@@ -268,8 +267,7 @@ class Task(ABC):
         Args:
             network: The stitched model, which preprocesses the samples.
             samples: Raw samples.
-            labels: Their labels from :meth:`labels`. A task with a prediction per token also receives unlabelled
-                samples.
+            labels: Their labels from :meth:`labels`. A task per token also receives unlabelled samples.
 
         Returns:
             The tensor; :data:`IGNORED` for tokens without a prediction.

@@ -202,10 +202,8 @@ def _counts(predictions: Tensor, asked: Tensor, real: Tensor, names: Sequence[st
     """Return counts of right, predicted and true entities of each text."""
     rows = []
     for predicted, true, counts in zip(predictions, asked, real, strict=True):
-        predicted_entities, true_entities = (
-            {*entities([names[kind] for kind in kinds[counts].tolist()])} for kinds in (predicted, true)
-        )
-        rows.append((len(predicted_entities & true_entities), len(predicted_entities), len(true_entities)))
+        guessed, actual = ({*entities([names[kind] for kind in kinds[counts].tolist()])} for kinds in (predicted, true))
+        rows.append((len(guessed & actual), len(guessed), len(actual)))
     return np.array(rows, dtype=np.float64)
 
 

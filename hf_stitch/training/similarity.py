@@ -247,8 +247,8 @@ class SimilarityCallback(ProbingCallback):
         if missing := [path for path in files if not path.is_file()]:
             raise ValueError(
                 f"{self.name}: training resumes from step {step}, but the state of the {self._own} is not in the "
-                f"checkpoint (expected {missing[0]}). Was the callback attached when the checkpoint was saved? If the "
-                "checkpoint is in another folder, also set TrainingArguments(resume_from_checkpoint=…)"
+                f"checkpoint (expected {missing[0]}); attach the callback before training, and set "
+                "TrainingArguments(resume_from_checkpoint=…) for another folder"
             )
         if self._metrics:
             assert self.probe is not None

@@ -474,9 +474,9 @@ def _default(device: torch.device) -> Accelerator:
         accelerator.num_processes == 1 and accelerator.device.type != device.type
     ):
         raise ValueError(
-            f"an earlier Accelerator of this process, for example a Trainer's, has set device {accelerator.device} "
-            f"and mixed precision {accelerator.mixed_precision!r}, but the model is on {device} and is trained in "
-            "full precision; train in another process, or pass accelerator= to use these settings"
+            f"an earlier Accelerator of this process (of a Trainer?) uses device {accelerator.device} and mixed "
+            f"precision {accelerator.mixed_precision!r}, but the model is on {device} in full precision; pass "
+            "accelerator= to use these settings, or train in another process"
         )
     return accelerator
 

@@ -154,7 +154,7 @@ def test_without_a_connection_what_is_cached_loads_at_once_and_the_rest_fails(
     for name in ("org/name", "timm/name", "timm:resnet10t"):
         with pytest.raises(ConnectionError, match=f"{name} could not be loaded: the Hub did not respond"):
             hf_stitch.load(name)
-    with pytest.raises(FileNotFoundError, match="cannot read the data set org/data: Couldn't reach"):
+    with pytest.raises(FileNotFoundError, match="cannot read the dataset org/data: Couldn't reach"):
         read_data("org/data")
 
 
