@@ -319,7 +319,7 @@ class DynamicsRecorder(ProbingCallback):
         if not self._watched:
             raise ValueError("no layers to record: pass at least one name in layers=")
         if self.probe is not None:
-            self.probe.rehearse(self._loaded, self._watched)
+            self.probe.check_layers(self._loaded, self._watched)
         if self._trainer is None:  # a Trainer may resume from a checkpoint, which is known only when training starts
             self._check_empty()
 

@@ -119,7 +119,7 @@ class SimilarityCallback(ProbingCallback):
             self._watched = self._loaded.candidates if self._layers is None else self._layers
             if not self._watched:
                 raise ValueError("no layers to measure: pass at least one name in layers=")
-            self.probe.rehearse(self._loaded, self._watched)
+            self.probe.check_layers(self._loaded, self._watched)
         if self._weight_metrics:
             self._read(self._model)
         if self._own or self._given is None:

@@ -221,7 +221,9 @@ class TaskLoss(TrainedMatcher):
         networks, device = self._networks(named, pair.target, None), _device(named["0"])
         layers = {name: model.stitch for name, model in named.items()}
         with _frozen(list(named.values()), device):
-            self._rehearse(self._groups(networks, layers, device), networks, data.train.a, data.train.b, None, 1)
+            self._check_first_batch(
+                self._groups(networks, layers, device), networks, data.train.a, data.train.b, None, 1
+            )
 
     def trained(
         self, collected: CollectedPair, layers: Mapping[Cell, StitchingLayer], folder: Path | None
@@ -246,7 +248,7 @@ class TaskLoss(TrainedMatcher):
         trained = {cell: layer for cell, layer in zip(cells, fitted, strict=True) if layer is not None}
         return Matched(trained, {cells[place]: DivergedError(reason) for place, reason in reasons.items()})
 
-    def _rehearse(
+    def _check_first_batch(
         self,
         groups: Sequence[Stitches],
         networks: Networks,
@@ -337,7 +339,7 @@ class TaskLoss(TrainedMatcher):
                     halves = [half for model in models for half in (model.source, model.target)]
                     stack.enter_context(sharded(halves, accelerator.device, processes.count))
                 groups = self._groups(networks, layers, accelerator.device)
-                self._rehearse(groups, networks, samples, others, held_out, processes.count)
+                self._check_first_batch(groups, networks, samples, others, held_out, processes.count)
                 states: list[Checkpoint | None] = [None] * len(groups)
                 if checkpoint_dir is not None:
                     recipe = {
