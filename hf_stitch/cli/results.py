@@ -62,16 +62,16 @@ def evaluate(job: Job) -> None:
     """Score a stitched model."""
     if job.given.get("examples") and job.shared.report is None:
         raise typer.BadParameter("requires --report", param_hint="--examples")
-    job.finish(job.run(**_whole(job)), "evaluation.json", {"evaluation.png": {}})
+    job.finish(job.run(**_attached(job)), "evaluation.json", {"evaluation.png": {}})
 
 
 @command("hf_stitch.workflows._audit:audit", without=["task"])
 def audit(job: Job) -> None:
     """Audit a stitched model."""
-    job.finish(job.run(**_whole(job)), "audit.json", {"audit.png": {}})
+    job.finish(job.run(**_attached(job)), "audit.json", {"audit.png": {}})
 
 
-def _whole(job: Job) -> dict[str, Any]:
+def _attached(job: Job) -> dict[str, Any]:
     """Return the stitched model, and its whole networks from the command line."""
     parents = {side: job.shared.given(job.given.get(side)) for side in ("source", "target")}
     stitched = attach(job.given["stitched"], job.shared, "STITCHED", parents)

@@ -178,11 +178,11 @@ def as_table(data: Any) -> Table:
     rows = [as_row(item) for item in data]
     for place, row in enumerate(rows):
         if set(row) != set(rows[0]):
-            raise ValueError(_unlike(place, data))
+            raise ValueError(_mismatch(place, data))
     return Listed({name: [row[name] for row in rows] for name in rows[0]})
 
 
-def _unlike(place: int, data: Sequence[Any]) -> str:
+def _mismatch(place: int, data: Sequence[Any]) -> str:
     """Return the message for a sample with different columns than the first sample."""
     first = data[0]
     if isinstance(first, Mapping):

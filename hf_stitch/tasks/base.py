@@ -66,7 +66,7 @@ class Task(ABC):
         unused: Scored quantity that replaces labels; empty if labels are used.
         nothing: Error text for samples without any prediction.
 
-    Laws, by the names of the parts of ``hf_stitch_testing.check_task``, which runs them on every task:
+    ``hf_stitch_testing.check_task`` checks these laws for every task, by name:
 
     - ``batches``: the measures of a sample do not depend on the rest of its batch.
     - ``resamples``, ``several``: weights are equivalent to repeated samples; several predictors at once equal separate

@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: hf_stitch.load(type("KeyedVectors", (), {"__module__": "gensim.models"})()), TypeError,
         r"got gensim\.KeyedVectors: for networks of gensim: pip install hf-stitch-word-vectors",
     ),
-    "no folder": (lambda: hf_stitch.load(ROOT / "nothing"), FileNotFoundError, "no folder"),
+    "no folder": (lambda: hf_stitch.load(ROOT / "nothing"), FileNotFoundError, "does not exist"),
     "one channel": (layers(torch.randn(2, 1, 8, 8)), ExampleError, RUNS + r"x \(2, 1, 8, 8\).*channels"),
     "no batch": (
         layers(torch.randn(3, 8, 8)), ExampleError,

@@ -193,13 +193,13 @@ class Shapes:
 
     def _grid(self, positions: int, arranged: Sequence[Arrangement]) -> tuple[int, int] | None:
         """Return the grid of the last split or merge of the positions."""
-        for one in reversed(arranged):
-            if not isinstance(one, Fold) or one.length != positions:
+        for arrangement in reversed(arranged):
+            if not isinstance(arrangement, Fold) or arrangement.length != positions:
                 continue
-            if one.axis == 2 and one.shape not in self._grids:  # a width and its heads
+            if arrangement.axis == 2 and arrangement.shape not in self._grids:  # a width and its heads
                 continue
-            if positions == 1 or 1 not in one.sides:
-                return one.sides or None
+            if positions == 1 or 1 not in arrangement.sides:
+                return arrangement.sides or None
         return None
 
     @cached_property
@@ -269,10 +269,10 @@ def _token_split(
     """Return the number of positions before a whole (a grid or the tokens), the whole, and the number after it."""
     if (middle := whole(positions, arranged)) is not None:
         return 0, middle, 0
-    for place, one in reversed(list(enumerate(arranged))):
-        if isinstance(one, Join) and one.axis == 1 and sum(one.lengths) == positions:
-            for part, length in reversed(list(enumerate(one.lengths))):
+    for place, join in reversed(list(enumerate(arranged))):
+        if isinstance(join, Join) and join.axis == 1 and sum(join.lengths) == positions:
+            for part, length in reversed(list(enumerate(join.lengths))):
                 inner = _token_split(length, arranged[:place], whole) if length < positions else None
                 if inner is not None:
-                    return sum(one.lengths[:part]) + inner[0], inner[1], inner[2] + sum(one.lengths[part + 1 :])
+                    return sum(join.lengths[:part]) + inner[0], inner[1], inner[2] + sum(join.lengths[part + 1 :])
     return None

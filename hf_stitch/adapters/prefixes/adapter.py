@@ -181,8 +181,8 @@ class PrefixAdapter(Adapter):
     def front(self, layer: str) -> PrefixFront:
         """Return the part of the source up to a cut as a separate module. See :meth:`hf_stitch.Adapter.front`."""
         cut, plan = self.cut(layer)
-        gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
-        copied = copy_without(self.model, gone)
+        replacements = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
+        copied = copy_without(self.model, replacements)
         weight = None if self.own is None else self.own.weight.detach().clone()
         embedding = None if weight is None else nn.Embedding.from_pretrained(weight, freeze=False)
         front = PrefixFront(copied, cut, plan, self.source.interface, self.interface, self.start, embedding)
