@@ -63,8 +63,8 @@ def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: 
     from huggingface_hub import snapshot_download
 
     revision = options.get("revision")
-    place = f"{repo_id}@{revision}" if revision else repo_id
-    with _readable_errors(f"{place} could not be downloaded"):
+    repo_at_revision = f"{repo_id}@{revision}" if revision else repo_id
+    with _readable_errors(f"{repo_at_revision} could not be downloaded"):
         below = f"{subfolder}/" if subfolder else ""
         patterns, deeper = [f"{below}{pattern}" for pattern in files], [f"{below}*/*"]
         folder = snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=deeper, **options)
@@ -143,10 +143,10 @@ def upload(
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         info = api.model_info(repo_id, revision=revision)
         assert info.sha is not None
-        there = {sibling.rfilename for sibling in info.siblings or ()}
-        present = _read(api, repo_id, CARD, info.sha) if CARD in there else None
+        remote_files = {sibling.rfilename for sibling in info.siblings or ()}
+        present = _read(api, repo_id, CARD, info.sha) if CARD in remote_files else None
         # Patterns would also match files in subfolders, which belong to other artefacts.
-        stale = [name for name in there if "/" not in name and any(fnmatch(name, p) for p in replaces)]
+        stale = [name for name in remote_files if "/" not in name and any(fnmatch(name, p) for p in replaces)]
         (folder / CARD).write_bytes(card(repo_id, present).encode())
         return api.upload_folder(
             repo_id=repo_id,

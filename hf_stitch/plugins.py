@@ -146,8 +146,8 @@ def tree_of(module: str) -> ast.Module:
     spec = find_spec(top)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"no module {module!r}: a command must refer to its function as module:function")
-    place = Path(spec.origin).parent.joinpath(*inner) if inner else Path(spec.origin)
-    return ast.parse((place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_bytes())
+    path = Path(spec.origin).parent.joinpath(*inner) if inner else Path(spec.origin)
+    return ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_bytes())
 
 
 def docstring_in(source: str) -> str:
@@ -280,31 +280,31 @@ def load_plugin(path: str | Path) -> FilePlugin:
         'file own.py'
         >>> plugin.unload()
     """
-    place = Path(path).expanduser().resolve()
-    if not place.is_file():
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
         raise FileNotFoundError(f"the plugin {path} is not a file; name a Python file that registers its entries")
-    code = place.read_bytes()
-    plugin = FilePlugin(place, hashlib.sha256(code).hexdigest())
-    if (before := _LOADED.get(place)) is not None:
+    code = file.read_bytes()
+    plugin = FilePlugin(file, hashlib.sha256(code).hexdigest())
+    if (before := _LOADED.get(file)) is not None:
         if before == plugin:
             return before
         before.unload()
-    name = f"hf_stitch_plugin_{re.sub(r'[^0-9A-Za-z]', '_', place.stem)}_{plugin.sha256[:8]}"
-    if place.suffix != ".py":
-        raise PluginError(f"the plugin {place} is not a Python file; its name must end in .py")
+    name = f"hf_stitch_plugin_{re.sub(r'[^0-9A-Za-z]', '_', file.stem)}_{plugin.sha256[:8]}"
+    if file.suffix != ".py":
+        raise PluginError(f"the plugin {file} is not a Python file; its name must end in .py")
     token = RUNNING.set(plugin)
     try:
-        run_file(name, place, code)
+        run_file(name, file, code)
         if not plugin.undo:
             raise PluginError("it registers nothing; decorate a class with hf_stitch.registries.metrics.register('…')")
     except Exception as error:
         sys.modules.pop(name, None)
         plugin.unload()
         reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
-        raise PluginError(f"the plugin {place} could not be loaded: {reason}") from error
+        raise PluginError(f"the plugin {file} could not be loaded: {reason}") from error
     finally:
         RUNNING.reset(token)
-    _LOADED[place] = plugin
+    _LOADED[file] = plugin
     return plugin
 
 

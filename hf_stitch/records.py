@@ -174,7 +174,7 @@ def _read(kind: Any, value: Any, at: Place) -> Any:
         if not isinstance(value, (list, tuple)) or (fixed and len(value) != len(parts)):
             raise at.wrong(f"a list of {len(parts)}" if fixed else "a list", value)
         typed = enumerate(zip(parts if fixed else parts[:1] * len(value), value, strict=True))
-        return tuple(_read(part, entry, at / place) for place, (part, entry) in typed)
+        return tuple(_read(part, entry, at / key) for key, (part, entry) in typed)
     return value
 
 

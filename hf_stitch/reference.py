@@ -1,7 +1,4 @@
-"""References to networks, pinned by weights and settings.
-
-See :class:`ModelReference`, :func:`weights_hash` and :class:`Settings`.
-"""
+"""References to networks (:class:`ModelReference`), pinned by weights and settings."""
 
 from __future__ import annotations
 
@@ -186,8 +183,8 @@ class ModelReference(Record):
             return cls(text, scheme, task=task, kwargs=kwargs)
         if Path(text).expanduser().is_dir():
             folder = Path(text).expanduser().resolve()
-            place = folder / str(kwargs.get("subfolder", ""))
-            library = HUB_DEFAULT if kwargs.get("gguf_file") else _library_of(place, whole=task is None)
+            model_folder = folder / str(kwargs.get("subfolder", ""))
+            library = HUB_DEFAULT if kwargs.get("gguf_file") else _library_of(model_folder, whole=task is None)
             return cls(str(folder), library, task=task, kwargs=kwargs)
         name, at, revision = text.rpartition("@") if "@" in text else (text, "", "")
         if at and not (name and revision):
@@ -205,8 +202,12 @@ class ModelReference(Record):
         """Whether the id is a path on this machine, which must not be published."""
         if self.id is None:
             return False
-        place = self.id.removeprefix(f"{self.library}:")  # of a library that reads files
-        return looks_local(place) or Path(place).is_dir() or (place != self.id and Path(place).is_file())
+        local_path = self.id.removeprefix(f"{self.library}:")  # of a library that reads files
+        return (
+            looks_local(local_path)
+            or Path(local_path).is_dir()
+            or (local_path != self.id and Path(local_path).is_file())
+        )
 
     @property
     def public(self) -> ModelReference:
@@ -342,8 +343,8 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     if isinstance(value, tuple):  # a linear layer of torch.ao: its weight and its bias
-        for place, part in enumerate(value):
-            yield from _parts(f"{name}.{place}", part)
+        for number, part in enumerate(value):
+            yield from _parts(f"{name}.{number}", part)
     elif isinstance(value, torch.dtype) or value is None:
         yield name, repr(value)
     elif is_traceable_wrapper_subclass(value):  # torchao

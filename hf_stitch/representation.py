@@ -222,8 +222,7 @@ class Representation:
     def _one_token(self, pooling: str) -> Tensor:
         if self.layout != "bnd":
             raise ValueError(
-                f"pooling {pooling!r} requires tokens (layout bnd), got layout {self.layout}; use 'none', 'flatten' or "
-                "'mean'"
+                f"pooling {pooling!r} requires tokens (layout bnd), got {self.layout}; use 'none', 'flatten' or 'mean'"
             )
         if pooling == "cls" and self.grid is not None and self.prefix_tokens == 0:
             raise ValueError("pooling 'cls' requires a representation with a prefix token; use 'mean'")
@@ -231,12 +230,12 @@ class Representation:
             return self.values[:, 0 if pooling == "cls" else -1]
         _check_none_empty(self.mask)
         # argmax returns the first real token, with padding on either side
-        place = (
+        index = (
             self.mask.int().argmax(1)
             if pooling == "cls"
             else self.mask.shape[1] - 1 - self.mask.flip(1).int().argmax(1)
         )
-        return self.values[torch.arange(self.batch, device=self.values.device), place]
+        return self.values[torch.arange(self.batch, device=self.values.device), index]
 
     # -- conversion -------------------------------------------------------------------------------------------------
     @checked

@@ -28,7 +28,7 @@ def free_memory(device: torch.device) -> int:
 
 def free_disk(folder: Path) -> int:
     """Return the free bytes of the disk of a folder."""
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    existing = next(ancestor for ancestor in (folder.absolute(), *folder.absolute().parents) if ancestor.exists())
     return shutil.disk_usage(existing).free
 
 

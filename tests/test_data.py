@@ -476,7 +476,7 @@ def test_reading_a_copy_by_its_name_on_the_hub(copies, name):
 
 def test_reading_a_folder_and_choosing_its_split(copies):
     assert len(read_data(str(copies / "single"))) == 3
-    with pytest.raises(ValueError, match="needs a split; the splits are: train, test"):
+    with pytest.raises(ValueError, match="requires a split; the splits are: train, test"):
         read_data(str(copies / "things"))
     with pytest.raises(ValueError, match=r"(?i)unknown split.*train.*test"):
         read_data(str(copies / "things"), split="dev")

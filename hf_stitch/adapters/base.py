@@ -479,8 +479,8 @@ class Adapter:
             True
         """
         cut, plan = self.cut(layer)
-        gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
-        return Front(copy_without(self.model, gone), cut, plan, self._padded())
+        replacements = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
+        return Front(copy_without(self.model, replacements), cut, plan, self._padded())
 
     @_locked
     def back(self, layer: str) -> Back:
@@ -497,10 +497,10 @@ class Adapter:
             True
         """
         cut, plan = self.cut(layer)
-        gone = {name: hollow(self.model.get_submodule(name)) for name in plan.stubs}
+        replacements = {name: hollow(self.model.get_submodule(name)) for name in plan.stubs}
         if plan.entry is not None:
-            gone[cut.layer] = hollow(self.model.get_submodule(cut.layer))
-        return Back(copy_without(self.model, gone), cut, plan, self._padded())
+            replacements[cut.layer] = hollow(self.model.get_submodule(cut.layer))
+        return Back(copy_without(self.model, replacements), cut, plan, self._padded())
 
     def exchange(self, part: str, encoder: Any, data: Any, run: Any, **options: Any) -> Any:
         """Replace a part of the network by an encoder, for :func:`hf_stitch.swap`.

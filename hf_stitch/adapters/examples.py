@@ -93,11 +93,11 @@ def example_of(model: nn.Module, processor: Any) -> Any:
     """Return example inputs of a network in the shapes that its processor returns, with random numbers for floats."""
     outputs, name = _outputs_of(processor), type(model).__name__
     kinds = {kind.rpartition(" ")[2] for kind in outputs}
-    how = f"load {name} with hf_stitch.load(net, example_inputs=…, processor=…), example_inputs a batch of its inputs"
+    advice = f"load {name} with hf_stitch.load(net, example_inputs=batch, processor=…)"
     if len(kinds) != 1:
         accepts = "accepts both texts and images" if kinds else "accepts neither texts nor images"
         raise ExampleError(
-            f"the kind of samples of {name} is unknown because its processor= {accepts}: {how}, and with "
+            f"the kind of samples of {name} is unknown because its processor= {accepts}: {advice}, and with "
             "task='text-classification' or 'image-classification' if it is a classifier",
             model,
         )
@@ -105,7 +105,7 @@ def example_of(model: nn.Module, processor: Any) -> Any:
     runs = [batch for batch in batches.values() if len(batches) == 1 or _runs(model, batch)]
     if len(runs) != 1:
         shapes = "; ".join(f"of {kind}s {_stack(samples, model)[0]}" for kind, samples in outputs.items())
-        remedy = "pad or truncate them to one length" if kinds == {"text"} else f"resize them to one size, or {how}"
+        remedy = "pad or truncate them to one length" if kinds == {"text"} else f"resize them to one size, or {advice}"
         raise ExampleError(
             f"the processor= must return tensors of one shape that {name} accepts, got shapes {shapes}: {remedy}", model
         )

@@ -101,7 +101,7 @@ def load(
                 adapter.new = loaded.new
                 return adapter.beside(context)
         except Exception as error:
-            if (explained := _explained(reference, options, error)) is None:
+            if (explained := _loading_error(reference, options, error)) is None:
                 raise
             raise explained from error
     if options:
@@ -111,7 +111,7 @@ def load(
         )
     module = unwrap(model)
     check_runs(module)
-    library = _serving(module)
+    library = _library_of(module)
     with alone(module):
         reference = ModelReference(id=library.origin(module), library=library.name, task=task)
         return library.adapter(module, reference, example_inputs, processor, content).beside(context)
@@ -121,14 +121,14 @@ def described(network: Any) -> Described:
     """Describe a network without its weights, from a live network, a config of transformers, or the name of a model."""
     if isinstance(network, nn.Module):
         module = unwrap(network)
-        return _serving(module).describe(module)
+        return _library_of(module).describe(module)
     if isinstance(network, transformers.PretrainedConfig):
         name = (network.architectures or ["AutoModel"])[0]
         if (kind := getattr(transformers, name, None)) is None:
             raise ValueError(f"the config names {name}, which is not a class of transformers: pass the network")
         with weightless():
             model = (kind.from_config if kind is transformers.AutoModel else kind._from_config)(network).eval()
-        return _serving(model).describe(model)
+        return _library_of(model).describe(model)
     if not isinstance(network, str | os.PathLike):
         raise TypeError(f"a network must be a name, a config of transformers or a module, got {type(network).__name__}")
     _check_no_file(name := os.fspath(network))
@@ -172,7 +172,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """Files with the weights of a network, or with an index of its shards."""
 
 
-def _explained(reference: ModelReference, options: Mapping[str, Any], error: Exception) -> Exception | None:
+def _loading_error(reference: ModelReference, options: Mapping[str, Any], error: Exception) -> Exception | None:
     """Return an error that explains why files of a network could not be read; ``None`` for other reasons."""
     failure, place = f"{reference} could not be loaded", str(reference.id)
     access: Any = {key: options[key] for key in hub.DownloadOptions.__annotations__ if key in options}
@@ -273,7 +273,7 @@ def _is_damaged(file: Path) -> bool:
         return True
 
 
-def _serving(model: Any) -> Library:
+def _library_of(model: Any) -> Library:
     """Return the library that serves a live network; a fallback library is used last.
 
     A library that extends a second library takes precedence over it.

@@ -281,10 +281,10 @@ def converted(images: Sequence[Any], channels: int) -> list[Any]:
                 "Image.fromarray((np.asarray(image) / highest * 255).astype('uint8')), where highest is the largest "
                 "possible value of a pixel"
             )
-    return [_opaque(image).convert(mode) if isinstance(image, Image.Image) else image for image in images]
+    return [_on_white(image).convert(mode) if isinstance(image, Image.Image) else image for image in images]
 
 
-def _opaque(image: Image.Image) -> Image.Image:
+def _on_white(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if not image.has_transparency_data:

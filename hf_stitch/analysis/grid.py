@@ -218,7 +218,7 @@ class StitchGrid(Result):
             figures = self.detections[name].figures.get(label, {})
             if not {"dose", "one_sided"} <= figures.keys():
                 continue
-            # Unusually small scores, as from least squares (which shrinks), are not foreign to the target.
+            # Unusually small scores, as from least squares (which shrinks), stay within the target's range.
             higher = figures["one_sided"][..., 1] > 0.5
             out_of_distribution |= (
                 higher & (figures["dose"][..., 0] > MAX_DOSE) & ~np.isin(self.layers_b, [*self.detections[name].blind])

@@ -149,7 +149,7 @@ class StitchedLibrary(Transformers):
         """Return the map, the cuts and the settings of both halves."""
         stitched: Any = model
         stitch = stitched.stitch.to_dict()
-        maps = {part: {**one, "fitted": None} for part in ("body", "prefix") if (one := stitch.get(part))}
+        maps = {part: {**map_record, "fitted": None} for part in ("body", "prefix") if (map_record := stitch.get(part))}
         settings = Settings.of({"task": stitched.task, "stitch": {**stitch, **maps}})
         for side in SIDES:
             half = getattr(stitched, side)

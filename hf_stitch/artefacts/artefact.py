@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from huggingface_hub import CommitInfo
 
 from hf_stitch import hub
-from hf_stitch.artefacts.card import PICTURES, REPORT, card, united
+from hf_stitch.artefacts.card import PICTURES, REPORT, card, merge_cards
 from hf_stitch.artefacts.description import Description
 from hf_stitch.artefacts.files import ANCHORS, INDEX, SHARDS, SOURCE_TOKENIZER, STITCHES, sign, stale, write_record
 from hf_stitch.artefacts.record import SIDES
@@ -59,8 +59,8 @@ class Artefact:
     def _save(self, folder: Path, sync: bool, **options: Any) -> None:
         """Write the artefact and its card to a folder, and remove the files of an earlier artefact."""
         self._check_savable()
-        here = folder / hub.CARD
-        present = here.read_bytes().decode("utf-8-sig") if here.is_file() else None
+        card_path = folder / hub.CARD
+        present = card_path.read_bytes().decode("utf-8-sig") if card_path.is_file() else None
         with replacing(folder, lambda folder: stale(folder, self.record_file), sync=sync) as fresh:
             self._write_signed(fresh, **options)
             written = card(self.describe(), present=present, sample=self._sample_code())
@@ -137,7 +137,7 @@ class Artefact:
                 card=lambda id, there: card(
                     described(),
                     name=id,
-                    present=united(there, present),
+                    present=merge_cards(there, present),
                     tags=tags,
                     sample=self._sample_code(),
                     figures=figures,

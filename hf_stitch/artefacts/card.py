@@ -60,7 +60,7 @@ def card(
     Manual additions to the ``present`` card are kept: text before and after the marks, other metadata and tags.
     """
     described, old_card = plain(described), None if present is None else _read(present)
-    manual = {} if old_card is None else _by_hand(old_card)
+    manual = {} if old_card is None else _manual_metadata(old_card)
     matcher = described.recipe.get("matcher") or {}
     metadata = _metadata(described, name, [*tags, *([str(matcher["name"])] if "name" in matcher else [])])
     audit = described.recipe.get("audit") or described.scores.get("audit") or ""
@@ -99,7 +99,7 @@ def card(
     text = f"{old_card.text.rstrip()}\n\n{part[0]}\n"
     if GENERATED.search(old_card.text):  # a function as replacement, because a string could contain escapes
         text = GENERATED.sub(lambda _: part[0], old_card.text, count=1)
-    return _joined(_united(manual, new_card.data.to_dict()), text)
+    return _assemble(_merge_metadata(manual, new_card.data.to_dict()), text)
 
 
 def summary(described: Description) -> str:
@@ -118,7 +118,7 @@ def summary(described: Description) -> str:
     return "\n".join([title, *(f"{name}  {text}" for name, text in rows.items() if text)])
 
 
-def united(there: str | None, here: str | None) -> str | None:
+def merge_cards(there: str | None, here: str | None) -> str | None:
     """Merge the cards of an artefact on the Hub and in a folder, as input for :func:`card`.
 
     If both cards contain manual additions, the text of the folder is kept and a warning is issued.
@@ -133,7 +133,7 @@ def united(there: str | None, here: str | None) -> str | None:
             "the text of the local card replaces text that was added to the card on the Hub; earlier commits still "
             "contain the replaced text"
         )
-    return _joined(_united(*map(_by_hand, cards)), cards[1 if added[1] else 0].text)
+    return _assemble(_merge_metadata(*map(_manual_metadata, cards)), cards[1 if added[1] else 0].text)
 
 
 def _read(text: str) -> RepoCard:
@@ -144,11 +144,11 @@ def _read(text: str) -> RepoCard:
         raise ValueError(f"the metadata of the existing card cannot be read ({error}); repair it first") from error
 
 
-def _joined(metadata: Mapping[str, Any], text: str) -> str:
+def _assemble(metadata: Mapping[str, Any], text: str) -> str:
     return f"---\n{CardData(**metadata).to_yaml()}\n---\n{text}"
 
 
-def _by_hand(card: RepoCard) -> dict[str, Any]:
+def _manual_metadata(card: RepoCard) -> dict[str, Any]:
     """Return the metadata added by hand; for a card without marks, all metadata."""
     data: dict[str, Any] = card.data.to_dict()
     if (generated := GENERATED.search(card.text)) is None:
@@ -163,12 +163,12 @@ def _by_hand(card: RepoCard) -> dict[str, Any]:
     return {key: field for key, field in manual.items() if field or key not in LISTS}
 
 
-def _united(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_metadata(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Merge metadata: tags of both cards, results of both (second card first), and otherwise the second card's."""
     tags = dict.fromkeys([*(first.get("tags") or ()), *(second.get("tags") or ())])
     results = [*(second.get("model-index") or ()), *(first.get("model-index") or ())]
-    united = {**first, **second, "tags": [*tags], "model-index": results}
-    return {key: field for key, field in united.items() if field or key not in LISTS}
+    merged = {**first, **second, "tags": [*tags], "model-index": results}
+    return {key: field for key, field in merged.items() if field or key not in LISTS}
 
 
 def _conflicts(described: Description, licence: Any) -> list[str]:
@@ -384,7 +384,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (Description, ModelReference)):
         return replace(value, **{field.name: plain(getattr(value, field.name)) for field in fields(value)})
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {plain(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(inner) for inner in value]
     return re.sub(r"[\s`|<>\[\]*\\]+", " ", visible(value)).strip() if isinstance(value, str) else value

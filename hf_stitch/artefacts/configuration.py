@@ -112,8 +112,8 @@ class StitchConfig(PreTrainedConfig):
         Returns:
             The config; with ``return_unused_kwargs=True``, a tuple of the config and the unused options.
         """
-        place = kwargs.get("name_or_path")
-        where = f"config.json of {place}" if place else "the config"
+        origin = kwargs.get("name_or_path")
+        where = f"config.json of {origin}" if origin else "the config"
         values = {
             key: value
             for key, value in config_dict.items()

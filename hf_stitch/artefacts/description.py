@@ -11,8 +11,8 @@ from hf_stitch.artefacts.files import CONFIG, STITCHER, kind_of
 from hf_stitch.artefacts.record import (
     SIDES,
     built_from,
-    chained,
     layer_name,
+    nested_config,
     read_config,
     read_model,
     read_record,
@@ -133,7 +133,7 @@ class Description:
 
 
 def _layer(half: Mapping[str, Any]) -> str:
-    inner, layer = chained(half), str(half["cut"]["layer"])
+    inner, layer = nested_config(half), str(half["cut"]["layer"])
     return layer if inner is None else layer_name(layer, inner)
 
 

@@ -49,7 +49,7 @@ PROCESSORS = (
 )  # fmt: skip
 """Name patterns of processor files."""
 
-BESIDE = (*PROCESSORS, "generation_config.json", SOURCE_TOKENIZER)
+COMPONENTS = (*PROCESSORS, "generation_config.json", SOURCE_TOKENIZER)
 """Name patterns of processor and generation config files."""
 
 STITCHES = "stitch*.safetensors"
@@ -93,7 +93,7 @@ def record_in(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def save_beside(saves: Iterable[Any], folder: Path) -> None:
+def save_components(saves: Iterable[Any], folder: Path) -> None:
     """Save objects other than the weights (processor, generation config), without subfolders."""
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
         for component in saves:
@@ -109,8 +109,8 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
 
     A warning names the remaining files.
     """
-    here = sorted(path for pattern in BESIDE for path in folder.glob(pattern) if path.is_file())
-    unread = [path.name for path in here if path.name not in names]
+    present = sorted(path for pattern in COMPONENTS for path in folder.glob(pattern) if path.is_file())
+    unread = [path.name for path in present if path.name not in names]
     if not unread:
         yield folder
         return
@@ -119,7 +119,7 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
         "delete it, or pass allow_modified=True to read it"
     )
     with tempfile.TemporaryDirectory() as view:
-        for path in here:
+        for path in present:
             if path.name in names:
                 shutil.copyfile(path, Path(view) / path.name)
         yield Path(view)

@@ -43,7 +43,7 @@ from hf_stitch.artefacts.cache import (
 )
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
-from hf_stitch.artefacts.network import READ_IN_TEXTS, flags, seen_in
+from hf_stitch.artefacts.network import READ_IN_TEXTS, extra_outputs_of, flags
 from hf_stitch.printing import warn
 from hf_stitch.stitches import SequenceStitch
 from hf_stitch.tasks.base import logits_of
@@ -218,7 +218,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             "output_attentions": output_attentions,
         }
         named = {name: argument for name, argument in (named | inputs).items() if argument is not None}
-        asked = self._asked(named)
+        asked = self._requested_outputs(named)
         more: dict[str, Any] = flags(self.target, asked)
         seen = Observed(flags(self.source, asked)) if asked else None
         cache = self._joint_cache(cache, getattr(self.config, "use_cache", None) if use_cache is None else use_cache)
@@ -240,7 +240,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 error.add_note(f"Or the cache passed as {NAME} belongs to another model.")
             raise
         if seen is not None:
-            for name, values in self._joined(asked, seen, entering, output).items():
+            for name, values in self._join_outputs(asked, seen, entering, output).items():
                 output[name] = values
         output.loss = _loss(output.logits, labels, ahead, num_items_in_batch)
         if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
@@ -428,7 +428,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
 
     def _with_head(self, output: Any, labels: Tensor | None) -> CausalLMOutputWithPast:
         logits = logits_of(output)
-        return CausalLMOutputWithPast(loss=_loss(logits, labels), logits=logits, **seen_in(output))
+        return CausalLMOutputWithPast(loss=_loss(logits, labels), logits=logits, **extra_outputs_of(output))
 
 
 def _loss(
@@ -474,4 +474,4 @@ class Backbone:
                 f"the target, {type(self._of.target.model).__name__}, scales or caps the outputs of its last layer, so "
                 "they are not the logits: train it with the Trainer of transformers"
             )
-        return BaseModelOutput(last_hidden_state=states, **seen_in(output))
+        return BaseModelOutput(last_hidden_state=states, **extra_outputs_of(output))

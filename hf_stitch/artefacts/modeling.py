@@ -162,13 +162,13 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
             evaluation: The result of :func:`hf_stitch.evaluate`. Default: the stored scores.
             audit: The verdict of an audit, with its data and seed. Default: the stored verdict.
         """
-        self._leave_out_old_scores()
+        self._drop_old_scores()
         if evaluation is not None:
             self.evaluation, self.config.scores = evaluation, evaluation.for_card()
         verdict = {} if audit is None else {"audit": audit}
         self.config.recipe = {**(self.config.recipe or {}), **verdict, SCORED: weights_hash(self)}
 
-    def _leave_out_old_scores(self, weights: Mapping[str, Tensor] | None = None) -> None:
+    def _drop_old_scores(self, weights: Mapping[str, Tensor] | None = None) -> None:
         """Drop scores and audit verdicts of other weights than the current weights."""
         recipe = dict(self.config.recipe or {})
         scored = recipe.pop(SCORED, None)
@@ -190,7 +190,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
         Raises:
             ValueError: If a half was trained, cast or changed by hand since it was cut from its network.
         """
-        self._leave_out_old_scores()
+        self._drop_old_scores()
         for side in SIDES:
             if self.has_changed(side):  # type: ignore[arg-type]
                 raise ValueError(
@@ -207,7 +207,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
             raise ValueError("the stitch has a PEFT adapter, which cannot be recorded: merge it (merge_and_unload)")
         with_embedding = self.source.own is not None if isinstance(self.source, PrefixFront) else None
         stitcher = Stitcher.of(
-            self.describe(), self.stitch, anchors=self.anchors, parts=_inner(self), own=with_embedding
+            self.describe(), self.stitch, anchors=self.anchors, parts=_nested_stitchers(self), own=with_embedding
         )
         stitcher.evaluation = self.evaluation
         return stitcher
@@ -215,7 +215,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
     # -- saving and loading -----------------------------------------------------------------------------------------
     def __str__(self) -> str:
         """Return a summary (networks, cut layers, stitch, task, scores), and the modules."""
-        self._leave_out_old_scores()
+        self._drop_old_scores()
         return f"{summary(self.describe())}\n\n{self!r}"
 
     def describe(self) -> Description:
@@ -271,7 +271,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
     def _write(  # type: ignore[override]
         self, folder: Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_size: str | int | None = None
     ) -> Mapping[str, Any]:
-        self._leave_out_old_scores(state_dict)
+        self._drop_old_scores(state_dict)
         return write(self, folder, state_dict, max_shard_size)
 
     def _sample_code(self) -> str | None:
@@ -421,9 +421,9 @@ class Stitcher(Artefact):
     @classmethod
     def of(cls, description: Description, stitch: StitchingLayer, **options: Any) -> Self:
         """Create a stitcher from a description and its stitching layer, with further options of the constructor."""
-        d = description
-        ends = d.source, d.source_layer, d.target, d.target_layer
-        return cls(stitch, *ends, task=d.task, recipe=d.recipe, scores=d.scores, **options)
+        ends = description.source, description.source_layer, description.target, description.target_layer
+        task, recipe, scores = description.task, description.recipe, description.scores
+        return cls(stitch, *ends, task=task, recipe=recipe, scores=scores, **options)
 
     def __repr__(self) -> str:
         """Return e.g. ``Stitcher(timm:resnet18 layer2.1 -> timm:resnet18 layer2.1)``."""
@@ -454,7 +454,7 @@ class Stitcher(Artefact):
             yield from (*part.describe().methods, *part._networks())
 
     def _write(self, folder: Path, **options: Any) -> Mapping[str, Any]:
-        for name, stitcher in self._all():
+        for name, stitcher in self._with_nested():
             weights = {name: tensor.contiguous() for name, tensor in stitcher.stitch.state_dict().items()}
             save_file(weights, folder / name)
         return self._record()
@@ -475,11 +475,11 @@ class Stitcher(Artefact):
             "scores": self.scores,
         }
 
-    def _all(self, name: str = STITCH) -> Iterator[tuple[str, Stitcher]]:
+    def _with_nested(self, name: str = STITCH) -> Iterator[tuple[str, Stitcher]]:
         """Yield this stitcher and nested stitchers, with the names of their weight files."""
         yield name, self
         for side, part in self.parts.items():
-            yield from part._all(_inside(name, side))
+            yield from part._with_nested(_nested_file(name, side))
 
     @classmethod
     def from_pretrained(
@@ -517,7 +517,7 @@ class Stitcher(Artefact):
         try:
             values = read_stitcher(record, str(path))
             check_requirements(values.get("requires") or (), str(path))
-            stitcher = cls._built(values, folder / STITCH, path)
+            stitcher = cls._build(values, folder / STITCH, path)
             stitcher.anchors = files.anchors()
             files.verify()
             return stitcher
@@ -527,14 +527,14 @@ class Stitcher(Artefact):
             raise damaged(path, error) from error
 
     @classmethod
-    def _built(cls, values: Mapping[str, Any], weights: Path, path: Path) -> Self:
+    def _build(cls, values: Mapping[str, Any], weights: Path, path: Path) -> Self:
         """Build the stitcher of a checked record, and nested stitchers, with their weights."""
         with built_from(path), weightless():
             stitch = StitchingLayer.from_dict(values["stitch"])
             description = Description.of(values, whole=False)
         load_strictly(stitch, [weights])
         parts = {
-            side: cls._built(inner, weights.with_name(_inside(weights.name, side)), path)
+            side: cls._build(inner, weights.with_name(_nested_file(weights.name, side)), path)
             for side in SIDES
             if (inner := values[side].get("stitcher"))
         }
@@ -579,7 +579,7 @@ class Stitcher(Artefact):
                 raise TypeError("adapters already have example inputs: leave out example_inputs")
             options["example_inputs"] = example_inputs
         source, target = (
-            self._joined(side, network, allow_changed=allow_changed, **options)
+            self._attach_part(side, network, allow_changed=allow_changed, **options)
             for side, network in zip(SIDES, networks, strict=True)
         )
         front, front_changes = load_parent("source", self.source, source, options, allow_changed, self.target)
@@ -608,7 +608,7 @@ class Stitcher(Artefact):
             cast(stitched, cast_to)
         return stitched
 
-    def _joined(self, side: str, network: Given, **options: Any) -> str | nn.Module | Adapter | None:
+    def _attach_part(self, side: str, network: Given, **options: Any) -> str | nn.Module | Adapter | None:
         """Return the network of a side; a nested stitcher is attached to its two networks."""
         inner = self.parts.get(side)
         if inner is None and isinstance(network, tuple):
@@ -636,7 +636,7 @@ def _loads(network: Given) -> bool:
     return any(map(_loads, network)) if isinstance(network, tuple) else network is None or isinstance(network, str)
 
 
-def _inside(name: str, side: str) -> str:
+def _nested_file(name: str, side: str) -> str:
     return name.replace(".safetensors", f".{side}.safetensors")
 
 
@@ -652,12 +652,12 @@ def model_of(
     return stitched
 
 
-def _inner(model: StitchedModel) -> dict[str, Stitcher]:
+def _nested_stitchers(model: StitchedModel) -> dict[str, Stitcher]:
     """Return nested stitchers by side: of halves that were cut from stitched models without a public name."""
     stitchers = {}
     for side in SIDES:
         network, record = getattr(model, side).model, getattr(model.config, side)
         stitched = getattr(getattr(network, "config", None), "model_type", None) == MODEL_TYPE
         if stitched and record["reference"]["id"] is None and isinstance(network.stitch, StitchingLayer):  # not cut off
-            stitchers[side] = Stitcher.of(network.describe(), network.stitch, parts=_inner(network))
+            stitchers[side] = Stitcher.of(network.describe(), network.stitch, parts=_nested_stitchers(network))
     return stitchers

@@ -228,12 +228,12 @@ class StitchedNetwork(PreTrainedModel):
         return self._run({name: value for name, value in named.items() if value is not None} | inputs, labels)
 
     def _run(self, inputs: dict[str, Any], labels: Tensor | None = None) -> Any:
-        if not (asked := self._asked(inputs)):
+        if not (asked := self._requested_outputs(inputs)):
             return self.head(self.transfer(**inputs), labels)
         seen = Observed(flags(self.source, asked))
         entering = self.transfer(seen, **inputs)
         output = self.head(entering, labels, **flags(self.target, asked))
-        for name, values in self._joined(asked, seen, entering, output).items():
+        for name, values in self._join_outputs(asked, seen, entering, output).items():
             output[name] = values
         return output
 
@@ -255,7 +255,7 @@ class StitchedNetwork(PreTrainedModel):
         if self.output_class is not None:
             logits = logits_of(output)
             loss = None if labels is None else task_named(self.task).loss(logits, labels)
-            return self.output_class(loss=loss, logits=logits, **seen_in(output))
+            return self.output_class(loss=loss, logits=logits, **extra_outputs_of(output))
         if labels is not None:
             raise ValueError(
                 f"{type(self).__name__} does not have a head, so labels are not used; stitch with a task, or leave the "
@@ -303,9 +303,9 @@ class StitchedNetwork(PreTrainedModel):
         mask, takes = renamed.get(MASK), self.source.takes
         if POSITIONS in takes.arguments and takes is self.source.interface and mask is not None and mask.dim() == 2:
             renamed.setdefault(POSITIONS, positions_of(mask))
-        return self._used(renamed)
+        return self._present_inputs(renamed)
 
-    def _used(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _present_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs without ``None``; raise an error for inputs that the source does not use."""
         front: Front = self.source
         while isinstance(front.model, StitchedNetwork):
@@ -357,7 +357,7 @@ class StitchedNetwork(PreTrainedModel):
         """
         find = getattr(self.source.model, "get_input_embeddings", None)
         if find is None:
-            raise NotImplementedError(f"the source, {type(self.source.model).__name__}, has no token embeddings")
+            raise NotImplementedError(f"the source, {type(self.source.model).__name__}, lacks token embeddings")
         embeddings: nn.Module = find()
         return embeddings
 
@@ -405,7 +405,7 @@ class StitchedNetwork(PreTrainedModel):
         """Do nothing: the halves do not contain the weights that their weights were tied to."""
 
     # -- hidden states and attentions -------------------------------------------------------------------------------
-    def _asked(self, inputs: MutableMapping[str, Any]) -> dict[str, Any]:
+    def _requested_outputs(self, inputs: MutableMapping[str, Any]) -> dict[str, Any]:
         """Pop the flags for hidden states and attentions from the inputs; the config contains the defaults.
 
         Hidden states may be selected by numbers. Raises an error if a half is not cut in a list of layers, because it
@@ -416,10 +416,10 @@ class StitchedNetwork(PreTrainedModel):
         asked = {name: flag for name, flag in flags_of.items() if flag is not None and flag is not False}
         for half in (self.source, self.target) if asked else ():
             if depth_of(half) is None:
-                raise _gives_none(half, next(iter(asked)))
+                raise _missing_outputs(half, next(iter(asked)))
         return asked
 
-    def _joined(
+    def _join_outputs(
         self, asked: Mapping[str, Any], seen: Observed, entering: Representation, output: Any
     ) -> Mapping[str, tuple[Any, ...]]:
         """Join the hidden states and attentions of both halves.
@@ -430,14 +430,14 @@ class StitchedNetwork(PreTrainedModel):
         joined: dict[str, tuple[Any, ...]] = {}
         source, target = self.source, self.target
         first, last = depth_of(source), depth_of(target)
-        assert first is not None and last is not None  # checked by _asked
+        assert first is not None and last is not None  # checked by _requested_outputs
         left = last.layers - 1 - last.layer
         for name, flag in asked.items():
             before, after = (getattr(half_output, SHOWN[name], None) for half_output in (seen.output, output))
             hidden = name == "output_hidden_states"
             for half, values in ((source, before), (target, after)):
                 if values is None and (hidden or before is after):
-                    raise _gives_none(half, name)
+                    raise _missing_outputs(half, name)
             # Hidden states include the embeddings.
             head = tuple(before or ())[: first.layer + 1]
             tail = tuple(after or ())[len(after or ()) - left :] if left else ()
@@ -501,13 +501,13 @@ def flags(half: Front | Back, asked: Iterable[str]) -> dict[str, bool]:
     return {name: True for name in asked if anything or name in parameters}
 
 
-def seen_in(output: Any) -> dict[str, Any]:
+def extra_outputs_of(output: Any) -> dict[str, Any]:
     """Return the hidden states and attentions of an output, by name."""
     entries = {name: getattr(output, name, None) for name in SHOWN.values()}
     return {name: tensors for name, tensors in entries.items() if tensors is not None}
 
 
-def _gives_none(half: Front | Back, name: str) -> ValueError:
+def _missing_outputs(half: Front | Back, name: str) -> ValueError:
     return ValueError(
         f"{type(half.model).__name__}, cut at {half.cut.layer!r}, does not return {SHOWN[name]} ({name}): use "
         "hf_stitch.load(network).encode for representations at any layer"

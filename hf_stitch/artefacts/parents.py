@@ -25,10 +25,7 @@ def load_parent(
     allow_changed: Collection[Changeable] = (),
     opposite: ModelReference | None = None,
 ) -> tuple[Adapter, list[str]]:
-    """Load a network of an artefact, and raise an error if weights, config or processor differ from the record.
-
-    The recorded network of the opposite side serves to recognise swapped networks.
-    """
+    """Load a network of an artefact and compare it with its record, and, for an error, with the ``opposite`` record."""
     if network is None and reference.public.id is None:
         raise ValueError(
             f"the {side}, {reference.public}, was a module in memory or in a local folder: pass it as {side}=…"

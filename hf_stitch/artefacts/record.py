@@ -424,7 +424,7 @@ def _with_task_of_head(values: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- halves of a config that was read ---------------------------------------------------------------------------------
-def chained(half: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def nested_config(half: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the config of the stitched model that a half was cut from; ``None`` for other networks."""
     blueprint = half["blueprint"] or {}
     config: Mapping[str, Any] | None = blueprint["config"] if blueprint.get("library") == MODEL_TYPE else None
@@ -435,7 +435,7 @@ def every_half(record: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the halves of a config and of its nested configs."""
     for side in SIDES:
         yield record[side]
-        if (inner := chained(record[side])) is not None:
+        if (inner := nested_config(record[side])) is not None:
             yield from every_half(inner)
 
 
@@ -444,7 +444,7 @@ def layer_name(module: str, record: Mapping[str, Any]) -> str:
     side, _, rest = module.partition(".model.")
     if side not in SIDES or not rest:
         return module
-    inner, last = chained(record[side]), record[side]["cut"]["layer"]
+    inner, last = nested_config(record[side]), record[side]["cut"]["layer"]
     if side == "source" and f"{rest}.".startswith(f"{last}.{KEPT}."):
         rest = last + rest.removeprefix(f"{last}.{KEPT}")
     return f"{side}.{rest if inner is None else layer_name(rest, inner)}"

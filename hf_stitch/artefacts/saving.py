@@ -41,16 +41,16 @@ from hf_stitch.artefacts.files import (
     folder_of,
     named_files,
     record_in,
-    save_beside,
+    save_components,
 )
 from hf_stitch.artefacts.network import StitchedNetwork, class_of
 from hf_stitch.artefacts.record import (
     AUTO_MAP,
     USAGE,
     built_from,
-    chained,
     damaged,
     every_half,
+    nested_config,
     read_config,
     read_record,
 )
@@ -118,7 +118,7 @@ def networks_of(record: Mapping[str, Any]) -> Iterator[Method]:
         blueprint = half["blueprint"]
         yield "adapters", blueprint["library"]
         yield from (("rewrites", rewrite["name"]) for rewrite in blueprint.get(REWRITES, ()))
-        if (inner := chained(half)) is not None:
+        if (inner := nested_config(half)) is not None:
             yield from Description.of(inner, whole=True).methods
 
 
@@ -132,8 +132,8 @@ def write(
         raise ValueError(QUANTIZED.format(", ".join(packed)))
     tied = ties(weights)
     _check_loads(model, record, described(weights), tied)
-    save_beside([model.generation_config] if model.can_generate() else [], folder)
-    save_beside([model.processor] if hasattr(model.processor, "save_pretrained") else [], folder)
+    save_components([model.generation_config] if model.can_generate() else [], folder)
+    save_components([model.processor] if hasattr(model.processor, "save_pretrained") else [], folder)
     if isinstance(model.source, PrefixFront):
         if model.source.reader is None:
             raise ValueError("the model cannot be saved without its tokenizers: load it with its files")
@@ -242,11 +242,8 @@ def load_pretrained(
     folder = folder_of(place, MODEL_FILES, subfolder=subfolder, **download)
     if (folder / PEFT_CONFIG).is_file():
         raise ValueError(adapter_of_peft(folder))
-    model = load_whole(
-        folder,
-        CONFIG,
-        lambda: _load(model_class, folder, config, attention, allow_modified, placed, max_memory),
-    )
+    arguments = config, attention, allow_modified, placed, max_memory
+    model = load_whole(folder, CONFIG, lambda: _load(model_class, folder, *arguments))
     if dtype is not None:
         cast(model, dtype)
     if device is not None:
@@ -377,14 +374,14 @@ def cast(model: StitchedNetwork, dtype: torch.dtype) -> None:
         if getattr(network, "config_class", None) is type(model.config):  # a stitched model
             cast(network, dtype)
             continue
-        stays = _stays(getattr(model.config, side)["blueprint"], half, dtype)
+        keeps_dtype = _keeps_dtype(getattr(model.config, side)["blueprint"], half, dtype)
         for name, tensor in (*half.model.named_parameters(), *half.model.named_buffers()):
-            if tensor.is_floating_point() and not stays(name):
+            if tensor.is_floating_point() and not keeps_dtype(name):
                 tensor.data = tensor.data.to(dtype)
     model.stitch.to(dtype)
 
 
-def _stays(blueprint: Mapping[str, Any] | None, half: nn.Module, dtype: torch.dtype) -> Callable[[str], bool]:
+def _keeps_dtype(blueprint: Mapping[str, Any] | None, half: nn.Module, dtype: torch.dtype) -> Callable[[str], bool]:
     """Return a predicate for names of tensors that must not be cast; networks of user code are cast entirely."""
     if blueprint is None:
         return lambda name: False

@@ -168,8 +168,8 @@ def read_tested(package: Path = Path(__file__).parents[1]) -> dict[str, str]:
     for place in (package / "tested.txt", package.parent / "requirements" / "tested.txt"):
         if place.is_file():
             lines = (line.partition("#")[0].strip() for line in place.read_text(encoding="utf-8").splitlines())
-            pins = [pin for pin in map(Requirement, filter(None, lines)) if _applies(pin)]
-            return {normalized(pin.name): next(iter(pin.specifier)).version for pin in pins}
+            requirements = [r for r in map(Requirement, filter(None, lines)) if _applies(r)]
+            return {normalized(r.name): next(iter(r.specifier)).version for r in requirements}
     return {}
 
 

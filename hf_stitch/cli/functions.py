@@ -74,7 +74,7 @@ def network_of(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]
         raise FileNotFoundError(f"no file {file!r}; pass a Python file and a function in it, for example mine.py:small")
     with _importing_from(place.parent):
         module = _module(place)
-        network = _called(vars(module), function, name, place)
+        network = _call(vars(module), function, name, place)
     processor: dict[str, Any] = {}
     if isinstance(network, tuple) and len(network) == 2:
         network, processor = network[0], {"processor": network[1]}
@@ -139,7 +139,7 @@ def _module(place: Path) -> ModuleType:
     return _RUN[key]
 
 
-def _called(module: dict[str, Any], function: str, name: str, place: Path) -> Any:
+def _call(module: dict[str, Any], function: str, name: str, place: Path) -> Any:
     target = module.get(function)
     if function not in module:
         defined = [key for key, member in module.items() if inspect.isfunction(member) and member.__globals__ is module]

@@ -30,7 +30,7 @@ print(json.dumps(imported(*sys.argv[1:])))
 """Program that imports an entry and describes it."""
 
 
-def _known(kind: str) -> str:
+def _checked_kind(kind: str) -> str:
     try:
         registries[kind]
     except UnknownNameError as error:
@@ -40,7 +40,7 @@ def _known(kind: str) -> str:
 
 def listing(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", callback=_known, help=f"Registry: one of {', '.join(registries)}.")
+        str, typer.Argument(metavar="KIND", callback=_checked_kind, help=f"Registry: one of {', '.join(registries)}.")
     ],
     check: Annotated[
         bool, typer.Option("--check", help="Import each plugin in a separate process, and show which are broken.")

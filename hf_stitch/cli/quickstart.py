@@ -52,7 +52,7 @@ def quickstart(
     output.show(f"{dataset}: {len(train)} training images, {len(test)} held-out images")
     transformers.utils.logging.disable_progress_bar()  # these networks load at once
     with one_thread():
-        saved = {name: _trained(name, train, epochs, out / "networks" / name) for name in NETWORKS}
+        saved = {name: _train_and_save(name, train, epochs, out / "networks" / name) for name in NETWORKS}
         nets = {name: hf_stitch.load(str(folder)) for name, folder in saved.items()}
         grids: dict[str, StitchGrid] = {}
         for a, b in PAIRS:
@@ -87,7 +87,7 @@ def _read(split: str, dataset: str, data_dir: Path | None, most: int) -> Samples
     return samples if len(samples) <= most else samples.split(most, seed=0)[1]
 
 
-def _trained(name: str, samples: Samples, epochs: int, folder: Path) -> Path:
+def _train_and_save(name: str, samples: Samples, epochs: int, folder: Path) -> Path:
     from hf_stitch.cli import networks
 
     network = networks.build(*NETWORKS[name], samples)

@@ -48,13 +48,13 @@ def _check(job: Job) -> None:
 @command("hf_stitch.workflows._grid:stitch_grid")
 def grid(job: Job) -> None:
     """Stitch all layers of two networks."""
-    result = job.run()
+    scored = job.run()
     figures = {
         figure_name(number, matcher, figure or ""): {"figure": figure, "matcher": matcher}
-        for number, matcher in enumerate(result.matchers, 1)
-        for figure in (*result.figures, *([None] if result.detections else []))  # None: AUROC next to accuracy
+        for number, matcher in enumerate(scored.matchers, 1)
+        for figure in (*scored.figures, *([None] if scored.detections else []))  # None: AUROC next to accuracy
     }
-    job.finish(result, "grid.json", figures)
+    job.finish(scored, "grid.json", figures)
 
 
 @command("hf_stitch.workflows._evaluate:evaluate", without=["task"])
@@ -62,16 +62,16 @@ def evaluate(job: Job) -> None:
     """Score a stitched model."""
     if job.given.get("examples") and job.shared.report is None:
         raise typer.BadParameter("requires --report", param_hint="--examples")
-    job.finish(job.run(**_whole(job)), "evaluation.json", {"evaluation.png": {}})
+    job.finish(job.run(**_attached(job)), "evaluation.json", {"evaluation.png": {}})
 
 
 @command("hf_stitch.workflows._audit:audit", without=["task"])
 def audit(job: Job) -> None:
     """Audit a stitched model."""
-    job.finish(job.run(**_whole(job)), "audit.json", {"audit.png": {}})
+    job.finish(job.run(**_attached(job)), "audit.json", {"audit.png": {}})
 
 
-def _whole(job: Job) -> dict[str, Any]:
+def _attached(job: Job) -> dict[str, Any]:
     """Return the stitched model, and its whole networks from the command line."""
     parents = {side: job.shared.given(job.given.get(side)) for side in ("source", "target")}
     stitched = attach(job.given["stitched"], job.shared, "STITCHED", parents)

@@ -88,10 +88,10 @@ def _exchange(job: Job) -> None:
         raise typer.BadParameter("is required", param_hint="--data")
     with job.folder(required=True):
         networks = {name: shared.load(job.given[name]) for name in ("model", "encoder")}
-        result = job.run(**networks, anchors=shared.read(shared.split, shared.max_samples, job.seed), data=None)
+        exchanged = job.run(**networks, anchors=shared.read(shared.split, shared.max_samples, job.seed), data=None)
         assert shared.out is not None
-        result.save_pretrained(shared.out / "model")
-        job.finish(result, "exchanged.json", {"exchanged.png": {}}, model=str(shared.out / "model"))
+        exchanged.save_pretrained(shared.out / "model")
+        job.finish(exchanged, "exchanged.json", {"exchanged.png": {}}, model=str(shared.out / "model"))
 
 
 def _others(read: Samples, anchors: AnchorSet, output: Output) -> Samples:

@@ -79,10 +79,10 @@ class Job:
                 self.output.show(planned)
                 self.output.record(planned.to_dict())
                 raise typer.Exit
-            result = job(**arguments)
+            answer = job(**arguments)
         if Processes.of(None).rank:
             raise typer.Exit
-        return result
+        return answer
 
     def finish(self, result: Result, name: str, figures: Mapping[str, Mapping[str, Any]], **more: Any) -> None:
         """Save a result and its figures (file -> arguments of ``plot``), show it, and write the page and the record."""

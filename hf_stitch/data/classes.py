@@ -48,9 +48,8 @@ def warn_of_other_classes(samples: Samples, config: Any) -> None:
     if names and theirs and any(_plain(ours) != _plain(name) for ours, name in zip(names, theirs, strict=False)):
         warn(
             f"the data have the {len(names)} classes {_listed(names)}, but the network has the {len(theirs)} classes "
-            f"{_listed(theirs)}: labels are compared by number, so accuracies are only valid if equal numbers mean "
-            "equal classes. Pass another column of labels, Samples.of(data, label=…) (--label), or rename the classes "
-            "as in the network"
+            f"{_listed(theirs)}: labels are compared by number, so accuracies may be meaningless. Pass another column "
+            "of labels, Samples.of(data, label=…) (--label), or rename the classes as in the network"
         )
 
 

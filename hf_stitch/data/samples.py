@@ -423,8 +423,8 @@ def _warn_of_other_labels(a: Samples, b: Samples) -> None:
         id_, x, y = differ[0]
         warn(
             f"{len(differ)} of {len(a)} samples have a different label on the second side (first: {id_!r}, {x} and "
-            f"{y}): is the second side in the same order? Pass ids for both sides, Samples.of(data, id=…), to check "
-            "the order; if only the numbers of the classes differ, remove the labels of the second side"
+            f"{y}): is it in the same order? Pass ids for both sides, Samples.of(data, id=…), to check; if only class "
+            "numbers differ, remove the labels of the second side"
         )
 
 

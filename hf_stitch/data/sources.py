@@ -92,9 +92,7 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
             "subfolder of images per class"
         )
     if looks_local(source) and not Path(source).expanduser().is_dir():
-        raise FileNotFoundError(
-            f"no folder {source!r}; the form of a dataset on the Hub is 'owner/name' or 'owner/name/config'"
-        )
+        raise FileNotFoundError(f"no folder {source!r}; a dataset on the Hub is 'owner/name' or 'owner/name/config'")
     if Path(source).expanduser().is_dir():
         arguments = [str(Path(source).expanduser())]
     elif data_dir is not None:

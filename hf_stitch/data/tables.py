@@ -66,7 +66,7 @@ class Stored(Table):
     def __init__(self, dataset: datasets.Dataset) -> None:
         if dataset.format["type"] == "custom":
             raise ValueError(
-                "the dataset has a transform, which raw samples skip; apply it with map, or call reset_format()"
+                "the dataset has a transform, which raw samples skip; apply it with map, or reset_format()"
             )
         self.dataset = dataset.with_format(None)
         self.kinds = {name: feature_kind(feature) for name, feature in dataset.features.items()}
@@ -178,11 +178,11 @@ def as_table(data: Any) -> Table:
     rows = [as_row(item) for item in data]
     for place, row in enumerate(rows):
         if set(row) != set(rows[0]):
-            raise ValueError(_unlike(place, data))
+            raise ValueError(_mismatch(place, data))
     return Listed({name: [row[name] for row in rows] for name in rows[0]})
 
 
-def _unlike(place: int, data: Sequence[Any]) -> str:
+def _mismatch(place: int, data: Sequence[Any]) -> str:
     """Return the message for a sample with different columns than the first sample."""
     first = data[0]
     if isinstance(first, Mapping):
@@ -302,8 +302,7 @@ class Mapped(Table):
             if read(place) != read(place):
                 raise ValueError(
                     f"item {place} of {type(self.dataset).__name__} differs when it is read again, but both networks "
-                    "must receive the same samples; remove random transforms (augmentation), or pass a list of its "
-                    "items"
+                    "must receive the same samples; remove random transforms (augmentation), or pass a list"
                 )
 
     def _examine(self, place: int, row: Mapping[str, Any]) -> None:

@@ -187,13 +187,13 @@ class InverseRelative(ClosedFormMatcher):
 
     A source vector is mapped to its inner products with the source's anchors ``Aₓ``. The pseudo-inverse of the target's
     anchors ``A_y`` maps these inner products to a target vector. A head that was trained on the target's representation
-    can thus be used with another encoder. The method does not fit the sides; it assumes only that both encoders arrange
-    the anchors similarly.
+    can thus be used with another encoder. The two sides are not fitted to each other; the method assumes only that both
+    encoders arrange the anchors similarly.
 
-    The moments must be computed from the anchors: every pair of rows is one anchor. Because ``(A_yᵀ)⁺ = A_y (A_yᵀ
-    A_y)⁺``, the map is ``Sxy Syy⁺``, and only the cost of the moments grows with the number of anchors. (It is the
-    transpose of the least-squares map from y to x.) The map is exact if y is a rotated, shifted and scaled copy of x
-    and the anchors span y above ``rcond``; otherwise it reaches only the span of the anchors.
+    The moments must be computed from the anchors: every pair of rows is one anchor. Because
+    ``(A_yᵀ)⁺ = A_y (A_yᵀ A_y)⁺``, the map is ``Sxy Syy⁺``, and only the cost of the moments grows with the number of
+    anchors. (It is the transpose of the least-squares map from y to x.) The map is exact if y is a rotated, shifted and
+    scaled copy of x and the anchors span y above ``rcond``; otherwise it reaches only the span of the anchors.
 
     Inner products preserve lengths, unlike the cosines of the paper. Anchors normalised to length 1, with
     ``center=False``, give the map of the paper for vectors of any length, up to the length of the result.

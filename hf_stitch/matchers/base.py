@@ -118,7 +118,7 @@ class Matcher(Configured, ABC):
       transforms the mapped rows likewise.
     - ``streamed``: moments of any batches, merged or in another order, give the stitch of all rows at once, to 1e-10.
     - ``repeated``: duplicating all rows does not change the stitch, unless ``counts_rows``.
-    - ``repeatable``, ``pure``: equal rows give equal bits; rows, moments and shared generators do not change.
+    - ``repeatable``, ``pure``: equal rows give identical bits; rows, moments and shared generators do not change.
     - ``fitted``: ``n`` is the number of rows, and ``r2`` the R² of the map on these rows.
     - ``empty``, ``dead``, ``unequal_widths``: fewer than two rows, a side with all rows equal, and unsupported widths
       raise a ValueError.

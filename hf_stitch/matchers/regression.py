@@ -156,7 +156,7 @@ class RidgeToIdentity(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
         if moments.dx != moments.dy:
-            raise ValueError(f"ridge_to_identity needs equal widths, got {moments.dx} -> {moments.dy}; use 'ridge'")
+            raise ValueError(f"ridge_to_identity requires equal widths, got {moments.dx} -> {moments.dy}; use 'ridge'")
         require(moments, 2)
         change = Moments.of(
             moments.n,

@@ -34,15 +34,15 @@ class Described:
 CATALOGUE = {
     "cca": Described(
         "mean canonical correlation", True, (0.0, 1.0), ("invertible", "orthogonal", *_UNITS),
-        "whether layers contain the same linear information; requires far more samples than features"
+        "whether layers contain the same linear information; requires far more samples than features",
     ),
     "direct_matching": Described(
         "residual of direct matching", False, (0.0, math.inf), (),
-        "how far stitched activations are from the target's activations, in the same space"
+        "how far stitched activations are from the target's activations, in the same space",
     ),
     "disagreement": Described(
         "disagreement", False, (0.0, 1.0), ("scaling",),
-        "share of samples with different predicted classes of two classifiers"
+        "share of samples with different predicted classes of two classifiers",
     ),
     "jaccard": Described(
         "Jaccard similarity of nearest neighbours", True, (0.0, 1.0), _ANGLES,
@@ -66,7 +66,7 @@ CATALOGUE = {
     ),
     "mrr": Described(
         "mean reciprocal rank", True, (0.0, 1.0), ("scaling",),
-        "whether a stitched vector retrieves its sample in the target's space"
+        "whether a stitched vector retrieves its sample in the target's space",
     ),
     "mutual_knn": Described(
         "mutual nearest neighbours", True, (0.0, 1.0), _ANGLES,
@@ -74,7 +74,7 @@ CATALOGUE = {
     ),
     "paired_cosine": Described(
         "cosine of paired rows", True, (-1.0, 1.0), ("scaling",),
-        "whether stitched vectors point in the target's directions, in the same space; centre them first"
+        "whether stitched vectors point in the target's directions, in the same space; centre them first",
     ),
     "procrustes": Described(
         "orthogonal Procrustes distance", False, (0.0, math.sqrt(2)), _SHAPE,
@@ -82,7 +82,7 @@ CATALOGUE = {
     ),
     "pwcca": Described(
         "projection-weighted CCA", True, (0.0, 1.0), _UNITS,
-        "CCA weighted by the share of x that directions explain; not symmetric; directions='all' counts what y lacks"
+        "CCA weighted by the share of x that directions explain; not symmetric; directions='all' counts parts y lacks",
     ),
     "rbf_cka": Described(
         "CKA of Gaussian kernels", True, (0.0, 1.0), _SHAPE,
@@ -90,11 +90,11 @@ CATALOGUE = {
     ),
     "relative_cosine": Described(
         "cosine of relative representations", True, (-1.0, 1.0), _SHAPE,
-        "whether samples have the same similarities to anchors, before encoders are swapped"
+        "whether samples have the same similarities to anchors, before encoders are swapped",
     ),
     "rsa": Described(
         "representational similarity analysis", True, (-1.0, 1.0), ("scaling", "permutation"),
-        "whether the same pairs of samples are distant; common in neuroscience"
+        "whether the same pairs of samples are distant; common in neuroscience",
     ),
     "shape_distance": Described(
         "shape distance", False, (0.0, math.pi / 2), _SHAPE,

@@ -39,9 +39,9 @@ def of_rows(formula: Callable[Concatenate[Tensor, Tensor, Options], Tensor]) -> 
     a 0-d tensor for tensors.
 
     Args:
-        formula: Function ``formula(x, y, *, option=default, …)`` of two float64 tensors of shapes ``(n, dx)`` and ``(n,
-            dy)`` that returns a 0-d tensor. Its name is the name of the metric. Its keyword-only parameters with a
-            default are the options; their annotations are checked.
+        formula: Function ``formula(x, y, *, option=default, …)`` of two float64 tensors of shapes ``(n, dx)`` and
+            ``(n, dy)`` that returns a 0-d tensor. Its name is the name of the metric. Its keyword-only parameters with
+            a default are the options; their annotations are checked.
 
     Example:
         >>> import torch

@@ -188,7 +188,7 @@ class CollectedPair(Collected):
             def read(batch: Batch, adapter: Adapter = adapter, side: str = side, layer: str = layer) -> Any:
                 values = adapter.encode(task.inputs(adapter, batch.samples), layer)[layer]
                 check_finite({layer: values}, batch, f" of the {side}")
-                return _rows_alone(values, specs[1], self.pooling, of_source=side == "source")
+                return _rows_of_side(values, specs[1], self.pooling, of_source=side == "source")
 
             label = f"the unpaired rows of the {side}"
             rows.append(record(samples, self.run, f"reading the {side}", read, label, "use fewer samples"))
@@ -246,7 +246,7 @@ class CollectedParts(Collected):
         return rows
 
 
-def _rows_alone(
+def _rows_of_side(
     values: Representation, target: RepresentationSpec, pooling: Pooling, *, of_source: bool
 ) -> dict[str, Tensor]:
     """Return the rows of one side by part, as ``paired_rows`` does for both sides."""

@@ -130,7 +130,7 @@ class _Form:
     @classmethod
     def of(cls, x: Mapping[str, Representation], y: Representation, pooling: Pooling) -> Self:
         """Return the form of a layer of the target, with its partners."""
-        small = tuple(a.grid if enlarges(a.grid, y.grid, pooling) and _pays(a, y) else None for a in x.values())
+        small = tuple(a.grid if enlarges(a.grid, y.grid, pooling) and _saves_work(a, y) else None for a in x.values())
         return cls(tuple(x), small, y.grid, y.layout == "bd", bool(y.prefix_tokens))
 
     def to_tensor(self) -> Tensor:
@@ -235,7 +235,7 @@ class _Group:
             self.sums[part] = kind.from_state_dict(within(f"{part}.", state))
 
 
-def _pays(x: Representation, y: Representation) -> bool:
+def _saves_work(x: Representation, y: Representation) -> bool:
     """Return whether products on the small grid save more than resizing the target's rows costs."""
     assert x.grid is not None and y.grid is not None
     return 4 * math.prod(x.grid) <= math.prod(y.grid) and x.width > y.width

@@ -346,8 +346,8 @@ FEWEST = 64
 """Minimum number of values per sample; with fewer values, different samples are often near each other."""
 
 NEAR = 0.1
-"""Samples are nearly the same if their distance is below this share of the median distance. On CIFAR-10 and
-Fashion-MNIST, different images are further apart, and images that differ in one pixel are nearer."""
+"""Samples are near-duplicates if their distance is below this share of the median distance. On CIFAR-10 and
+Fashion-MNIST, different images have larger distances, and images that differ in one pixel smaller ones."""
 
 _ROWS = 512
 

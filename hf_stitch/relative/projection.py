@@ -137,16 +137,16 @@ class RelativeProjection(Stitch):
         check_anchors(anchors)
         projection = cls(anchors.shape[1], len(anchors), similarities, dtype=anchors.dtype, **options)
         projection.ids = None if ids is None else tuple(ids)
-        return projection.to(anchors.device)._take(anchors)
+        return projection.to(anchors.device)._set_anchors(anchors)
 
     @torch.no_grad()
     def with_anchors(self, anchors: Tensor, ids: Sequence[Id] | None = None) -> RelativeProjection:
-        """Return the same projection for another encoder, with copies of all weights except the anchors.
+        """Return the same projection for a new encoder, with copies of all weights except the anchors.
 
         The layers after the projection then work with that encoder without training.
 
         Args:
-            anchors: ``(k, d)``: representations of the same samples by the other encoder, in the same order; d may
+            anchors: ``(k, d)``: representations of the same samples by the new encoder, in the same order; d may
                 differ.
             ids: Ids of these samples (``AnchorSet.ids``), compared with the ids of the projection. ``None`` (default)
                 gives a warning, because wrong samples would silently make the following layers useless.
@@ -179,14 +179,14 @@ class RelativeProjection(Stitch):
         projection.mlps.load_state_dict(self.mlps.state_dict())
         projection.fitted = dict(self.fitted)
         projection.ids = self.ids if ids is None else tuple(ids)
-        return projection._take(anchors)
+        return projection._set_anchors(anchors)
 
     def transform(self, x: Tensor) -> Tensor:
         """Compute the relative representation, in at least float32.
 
         See :meth:`hf_stitch.stitches.Stitch.transform`.
         """
-        return self._against(x.dtype)(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
+        return self._bind(x.dtype)(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
 
     @checked
     def stream(self, rows: Array, chunk: Count = 4096) -> Iterator[Tensor]:
@@ -213,7 +213,7 @@ class RelativeProjection(Stitch):
 
     def _stream(self, rows: Array, chunk: int) -> Iterator[Tensor]:
         with torch.no_grad():
-            project = self._against(self.anchors.dtype)
+            project = self._bind(self.anchors.dtype)
         for start in range(0, len(rows), chunk):
             part = rows[start : start + chunk]
             # Copy, because torch does not support read-only arrays.
@@ -236,13 +236,13 @@ class RelativeProjection(Stitch):
             "dtype": str(self.anchors.dtype).removeprefix("torch."),
         }
 
-    def _take(self, anchors: Tensor) -> Self:
+    def _set_anchors(self, anchors: Tensor) -> Self:
         """Copy the anchors and raise an error if a similarity does not accept them."""
         self.anchors.copy_(anchors.detach())
-        self._against(self.anchors.dtype)
+        self._bind(self.anchors.dtype)
         return self
 
-    def _against(self, dtype: torch.dtype) -> Bound:
+    def _bind(self, dtype: torch.dtype) -> Bound:
         """Return a function that projects rows ``(n, d)`` of this dtype, bound to the current anchors."""
         anchors = self.anchors.to(torch.promote_types(dtype, torch.float32))
         mean = anchors.mean(0) if self.center else 0.0

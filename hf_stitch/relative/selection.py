@@ -20,7 +20,7 @@ from hf_stitch.relative.projection import RelativeProjection, check_anchors
 
 @dataclasses.dataclass(frozen=True)
 class Selection(Configured, ABC):
-    """Base class of anchor selections: frozen dataclasses whose fields are their options.
+    """Base class of anchor selections: frozen dataclasses with their options as fields.
 
     The options are checked against their annotations (:class:`hf_stitch.options.Configured`).
 
@@ -69,14 +69,14 @@ def select_anchors(
         >>> select_anchors(["good", "bad", "fine", "poor"], 2, "parallel", ids=[3, 0]).ids
         (3, 0)
     """
-    samples, selection = Samples.of(data), registries.anchors.build(selection, **options)
+    samples, method = Samples.of(data), registries.anchors.build(selection, **options)
     if not 1 <= count <= len(samples):
         raise ValueError(f"the number of anchors must be from 1 to {len(samples)}, the number of samples, got {count}")
-    if selection.needs == "labels" and samples.labels is None:
-        raise ValueError(f"selection {selection.name!r} requires samples with labels; pass labels, or use 'random'")
-    if selection.needs == "features":
-        features = _checked(selection.name, features, len(samples))
-    return samples.select(selection.select(samples, count, features))
+    if method.needs == "labels" and samples.labels is None:
+        raise ValueError(f"selection {method.name!r} requires samples with labels; pass labels, or use 'random'")
+    if method.needs == "features":
+        features = _checked(method.name, features, len(samples))
+    return samples.select(method.select(samples, count, features))
 
 
 def _checked(name: str, features: Tensor | None, samples: int) -> Tensor:
@@ -130,14 +130,14 @@ class Stratified(Selection):
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
         """Select the anchors. See :meth:`hf_stitch.relative.selection.Selection.select`."""
         strata: dict[int, list[int]] = {}
-        for place, label in enumerate(samples.labels or ()):
-            strata.setdefault(label, []).append(place)
+        for index, label in enumerate(samples.labels or ()):
+            strata.setdefault(label, []).append(index)
         classes = [strata[label] for label in sorted(strata)]
         quotas = apportion(count, [len(places) for places in classes])
         chosen = [
-            place
+            index
             for places, quota in zip(classes, quotas, strict=True)
-            for place in _shuffled(samples, places, self.seed)[:quota]
+            for index in _shuffled(samples, places, self.seed)[:quota]
         ]
         return _shuffled(samples, chosen, self.seed)
 
@@ -220,7 +220,7 @@ class Frequency(Selection):
 
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
         """Select the anchors, most frequent first; samples with equal counts keep their order."""
-        ranked = sorted(range(len(samples)), key=lambda place: -self.counts.get(samples.ids[place], 0))
+        ranked = sorted(range(len(samples)), key=lambda index: -self.counts.get(samples.ids[index], 0))
         if self.counts.get(samples.ids[ranked[count - 1]], 0) <= 0:
             counted = sum(self.counts.get(id_, 0) > 0 for id_ in samples.ids)
             raise ValueError(f"{counted} of {len(samples)} samples have a count above 0, but {count} were requested")
@@ -243,7 +243,7 @@ class Parallel(Selection):
         """Select the anchors, in the order of the ids."""
         if len(self.ids) < count:
             raise ValueError(f"{count} parallel anchors were requested, but only {len(self.ids)} ids were given")
-        places = {id_: place for place, id_ in enumerate(samples.ids)}
+        places = {id_: index for index, id_ in enumerate(samples.ids)}
         if missing := [id_ for id_ in self.ids[:count] if id_ not in places]:
             raise ValueError(
                 f"{len(missing)} of {count} ids of parallel anchors are not among the samples, first {missing[0]!r}"
@@ -297,20 +297,20 @@ class OutOfDomain(Selection):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bootstrap(Selection):
-    """Find the counterparts of another encoder's anchors from a few known pairs (Cannistraci et al. 2023, 2303.00721).
+    """Find the counterparts of a second encoder's anchors from a few known pairs (Cannistraci et al. 2023, 2303.00721).
 
-    Relative to the known pairs, the samples of both encoders are comparable. Each anchor of the other encoder is
+    Relative to the known pairs, the samples of both encoders are comparable. Each anchor of the second encoder is
     assigned a different sample of this encoder, such that the sum of squared distances between relative representations
     is minimal. In each round, the number of known pairs doubles by the most reliable new pairs, and all pairs except
     the seeds are reassigned, until all anchors are assigned and the assignment does not change.
 
     The paper optimises free vectors by gradient descent with a soft assignment from Sinkhorn's algorithm. Here each
-    anchor is a sample, and the assignment is the exact limit of Sinkhorn's for temperature 0. If one encoder's space is
-    a rotated, shifted and scaled copy of the other's, the result is exact, provided that the seeds distinguish all
-    samples.
+    anchor is a sample, and the assignment is the exact limit of Sinkhorn's for temperature 0. If the spaces of the
+    encoders are equal up to rotation, translation and scaling, the result is exact, provided that the seeds distinguish
+    all samples.
 
     Attributes:
-        anchors: ``(k, d)``: representations of the anchors by the other encoder, starting with the seeds.
+        anchors: ``(k, d)``: representations of the anchors by the second encoder, starting with the seeds.
         seeds: Ids of samples of this encoder that correspond to the first anchors, in the same order; at least 3.
         rounds: Maximum number of reassignments once all anchors are assigned.
     """
@@ -335,15 +335,13 @@ class Bootstrap(Selection):
         """Select the anchors."""
         assert features is not None
         if count != len(self.anchors):
-            raise ValueError(
-                f"count must be {len(self.anchors)}, the number of anchors of the other encoder, got {count}"
-            )
-        places = {id_: place for place, id_ in enumerate(samples.ids)}
+            raise ValueError(f"count must be {len(self.anchors)}, the number of anchors, got {count}")
+        places = {id_: index for index, id_ in enumerate(samples.ids)}
         if unknown := [id_ for id_ in self.seeds if id_ not in places]:
             raise ValueError(f"{len(unknown)} seeds are not among the samples, first {unknown[0]!r}")
         theirs = self.anchors.detach().to(features)
         pairs = torch.tensor([places[id_] for id_ in self.seeds])
-        paired = torch.arange(len(pairs))  # anchors of the other encoder with a counterpart so far
+        paired = torch.arange(len(pairs))  # anchors of the second encoder with a counterpart so far
         left = self.rounds
         while left:
             assigned, margin = self._assigned(theirs, features, paired, pairs)
@@ -352,7 +350,7 @@ class Bootstrap(Selection):
                 left = 0 if torch.equal(assigned, pairs) else left - 1
             paired = margin.topk(min(2 * len(paired), count)).indices.sort().values
             pairs = assigned[paired]
-        return [int(place) for place in pairs]
+        return [int(index) for index in pairs]
 
     def _assigned(self, theirs: Tensor, ours: Tensor, paired: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sample assigned to each anchor, and the distance ratio of the next best sample as a margin."""
@@ -372,4 +370,4 @@ class Bootstrap(Selection):
 
 
 def _shuffled(samples: Samples, places: Sequence[int], seed: int) -> list[int]:
-    return sorted(places, key=lambda place: chance(seed, samples.ids[place]))
+    return sorted(places, key=lambda index: chance(seed, samples.ids[index]))

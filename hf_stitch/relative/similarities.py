@@ -20,7 +20,7 @@ Bound = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Similarity(Configured, ABC):
-    """Base class of similarities between vectors and anchors: frozen dataclasses whose fields are their options.
+    """Base class of similarities between vectors and anchors: frozen dataclasses with their options as fields.
 
     The options are checked against their annotations (:class:`hf_stitch.options.Configured`). A similarity may also be
     a distance: relative representations only need equal values for equal vectors.
@@ -323,9 +323,9 @@ def _unit(rows: Tensor, name: str, label: str) -> Tensor:
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     # Compiled or exported code cannot raise errors that depend on values: a zero vector gives NaN there.
     if not torch.compiler.is_compiling() and bool((lengths == 0).any()):
-        place = int((lengths[:, 0] == 0).nonzero()[0])
+        index = int((lengths[:, 0] == 0).nonzero()[0])
         raise ValueError(
-            f"{name}: {label} {place} of {len(rows)} is 0, so its direction is undefined (with center=True, it equals "
+            f"{name}: {label} {index} of {len(rows)} is 0, so its direction is undefined (with center=True, it equals "
             "the mean of the anchors); drop it, set center=True if it is off, or use a similarity that is defined for "
             "it (inner, euclidean)"
         )

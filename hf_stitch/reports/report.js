@@ -4,7 +4,7 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const shown = [];
 
-  // Every heat map of a section, for all that is known of a pair of layers.
+  // All heat maps of a section, to show all values of a pair of layers.
   const heats = sections.flatMap((section) => section.figures.flatMap((figure) => figure.views.flatMap((view) =>
     view.traces.filter((trace) => trace.type === "heatmap").map((trace) => ({ networks: section.networks, trace: trace })))));
 
@@ -24,7 +24,7 @@
     return Object.keys(layout).filter((key) => /^yaxis\d?$/.test(key) && key !== "yaxis9").length;
   }
 
-  // On a phone, heat maps side by side are stacked, and there is no room for remarks.
+  // On a phone, heat maps side by side are stacked, without room for remarks.
   function narrowed(layout) {
     const count = maps(layout);
     if (count === 1) return Object.assign({}, layout, { annotations: [] });

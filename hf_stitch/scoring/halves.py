@@ -187,7 +187,7 @@ def _classes(network: Any) -> tuple[int, tuple[str, ...]]:
     """Return the number of classes, and their names if the network has them."""
     config: Any = getattr(network.model, "config", None)
     names = getattr(config, "id2label", None) or {}
-    if isinstance(network, Adapter):  # networks of user code have no config
+    if isinstance(network, Adapter):  # networks of user code lack a config
         with torch.no_grad():
             count = int(logits_of(network.forward(network.example)).shape[-1])
     else:

@@ -242,10 +242,10 @@ Grid = tuple[int, int]
 class InterpolatedMoments(Statistic):
     """Moments of pairs of layers of two sides, with the first side interpolated to the grid of the second (bilinear).
 
-    The interpolation is implicit: with the matrix U that interpolates a small grid, ``(UX)ᵀUX = Xᵀ(UᵀU)X`` and ``(UX)ᵀY
-    = Xᵀ(UᵀY)``. With the Cholesky factor of ``UᵀU = CCᵀ``, these are products of the rows ``CᵀX`` and ``C⁻¹UᵀY``, one
-    for each position of the small grid. Sums are taken about an origin, in float64. The moments of the second side
-    alone require all of its positions; they are collected elsewhere, once for all grids of the first side.
+    The interpolation is implicit: with the matrix U that interpolates a small grid, ``(UX)ᵀUX = Xᵀ(UᵀU)X`` and
+    ``(UX)ᵀY = Xᵀ(UᵀY)``. With the Cholesky factor of ``UᵀU = CCᵀ``, these are products of the rows ``CᵀX`` and
+    ``C⁻¹UᵀY``, one for each position of the small grid. Sums are taken about an origin, in float64. The moments of the
+    second side alone require all of its positions; they are collected elsewhere, once for all grids of the first side.
     """
 
     grids: Tensor

@@ -74,8 +74,8 @@ def rounding(moments: SecondMoments, side: Side) -> Tensor:
     """Return the scatter of rounding errors of each feature of a side, ``(e (√n + √d))² E[f²]``, ``(d,)`` float64.
 
     An error e is relative to the rounded number, so it also grows with the mean of a feature: eps in half precision,
-    else ``ROUNDINGS`` times eps. The largest singular value of a matrix of n × d independent errors is at most ``√n +
-    √d`` times their standard deviation.
+    else ``ROUNDINGS`` times eps. The largest singular value of a matrix of n × d independent errors is at most
+    ``√n + √d`` times their standard deviation.
     """
     mean, scatter = (moments.mean_x, moments.sxx) if side == "x" else (moments.mean_y, moments.syy)
     n, eps = moments.n, float(moments.eps["xy".index(side)])

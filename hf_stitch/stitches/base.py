@@ -39,7 +39,7 @@ class Stitch(nn.Module, ABC):
 
     ``fitted`` is not a constructor argument and not part of ``config``; ``to_dict`` and ``from_dict`` include it.
 
-    Laws, by the names of the parts of ``hf_stitch_testing.check_stitch``, which runs them on every stitch:
+    ``hf_stitch_testing.check_stitch`` checks these laws for every stitch, by name:
 
     - ``independent``: vectors are mapped independently. A :class:`SequenceStitch` maps samples independently; masked
       positions do not affect other positions (``padding``), nor later positions earlier ones if ``causal`` is set.
@@ -77,7 +77,7 @@ class Stitch(nn.Module, ABC):
     def __init__(self, in_features: int, out_features: int) -> None:
         nn.Module.__init__(self)  # a second base class may create weights
         if in_features < 1 or out_features < 1:
-            raise ValueError(f"a stitch needs widths >= 1, got {in_features} -> {out_features}")
+            raise ValueError(f"widths must be at least 1, got {in_features} -> {out_features}")
         self.in_features, self.out_features = in_features, out_features
         self.fitted: dict[str, float | int | str | bool] = {}
 

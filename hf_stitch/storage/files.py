@@ -115,11 +115,11 @@ def follow_umask(folder: Path) -> None:
 @contextmanager
 def reading(files: Iterable[Path]) -> Iterator[None]:
     """Read untrusted files: raise an error for pipes and devices, and name files without read permission."""
-    there = []
+    existing = []
     for path in files:
         with suppress(FileNotFoundError):  # other threads and processes may delete it meanwhile
             mode = path.stat().st_mode
-            there.append(path)
+            existing.append(path)
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise ValueError(f"{path} is a pipe, a socket or a device, not a regular file; delete it")
     try:
@@ -127,7 +127,7 @@ def reading(files: Iterable[Path]) -> Iterator[None]:
     except Exception as error:
         make_visible(error)
         gone = getattr(error, "errno", None) == errno.ENOENT  # safetensors raises it without a number for closed files
-        if closed := [str(path) for path in there if not gone and not os.access(path, os.R_OK) and path.is_file()]:
+        if closed := [str(path) for path in existing if not gone and not os.access(path, os.R_OK) and path.is_file()]:
             raise PermissionError(
                 f"{', '.join(closed)}: permission denied ({error}); ask the owner to let you read it (chmod a+r)"
             ) from error

@@ -59,19 +59,19 @@ class Task(ABC):
         kept: Measures that a grid stores for each stitch.
         classifies: Whether labels are classes of the network, one per sample.
         describes_outputs: Whether an output represents the same class or number in all samples, and may have a name.
+        has_probabilities: Whether outputs are logits of probabilities, so that a temperature applies.
         per_token: Whether each token has a separate prediction.
         causal: Whether the tokens of a text are predicted in sequence.
         record: Settings that affect figures in addition to the data, as JSON values for recipes.
         unused: Scored quantity that replaces labels; empty if labels are used.
         nothing: Error text for samples without any prediction.
 
-    Laws, by the names of the parts of ``hf_stitch_testing.check_task``, which runs them on every task:
+    ``hf_stitch_testing.check_task`` checks these laws for every task, by name:
 
     - ``batches``: the measures of a sample do not depend on the rest of its batch.
-    - ``resamples``, ``several``: figures with weights equal figures of repeated samples; figures of several predictors
-      at once equal separate figures.
-    - ``itself``: the outputs of the target reproduce the figures of the target, with a headline that chance does not
-      beat.
+    - ``resamples``, ``several``: weights are equivalent to repeated samples; several predictors at once equal separate
+      figures.
+    - ``itself``: the outputs of the target reproduce its figures, with a headline that chance does not beat.
     - ``loss``, ``imitation``: a loss is a mean with a gradient, which vanishes for the model's own outputs as labels.
     - ``saved``: a saved stitched model has the same task and bit-identical outputs.
 
@@ -94,6 +94,7 @@ class Task(ABC):
     kept: ClassVar[tuple[str, ...]] = ()
     classifies: ClassVar[bool] = False
     describes_outputs: ClassVar[bool] = False
+    has_probabilities: ClassVar[bool] = True
     per_token: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     record: ClassVar[Mapping[str, Any]] = {}
@@ -266,8 +267,7 @@ class Task(ABC):
         Args:
             network: The stitched model, which preprocesses the samples.
             samples: Raw samples.
-            labels: Their labels from :meth:`labels`. A task with a prediction per token also receives unlabelled
-                samples.
+            labels: Their labels from :meth:`labels`. A task per token also receives unlabelled samples.
 
         Returns:
             The tensor; :data:`IGNORED` for tokens without a prediction.

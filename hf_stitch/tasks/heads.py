@@ -62,8 +62,7 @@ def check_head(network: Headed) -> None:
         raise ValueError(
             f"{name} has a head for {network.unscored}, which cannot be scored (tasks: "
             f"{', '.join(registries.tasks)}): stitch with task=None to map activations without scores, or load the "
-            "backbone (hf_stitch.load(…, task='feature-extraction'), or .base_model of a network in memory)"
-            + see("heads")
+            "backbone (hf_stitch.load(…, task='feature-extraction'), or .base_model)" + see("heads")
         )
 
 

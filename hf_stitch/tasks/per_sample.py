@@ -133,10 +133,8 @@ class Classification(OfSamples):
             if shape == of_target.shape:  # total variation distance between class probabilities
                 rows["distance"] = (values.softmax(-1) - of_target.softmax(-1)).abs().sum(-1) / 2
                 rows["kl_divergence"] = divergence(logs, of_target.log_softmax(-1))
-            arrays = as_arrays({"": rows})[""]
-            measured |= {
-                name: {key: of[place].copy() for key, of in arrays.items()} for place, name in enumerate(names)
-            }
+            table = as_arrays({"": rows})[""]
+            measured |= {name: {key: of[place].copy() for key, of in table.items()} for place, name in enumerate(names)}
         return measured
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
@@ -317,7 +315,7 @@ def _counts(predicted: Classes, label: Classes, weights: Array) -> tuple[Array, 
 
 
 def _f1(right: Array, predicted: Array, true: Array) -> Array:
-    """Return F1 over all classes; NaN without predicted and true classes."""
+    """Return F1 over all classes; NaN if none is predicted or true."""
     return _of_classes(*(count.sum(-1) for count in (right, predicted, true)))
 
 
@@ -353,6 +351,7 @@ class Regression(OfLabelValues):
     title = "numbers"
     problem_type: ClassVar[Any] = REGRESSION
     needs = "numbers (samples, outputs)"
+    has_probabilities = False
     figures: ClassVar[Mapping[str, bool]] = {
         "relative_r2": True, "agreement": True, "r2": True, "mse": False, "pearson": True, "spearman": True,
     }  # fmt: skip
@@ -381,9 +380,8 @@ class Regression(OfLabelValues):
 
         - ``r2``: share of the variation of the labels that the predictor explains; ``agreement`` is the same with the
           outputs of the target as labels. For both, 1 is a perfect predictor and 0 is the mean.
-        - ``relative_r2``: ``r2`` divided by the target's ``r2``, the headline: like relative accuracies, it does not
-          depend on the unit of the labels, so thresholds and datasets are comparable. Undefined if the target explains
-          nothing.
+        - ``relative_r2``: ``r2`` divided by the target's ``r2``, the headline: independent of the unit of the labels,
+          and comparable with thresholds and other datasets. Undefined if the target explains nothing.
         - ``mse``: mean squared error, in the squared unit of the labels.
         - ``pearson`` and ``spearman``: correlations with the labels, in any unit; for scores in another unit than the
           labels, for example of rerankers and reward models.
@@ -427,10 +425,6 @@ class Regression(OfLabelValues):
 
     def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
         """Return the mean squared error of each sample."""
-        if temperature != 1:
-            raise ValueError(
-                f"temperature must be 1 for regression, which does not use probabilities, got {temperature}"
-            )
         return (logits - wanted.to(logits.dtype)).square().flatten(1).mean(1)
 
     def decided(self, logits: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ class Words(OfTokens):
             if names:
                 for name, values in logits.items():
                     measured[name]["entities"] = _counts(values.argmax(-1), asked, real, names)
-                of["if_constant"] = np.stack([_if_constant(asked, real, names, name) for name in names], 1)
+                of["if_constant"] = np.stack([_counts_if_constant(asked, real, names, name) for name in names], 1)
         return {**measured}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
@@ -187,7 +187,7 @@ def _first_tokens(network: Any, samples: Sequence[Any]) -> Tensor:
     return words_begun
 
 
-def _if_constant(asked: Tensor, real: Tensor, names: Sequence[str], name: str) -> Array:
+def _counts_if_constant(asked: Tensor, real: Tensor, names: Sequence[str], name: str) -> Array:
     """Return counts of right, predicted and true entities of each text, if all words have the same class."""
     (part, _, kind), rows = name.partition("-"), []
     for kinds, counts in zip(asked, real, strict=True):
@@ -202,10 +202,8 @@ def _counts(predictions: Tensor, asked: Tensor, real: Tensor, names: Sequence[st
     """Return counts of right, predicted and true entities of each text."""
     rows = []
     for predicted, true, counts in zip(predictions, asked, real, strict=True):
-        predicted_entities, true_entities = (
-            {*entities([names[kind] for kind in kinds[counts].tolist()])} for kinds in (predicted, true)
-        )
-        rows.append((len(predicted_entities & true_entities), len(predicted_entities), len(true_entities)))
+        guessed, actual = ({*entities([names[kind] for kind in kinds[counts].tolist()])} for kinds in (predicted, true))
+        rows.append((len(guessed & actual), len(guessed), len(actual)))
     return np.array(rows, dtype=np.float64)
 
 
@@ -323,14 +321,14 @@ def _masked(network: Any, samples: Sequence[Any]) -> tuple[dict[str, Any], Tenso
     free = mask_of(inputs) & ~torch.isin(ids, torch.tensor(tokenizer.all_special_ids, device=ids.device))
     asked = torch.full_like(ids, IGNORED)
     for row, of_text, where in zip(asked, ids, free, strict=True):
-        places = where.nonzero()[:, 0][list(_chosen(tuple(of_text[where].tolist())))]
+        places = where.nonzero()[:, 0][list(_masked_places(tuple(of_text[where].tolist())))]
         row[places] = of_text[places]
     inputs["input_ids"] = ids.masked_fill(asked != IGNORED, tokenizer.mask_token_id)
     return inputs, asked
 
 
 @lru_cache(maxsize=4096)  # several networks and predictors read each text
-def _chosen(tokens: tuple[int, ...]) -> tuple[int, ...]:
+def _masked_places(tokens: tuple[int, ...]) -> tuple[int, ...]:
     text = chance(SEED, repr(tokens)).hex()
     count = max(round(SHARE * len(tokens)), 1)
     return tuple(sorted(sorted(range(len(tokens)), key=lambda place: chance(SEED, f"{text} {place}"))[:count]))

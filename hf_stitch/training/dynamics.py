@@ -28,7 +28,7 @@ from hf_stitch.running import Processes, Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.storage.files import decoding, write_whole
 from hf_stitch.training.callback import Every, ProbingCallback
-from hf_stitch.training.probe import needed_probe
+from hf_stitch.training.probe import optional_probe
 
 if TYPE_CHECKING:
     import pandas
@@ -299,7 +299,7 @@ class DynamicsRecorder(ProbingCallback):
         self._metric = registries.metrics.build(metric)
         if self._runs:
             Asked.of([self._metric])
-        self.probe, self.folder = needed_probe(probe, pooling, batch_size, runs=self._runs), Path(folder)
+        self.probe, self.folder = optional_probe(probe, pooling, batch_size, runs=self._runs), Path(folder)
         self._layers = None if layers is None else tuple(layers)
         self._watched: tuple[str, ...] = ()
 
@@ -319,7 +319,7 @@ class DynamicsRecorder(ProbingCallback):
         if not self._watched:
             raise ValueError("no layers to record: pass at least one name in layers=")
         if self.probe is not None:
-            self.probe.rehearse(self._loaded, self._watched)
+            self.probe.check_layers(self._loaded, self._watched)
         if self._trainer is None:  # a Trainer may resume from a checkpoint, which is known only when training starts
             self._check_empty()
 

@@ -319,7 +319,7 @@ def _gradients(
 ) -> Tensor:
     """Accumulate the gradients of a step over its parts and all processes; return the loss of each stitch."""
     samples = sum(count for _, count in parts)
-    total = float(samples) if features else _asked_of_all(batches, parts, accelerator)
+    total = float(samples) if features else _count_all_predictions(batches, parts, accelerator)
     accumulated = torch.zeros((), device=accelerator.device)
     for number, (batch, (places, _)) in enumerate(zip(batches, parts, strict=True)):
         with nullcontext() if number == len(parts) - 1 else accelerator.no_sync(model):
@@ -335,11 +335,11 @@ def _read(prepared: Prepared, places: Tensor, seed: int, accelerator: Accelerato
     return prepared.read(places if len(places) else torch.zeros(1, dtype=torch.long), seed).to(accelerator.device)
 
 
-def _asked_of_all(
+def _count_all_predictions(
     batches: Sequence[PreparedBatch], parts: Sequence[tuple[Tensor, int]], accelerator: Accelerator
 ) -> float:
     """Return the number of predictions of a step, over its parts and all processes."""
-    if _is_of_samples(batches[0]):
+    if _predicts_per_sample(batches[0]):
         return float(sum(count for _, count in parts))
     local = [one for one, (places, _) in zip(batches, parts, strict=True) if len(places)]
     tokens = sum(((one.answers["hard"] != IGNORED).sum() for one in local), torch.zeros((), device=accelerator.device))
@@ -359,11 +359,11 @@ def _validate(
         missing = -(-len(batches) // processes.count) - len(local)
         for places in batches[:missing]:
             batch = _read(prepared, places, 0, accelerator)
-            stitches(batch, _asked(batch))
+            stitches(batch, _count_predictions(batch))
             stitches.right(batch)
     for places in local:
         batch = _read(prepared, places, 0, accelerator)
-        asked = _asked(batch)
+        asked = _count_predictions(batch)
         sums[0] += asked * stitches(batch, asked).double()
         sums[1] += stitches.right(batch)
         sums[2] += asked
@@ -372,12 +372,12 @@ def _validate(
     return (sums[0] / sums[2]).float(), (sums[1] / sums[2]).float()
 
 
-def _asked(batch: PreparedBatch) -> float:
+def _count_predictions(batch: PreparedBatch) -> float:
     """Return the number of predictions: of samples, or for language models of tokens with a next token."""
-    return batch.count if _is_of_samples(batch) else max((batch.answers["hard"] != IGNORED).sum().item(), 1)
+    return batch.count if _predicts_per_sample(batch) else max((batch.answers["hard"] != IGNORED).sum().item(), 1)
 
 
-def _is_of_samples(batch: PreparedBatch) -> bool:
+def _predicts_per_sample(batch: PreparedBatch) -> bool:
     """Return whether the task has one prediction for each sample, not one for each token."""
     return "hard" not in batch.answers or batch.answers["hard"].dim() == 1 or batch.answers["hard"].is_floating_point()
 

@@ -37,7 +37,7 @@ class Probe:
             batch_size=self.batch_size, accelerator=processes.accelerator, progress=False,
         )  # fmt: skip
 
-    def rehearse(self, adapter: Adapter, layers: Iterable[str]) -> None:
+    def check_layers(self, adapter: Adapter, layers: Iterable[str]) -> None:
         """Run one sample to every layer, so that errors occur before training starts."""
         batch = next(self.samples.batches(1))
         for name, representation in representations(adapter, batch, layers).items():
@@ -47,7 +47,7 @@ class Probe:
                 raise ValueError(f"layer {name!r}: {error}") from error
 
 
-def needed_probe(data: Any, pooling: Pooling, batch_size: int, *, runs: bool) -> Probe | None:
+def optional_probe(data: Any, pooling: Pooling, batch_size: int, *, runs: bool) -> Probe | None:
     """Return the probe of a callback that computes activations, otherwise None."""
     if runs and data is None:
         raise ValueError("metrics of activations require samples: pass probe=")

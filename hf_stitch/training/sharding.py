@@ -42,7 +42,7 @@ def sharded(halves: Sequence[nn.Module], device: torch.device, processes: int) -
 
     mesh = init_device_mesh(device.type, (processes,))
     modules = {id(module): module for half in halves for module in half.modules()}.values()
-    before = [(module, type(module), _copied(vars(module))) for module in modules]
+    before = [(module, type(module), _copy_attributes(vars(module))) for module in modules]
     weights = list({id(p): p for half in halves for p in half.parameters()}.values())
     try:
         for half in halves:
@@ -59,7 +59,7 @@ def sharded(halves: Sequence[nn.Module], device: torch.device, processes: int) -
         _move(weights, device)
 
 
-def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+def _copy_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes of a module, with its dicts of hooks, weights and modules copied."""
     return {name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()}
 

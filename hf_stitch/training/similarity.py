@@ -21,7 +21,7 @@ from hf_stitch.representation import Pooling
 from hf_stitch.running import Processes, Run
 from hf_stitch.statistics import Weights, load_weights, save_weights
 from hf_stitch.training.callback import Every, ProbingCallback
-from hf_stitch.training.probe import needed_probe
+from hf_stitch.training.probe import optional_probe
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class SimilarityCallback(ProbingCallback):
         super().__init__(name or f"similarity_to_{own_state or 'reference'}", every)
         self._asked = Asked.of(metrics, ROWS_OF[pooling])
         self._metrics, self._weight_metrics = self._asked.activations, self._asked.weights
-        self.probe = needed_probe(probe, pooling, batch_size, runs=bool(self._metrics))
+        self.probe = optional_probe(probe, pooling, batch_size, runs=bool(self._metrics))
         if isinstance(reference, Activations):
             if self._weight_metrics:
                 raise TypeError(
@@ -119,7 +119,7 @@ class SimilarityCallback(ProbingCallback):
             self._watched = self._loaded.candidates if self._layers is None else self._layers
             if not self._watched:
                 raise ValueError("no layers to measure: pass at least one name in layers=")
-            self.probe.rehearse(self._loaded, self._watched)
+            self.probe.check_layers(self._loaded, self._watched)
         if self._weight_metrics:
             self._read(self._model)
         if self._own or self._given is None:
@@ -247,8 +247,8 @@ class SimilarityCallback(ProbingCallback):
         if missing := [path for path in files if not path.is_file()]:
             raise ValueError(
                 f"{self.name}: training resumes from step {step}, but the state of the {self._own} is not in the "
-                f"checkpoint (expected {missing[0]}). Was the callback attached when the checkpoint was saved? If the "
-                "checkpoint is in another folder, also set TrainingArguments(resume_from_checkpoint=…)"
+                f"checkpoint (expected {missing[0]}); attach the callback before training, and set "
+                "TrainingArguments(resume_from_checkpoint=…) for another folder"
             )
         if self._metrics:
             assert self.probe is not None

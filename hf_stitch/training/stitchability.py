@@ -144,7 +144,7 @@ class StitchabilityCallback(ProbingCallback):
         self._pairs = self._paired(adapter, reference)
         targets = list(dict.fromkeys(target for _, target in self._pairs))
         self._backs = {target: reference.back(target).to(adapter.device) for target in targets}
-        self._probe.rehearse(adapter, self._sources)
+        self._probe.check_layers(adapter, self._sources)
         self._targets, right = [], 0.0
         for batch in self._share(self._fit, processes):
             by_layer = representations(reference, batch, targets)

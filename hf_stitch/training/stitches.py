@@ -174,7 +174,7 @@ class Stitches(nn.Module):
 
     def _logits(self, mapped: Sequence[Representation]) -> Sequence[Tensor]:
         if len(mapped) > 1 and len({one.values.shape for one in mapped}) == 1:
-            return logits_of(self._run(_one_batch(mapped))).chunk(len(mapped))
+            return logits_of(self._run(_concatenated(mapped))).chunk(len(mapped))
         return [logits_of(self._run(one)) for one in mapped]
 
     def _run(self, representation: Representation) -> Any:
@@ -187,7 +187,7 @@ class Stitches(nn.Module):
             return [one.values for one in mapped]
         outputs: list[Tensor] = []
         module = self.back.model.get_submodule(self._last)
-        handle = module.register_forward_hook(lambda module, args, output: outputs.append(_first(output)))
+        handle = module.register_forward_hook(lambda module, args, output: outputs.append(_first_tensor(output)))
         try:
             for one in mapped:
                 self._run(one)
@@ -202,7 +202,7 @@ class Stitches(nn.Module):
         return None if reference is None else paired_rows(mapped, reference, layer.pooling)["body"]
 
 
-def _one_batch(representations: Sequence[Representation]) -> Representation:
+def _concatenated(representations: Sequence[Representation]) -> Representation:
     masks = [one.mask for one in representations]
     mask = torch.cat([m for m in masks if m is not None]) if masks[0] is not None else None
     return representations[0].replace(values=torch.cat([one.values for one in representations]), mask=mask)
@@ -218,7 +218,7 @@ def _distance(values: Tensor, features: Representation, total: float) -> Tensor:
     return (of_positions.sum(1) / features.mask.sum(1).clamp(min=1)).sum() / total
 
 
-def _first(output: Any) -> Tensor:
+def _first_tensor(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
 
 

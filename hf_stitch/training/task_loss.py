@@ -192,8 +192,10 @@ class TaskLoss(TrainedMatcher):
     def _check(self, samples: Samples, task: str | None, validation_data: Samples | None = None) -> None:
         if task is None:
             raise ValueError("task_loss requires a task with logits; pass task= to stitch()")
+        if self.temperature != 1 and not task_named(task).has_probabilities:
+            raise ValueError(f"temperature must be 1 for {task}, a task without probabilities, got {self.temperature}")
         for labelled in (samples, validation_data):
-            if labelled is not None and self._asks_labels(task) and task_named(task).labels(labelled) is None:
+            if labelled is not None and self._uses_labels(task) and task_named(task).labels(labelled) is None:
                 raise ValueError(
                     "labels='hard' requires labelled samples; pass Samples.of(data, label=…), or use labels='target'"
                 )
@@ -208,7 +210,7 @@ class TaskLoss(TrainedMatcher):
         steps = self.max_steps or self.epochs * math.ceil(count / self.batch_size)
         return (steps + self.feature_steps) * min(self.batch_size, count)
 
-    def _asks_labels(self, task: str | None) -> bool:
+    def _uses_labels(self, task: str | None) -> bool:
         return "hard" in self.objective.labels and not task_named(task).unused
 
     def rehearse(self, pair: Pair, data: Split) -> None:
@@ -219,7 +221,9 @@ class TaskLoss(TrainedMatcher):
         networks, device = self._networks(named, pair.target, None), _device(named["0"])
         layers = {name: model.stitch for name, model in named.items()}
         with _frozen(list(named.values()), device):
-            self._rehearse(self._groups(networks, layers, device), networks, data.train.a, data.train.b, None, 1)
+            self._check_first_batch(
+                self._groups(networks, layers, device), networks, data.train.a, data.train.b, None, 1
+            )
 
     def trained(
         self, collected: CollectedPair, layers: Mapping[Cell, StitchingLayer], folder: Path | None
@@ -244,7 +248,7 @@ class TaskLoss(TrainedMatcher):
         trained = {cell: layer for cell, layer in zip(cells, fitted, strict=True) if layer is not None}
         return Matched(trained, {cells[place]: DivergedError(reason) for place, reason in reasons.items()})
 
-    def _rehearse(
+    def _check_first_batch(
         self,
         groups: Sequence[Stitches],
         networks: Networks,
@@ -259,7 +263,7 @@ class TaskLoss(TrainedMatcher):
             networks.task.check_some(any(map(networks.has_predictions, samples.batches(count))), samples)
         batch = networks.prepare(first.samples, paired.samples, networks.labels_of(first)).to(_device(networks.first))
         outputs = max(stitches.check(batch) for stitches in groups)
-        if self._asks_labels(networks.first.task):
+        if self._uses_labels(networks.first.task):
             for labelled in (samples, validation_data):
                 if labelled is not None:
                     networks.task.check_labels(labelled, outputs)
@@ -335,7 +339,7 @@ class TaskLoss(TrainedMatcher):
                     halves = [half for model in models for half in (model.source, model.target)]
                     stack.enter_context(sharded(halves, accelerator.device, processes.count))
                 groups = self._groups(networks, layers, accelerator.device)
-                self._rehearse(groups, networks, samples, others, held_out, processes.count)
+                self._check_first_batch(groups, networks, samples, others, held_out, processes.count)
                 states: list[Checkpoint | None] = [None] * len(groups)
                 if checkpoint_dir is not None:
                     recipe = {
@@ -389,7 +393,7 @@ class TaskLoss(TrainedMatcher):
         both = pairs.with_first(task.numbered(pairs.a, model.config))
         samples, others = both.a, both.b
         held_out = None if validation_data is None else task.numbered(Samples.of(validation_data), model.config)
-        if self._asks_labels(model.task):
+        if self._uses_labels(model.task):
             task.warn_of_labels(samples, model.config)
         self._check(samples, model.task, held_out)
         return samples, others, held_out
@@ -470,9 +474,9 @@ def _default(device: torch.device) -> Accelerator:
         accelerator.num_processes == 1 and accelerator.device.type != device.type
     ):
         raise ValueError(
-            f"an earlier Accelerator of this process, for example a Trainer's, has set device {accelerator.device} "
-            f"and mixed precision {accelerator.mixed_precision!r}, but the model is on {device} and is trained in "
-            "full precision; train in another process, or pass accelerator= to use these settings"
+            f"an earlier Accelerator of this process (of a Trainer?) uses device {accelerator.device} and mixed "
+            f"precision {accelerator.mixed_precision!r}, but the model is on {device} in full precision; pass "
+            "accelerator= to use these settings, or train in another process"
         )
     return accelerator
 

@@ -147,6 +147,6 @@ def _warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> Non
     if distance > max(APART, 2 * noise):
         warn(
             f"the encoder's activations on these samples differ from its anchors (means {distance:.2f} standard "
-            f"deviations apart, about {noise:.2f} by chance), so scores may be low; check that samples and anchors "
-            "are of one kind and preprocessed in the same way (range of pixels, normalisation)"
+            f"deviations apart, about {noise:.2f} by chance), so scores may be low; check that both are of one kind "
+            "and preprocessed in the same way (range of pixels, normalisation)"
         )

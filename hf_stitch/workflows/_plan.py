@@ -78,12 +78,12 @@ def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
     arguments = inspect.signature(job).bind_partial(*args, **options).arguments
     if "data" in arguments and arguments["data"] is None:
         with Run.of(job, dict(arguments.get("options", {})), rest=job is stitch) as run:
-            return _computed(job.__name__, {name: arguments[name] for name in OF_NETWORKS if name in arguments}, run)
+            return _compute(job.__name__, {name: arguments[name] for name in OF_NETWORKS if name in arguments}, run)
     estimate: Plan = planned(*args, **options, **{PLANNING: True})
     return estimate
 
 
-def _computed(job: str, passed: dict[str, Any], run: Run) -> Plan:
+def _compute(job: str, passed: dict[str, Any], run: Run) -> Plan:
     several = passed.pop("networks", {})
     networks = {**passed, **(several if isinstance(several, dict) else {str(i): n for i, n in enumerate(several)})}
     if not networks:

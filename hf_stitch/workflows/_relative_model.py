@@ -115,7 +115,7 @@ def relative_model(
         width = body.out_features
         target, entry = _target(head, width, num_labels, kind)
         if similarities is not None and isinstance(target.model, Head):
-            _tie(target.model, encoded)
+            _bind_anchors(target.model, encoded)
         if task == "auto":
             task = TASKS.get(source.interface.modality) if isinstance(target.model, Head) else None
         with torch.no_grad():
@@ -138,7 +138,7 @@ def _planned(encoder: Encoder, anchors: Anchors) -> Any:
     return Plan.of(f"relative_model, {count} anchors", {"encoding anchors": seconds}, memory, {}, device, run)
 
 
-def _tie(head: Head, anchors: AnchorSet) -> None:
+def _bind_anchors(head: Head, anchors: AnchorSet) -> None:
     """Check that a head belongs to the anchors, or assign the anchors to a new head."""
     config: Any = head.config
     if config.anchors_fingerprint not in (None, anchors.fingerprint):

@@ -101,7 +101,7 @@ def stitch(
             "versions": versions([("matchers", fitted_by.name)]),
         }  # fmt: skip
         run.processes.check_same({**recipe, **pair.hashes})
-        pair, chosen = _at(pair, samples.train, source_layer, target_layer, run)
+        pair, chosen = _select_layers(pair, samples.train, source_layer, target_layer, run)
         (cell,) = pair.cells
         pair.rehearse(samples.train, samples.test.a)
         fitted_by.rehearse(pair, samples)
@@ -123,7 +123,9 @@ def stitch(
         return _scored(stitched, pair, samples.test, fitted_by.baselines(collected, stitched.stitch), run)
 
 
-def _at(pair: Pair, samples: PairedSamples, source_layer: str, target_layer: str, run: Run) -> tuple[Pair, list[str]]:
+def _select_layers(
+    pair: Pair, samples: PairedSamples, source_layer: str, target_layer: str, run: Run
+) -> tuple[Pair, list[str]]:
     """Return the pair at one pair of layers, and the names of the automatically chosen layers."""
     asked = {"source_layer": source_layer, "target_layer": target_layer}
     chosen = [name for name, layer in asked.items() if layer == AUTO]

@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "content of transformers": (bert, {"content": "y"}, "an argument of BertModel, got 'y'; it accepts input_ids, "),
     "a network of a plugin": (
         lambda: nn.Sequential(type("GCNConv", (nn.Linear,), {"__module__": "torch_geometric.nn.conv"})(4, 4)), {},
-        "For networks of torch_geometric: pip install hf-stitch-graphs, and see its README",
+        "For networks of torch_geometric: pip install hf-stitch-graphs, see its README",
     ),
     "lazy weights": (lambda: nn.Sequential(nn.LazyLinear(4)), {"example_inputs": X}, "module '0' .* has lazy weights"),
     "a mistyped name of timm": (lambda: "timm:rexnt_100", {}, "did you mean 'rexnet_100'"),
@@ -143,7 +143,7 @@ def test_examples_of_timm_and_transformers() -> None:
 def test_a_network_by_name_with_unusual_inputs_requires_an_example(tmp_path: Path) -> None:
     config = hf.PatchTSTConfig(num_input_channels=2, context_length=16, d_model=8, num_hidden_layers=2, ffn_dim=8)
     hf.PatchTSTModel(config).save_pretrained(tmp_path)
-    with pytest.raises(ExampleError, match="takes 'past_values': pass example_inputs"):
+    with pytest.raises(ExampleError, match="'past_values' of PatchTSTModel cannot be generated: pass example_inputs"):
         hf_stitch.load(str(tmp_path))
     adapter = hf_stitch.load(str(tmp_path), example_inputs=torch.randn(2, 16, 2))
     assert adapter.interface.content == ("past_values",)

@@ -323,7 +323,7 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     refused("does not exist", a, a, points, layers_a=["7"], error=NotACutError)
     whole = Activations({"l": torch.full((N, 1), 2.0)}, range(N), mask=None)
     refused("linear_cka is undefined for all pairs of layers; layer 'l' of a .* is the layer dead", whole, whole)
-    refused("take image samples and tensor samples", vit, a, images)
+    refused("same kind of samples, got image and tensor", vit, a, images)
 
 
 def test_errors_in_the_data_name_layer_and_sample(points: Tensor) -> None:

@@ -206,7 +206,7 @@ def test_a_loaded_model_needs_the_target_if_it_has_no_name(tmp_path: Any, case: 
     without = evaluate(again, case.data[:N], target=case.b.model, progress=False)
     assert without.left_out == {"source": "it is not in memory; pass the whole source"}
     assert {**without.scores, "source": case.scored.scores["source"]} == case.scored.scores
-    with pytest.raises(ValueError, match="pass it, as target=…"):
+    with pytest.raises(ValueError, match="pass it as target=…"):
         evaluate(again, case.data[:N], progress=False)
 
 

@@ -54,7 +54,7 @@ def test_an_attention_that_is_not_installed_is_named_and_can_be_replaced(
     for end in ("source", "target"):
         rewrite(tmp_path / "config.json", lambda record, end=end: record[end]["blueprint"].update(attention=lacking))
     version = transformers.__version__
-    with pytest.raises(ValueError, match=rf"T5EncoderModel has no {lacking!r} in transformers {version}") as error:
+    with pytest.raises(ValueError, match=rf"T5EncoderModel lacks {lacking!r} in transformers {version}") as error:
         StitchedModel.from_pretrained(tmp_path)
     told = str(error.value)
     assert f"saved with transformers {version}" in told and "attn_implementation='eager'" in told

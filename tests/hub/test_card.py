@@ -17,7 +17,7 @@ from server import Hub
 
 import hf_stitch
 from hf_stitch import ModelReference, StitchedModel, Stitcher
-from hf_stitch.artefacts.card import BEGIN, END, card, united
+from hf_stitch.artefacts.card import BEGIN, END, card, merge_cards
 
 from tiny_networks import LAYERS, build, network, stitched  # isort: skip
 
@@ -204,16 +204,16 @@ def test_the_local_text_is_kept_and_metadata_are_merged(stitcher: Stitcher) -> N
     plain = card(stitcher.describe())
     there = plain.replace("# Stitcher", "# Link").replace("tags:\n", "license: mit\ntags:\n- theirs\n") + "\nTheirs.\n"
     here = plain.replace("tags:\n", "language: de\ntags:\n- ours\n")
-    assert united(there, None) == united(None, there) == there
-    assert united(None, None) is None
+    assert merge_cards(there, None) == merge_cards(None, there) == there
+    assert merge_cards(None, None) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kept = united(there, here)
+        kept = merge_cards(there, here)
         assert kept is not None and kept.endswith("\nTheirs.\n")
         assert metadata(kept) == {"license": "mit", "language": "de", "tags": ["theirs", "ours"]}
-        assert str(united(plain, here + "\nOurs.\n")).endswith("\nOurs.\n")
+        assert str(merge_cards(plain, here + "\nOurs.\n")).endswith("\nOurs.\n")
     with pytest.warns(UserWarning, match="the local card replaces text that was added"):
-        assert str(united(there, here + "\nOurs.\n")).endswith("\nOurs.\n")
+        assert str(merge_cards(there, here + "\nOurs.\n")).endswith("\nOurs.\n")
 
 
 @pytest.mark.parametrize(

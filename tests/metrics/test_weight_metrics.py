@@ -82,7 +82,7 @@ def test_conforms() -> None:
 
 def test_a_similarity_is_largest_for_a_layer_and_itself() -> None:
     similar = type("Similar", (WeightAngle,), {"higher_is_better": True, "triangle_inequality": False})
-    with pytest.raises(AssertionError, match="better value with another"):
+    with pytest.raises(AssertionError, match="must have the best value"):
         check_weight_metric(similar, Net(0), Net(1))
 
 

@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: hf_stitch.load(type("KeyedVectors", (), {"__module__": "gensim.models"})()), TypeError,
         r"got gensim\.KeyedVectors: for networks of gensim: pip install hf-stitch-word-vectors",
     ),
-    "no folder": (lambda: hf_stitch.load(ROOT / "nothing"), FileNotFoundError, "no folder"),
+    "no folder": (lambda: hf_stitch.load(ROOT / "nothing"), FileNotFoundError, "does not exist"),
     "one channel": (layers(torch.randn(2, 1, 8, 8)), ExampleError, RUNS + r"x \(2, 1, 8, 8\).*channels"),
     "no batch": (
         layers(torch.randn(3, 8, 8)), ExampleError,
@@ -154,7 +154,7 @@ def test_without_a_connection_what_is_cached_loads_at_once_and_the_rest_fails(
     for name in ("org/name", "timm/name", "timm:resnet10t"):
         with pytest.raises(ConnectionError, match=f"{name} could not be loaded: the Hub did not respond"):
             hf_stitch.load(name)
-    with pytest.raises(FileNotFoundError, match="cannot read the data set org/data: Couldn't reach"):
+    with pytest.raises(FileNotFoundError, match="cannot read the dataset org/data: Couldn't reach"):
         read_data("org/data")
 
 

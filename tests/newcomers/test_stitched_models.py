@@ -118,7 +118,7 @@ def test_a_stitched_model_is_loaded_from_a_subfolder(encoders: Any, tmp_path: Pa
     with torch.no_grad():
         expected = made(**inputs).last_hidden_state
         assert all(torch.equal(model(**inputs).last_hidden_state, expected) for model in again)
-    with pytest.raises(FileNotFoundError, match="has no subfolder 'else'"):
+    with pytest.raises(FileNotFoundError, match="does not have a subfolder 'else'"):
         hf_stitch.StitchedModel.from_pretrained(tmp_path / "ab", subfolder="else")
 
 

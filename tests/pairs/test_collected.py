@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_stitch.pairs.collected import _rows_alone
+from hf_stitch.pairs.collected import _rows_of_side
 from hf_stitch.representation import Representation
 from hf_stitch.stitches.layer import paired_rows
 
@@ -37,7 +37,7 @@ def test_the_rows_of_samples_without_partners_are_those_that_they_have_with_them
 ) -> None:
     for pooling in poolings:
         pairs = paired_rows(x, y, pooling)
-        of_x, of_y = (_rows_alone(side, y.spec, pooling, of_source=side is x) for side in (x, y))
+        of_x, of_y = (_rows_of_side(side, y.spec, pooling, of_source=side is x) for side in (x, y))
         assert pairs.keys() == of_x.keys() == of_y.keys()
         assert all(
             torch.equal(rows, of_x[part]) and torch.equal(other, of_y[part]) for part, (rows, other) in pairs.items()

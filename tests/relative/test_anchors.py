@@ -142,7 +142,7 @@ REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
     ((DATA, 10, "bootstrap"), BOOTSTRAP | {"seeds": [0, 1, 99]}, "not among the samples, first 99"),
     ((DATA, 10, "bootstrap"), BOOTSTRAP | {"rounds": 0}, "rounds must be an integer >= 1"),
     ((DATA, 10, "bootstrap"), BOOTSTRAP | {"anchors": torch.ones(10, 3)}, "same representation"),
-    ((DATA, 10, "bootstrap"), BOOTSTRAP | {"anchors": ROWS[:11]}, "must be 11, .* of the other encoder, got 10"),
+    ((DATA, 10, "bootstrap"), BOOTSTRAP | {"anchors": ROWS[:11]}, "must be 11, the number of anchors, got 10"),
     ((DATA, 3, "frequency"), {"counts": {0: 9, 1: 7}}, "2 of 60 samples have a count above 0, but 3 were"),
     ((DATA, 3, "parallel"), {"ids": [0, "x", "y"]}, "2 of 3 ids .* not among the samples, first 'x'"),
     ((DATA, 3, "parallel"), {"ids": [0, 1]}, "3 parallel anchors were requested, but only 2 ids were given"),

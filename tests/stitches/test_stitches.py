@@ -99,7 +99,7 @@ class Scaled(Stitch):
 
 SIZES = {"in_features": 3, "out_features": 3}
 REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: LinearStitch(0, 3), ValueError, "widths >= 1, got 0 -> 3"),
+    (lambda: LinearStitch(0, 3), ValueError, "widths must be at least 1, got 0 -> 3"),
     (lambda: LinearStitch(3, 2, dtype="float31"), ValueError, "dtype must be .* torch.dtype .* got 'float31'"),
     (lambda: LinearStitch(3, 2, dtype=torch.int64), ValueError, "got torch.int64"),
     (lambda: LowRankStitch(3, 2, rank=3), ValueError, "rank must be from 1 to 2 for widths 3 -> 2, got 3"),

@@ -247,10 +247,15 @@ def test_labels_of_another_kind_are_refused_by_name_before_work(
             verb(bert(head), bert(head), Samples.of(TEXTS, label=[label] * 150), **given)
 
 
-def test_a_temperature_is_refused_without_probabilities() -> None:
+def test_a_temperature_is_refused_without_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_stitch.matchers.regression.Lstsq.match", lambda *_: pytest.fail("a map was fitted"))
     network, warm = bert("one number"), TaskLoss(max_steps=1, temperature=2)
-    with pytest.raises(ValueError, match="temperature must be 1 for regression"):
+    with pytest.raises(ValueError, match=r"temperature.* regression"):
         hf_stitch.stitch(network, network, TEXTS, matcher=warm, **CUT)
+    with pytest.raises(ValueError, match=r"temperature.* regression"):
+        hf_stitch.stitch_grid(
+            network, network, TEXTS, matchers=["lstsq", warm], layers_a=[BERT], layers_b=[BERT], progress=False
+        )
 
 
 # -- which task --------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class Flow:
     def mark(self, values: Any) -> Any:
         """Mark the tensors of a tree."""
         for leaf in tree.tensors(values).values():
-            self._put(leaf, ids=not leaf.is_floating_point())
+            self._set_mark(leaf, ids=not leaf.is_floating_point())
         return values
 
     def reaches(self, values: Any) -> bool:
@@ -83,7 +83,7 @@ class Flow:
     def _is_marked(self, value: Any) -> bool:
         return isinstance(value, Tensor) and any(storage._cdata in self._marked for storage in _storages(value))
 
-    def _put(self, value: Tensor, *, ids: bool) -> None:
+    def _set_mark(self, value: Tensor, *, ids: bool) -> None:
         for storage in _storages(value):
             mark = self._marked.get(storage._cdata)
             reference, before = mark or (StorageWeakRef(storage), True)
@@ -108,15 +108,15 @@ class Flow:
         empty = packet in (aten.eq, aten.ne) and args[0].dim() > 3 and isinstance(args[1], float) and not args[1]
         if self._tiles and empty:
             return operation(*args, **kwargs)  # a test for padding images; trials detect a test of pixels
-        if READS & set(operation.tags) and not (packet is aten.index and not _by_mask(marked, args)):
+        if READS & set(operation.tags) and not (packet is aten.index and not _indexes_by_mask(marked, args)):
             raise ValuesReadError(operation)
         output = operation(*args, **kwargs)
         if operation.is_view:
             return output
         moved = ids and (packet in MOVES or (packet in PICKS and self._is_marked(args[0])))
-        for leaf in tree_leaves((output, _written(operation, args, kwargs))):
+        for leaf in tree_leaves((output, _written_arguments(operation, args, kwargs))):
             if isinstance(leaf, Tensor):
-                self._put(leaf, ids=moved)
+                self._set_mark(leaf, ids=moved)
         return output
 
     def _compares_with_special(self, args: Any, operands: list[Tensor]) -> bool:
@@ -138,7 +138,7 @@ def _storages(value: Tensor) -> list[torch.UntypedStorage]:
     return [part.untyped_storage() for part in parts]
 
 
-def _written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
+def _written_arguments(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     return [
         kwargs.get(argument.name) if place >= len(args) else args[place]
         for place, argument in enumerate(operation._schema.arguments)
@@ -146,7 +146,7 @@ def _written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     ]
 
 
-def _by_mask(marked: list[Tensor], args: Any) -> bool:
+def _indexes_by_mask(marked: list[Tensor], args: Any) -> bool:
     """Return whether an indexing uses a marked mask; the shape of its output then depends on marked values."""
     masks = (torch.bool, torch.uint8)
     return any(index is value and index.dtype in masks for index in args[1] for value in marked)

@@ -69,12 +69,12 @@ def outline(examples: list[tuple[int, int, Any]], cut_dtype: torch.dtype) -> Out
         return {"argument": list(first.given)} if all(output.given == first.given for output in outputs) else None
     if any(len(output.shape) != len(first.shape) for output in outputs):
         return None
-    dims = [_rule([(b, t, output.shape[axis]) for b, t, output in examples]) for axis in range(len(first.shape))]
+    dims = [_shape_rule([(b, t, output.shape[axis]) for b, t, output in examples]) for axis in range(len(first.shape))]
     dtype = "cut" if first.dtype == cut_dtype else str(first.dtype).removeprefix("torch.")
     return None if None in dims else {"tensor": {"dims": dims, "dtype": dtype}}
 
 
-def _rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
+def _shape_rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
     """Return the coefficients ``[c, b, t, bt]`` of a dimension."""
     (b0, t0, v00), (b1, _, v10) = examples[:2]
     per_batch, rest = divmod(v10 - v00, b1 - b0)
@@ -92,18 +92,18 @@ def _rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
     return None if rest or v00 != per_batch * b0 else [0, per_batch - both * t0, 0, both]
 
 
-def _build(rule: Outline, slot: Slot, arguments: Mapping[int | str, Any], materialise: bool) -> Any:
+def _build_output(rule: Outline, slot: Slot, arguments: Mapping[int | str, Any], materialise: bool) -> Any:
     ((kind, content),) = rule.items()
     if kind == "argument":
         return tree.get(arguments, tuple(content))
     if kind == "value":
         return content
     if kind == "dict":
-        return {key: _build(item, slot, arguments, materialise) for key, item in content.items()}
+        return {key: _build_output(item, slot, arguments, materialise) for key, item in content.items()}
     if kind in ("tuple", "list"):
-        items = [_build(item, slot, arguments, materialise) for item in content]
+        items = [_build_output(item, slot, arguments, materialise) for item in content]
         return tuple(items) if kind == "tuple" else items
-    values = _present(slot)
+    values = _current_values(slot)
     dtype = values.dtype if content["dtype"] == "cut" else getattr(torch, content["dtype"])
     shape = [c + b * slot.batch + t * slot.tokens + bt * slot.batch * slot.tokens for c, b, t, bt in content["dims"]]
     if slot.noise:
@@ -128,7 +128,7 @@ def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     return few.repeat(-(-count // PERIOD))[:count].view(*shape)
 
 
-def _present(slot: Slot) -> Tensor:
+def _current_values(slot: Slot) -> Tensor:
     if slot.values is None:
         raise RuntimeError(
             "a half runs without a representation at its cut: a backward pass recomputes a gradient checkpoint around "
@@ -218,13 +218,13 @@ class Stub(_StandIn, _Absent):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return empty tensors, or the arguments that the replaced module would pass on."""
         if not self._after:
-            _present(self._slot)
+            _current_values(self._slot)
         if self._slot.passed != self._after:
             raise RuntimeError(
                 f"module {self._name!r} runs {'before' if self._after else 'after'} the cut for these inputs, unlike "
                 "during verification: cut at another layer, or load the model with example_inputs like these"
             )
-        return _build(self._rule, self._slot, tree.arguments(args, kwargs), self._materialise)
+        return _build_output(self._rule, self._slot, tree.arguments(args, kwargs), self._materialise)
 
 
 KEPT = "inner"
@@ -264,11 +264,11 @@ class Entry(_AtCut):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the layer with the representation at its path."""
-        values = _present(self._slot)
+        values = _current_values(self._slot)
         if self.inner is not None:
             output = self.inner(*args, **kwargs)
         else:
-            output = _build(self._rule or {}, self._slot, tree.arguments(args, kwargs), False)
+            output = _build_output(self._rule or {}, self._slot, tree.arguments(args, kwargs), False)
         self._slot.passed = True
         return tree.put(output, self._path, values.clone())  # a clone, because an in-place operation may follow
 

@@ -38,13 +38,13 @@ class Probes:
                     chosen = torch.arange(batch, device=value.device) % old_batch
                     value = value.unflatten(0, (old_batch, rows))[chosen].flatten(0, 1)
                 if tokens and name not in self.interface.shapes and value.shape[1:2] == (self.tokens,):
-                    value = value[:, self._places(tokens).to(value.device)]
+                    value = value[:, self._positions(tokens).to(value.device)]
             varied[name] = copy.deepcopy(value) if not isinstance(value, Tensor) else value
         if old_batch == 1 < batch:
-            varied |= {name: self._alternating(varied[name]) for name in self.interface.content}
+            varied |= {name: self._with_alternate_samples(varied[name]) for name in self.interface.content}
         return varied
 
-    def _places(self, tokens: int) -> Tensor:
+    def _positions(self, tokens: int) -> Tensor:
         """Return the positions of the example's tokens that form a text of another length.
 
         Texts may end with a token that heads search for. In multimodal inputs, an ordinary word is repeated, not an
@@ -64,19 +64,19 @@ class Probes:
         content[..., : content.shape[-1] // 2] = 0
         return content
 
-    def _alternating(self, content: Tensor) -> Tensor:
+    def _with_alternate_samples(self, content: Tensor) -> Tensor:
         """Change every second sample: values in reverse order, or other words."""
         second = content[1::2]
         content = content.clone()
-        content[1::2] = second.flip(-1) if content.is_floating_point() else self._mixed(second)
+        content[1::2] = second.flip(-1) if content.is_floating_point() else self._other_ids(second)
         return content
 
     def other_words(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the token ids of the content by other ids."""
         ids = {n: inputs[n] for n in self.interface.content if not inputs[n].is_floating_point()}
-        return {**inputs, **{name: self._mixed(value) for name, value in ids.items()}}
+        return {**inputs, **{name: self._other_ids(value) for name, value in ids.items()}}
 
-    def _mixed(self, ids: Tensor) -> Tensor:
+    def _other_ids(self, ids: Tensor) -> Tensor:
         """Permute token ids other than the special ones, which keep their positions."""
         special = self.interface.special_ids
         mixed, ordinary = ids.clone(), ~torch.isin(ids, ids.new_tensor(special))
@@ -131,7 +131,7 @@ class Probes:
         for left in (False, True) if mask in longer else ():
             batch, positions = self.vary(2), torch.arange(n)
             shorter = torch.cat([positions[:1], positions] if left else [positions, positions[-1:]])
-            places = self._places(n + 1), shorter
+            places = self._positions(n + 1), shorter
             for name, value in batch.items():
                 if isinstance(value, Tensor) and name not in self.interface.shapes and value.shape[1:2] == (n,):
                     rows = [row[place.to(row.device)] for row, place in zip(value, places, strict=True)]

@@ -64,14 +64,14 @@ class Shapes:
         call = self.traces[0].calls[name]
         seen = call.seen()[path]
         multimodal = self.modality != "text" and len(self.traces) > 2  # a network with texts may divide its images
-        if multimodal and len(seen.shape) in (2, 3) and not self._growing(name, path):
+        if multimodal and len(seen.shape) in (2, 3) and not self._axes_of_tokens(name, path):
             first, second = (sizes[1:] if sizes[0] == 1 else sizes for sizes in self._sizes(name, path)[:2])
             if first[0] > 2 and first[0] * 3 == second[0] * 2:
                 fold = 0 if len(seen.shape) == 2 else -1 if seen.shape[0] == 1 else seen.shape[1]
                 positions = math.prod(seen.shape[:-1]) // 2
                 grid = next((candidate for candidate in self.grids if math.prod(candidate) == positions), None)
                 return Axes(RepresentationSpec("bnd", seen.shape[-1], grid), (), "absent", fold)
-        order = self._order(call, path, subject)
+        order = self._axis_order(call, path, subject)
         shape = tuple(seen.shape[axis] for axis in order)
         moved = () if order == tuple(sorted(order)) else order
         if len(shape) == 2:
@@ -81,8 +81,8 @@ class Shapes:
             h, channels = (2, 1) if layout == "bchw" else (1, 3)
             spec = RepresentationSpec(layout, shape[channels], (shape[h], shape[h + 1]))
             return Axes(spec, moved, "unknown" if self.modality == "text" else "absent")
-        if self.modality == "image" and not self._growing(name, path):
-            prefix, grid, behind = _token_split(shape[1], self._arranged(call), self._grid) or (0, None, 0)
+        if self.modality == "image" and not self._axes_of_tokens(name, path):
+            prefix, grid, behind = _token_split(shape[1], self._arrangements(call), self._grid) or (0, None, 0)
             spec = (
                 RepresentationSpec("bnd", shape[2])
                 if grid is None or behind
@@ -93,11 +93,11 @@ class Shapes:
         return Axes(RepresentationSpec("bnd", shape[2], prefix_tokens=prefix), moved, padding)
 
     # -- which axes grow ----------------------------------------------------------------------------------------------
-    def _order(self, call: Call, path: tree.Path, subject: str) -> tuple[int, ...]:
+    def _axis_order(self, call: Call, path: tree.Path, subject: str) -> tuple[int, ...]:
         """Return the axes in the order samples, positions, channels; unchanged for a grid."""
         shape, more = self._sizes(call.name, path)[:2]
         samples = [axis for axis, sizes in enumerate(zip(shape, more, strict=True)) if sizes == (2, 3)]
-        tokens = self._growing(call.name, path)
+        tokens = self._axes_of_tokens(call.name, path)
         if samples != [0]:
             if len(shape) != 3 or samples != [1] or tokens not in ([], [0]):
                 raise NotACutError(
@@ -118,7 +118,7 @@ class Shapes:
     def _sizes(self, name: str, path: tree.Path) -> list[tuple[int, ...]]:
         return [trace.calls[name].seen()[path].shape for trace in self.traces]
 
-    def _growing(self, name: str, path: tree.Path) -> list[int]:
+    def _axes_of_tokens(self, name: str, path: tree.Path) -> list[int]:
         """Return the axes that grow if the text has one more token."""
         if len(self.traces) < 3:
             return []
@@ -188,18 +188,18 @@ class Shapes:
         return connected
 
     # -- positions ----------------------------------------------------------------------------------------------------
-    def _arranged(self, call: Call, trace: int = 0) -> Sequence[Arrangement]:
+    def _arrangements(self, call: Call, trace: int = 0) -> Sequence[Arrangement]:
         return self.traces[trace].arrangements[: self.traces[trace].calls[call.name].arranged]
 
     def _grid(self, positions: int, arranged: Sequence[Arrangement]) -> tuple[int, int] | None:
         """Return the grid of the last split or merge of the positions."""
-        for one in reversed(arranged):
-            if not isinstance(one, Fold) or one.length != positions:
+        for arrangement in reversed(arranged):
+            if not isinstance(arrangement, Fold) or arrangement.length != positions:
                 continue
-            if one.axis == 2 and one.shape not in self._grids:  # a width and its heads
+            if arrangement.axis == 2 and arrangement.shape not in self._grids:  # a width and its heads
                 continue
-            if positions == 1 or 1 not in one.sides:
-                return one.sides or None
+            if positions == 1 or 1 not in arrangement.sides:
+                return arrangement.sides or None
         return None
 
     @cached_property
@@ -210,14 +210,14 @@ class Shapes:
     def _tokens(self, name: str, path: tree.Path, axis: int) -> tuple[int, Padding]:
         """Return the number of positions before the tokens, and the kind of padding."""
         call, sizes = self.traces[0].calls[name], self._sizes(name, path)[::2]
-        if not self.tokens or (len(sizes) > 1 and self.modality == "tensor" and not self._growing(name, path)):
+        if not self.tokens or (len(sizes) > 1 and self.modality == "tensor" and not self._axes_of_tokens(name, path)):
             return 0, "unknown"
 
         def are(tokens: int) -> Callable[[int, Sequence[Arrangement]], bool | None]:
             return lambda positions, _: True if positions == tokens else None
 
         splits = [
-            _token_split(size[axis], self._arranged(call, 2 * more), are(self.tokens + more))
+            _token_split(size[axis], self._arrangements(call, 2 * more), are(self.tokens + more))
             for more, size in enumerate(sizes)
         ]
         around = [(one[0], one[2]) for one in splits if one]
@@ -269,10 +269,10 @@ def _token_split(
     """Return the number of positions before a whole (a grid or the tokens), the whole, and the number after it."""
     if (middle := whole(positions, arranged)) is not None:
         return 0, middle, 0
-    for place, one in reversed(list(enumerate(arranged))):
-        if isinstance(one, Join) and one.axis == 1 and sum(one.lengths) == positions:
-            for part, length in reversed(list(enumerate(one.lengths))):
+    for place, join in reversed(list(enumerate(arranged))):
+        if isinstance(join, Join) and join.axis == 1 and sum(join.lengths) == positions:
+            for part, length in reversed(list(enumerate(join.lengths))):
                 inner = _token_split(length, arranged[:place], whole) if length < positions else None
                 if inner is not None:
-                    return sum(one.lengths[:part]) + inner[0], inner[1], inner[2] + sum(one.lengths[part + 1 :])
+                    return sum(join.lengths[:part]) + inner[0], inner[1], inner[2] + sum(join.lengths[part + 1 :])
     return None

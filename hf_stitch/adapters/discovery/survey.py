@@ -90,7 +90,7 @@ class Survey:
             raise ExampleError(
                 f"{type(self.model).__name__} fails on its example inputs, {shapes[0]}, or on a batch of two of them, "
                 f"{shapes[1]}: {failure}. example_inputs= must be a batch: samples on the first axis, then the "
-                "channels and sizes that the network requires" + _attention(self.model),
+                "channels and sizes that the network requires" + _attention_advice(self.model),
                 self.model,
             ) from failure
 
@@ -145,7 +145,7 @@ class Survey:
             raise ValueError(
                 f"{type(self.model).__name__} does not run with gradients, which are required to find its cuts: "
                 + str(error).rstrip(".")
-                + _attention(self.model)
+                + _attention_advice(self.model)
             ) from error
 
     def _batch_of_other_words(self) -> dict[str, Any]:
@@ -402,19 +402,19 @@ class Survey:
         with suppress(torch.OutOfMemoryError):  # all layers require more memory than one
             self._sweep(self.blocks)
         names = tuple(name for name in self.blocks if name in self._plans)
-        return f" {INSTEAD}: {_short(names)}" if names else ""
+        return f" {INSTEAD}: {_join_names(names)}" if names else ""
 
     def _list_blocks(self) -> str:
         """List the blocks that are cuts or, without any, the candidates."""
         names = tuple(name for name in self.blocks if name in self._plans)
-        return f"Cuts: {_short(names)}" if names else f"Candidates, not verified yet: {_short(self.blocks)}"
+        return f"Cuts: {_join_names(names)}" if names else f"Candidates, not verified yet: {_join_names(self.blocks)}"
 
 
 def _shapes(output: Any) -> Any:
     return tree.transform(output, lambda leaf: list(leaf.shape) if isinstance(leaf, TracedTensor) else leaf)
 
 
-def _attention(model: nn.Module) -> str:
+def _attention_advice(model: nn.Module) -> str:
     """Return advice to replace an attention implementation that some devices lack; empty if it is not needed."""
     configs = (getattr(module, "config", None) for module in model.modules())
     used = {str(getattr(config, "_attn_implementation", None)) for config in configs} - {"None", "eager", "sdpa"}
@@ -422,5 +422,5 @@ def _attention(model: nn.Module) -> str:
     return f". Its attention implementation is {', '.join(sorted(used))}: {remedy}" if used else ""
 
 
-def _short(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     return ", ".join(names) if len(names) <= 8 else ", ".join((*names[:4], "…", *names[-3:]))

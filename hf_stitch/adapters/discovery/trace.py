@@ -66,7 +66,7 @@ class Operations(TorchDispatchMode):
         return out
 
 
-def _viewed(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
+def _fold_of_view(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
     """Return a fold if a view splits one of three axes, or merges axes into one (a grid, or pixels of patches)."""
     before, after = tuple(values.shape), tuple(out.shape)
     flat, folded = (before, after) if len(before) == 3 else (after, before)
@@ -80,7 +80,7 @@ def _viewed(values: Tensor, size: Any, *, out: Tensor) -> Fold | None:
     return Fold(1, flat[1], (), folded) if merges else None
 
 
-def _unfolded(
+def _fold_of_patches(
     values: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int], *,
     out: Tensor,
 ) -> Fold:  # fmt: skip
@@ -92,14 +92,14 @@ def _unfolded(
     return Fold(2, h * w, (h, w), ())
 
 
-def _concatenated(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Join | None:
+def _join_of_concatenation(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor) -> Join | None:
     if out.dim() not in (2, 3):
         return None
     axis = dim % out.dim()
     return Join(axis, tuple(t.shape[axis] for t in tensors if t.dim() == out.dim()))
 
 
-def _padded(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor) -> Join | None:
+def _join_of_padding(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor) -> Join | None:
     """Return a join if the padding is along one axis."""
     sides = {values.dim() - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2) if pad[i] or pad[i + 1]}
     if len(sides) != 1 or out.dim() not in (2, 3):
@@ -109,11 +109,11 @@ def _padded(values: Tensor, pad: Sequence[int], value: float = 0, *, out: Tensor
 
 
 _ARRANGING: dict[Any, Callable[..., Arrangement | None]] = {
-    torch.ops.aten.view: _viewed,
-    torch.ops.aten._unsafe_view: _viewed,
-    torch.ops.aten.im2col: _unfolded,
-    torch.ops.aten.cat: _concatenated,
-    torch.ops.aten.constant_pad_nd: _padded,
+    torch.ops.aten.view: _fold_of_view,
+    torch.ops.aten._unsafe_view: _fold_of_view,
+    torch.ops.aten.im2col: _fold_of_patches,
+    torch.ops.aten.cat: _join_of_concatenation,
+    torch.ops.aten.constant_pad_nd: _join_of_padding,
 }
 
 
@@ -208,7 +208,7 @@ def _discard(activation: Tensor) -> Tensor:
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
+def _frozen_parameters(model: nn.Module) -> Iterator[None]:
     trainable = [p for p in model.parameters() if p.requires_grad]
     try:
         for p in trainable:
@@ -285,7 +285,7 @@ def trace(
             handles.append(module.register_forward_hook(partial(watch.leave, name), with_kwargs=True))
         with (
             torch.inference_mode(False),
-            _frozen(model),
+            _frozen_parameters(model),
             torch.enable_grad(),
             saved_tensors_hooks(_discard, _discard),
             watch.operations,

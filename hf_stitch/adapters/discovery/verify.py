@@ -62,15 +62,15 @@ class Verifier:
         The whole model runs on all probes first, then each part on all probes, so that a part cannot rely on state from
         a forward of the same inputs.
         """
-        return self._tried(cut, lambda: self._holds(cut, plan))
+        return self._passes(cut, lambda: self._holds(cut, plan))
 
     def _holds(self, cut: Cut, plan: CutPlan) -> bool:
         observed = self.observe([cut])
-        for observation in observed:
-            if cut.layer not in observation.values:
+        for probe in observed:
+            if cut.layer not in probe.values:
                 raise NotACutError(
                     f"layer {cut.layer!r} of {type(self.model).__name__} does not run for all inputs (not for "
-                    f"{len(observation.inputs[self.interface.content[0]])} samples); cut at another layer"
+                    f"{len(probe.inputs[self.interface.content[0]])} samples); cut at another layer"
                 )
         return self.front_holds(cut, plan, observed) and self.back_holds((cut, plan), observed)
 
@@ -92,11 +92,11 @@ class Verifier:
     def front_holds(self, cut: Cut, plan: CutPlan, observed: Iterable[Observed]) -> bool:
         """Return whether the part before a cut, without the modules after it, returns the values at the cut."""
 
-        def holds(one: Observed) -> bool:
-            values = run_part(self.model, self.run, self.interface, copied(one.inputs), last=(cut, plan))
-            return same(values, one.values[cut.layer])
+        def holds(probe: Observed) -> bool:
+            values = run_part(self.model, self.run, self.interface, copied(probe.inputs), last=(cut, plan))
+            return same(values, probe.values[cut.layer])
 
-        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
+        return self._passes(cut, lambda: all(holds(probe) for probe in observed))  # map would stop at a StopIteration
 
     def back_holds(self, first: End, observed: Iterable[Observed], last: End | None = None) -> bool:
         """Return whether the part after a cut depends on the content only through the values at the cut.
@@ -105,20 +105,20 @@ class Verifier:
         """
         cut = first[0]
 
-        def holds(one: Observed) -> bool:
+        def holds(probe: Observed) -> bool:
             def runs(flow: Flow | None, noise: bool) -> Any:
-                seen = cut.represent(one.values[cut.layer], one.inputs, self.interface)
+                seen = cut.represent(probe.values[cut.layer], probe.inputs, self.interface)
                 return run_part(self.model, self.run, self.interface, seen, first, last, flow, noise)
 
-            return self._follows(one, runs, one.output if last is None else one.values[last[0].layer])
+            return self._reproduces(probe, runs, probe.output if last is None else probe.values[last[0].layer])
 
-        return self._tried(cut, lambda: all(holds(one) for one in observed))  # map would stop at a StopIteration
+        return self._passes(cut, lambda: all(holds(probe) for probe in observed))  # map would stop at a StopIteration
 
     @cached_property
     def _largest_id(self) -> int:
         return max((m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)), default=0) - 1
 
-    def _tried(self, cut: Cut, holds: Callable[[], bool]) -> bool:
+    def _passes(self, cut: Cut, holds: Callable[[], bool]) -> bool:
         """Return whether a condition holds; an error of the model's code is recorded."""
         try:
             with torch.no_grad():
@@ -126,7 +126,7 @@ class Verifier:
         except (torch.OutOfMemoryError, NotACutError):
             raise
         except Exception as error:  # the code of the model fails with this plan; the next plan is tried
-            origin = _origin(error)
+            origin = _original_error(error)
             if isinstance(origin, StubReadError):
                 self.read.add(origin.stub)
             else:
@@ -140,13 +140,13 @@ class Verifier:
             output = self.run(copied(inputs))
         return Observed(inputs, {layer: values[0] for layer, values in captured.items() if values}, output, tries)
 
-    def _follows(self, one: Observed, runs: Callable[[Flow | None, bool], Any], expected: Any) -> bool:
+    def _reproduces(self, probe: Observed, runs: Callable[[Flow | None, bool], Any], expected: Any) -> bool:
         """Return whether a part reproduces the output of the model, independently of everything before the part.
 
         Flow tracks dependence on the content before the part. Noise in its place detects dependence that Flow misses
         (custom kernels, threads). Flow may disable fused kernels: if the values differ, the part runs again without it.
         """
-        for followed, noise in one.tries:
+        for followed, noise in probe.tries:
             ids = self.interface.special_ids, self._largest_id
             with Flow(*ids, tiles=self.interface.tiles) if followed else nullcontext() as flow:
                 output = runs(flow, noise)
@@ -196,7 +196,7 @@ class Verifier:
         return ""
 
 
-def _origin(error: BaseException) -> BaseException:
+def _original_error(error: BaseException) -> BaseException:
     """Return the original error behind errors of halves inside a stitched model."""
     while isinstance(error, HalfError) and error.__cause__ is not None:
         error = error.__cause__
@@ -272,7 +272,7 @@ def sweep(verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutP
         raise
     except Exception:
         return {}
-    everywhere = [cut for cut in cuts if all(cut.layer in one.values for one in observed)]
+    everywhere = [cut for cut in cuts if all(cut.layer in probe.values for probe in observed)]
     while True:  # plans do not replace modules with attributes that code reads
         read = set(verifier.read)
         plans = _verified(verifier, everywhere, propose, observed)

@@ -80,18 +80,18 @@ def checked(
     required = {name for name in lacking if not name.endswith("num_batches_tracked")}  # eval mode does not read it
     if refused := {name + lacking[name] for name in required.difference(new)}:
         raise ValueError(
-            f"{reference} lacks weights of {kind}, which would be random: {_first(refused)}. Copy or download it "
+            f"{reference} lacks weights of {kind}, which would be random: {_join_names(refused)}. Copy or download it "
             "again, leave out options that change shapes, or use another task= or class. To use the network with "
             "random weights, load it with its library and pass it" + see("missing-weights")
         )
     if new:
-        warn(f"{kind} has new weights, which {reference} lacks and which are untrained: {_first(new)}")
+        warn(f"{kind} has new weights, which {reference} lacks and which are untrained: {_join_names(new)}")
     if unused:
-        warn(f"{kind} does not use weights of {reference}: {_first(unused)}")
+        warn(f"{kind} does not use weights of {reference}: {_join_names(unused)}")
     return tuple(sorted(new))
 
 
-def _first(names: Collection[str]) -> str:
+def _join_names(names: Collection[str]) -> str:
     rest = len(names) - MOST_NAMED
     return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 

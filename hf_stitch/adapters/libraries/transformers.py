@@ -141,7 +141,7 @@ class Transformers(Library):
         else:
             speaks = gguf and type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
             kind = (config.architectures or ["AutoModelForCausalLM" if speaks else "AutoModel"])[0]
-            if (loader := _class(kind)) is None:
+            if (loader := _model_class(kind)) is None:
                 loader = transformers.AutoModel
                 warn(
                     f"the class {visible(str(kind))} in the config of {place} is not in transformers: AutoModel loads "
@@ -254,16 +254,16 @@ class Transformers(Library):
         The JSON values are ``class``, ``config``, ``attention``, ``module`` of a class that transformers does not
         export, and non-default ``arguments`` of the constructor in addition to the config.
         """
-        is_ours = type(model).__name__ in NETWORKS and type(model) is _class(type(model).__name__)
-        if not (is_ours or type(model).__module__.startswith("transformers.")):
+        ours = type(model).__name__ in NETWORKS and type(model) is _model_class(type(model).__name__)
+        if not (ours or type(model).__module__.startswith("transformers.")):
             raise ValueError(
                 f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and "
                 "cannot be rebuilt from a config. Save the Stitcher and attach it to live modules: "
                 "Stitcher.attach(source=…, target=…)"
             )
         settings: Any = model.config
-        inner = {} if is_ours or _class(type(model).__name__) is type(model) else {"module": type(model).__module__}
-        config = _without(settings.to_dict(), ("_name_or_path", "transformers_version"))
+        inner = {} if ours or _model_class(type(model).__name__) is type(model) else {"module": type(model).__module__}
+        config = _without_keys(settings.to_dict(), ("_name_or_path", "transformers_version"))
         return {
             "class": type(model).__name__,
             "config": config,
@@ -281,7 +281,7 @@ class Transformers(Library):
         """Build the network of a :meth:`blueprint`."""
         import transformers
 
-        kind = _class(blueprint["class"], blueprint.get("module"))
+        kind = _model_class(blueprint["class"], blueprint.get("module"))
         if not (
             isinstance(kind, type)
             and issubclass(kind, transformers.PreTrainedModel)
@@ -314,7 +314,7 @@ class Transformers(Library):
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
         """Load the tokenizer or image processor that is saved in a folder."""
-        kind = _class(blueprint["class"], blueprint.get("module"))
+        kind = _model_class(blueprint["class"], blueprint.get("module"))
         with sealed():
             return load_processor(folder, kind.main_input_name, {"trust_remote_code": False, "local_files_only": True})
 
@@ -329,7 +329,7 @@ def _arguments(model: nn.Module) -> dict[str, bool]:
     return {name: value for name, value in values.items() if value is not defaults[name]}
 
 
-def _class(name: str, module: str | None = None) -> Any:
+def _model_class(name: str, module: str | None = None) -> Any:
     """Return a model class of this package or of transformers by its name, or ``None``.
 
     A class that transformers does not export (an inner encoder) is imported from its module of models.
@@ -390,11 +390,11 @@ def _max_tokens(model: nn.Module, config: Any, tokenizer: Any) -> int | None:
     return min((limit for limit in limits if limit and 0 < limit < 10**9), default=None)
 
 
-def _without(values: Any, keys: tuple[str, ...]) -> Any:
+def _without_keys(values: Any, keys: tuple[str, ...]) -> Any:
     """Return JSON values without some keys, at any depth."""
     if isinstance(values, dict):
-        return {key: _without(value, keys) for key, value in values.items() if key not in keys}
-    return [_without(value, keys) for value in values] if isinstance(values, list) else values
+        return {key: _without_keys(value, keys) for key, value in values.items() if key not in keys}
+    return [_without_keys(value, keys) for value in values] if isinstance(values, list) else values
 
 
 def _start_id(config: Any) -> int | None:

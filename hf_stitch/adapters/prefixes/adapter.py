@@ -86,11 +86,11 @@ class PrefixAdapter(Adapter):
         )
         self.source, self._target = source, target
         self.interface = target.interface
-        self.start = _start(source)
+        self.start = _start_token(source)
         self.reader = PrefixReader(
             fast(source.processor, "source"), fast(target.processor, "target"), self.start, source.interface.max_tokens
         )
-        self.own = _embedding(target) if own else None
+        self.own = _token_embedding(target) if own else None
         self.embedding_width = 0 if self.own is None else self.own.embedding_dim
         _check_branches(self)
 
@@ -181,8 +181,8 @@ class PrefixAdapter(Adapter):
     def front(self, layer: str) -> PrefixFront:
         """Return the part of the source up to a cut as a separate module. See :meth:`hf_stitch.Adapter.front`."""
         cut, plan = self.cut(layer)
-        gone = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
-        copied = copy_without(self.model, gone)
+        replacements = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
+        copied = copy_without(self.model, replacements)
         weight = None if self.own is None else self.own.weight.detach().clone()
         embedding = None if weight is None else nn.Embedding.from_pretrained(weight, freeze=False)
         front = PrefixFront(copied, cut, plan, self.source.interface, self.interface, self.start, embedding)
@@ -190,7 +190,7 @@ class PrefixAdapter(Adapter):
         return front
 
 
-def _start(source: Adapter) -> int:
+def _start_token(source: Adapter) -> int:
     """Return the token that a decoder reads for an empty text."""
     config, tokenizer = getattr(source.model, "config", None), source.processor
     for owner in (tokenizer, config):
@@ -204,7 +204,7 @@ def _start(source: Adapter) -> int:
     )
 
 
-def _embedding(target: Adapter) -> nn.Embedding:
+def _token_embedding(target: Adapter) -> nn.Embedding:
     embedding = getattr(target.model, "get_input_embeddings", lambda: None)()
     if not isinstance(embedding, nn.Embedding):
         raise ValueError(

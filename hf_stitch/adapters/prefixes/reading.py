@@ -151,7 +151,7 @@ class PrefixReader:
         ahead = [ids_of[text] for text in texts[cached:]] or [last]
         have = 0
         if past:
-            have = min(min(_common(last, prefix), len(prefix) - 1) for prefix in ahead)
+            have = min(min(_common_length(last, prefix), len(prefix) - 1) for prefix in ahead)
         tree = _Tree(len(last) if past else 0, have)
         nodes = iter([tree.add(prefix) for prefix in ahead])
         tree.alignment = [next(nodes) if is_real else 0 for is_real in real[past:]]
@@ -231,7 +231,7 @@ class _Tree:
         return [*range(self.have), *(-1 - node for node in self.above[self.add(tokens)])]
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

@@ -56,8 +56,8 @@ class SimilarityAtlas(Result):
         recipe: Record for reproducing the comparison: both sides with hashes, data, metrics with options, batch size
             and versions.
         ranges: Metric -> smallest and largest value that it can have.
-        tests: Metric -> permutation test of the search for the most similar layers; empty without ``compare(…,
-            permutations=…)``.
+        tests: Metric -> permutation test of the search for the most similar layers; empty without
+            ``compare(…, permutations=…)``.
         undefined: Pair (``"metric: layer of a -> layer of b"``) -> reason why the metric is undefined: too few samples,
             a constant layer, different widths. Rankings leave such pairs out.
         whole: Metric of weights -> value of both networks as a whole, from all layers of the same name. Metrics that

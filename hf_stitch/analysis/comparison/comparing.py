@@ -227,7 +227,7 @@ class Comparison:
             values, undefined = self._values(collectors)
             tests = {}
             if permutations:
-                (collector,) = collectors  # rows of whole samples have no grid, so there is one group
+                (collector,) = collectors  # rows of whole samples form one group
                 tests = {
                     label: collector.test(label, ~np.isnan(matrix), permutations, self._run, self._available)
                     for label, matrix in values.items()

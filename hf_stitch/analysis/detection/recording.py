@@ -88,6 +88,8 @@ def _encoded(
     inputs = task.inputs(network, batch.samples)
     try:
         return network.encode(inputs, list(layers))
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, TypeError) as error:  # errors of its library about shapes
         raise ValueError(
             f"{type(network.model).__name__} cannot run on {name} ({error.__cause__ or error}); pass samples of the "

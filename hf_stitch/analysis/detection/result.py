@@ -80,8 +80,8 @@ class Detection(Result):
             against the test samples. Each ``(layers, 3)``.
         undefined: Activations without a fitted detector or finite scores -> reason.
         histograms: Matcher -> ``edges``, ``(layers of the source, layers, bins + 1)``, with infinite outer edges, and
-            the numbers of scores in each bin of ``stitched`` activations and of the target's ``own``, ``(layers of the
-            source, layers, bins)``. NaN where ``figures`` are.
+            the numbers of scores in each bin of ``stitched`` activations and of the target's ``own``,
+            ``(layers of the source, layers, bins)``. NaN where ``figures`` are.
         min_auroc: Smallest AUROC on coloured noise as large as the activations for a detector that counts; 0: it always
             counts.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -116,33 +117,34 @@ def exact_search(
     return np.concatenate(numbers), np.concatenate(nearest)
 
 
-def recall_at(retrieved: npt.NDArray[np.int64], truth: npt.NDArray[np.int64]) -> Floats:
-    """Return the share of true nearest documents among the retrieved documents for each query."""
-    return np.array([len(set(a) & set(b)) / len(b) for a, b in zip(retrieved.tolist(), truth.tolist(), strict=True)])
+def quality(similarities: Tensor, relevance: Relevance, k: int) -> tuple[Floats, Floats]:
+    """Return the nDCG@k with linear gains (Järvelin and Kekäläinen 2002) and the reciprocal rank@k of each query.
 
-
-def ndcg(retrieved: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
-    """Return the normalised discounted cumulative gain of each query with linear gains (Järvelin and Kekäläinen 2002).
-
-    NaN for a query without relevant documents.
+    Both are expectations over all orders of tied documents (McSherry and Najork 2008); NaN without relevant documents.
     """
-    values = []
-    discount = 1 / np.log2(np.arange(2, retrieved.shape[1] + 2))
-    for row, gains in zip(retrieved.tolist(), map(_gains, relevance), strict=True):
-        ideal = np.sort(np.array(list(gains.values()), dtype=float))[::-1][: len(row)]
-        best = float(ideal @ discount[: len(ideal)])
-        values.append(sum(gains.get(d, 0.0) * w for d, w in zip(row, discount, strict=True)) / best if best else np.nan)
-    return np.array(values)
+    discount = np.append(0.0, np.cumsum(1 / np.log2(np.arange(2, k + 2))))
+    ndcg, reciprocal = np.full(len(similarities), np.nan), np.full(len(similarities), np.nan)
+    for query, (row, labels) in enumerate(zip(similarities, map(_gains, relevance), strict=True)):
+        relevant = {document: gain for document, gain in labels.items() if gain > 0}
+        if not relevant:
+            continue
+        gains, near = np.array([*relevant.values()]), row[[*relevant]][:, None]
+        slack = TIE * torch.maximum(row.max().abs(), near.abs())
+        above = (row > near + slack).sum(1).numpy()
+        tied = ((row - near).abs() <= slack).sum(1).numpy()  # 0 for an excluded document
+        mean = (discount[np.minimum(above + tied, k)] - discount[np.minimum(above, k)]) / np.maximum(tied, 1)
+        ideal = np.sort(gains)[::-1][:k]
+        ndcg[query] = gains @ mean / (ideal @ np.diff(discount)[: len(ideal)])
+        best = int(above.argmin())
+        reciprocal[query] = _first_rank(int(above[best]), int(tied[best]), int((above == above[best]).sum()), k)
+    return ndcg, reciprocal
 
 
-def reciprocal_rank(retrieved: npt.NDArray[np.int64], relevance: Relevance) -> Floats:
-    """Return the reciprocal rank of each query: 0 if relevant documents are not retrieved, NaN without labels."""
-    values = []
-    for row, gains in zip(retrieved.tolist(), map(_gains, relevance), strict=True):
-        good = {document for document, gain in gains.items() if gain > 0}
-        first = next((1 / rank for rank, document in enumerate(row, 1) if document in good), 0.0)
-        values.append(first if good else np.nan)
-    return np.array(values)
+def _first_rank(above: int, tied: int, relevant: int, k: int) -> float:
+    """Return the expected reciprocal of the first rank of a relevant document among tied documents."""
+    last = min(tied - relevant + 1, k - above)
+    orders = [math.comb(tied - place, relevant - 1) / (above + place) for place in range(1, last + 1)]
+    return sum(orders) / math.comb(tied, relevant) if tied else 0.0
 
 
 def _gains(relevant: Any) -> dict[int, float]:
@@ -173,13 +175,13 @@ def served(
 class Measured:
     """Per-query figures of several systems in pools of several sizes, largest first.
 
-    ``values`` holds an array ``(sizes, queries)`` for each system and figure, ``found`` the documents retrieved from
-    the whole pool.
+    ``values`` holds an array ``(sizes, queries)`` for each system and figure, ``quality`` the nDCG and reciprocal ranks
+    in the whole pool.
     """
 
     sizes: list[int]
     values: dict[str, dict[str, Floats]]
-    found: dict[str, npt.NDArray[np.int64]]
+    quality: dict[str, dict[str, Floats]]
 
 
 @torch.no_grad()
@@ -192,6 +194,7 @@ def measure(
     seed: int = 0,
     repeats: int = 3,
     inside: npt.NDArray[np.bool_] | None = None,
+    relevance: Relevance | None = None,
 ) -> Measured:
     """Compute recall in the pool and in random subsets of it, as means over ``repeats`` subsets of each size.
 
@@ -202,7 +205,7 @@ def measure(
     The figures are ``recall@k`` (NaN in subsets with fewer than 4 k documents), and in pools of 1,000 or more
     documents ``reranked@10``: recall@10 if the top 100 documents are re-embedded and re-ranked. With ``inside``, the
     figures ``recall@k in`` and ``recall@k out`` describe marked and unmarked documents; they are NaN for queries
-    without such true documents.
+    without such true documents. ``relevance`` adds ``ndcg@10`` and ``mrr@10``, or these figures at a smaller maximum k.
     """
     count, pool, top = len(truth.queries), len(truth.documents), max(ks)
     generator = torch.Generator().manual_seed(seed)
@@ -220,7 +223,10 @@ def measure(
     if inside is not None:
         for name in systems:
             values[name] |= {f"recall@{k} {side}": np.full((1, count), np.nan) for k in ks for side in ("in", "out")}
-    retrieved: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in systems}
+    depth = min(10, top)
+    graded: dict[str, dict[str, Floats]] = {name: {} for name in systems}
+    if relevance is not None:
+        graded = {name: {f"{f}@{depth}": np.full(count, np.nan) for f in ("ndcg", "mrr")} for name in systems}
     step = max(1, CELLS // pool)
     for start in range(0, count, step):
         rows = slice(start, min(start + step, count))
@@ -245,10 +251,12 @@ def measure(
                     hits = np.minimum(_expected_hits(true[10], cells, order, RERANKED), 10)  # ties can exceed 10
                     values[name]["reranked@10"][place, rows] += hits / 10 / share[size]
                 if part is None:
-                    retrieved[name].append(order.indices[:, :top].numpy())
+                    if relevance is not None:
+                        both = quality(near, relevance[rows], depth)
+                        graded[name][f"ndcg@{depth}"][rows], graded[name][f"mrr@{depth}"][rows] = both
                     if inside is not None:
                         _fill_marked_recall(values[name], true, exact, cells, rows, torch.from_numpy(inside))
-    return Measured(sizes, values, {name: np.concatenate(blocks) for name, blocks in retrieved.items()})
+    return Measured(sizes, values, graded)
 
 
 def _mask_query_itself(similarities: Tensor, query_documents: Tensor | None) -> Tensor:
@@ -569,10 +577,10 @@ def evaluate_retrieval(
                 f"{name} + CSLS": _csls(embedding_map, systems[name], pairs) for name, embedding_map in named.items()
             }
     systems[RE_EMBEDDED] = truth
-    measured = measure(systems, truth, ks, exclude=query_documents, seed=seed, inside=marked)
+    measured = measure(systems, truth, ks, exclude=query_documents, seed=seed, inside=marked, relevance=relevance)
     weights = query_weights(len(new_asked), resamples, seed)
     main = nearest_to_ten([f"recall@{nearest}" for nearest in ks])
-    per_query = _per_query(measured, main, relevance, kinds)
+    per_query = _per_query(measured, main, kinds)
     scores = {name: {f: interval(recalls, weights) for f, recalls in row.items()} for name, row in per_query.items()}
     gains = {
         name: {f: interval(recalls - per_query[OLD][f], weights) for f, recalls in row.items()}
@@ -627,16 +635,11 @@ def _read_sides(
     return old, new, old_asked, new_asked
 
 
-def _per_query(
-    measured: Measured, main: str, relevance: Relevance | None, kinds: Sequence[str] | None
-) -> dict[str, dict[str, Floats]]:
+def _per_query(measured: Measured, main: str, kinds: Sequence[str] | None) -> dict[str, dict[str, Floats]]:
     """Return the figures of each query in the whole pool, with quality figures and the main recall by kind."""
     per_query = {name: {figure: by_size[0] for figure, by_size in row.items()} for name, row in measured.values.items()}
     for name, row in per_query.items():
-        if relevance is not None:
-            near = measured.found[name][:, :10]
-            row[f"ndcg@{near.shape[1]}"] = ndcg(near, relevance)
-            row[f"mrr@{near.shape[1]}"] = reciprocal_rank(near, relevance)
+        row |= measured.quality[name]
         for kind in sorted(set(kinds or ())):
             row[f"{main} of {kind}"] = np.where(
                 [kind_of_query == kind for kind_of_query in kinds or ()], row[main], np.nan

@@ -296,15 +296,17 @@ def test_an_empty_index_a_binary_one_and_one_of_another_metric(tmp_path: Path) -
             FaissStore(tmp_path / f"{name}.faiss", tmp_path / "new.faiss").describe()
 
 
-def test_queries_are_not_mapped_into_an_index_of_other_lengths() -> None:
-    raw = faiss.IndexFlatIP(OLD)
-    raw.add(5 * DOCUMENTS)
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "IVF4,Flat", "IDMap,IVF4,Flat"])
+def test_queries_are_not_mapped_into_an_index_of_other_lengths(factory: str) -> None:
+    raw = faiss.index_factory(OLD, factory, faiss.METRIC_INNER_PRODUCT)
+    raw.train(5 * DOCUMENTS)
+    raw.add_with_ids(5 * DOCUMENTS, np.arange(500)) if factory.startswith("IDMap") else raw.add(5 * DOCUMENTS)
     with pytest.raises(ValueError, match="metric cosine, but the index ranks unnormalised documents by inner product"):
         search_mapped(raw, MAPS["affine"]())
     of_unit = EmbeddingMap.of(LinearStitch(NEW, OLD), direction="query", metric="dot", lengths={"old": [1.0, 1.0]})
     with pytest.raises(ValueError, match=r"length 1 .* the documents of the index have lengths from 5 to 5"):
         search_mapped(raw, of_unit)
-    search_mapped(built("Flat"), of_unit)
+    search_mapped(built(factory), of_unit)
 
 
 def test_a_file_that_is_no_index(tmp_path: Path) -> None:

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 from hf_stitch_embeddings import EmbeddingMap, RetrievalResult, evaluate_retrieval, exact_search, normalized
-from hf_stitch_embeddings.retrieval import extrapolate, interval, ndcg, query_weights, recall_at, reciprocal_rank
+from hf_stitch_embeddings.retrieval import extrapolate, interval, quality, query_weights
 from hypothesis import given, settings, strategies as st
 from sklearn.metrics import ndcg_score
 from sklearn.neighbors import NearestNeighbors
 
 from hf_stitch.stitches import IdentityStitch, LinearStitch
+
+
+def recall_at(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    return np.array([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist(), strict=True)])
 
 
 def rows(n: int, d: int, seed: int = 0) -> np.ndarray:
@@ -114,19 +118,28 @@ def test_documents_that_occur_several_times_do_not_count_against_an_exact_map(co
     assert result.scores["random map"]["recall@10"]["value"] < 0.2
 
 
-def test_no_recall_depends_on_the_order_of_the_documents() -> None:
+def test_no_figure_depends_on_the_order_of_the_documents() -> None:
     """Signs of 12 dimensions have few inner products: most ranks are ties, and their places are shared by chance."""
     old, new, index = noisy(0.5, n=500, d=12)
     signs, order = np.where(old > 0, 1, -1).astype(np.float32), np.random.default_rng(1).permutation(400)
+    best = exact_search(new[:100], new[100:], 3)[0]
     found = [
         evaluate_retrieval(
-            {"signs": index}, signs[100:][some], new[100:][some], signs[:100], new[:100], k=(1, 10), resamples=2
+            {"signs": index},
+            signs[100:][some],
+            new[100:][some],
+            signs[:100],
+            new[:100],
+            k=(1, 10),
+            resamples=2,
+            relevance=[set(np.argsort(some)[row].tolist()) for row in best],
         ).scores
         for some in (np.arange(400), np.argsort(signs[100:, 0]), order)
     ]
     for name in ("old model", "no map", "re-embedding"):
-        values = [scores[name]["recall@10"]["value"] for scores in found]
-        assert max(values) - min(values) < 1e-6, name
+        for figure in ("recall@10", "ndcg@10", "mrr@10"):
+            values = [scores[name][figure]["value"] for scores in found]
+            assert max(values) - min(values) < 1e-6, (name, figure)
     similarities = signs[:100] @ signs[100:].T
     true, draws = exact_search(new[:100], new[100:], 10)[0], np.random.default_rng(0)
     drawn = [
@@ -136,14 +149,18 @@ def test_no_recall_depends_on_the_order_of_the_documents() -> None:
     assert found[0]["old model"]["recall@10"]["value"] == pytest.approx(np.mean(drawn), abs=3e-3)
 
 
-def test_ndcg_agrees_with_scikit_learn() -> None:
+@pytest.mark.parametrize("decimals", [8, 0])  # without and with equally near documents
+def test_quality_agrees_with_scikit_learn_and_with_random_orders(decimals: int) -> None:
     generator = np.random.default_rng(0)
-    gains = generator.integers(0, 3, size=(20, 30)).astype(float)
-    scores = generator.normal(size=(20, 30))
-    found = np.argsort(-scores, axis=1)
+    gains = generator.integers(0, 3, size=(20, 30)) * (generator.random((20, 30)) < 0.3).astype(float)
+    scores = generator.normal(size=(20, 30)).round(decimals)
     relevance = [{d: g for d, g in enumerate(row) if g} for row in gains]
-    wanted = [ndcg_score(gains[[q]], scores[[q]], k=10) for q in range(20)]
-    np.testing.assert_allclose(ndcg(found[:, :10], relevance), wanted)
+    ndcg, mrr = quality(torch.from_numpy(scores), relevance, 10)
+    np.testing.assert_allclose(ndcg, [ndcg_score(gains[[q]], scores[[q]], k=10) for q in range(20)])
+    order = np.lexsort((generator.random((2000, 20, 30)), np.broadcast_to(-scores, (2000, 20, 30))))[..., :10]
+    hits = np.take_along_axis(np.broadcast_to(gains > 0, (2000, 20, 30)), order, 2)
+    first = np.where(hits.any(2), 1 / (1 + hits.argmax(2)), 0)
+    np.testing.assert_allclose(mrr, first.mean(0), atol=5 * first.std(0).max() / 2000**0.5 + 1e-12)
 
 
 def test_relevance_is_reported_beside_fidelity() -> None:
@@ -156,7 +173,7 @@ def test_relevance_is_reported_beside_fidelity() -> None:
     assert result.scores["old model"]["ndcg@10"]["value"] == 1
     assert result.scores["old model"]["mrr@10"]["value"] == 1
     assert result.scores["re-embedding"]["ndcg@10"]["value"] < 1  # fidelity is no quality
-    assert np.isnan(reciprocal_rank(np.array([[1]]), [set()])).all()
+    assert np.isnan(quality(torch.ones(1, 1), [set()], 1)).all()
 
 
 def test_documents_of_the_fit_are_reported_apart() -> None:

@@ -1,6 +1,6 @@
-"""Studies with hf-stitch: experiments of papers on similarity, and methods that they use.
+"""Studies with hf-stitch: experiments from papers on similarity, and the methods they use.
 
-Importing this package is fast: public names, listed in ``__init__.pyi``, are imported when they are first used.
+Importing this package is fast, because the public names in ``__init__.pyi`` are imported on first use.
 """
 
 import lazy_loader

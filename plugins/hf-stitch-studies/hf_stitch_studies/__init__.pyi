@@ -1,4 +1,4 @@
-"""Public names, which are imported when they are first used."""
+"""Public names, imported on first use."""
 
 from .accuracy import accuracy_difference, bootstrap_accuracy_difference
 from .benching.correlation import BenchGroup, BenchScore

@@ -1,4 +1,4 @@
-"""Difference between the accuracies of two networks, from logits or probabilities of each sample and true classes."""
+"""Difference between the accuracies of two networks, from their logits or probabilities and the true classes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ __all__ = ["accuracy_difference", "bootstrap_accuracy_difference"]
 def accuracy_difference(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tensor:
     """Absolute difference between the accuracies of two networks (Klabunde et al. 2023).
 
-    This function is not a registered metric: it compares each side with labels, which metrics do not accept.
+    It is not a registered metric, because metrics do not accept labels.
 
     Args:
-        x: Outputs of the first network, ``(n, classes)``, logits or probabilities. The first of equal maxima counts.
-        y: Outputs of the second network, ``(n, classes)``.
+        x: Logits or probabilities of the first network, ``(n, classes)``. Ties go to the first class.
+        y: Logits or probabilities of the second network, ``(n, classes)``.
         labels: True classes, ``(n,)`` integers from 0 to classes - 1.
 
     Returns:
         Distance in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: The widths differ, or ``labels`` is not an integer array of shape ``(n,)`` with values in range.
+        ValueError: If the widths differ, or ``labels`` is not an integer array of shape ``(n,)`` with values in range.
 
     Example:
         >>> import torch
         >>> accuracy_difference(torch.eye(4), torch.eye(4).flip(0), labels=torch.arange(4)).item()
         1.0
     """
-    right_x, right_y = _right(x, y, labels)
-    return (right_x - right_y).mean().abs()
+    correct_x, correct_y = _correct(x, y, labels)
+    return (correct_x - correct_y).mean().abs()
 
 
 def bootstrap_accuracy_difference(
@@ -79,13 +79,13 @@ def bootstrap_accuracy_difference(
         >>> interval.low < interval.value == 0.5 < interval.high
         True
     """
-    sides = _right(*paired("accuracy_difference", x, y), labels)
+    correct = _correct(*paired("accuracy_difference", x, y), labels)
     options: dict[str, Any] = {"samples": samples, "resamples": resamples, "seed": seed, "confidence": confidence}
-    return bootstrap(AccuracyDifference, *(side[:, None] for side in sides), **options)
+    return bootstrap(AccuracyDifference, *(side[:, None] for side in correct), **options)
 
 
-def _right(x: Tensor, y: Tensor, labels: Tensor | Array) -> tuple[Tensor, Tensor]:
-    """Return ``(n,)`` for each side: 1 where the prediction is correct, 0 otherwise."""
+def _correct(x: Tensor, y: Tensor, labels: Tensor | Array) -> tuple[Tensor, Tensor]:
+    """Return ``(n,)`` for each side: 1 where the prediction is correct, 0 elsewhere."""
     check_widths("accuracy_difference", x, y)
     labels = torch.as_tensor(labels, device=x.device)
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
@@ -109,7 +109,7 @@ def _difference(x: Tensor, y: Tensor) -> Tensor:
 
 
 class AccuracyDifference(MeanMetric):
-    """Difference between the means of two columns with 1 where a network is correct."""
+    """Absolute difference between the means of two columns, which are 1 for correct predictions and 0 otherwise."""
 
     name = "accuracy_difference"
     title = "difference of accuracies"

@@ -1,4 +1,4 @@
-"""``hf-stitch bench``: which metrics predict functional differences between representations."""
+"""``hf-stitch bench``: score metrics by how well they predict functional differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def bench(job: Job) -> None:
     names = job.given["networks"]
     if len(set(names)) < max(len(names), 3):
         raise typer.BadParameter(
-            f"name at least three different networks, each once, got {', '.join(names)}", param_hint="NETWORKS"
+            f"pass at least three different networks, each once, got {', '.join(names)}", param_hint="NETWORKS"
         )
     networks = {shown(name): job.shared.load(name) for name in names}
     job.finish(job.run(networks=networks), "bench.json", {"bench.png": {}})

@@ -31,22 +31,21 @@ class ModeConnectivity(Result):
     """Relative accuracies along the lines between stitching layers, returned by :func:`mode_connectivity`.
 
     Attributes:
-        min_relative_accuracy: Minimum relative accuracy of a stitching layer at the end of a path. n: Number of
-            held-out samples.
+        min_relative_accuracy: Minimum relative accuracy of the stitching layers at the ends of a path.
+        n: Number of held-out samples.
         data: Fingerprint of the held-out samples.
-        left_out: Name -> relative accuracy of the stitching layers below the threshold.
+        left_out: Name -> relative accuracy, for stitching layers below the threshold.
         paths: (first, second) -> λ -> relative accuracy of λ·first + (1 − λ)·second.
         barriers: (first, second) -> greatest drop below the line between the relative accuracies of the ends,
             ``max λ·acc(first) + (1 − λ)·acc(second) − acc(λ)`` over the evaluated λ (Entezari et al. 2022, definition
-            2.1, with accuracy instead of loss). 0 if no point of the path is below the line. As a maximum of noisy
-            values it is biased upwards: an interval that starts at 0.01 on a thousand samples does not indicate a
-            barrier.
+            2.1, with accuracy instead of loss). 0 if the path is nowhere below the line. The maximum of noisy values is
+            biased upwards: on a thousand samples, an interval that starts at 0.01 does not indicate a barrier.
 
     Example:
         >>> high, low = Score(0.9, 0.88, 0.92), Score(0.4, 0.36, 0.44)
         >>> path, drop = {0.0: high, 0.5: low, 1.0: high}, Score(0.5, 0.45, 0.55)
-        >>> found = ModeConnectivity(0.8, 1000, "sha256:0", {}, {("a", "b"): path}, {("a", "b"): drop})
-        >>> min(score.value for score in found.paths["a", "b"].values())
+        >>> connectivity = ModeConnectivity(0.8, 1000, "sha256:0", {}, {("a", "b"): path}, {("a", "b"): drop})
+        >>> min(score.value for score in connectivity.paths["a", "b"].values())
         0.4
     """
 
@@ -111,7 +110,7 @@ def interpolate(first: StitchingLayer, second: StitchingLayer, weight: float) ->
     """Interpolate linearly between two stitching layers at the same cuts.
 
     Computes ``weight · first + (1 − weight) · second`` for the weights and biases of all maps (Csiszárik et al. 2021,
-    section 8). Affine maps of any kind, such as low-rank maps, are converted to full matrices first.
+    section 8). Other affine maps, such as low-rank maps, are converted to full matrices first.
 
     Args:
         first: Stitching layer at weight 1.
@@ -134,23 +133,23 @@ def interpolate(first: StitchingLayer, second: StitchingLayer, weight: float) ->
     for attribute in ("source", "target", "pooling"):
         if getattr(first, attribute) != getattr(second, attribute):
             raise ValueError(
-                f"stitching layers must have the same cuts for interpolation, got {attribute} "
-                f"{getattr(first, attribute)} and {getattr(second, attribute)}"
+                f"interpolate requires stitching layers with the same {attribute}, got {getattr(first, attribute)} and "
+                f"{getattr(second, attribute)}"
             )
     prefix = None
     if first.prefix is not None and second.prefix is not None:
-        prefix = _interpolated(first.prefix, second.prefix, weight)
-    return first.with_maps(_interpolated(first.body, second.body, weight), prefix)
+        prefix = _interpolate_maps(first.prefix, second.prefix, weight)
+    return first.with_maps(_interpolate_maps(first.body, second.body, weight), prefix)
 
 
-def _interpolated(first: Stitch, second: Stitch, weight: float) -> LinearStitch:
-    one, two = as_linear(first), as_linear(second)
+def _interpolate_maps(first: Stitch, second: Stitch, weight: float) -> LinearStitch:
+    linear_first, linear_second = as_linear(first), as_linear(second)
     bias = None
-    if one.bias is not None or two.bias is not None:
-        zero = one.weight.new_zeros(len(one.weight))
-        biases = (zero if stitch.bias is None else stitch.bias for stitch in (one, two))
+    if linear_first.bias is not None or linear_second.bias is not None:
+        zero = linear_first.weight.new_zeros(len(linear_first.weight))
+        biases = (zero if stitch.bias is None else stitch.bias for stitch in (linear_first, linear_second))
         bias = weight * next(biases) + (1 - weight) * next(biases)
-    return LinearStitch.of(weight=weight * one.weight + (1 - weight) * two.weight, bias=bias)
+    return LinearStitch.of(weight=weight * linear_first.weight + (1 - weight) * linear_second.weight, bias=bias)
 
 
 def mode_connectivity(
@@ -168,16 +167,16 @@ def mode_connectivity(
 ) -> ModeConnectivity:
     """Evaluate the relative accuracy along the line between each pair of stitching layers.
 
-    Follows Csiszárik et al. (2021, section 8). Stitching layers below ``min_relative_accuracy`` are left out, because a
-    path between them is not informative.
+    Follows Csiszárik et al. (2021, section 8). Stitching layers below ``min_relative_accuracy`` are left out, because
+    their paths are not informative.
 
     Args:
         stitched: A stitched model at the same cuts with a classification head; only its source and target are used.
         stitches: Name -> stitching layer at the same cuts, with affine maps.
         data: Held-out raw samples with labels.
-        weights: The λ in [0, 1] at which each path is evaluated; 0 and 1 are always included.
-        min_relative_accuracy: Minimum relative accuracy of a stitching layer at the end of a path; the default is the
-            value of the paper.
+        weights: Values of λ in [0, 1] to evaluate on each path; 0 and 1 are always included.
+        min_relative_accuracy: Minimum relative accuracy of the stitching layers at the ends of a path; the default
+            follows the paper.
         target: The whole target network; default as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
         seed: Seed of the bootstrap over samples.
@@ -188,8 +187,8 @@ def mode_connectivity(
         The relative accuracies along all paths with intervals, and the barriers.
 
     Raises:
-        ValueError: If a weight is not in [0, 1], a stitching layer is at other cuts or not affine, the samples lack
-            labels, or fewer than two stitching layers reach the threshold.
+        ValueError: If a weight is not in [0, 1], a stitching layer is at different cuts or not affine, the samples do
+            not have labels, or fewer than two stitching layers reach the threshold.
 
     Example:
         >>> import torch, hf_stitch
@@ -203,10 +202,10 @@ def mode_connectivity(
         >>> images = hf_stitch.Samples.of(torch.randn(60, 3, 2, 2), label=[0, 1] * 30)
         >>> stitched = hf_stitch.stitch(a, b, images, source_layer="1", target_layer="1", progress=False)
         >>> layers = {"first": stitched.stitch, "second": stitched.stitch}
-        >>> found = mode_connectivity(
+        >>> connectivity = mode_connectivity(
         ...     stitched, layers, images, weights=[0.5], min_relative_accuracy=0.0, resamples=20, progress=False
         ... )
-        >>> list(found.paths["first", "second"])
+        >>> list(connectivity.paths["first", "second"])
         [0.0, 0.5, 1.0]
     """
     if wrong := [weight for weight in weights if not 0 <= weight <= 1]:
@@ -218,23 +217,23 @@ def mode_connectivity(
     options: dict[str, Any] = {
         "target": target, "batch_size": batch_size, "seed": seed, "resamples": resamples, "progress": progress
     }  # fmt: skip
-    alone = relative_accuracies(stitched, stitches, samples, **options)
-    ends = [name for name in stitches if alone[name][0] >= min_relative_accuracy]
+    accuracies = relative_accuracies(stitched, stitches, samples, **options)
+    ends = [name for name in stitches if accuracies[name][0] >= min_relative_accuracy]
     if len(ends) < 2:
-        figures = ", ".join(f"{name} {drawn[0]:.3f}" for name, drawn in alone.items())
+        reached = ", ".join(f"{name} {accuracy[0]:.3f}" for name, accuracy in accuracies.items())
         raise ValueError(
             f"fewer than two stitching layers reach a relative accuracy of {min_relative_accuracy:g}: "
-            f"{figures or 'none given'}"
+            f"{reached or 'got none'}"
         )
-    between = sorted({float(weight) for weight in weights} - {0.0, 1.0})
-    places = {(a, b, w): f"{w:g} {a} + {1 - w:g} {b}" for a, b in combinations(ends, 2) for w in between}
-    lines = {name: interpolate(stitches[a], stitches[b], w) for (a, b, w), name in places.items()}
-    inner = relative_accuracies(stitched, lines, samples, **options) if lines else {}
+    inner_weights = sorted({float(weight) for weight in weights} - {0.0, 1.0})
+    names = {(a, b, w): f"{w:g} {a} + {1 - w:g} {b}" for a, b in combinations(ends, 2) for w in inner_weights}
+    interpolated = {name: interpolate(stitches[a], stitches[b], w) for (a, b, w), name in names.items()}
+    inner_accuracies = relative_accuracies(stitched, interpolated, samples, **options) if interpolated else {}
     paths, barriers = {}, {}
     for a, b in combinations(ends, 2):
-        drawn = {0.0: alone[b], **{w: inner[places[a, b, w]] for w in between}, 1.0: alone[a]}
-        falls = np.stack([w * alone[a] + (1 - w) * alone[b] - values for w, values in drawn.items()])
-        paths[a, b] = {w: as_score(values) for w, values in drawn.items()}
-        barriers[a, b] = as_score(falls.max(0))
-    left_out = {name: as_score(drawn) for name, drawn in alone.items() if name not in ends}
+        path = {0.0: accuracies[b], **{w: inner_accuracies[names[a, b, w]] for w in inner_weights}, 1.0: accuracies[a]}
+        drops = np.stack([w * accuracies[a] + (1 - w) * accuracies[b] - values for w, values in path.items()])
+        paths[a, b] = {w: as_score(values) for w, values in path.items()}
+        barriers[a, b] = as_score(drops.max(0))
+    left_out = {name: as_score(accuracy) for name, accuracy in accuracies.items() if name not in ends}
     return ModeConnectivity(min_relative_accuracy, len(samples), samples.fingerprint, left_out, paths, barriers)

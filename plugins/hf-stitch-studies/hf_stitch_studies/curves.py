@@ -1,4 +1,4 @@
-"""Relative accuracy of stitching layers at the same cuts as a function of rank, sparsity or another number."""
+"""Relative accuracy of stitching layers at the same cuts as a function of a quantity, such as rank or sparsity."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Curves(Result):
         for attribute in ("axis", "data"):
             if getattr(self, attribute) != getattr(other, attribute):
                 raise ValueError(
-                    f"curves must share axis and samples to be joined, got {attribute} {getattr(self, attribute)} and "
+                    f"join requires curves with the same {attribute}, got {getattr(self, attribute)} and "
                     f"{getattr(other, attribute)}"
                 )
         if twice := self.scores.keys() & other.scores.keys():
-            raise ValueError(f"curves with the same name cannot be joined: {', '.join(sorted(twice))}; rename one")
+            raise ValueError(f"join requires different names of curves, got {', '.join(sorted(twice))} in both")
         return replace(self, scores={**self.scores, **other.scores})
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -146,7 +146,7 @@ def score_curves(
         One curve per family, sorted by the value on the axis.
 
     Raises:
-        ValueError: If a family is empty, a stitching layer is at other cuts, or the samples lack labels.
+        ValueError: If a family is empty, a stitching layer is at different cuts, or the samples do not have labels.
 
     Example:
         >>> import torch, hf_stitch
@@ -168,7 +168,7 @@ def score_curves(
         raise ValueError(f"each family must contain a stitching layer, got {[*stitches] or 'no family'}")
     samples = Samples.of(data)
     layers = {f"{name}, {axis} {x:g}": layer for name, family in stitches.items() for x, layer in family.items()}
-    drawn = relative_accuracies(
+    accuracies = relative_accuracies(
         stitched,
         layers,
         samples,
@@ -179,7 +179,8 @@ def score_curves(
         progress=progress,
     )
     scores = {
-        name: {x: as_score(drawn[f"{name}, {axis} {x:g}"]) for x in sorted(family)} for name, family in stitches.items()
+        name: {x: as_score(accuracies[f"{name}, {axis} {x:g}"]) for x in sorted(family)}
+        for name, family in stitches.items()
     }
     return Curves(axis, len(samples), samples.fingerprint, scores)
 
@@ -198,10 +199,10 @@ def relative_accuracies(
     """Compute the relative accuracy of stitching layers on all samples, and on resamples shared by all layers.
 
     Args:
-        stitched: The model that provides source and target; it must have a classification head.
+        stitched: A stitched model with a classification head; only its source and target are used.
         layers: Name -> stitching layer at the cuts of the model.
         data: Held-out raw samples with labels.
-        target: The whole target network; ``None`` as in :func:`hf_stitch.evaluate`.
+        target: The whole target network; default as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
         seed: Seed of the bootstrap.
         resamples: Number of bootstrap resamples.
@@ -211,7 +212,8 @@ def relative_accuracies(
         Name -> (1 + resamples,) float64, with the relative accuracy on all samples first.
 
     Raises:
-        ValueError: If a layer is at other cuts, labels are missing, or the target misclassifies every sample.
+        ValueError: If a layer is at different cuts, the samples do not have labels, or the target misclassifies all
+            of them.
     """
     for name, layer in layers.items():
         check_place(stitched, name, layer)
@@ -224,8 +226,8 @@ def relative_accuracies(
     run = Run(batch_size=batch_size, progress=progress)
     halves = HalvesOfModel(stitched)
     scoring = Scoring(scored_target(stitched, target), {"": halves}, list(halves.predictors(layers)), task)
-    answers = scoring.run(PairedSamples.of(samples), run).answers[""]
-    if not answers["target"]["right"].any():
+    outputs = scoring.run(PairedSamples.of(samples), run).answers[""]
+    if not outputs["target"]["right"].any():
         raise ValueError(f"relative accuracy is undefined: the target misclassifies all {len(samples)} samples")
-    drawn = task.drawn(answers, resamples=resamples, seed=seed)
-    return {name: drawn[name]["relative_accuracy"] for name in layers}
+    resampled = task.drawn(outputs, resamples=resamples, seed=seed)
+    return {name: resampled[name]["relative_accuracy"] for name in layers}

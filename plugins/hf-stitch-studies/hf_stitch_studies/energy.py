@@ -1,4 +1,4 @@
-"""Energy of a network that classifies the activations of another network."""
+"""Detector that scores activations by the energy of a classifier trained on them."""
 
 from __future__ import annotations
 
@@ -30,38 +30,37 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Energy(Detector):
-    """Energy ``−log Σ exp(logits)`` of a network that is trained on the activations (Balogh and Jelasity 2025).
+    """Energy ``−log Σ exp(logits)`` of a classifier trained on the activations (Balogh and Jelasity 2025).
 
-    The network classifies the activations of one layer: grids are resized and enter a ResNet-18, tokens enter the
-    blocks of a ViT. Fine-tuning then lowers the energy of activations of the data below ``margin_in`` and raises the
-    energy of activations of auxiliary data above ``margin_out`` (Liu et al. 2020). The defaults follow the paper;
-    ``Energy.preset("small")`` is for two CPU cores.
+    A ResNet-18 classifies resized grids, and the blocks of a ViT classify tokens. Fine-tuning then pushes the energies
+    of the data below ``margin_in`` and the energies of auxiliary data above ``margin_out`` (Liu et al. 2020). The
+    defaults follow the paper; ``Energy.preset("small")`` is for two CPU cores.
 
-    The auxiliary data enter the loss, so do not use them again as the far samples that test the detector.
+    The loss contains the auxiliary data, so do not also test the detector on them as far samples.
 
     Attributes:
         width: Channels of the first stage of the ResNet.
         blocks: Number of transformer blocks.
-        size: Side length of the resized grids.
-        epochs: Number of epochs of cross-entropy.
-        fine_tune_epochs: Number of epochs with energies in the loss; half of each batch is auxiliary data.
-        margin_in: Activations of the data below this energy do not add to the loss.
-        margin_out: Activations of auxiliary data above this energy do not add to the loss.
-        weight: Weight of the squared energy excesses relative to the cross-entropy.
+        size: Height and width of the resized grids.
+        epochs: Number of epochs with cross-entropy alone.
+        fine_tune_epochs: Number of epochs with the energy penalty; half of each batch is auxiliary data.
+        margin_in: Energies of the data above this margin are penalised.
+        margin_out: Energies of auxiliary data below this margin are penalised.
+        weight: Weight of the energy penalty, relative to the cross-entropy.
         lr: Learning rate of Adam.
         weight_decay: L2 penalty.
         batch_size: Number of samples per step.
         seed: Seed of the initial weights and of the order of the samples.
 
     Raises:
-        ValueError: If an option is out of its range.
+        ValueError: If an option is out of range.
 
     Example:
         >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-        >>> own, others = Representation(x, "bd"), Representation(x + torch.tensor([9, 0, 0, 0]), "bd")
+        >>> inliers, outliers = Representation(x, "bd"), Representation(x + torch.tensor([9, 0, 0, 0]), "bd")
         >>> detector = Energy.preset("small", epochs=3)
-        >>> scorer = detector.fit([own], labels=[0, 1, 2] * 20, auxiliary=[others])
-        >>> bool(scorer.score(others).mean() > scorer.score(own).mean())
+        >>> scorer = detector.fit([inliers], labels=[0, 1, 2] * 20, auxiliary=[outliers])
+        >>> bool(scorer.score(outliers).mean() > scorer.score(inliers).mean())
         True
     """
 
@@ -102,7 +101,7 @@ class Energy(Detector):
             The detector.
 
         Raises:
-            ValueError: If the preset does not exist, or an option is out of its range.
+            ValueError: If the preset does not exist, or an option is out of range.
 
         Example:
             >>> Energy.preset("small", epochs=1).label
@@ -115,34 +114,35 @@ class Energy(Detector):
     def _fit(
         self, activations: Iterable[Representation], labels: Tensor, auxiliary: Iterable[Representation]
     ) -> Scorer:
-        inliers = _Gathered(activations)
-        outliers = _Gathered(auxiliary, inliers.like)
+        inliers = _SampleStore(activations)
+        outliers = _SampleStore(auxiliary, inliers.like)
         if len(labels) != len(inliers):
             raise ValueError(f"labels must have one entry per sample ({len(inliers)}), got {len(labels)}")
         if min(len(inliers), len(outliers)) < FEWEST:
             raise ValueError(
-                f"the energy requires at least {FEWEST} samples of each dataset, got {len(inliers)} and {len(outliers)}"
+                f"Energy requires at least {FEWEST} samples and {FEWEST} auxiliary samples, got {len(inliers)} and "
+                f"{len(outliers)}"
             )
         classes, truth = labels.unique(return_inverse=True)
-        first = inliers.take([0])
+        sample = inliers.take([0])
         generator = torch.Generator().manual_seed(self.seed)
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.default_generator.manual_seed(self.seed)  # the network is created on the CPU
-            network = self._network(first, len(classes)).train()
+            torch.default_generator.manual_seed(self.seed)  # of the CPU, where the network is created
+            network = self._network(sample, len(classes)).train()
             optimizer = torch.optim.Adam(network.parameters(), self.lr, weight_decay=self.weight_decay)
-            outside = _epochs(len(outliers), self.batch_size // 2, generator)
-            inside = _epochs(len(inliers), self.batch_size, generator)
+            outlier_batches = _epochs(len(outliers), self.batch_size // 2, generator)
+            inlier_batches = _epochs(len(inliers), self.batch_size, generator)
             for _ in range(self.epochs * _steps(len(inliers), self.batch_size)):
-                places = next(inside)
-                logits = network(inliers.take(places))
-                _step(optimizer, functional.cross_entropy(logits, truth[places].to(logits.device)))
-            inside = _epochs(len(inliers), self.batch_size // 2, generator)
+                indices = next(inlier_batches)
+                logits = network(inliers.take(indices))
+                _step(optimizer, functional.cross_entropy(logits, truth[indices].to(logits.device)))
+            inlier_batches = _epochs(len(inliers), self.batch_size // 2, generator)
             for _ in range(self.fine_tune_epochs * _steps(len(inliers), self.batch_size // 2)):
-                places = next(inside)
-                # In one batch, so that BatchNorm does not make both kinds alike.
-                logits = network(inliers.take(places, outliers.items(next(outside))))
-                _step(optimizer, self._loss(logits, truth[places].to(logits.device)))
-        return _Energies(network.eval(), first.width)
+                indices = next(inlier_batches)
+                # One batch for both, because separate BatchNorm statistics would hide their differences.
+                logits = network(inliers.take(indices, outliers.samples(next(outlier_batches))))
+                _step(optimizer, self._loss(logits, truth[indices].to(logits.device)))
+        return _Energies(network.eval(), sample.width)
 
     def _network(self, first: Representation, classes: int) -> nn.Module:
         network: nn.Module
@@ -153,7 +153,7 @@ class Energy(Detector):
         return network.to(first.values.device)
 
     def _loss(self, logits: Tensor, truth: Tensor) -> Tensor:
-        """Return the cross-entropy of the first, labelled samples plus the squared energy excesses of all samples."""
+        """Return the cross-entropy of the labelled samples (the first ones) plus the energy penalty of all samples."""
         energies = -logits.logsumexp(1)
         inside, outside = energies[: len(truth)] - self.margin_in, self.margin_out - energies[len(truth) :]
         excess = inside.relu().square().mean() + outside.relu().square().mean()
@@ -167,7 +167,7 @@ class _Energies(Scorer):
     @torch.no_grad()
     def score(self, activations: Representation) -> Tensor:
         if activations.width != self.width:
-            raise ValueError(f"the detector was fitted to {self.width} features, got {activations.width}")
+            raise ValueError(f"activations must have {self.width} features, as in fit, got {activations.width}")
         device = next(self.network.parameters()).device
         mask = None if activations.mask is None else activations.mask.to(device)
         activations = activations.replace(values=activations.values.to(device), mask=mask)
@@ -178,42 +178,42 @@ Item = tuple[Tensor, Tensor | None]
 """Values and mask of a sample."""
 
 
-class _Gathered:
-    """Samples of batches in random access, stored on the CPU and moved back to their device on access."""
+class _SampleStore:
+    """Random access to the samples of batches. They are stored on the CPU, and return to their device in ``take``."""
 
     def __init__(self, batches: Iterable[Representation], like: Representation | None = None) -> None:
         self._values: list[Item] = []
-        self._places: list[tuple[int, int]] = []
+        self._indices: list[tuple[int, int]] = []
         self.like = like
         for number, batch in enumerate(batches):
             self.like = batch if self.like is None else self.like
             if batch.spec != self.like.spec:
                 raise ValueError(
-                    f"the energy requires activations of one shape, got {self.like.spec} first and {batch.spec} in "
-                    f"batch {number}{' of the auxiliary data' if like else ''}; pass samples of the same size"
+                    f"Energy requires activations of one shape, got {self.like.spec} first, then {batch.spec} in "
+                    f"{'auxiliary ' if like else ''}batch {number}; pass samples of the same size"
                 )
             self._values.append((batch.values.cpu(), None if batch.mask is None else batch.mask.cpu()))
-            self._places += [(number, place) for place in range(batch.batch)]
+            self._indices += [(number, place) for place in range(batch.batch)]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
-    def items(self, places: Iterable[int]) -> list[Item]:
+    def samples(self, indices: Iterable[int]) -> list[Item]:
         samples: list[Item] = []
-        for place in places:
-            number, i = self._places[place]
+        for index in indices:
+            number, i = self._indices[index]
             values, mask = self._values[number]
             samples.append((values[i : i + 1], None if mask is None else mask[i : i + 1]))
         return samples
 
-    def take(self, places: Iterable[int], others: Sequence[Item] = ()) -> Representation:
-        """Return samples of these batches, followed by ``others``, as one batch."""
+    def take(self, indices: Iterable[int], extra: Sequence[Item] = ()) -> Representation:
+        """Return samples, followed by extra samples, as one batch."""
         assert self.like is not None
-        values, masks = zip(*self.items(places), *others, strict=True)
+        values, masks = zip(*self.samples(indices), *extra, strict=True)
         device, mask = self.like.values.device, None
-        if any(one is not None for one in masks):
-            real = [torch.ones_like(v[..., 0], dtype=torch.bool) for v in values]
-            mask = concatenate([r if m is None else m for r, m in zip(real, masks, strict=True)]).to(device)
+        if any(m is not None for m in masks):
+            full = [torch.ones_like(v[..., 0], dtype=torch.bool) for v in values]
+            mask = concatenate([f if m is None else m for f, m in zip(full, masks, strict=True)]).to(device)
         return self.like.replace(values=concatenate(values).to(device), mask=mask)
 
 
@@ -222,7 +222,7 @@ def _steps(count: int, size: int) -> int:
 
 
 def _epochs(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
-    """Generate batches of shuffled indices without end; an incomplete batch at the end of an epoch is dropped."""
+    """Yield batches of shuffled indices without end. An epoch with a full batch drops its incomplete last batch."""
     while True:
         order = torch.randperm(count, generator=generator).tolist()
         for step in range(_steps(count, size)):

@@ -1,4 +1,4 @@
-"""Networks that classify activations: a ResNet for grids and transformer blocks for tokens."""
+"""Classifiers of activations: a ResNet for grids, and transformer blocks for tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAD_WIDTH = 64
 
 
 class GridClassifier(nn.Module):
-    """ResNet-18 for small images that accepts the channels of the activations (Balogh and Jelasity 2025)."""
+    """ResNet-18 for small images; its input channels are the channels of the activations (Balogh and Jelasity 2025)."""
 
     def __init__(self, channels: int, classes: int, width: int, size: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Block(nn.Module):
 
 
 class TokenClassifier(nn.Module):
-    """Blocks of a ViT without its embedding, with a head on the class token or the mean of all tokens."""
+    """Blocks of a ViT without its embedding, with a head on the class token or on the mean of all tokens."""
 
     def __init__(self, width: int, classes: int, blocks: int) -> None:
         super().__init__()
@@ -73,13 +73,13 @@ class TokenClassifier(nn.Module):
         """Return the logits, ``(batch, classes)`` float32."""
         values = activations.values.float()
         tokens = values[:, None] if activations.layout == "bd" else values
-        real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         if activations.mask is not None:
-            real = activations.mask
-        hidden = self.blocks(torch.where(real[..., None], tokens, 0), src_key_padding_mask=~real)
+            mask = activations.mask
+        hidden = self.blocks(torch.where(mask[..., None], tokens, 0), src_key_padding_mask=~mask)
         if activations.prefix_tokens:
             pooled = hidden[:, 0]
         else:
-            pooled = torch.where(real[..., None], hidden, 0).sum(1) / real.sum(1, keepdim=True)
+            pooled = torch.where(mask[..., None], hidden, 0).sum(1) / mask.sum(1, keepdim=True)
         logits: Tensor = self.head(pooled)
         return logits

@@ -23,7 +23,7 @@ def matrices(weights: Mapping[str, ArrayLike], *, label: str = "|weight|") -> Fi
         The figure, with one axes per matrix, followed by the axes of the colour bar; zero is white.
 
     Raises:
-        ValueError: If ``weights`` is empty, or one is not a matrix of finite numbers.
+        ValueError: If ``weights`` is empty, or contains anything but matrices of finite numbers.
 
     Example:
         >>> figure = matrices({"identity": [[1.0, 0.0], [0.0, -1.0]]})

@@ -1,4 +1,4 @@
-"""Metrics of nearest neighbours, by their order and by their distances."""
+"""Metrics of nearest neighbours that compare their ranks or their distances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_stitch.metrics.base import Invariances
 from hf_stitch.options import Count
 from hf_stitch.papers import KLABUNDE_2023
 
-# Cosine distances below this may be rounding of 0.
+# Cosine distances below this may be rounding errors of 0.
 _ROUNDING = 1e-14
 
 
@@ -34,7 +34,7 @@ def rank_similarity(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "co
         Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: k is n or more, or a row is 0 (cosine distance).
+        ValueError: If k >= n, or a row is zero (cosine distance).
 
     Example:
         >>> import torch
@@ -46,8 +46,8 @@ def rank_similarity(x: Tensor, y: Tensor, *, k: Count = 10, distance: Near = "co
     shared = (near_x[:, :, None] == near_y[:, None, :]).to(x)
     ranks = torch.arange(1, k + 1, device=x.device, dtype=x.dtype)
     agreement = 2 / ((1 + (ranks[:, None] - ranks).abs()) * (ranks[:, None] + ranks))
-    most = torch.cat([ranks.new_ones(1), (1 / ranks).cumsum(0)])  # no shared neighbour: 0 / 1
-    return ((shared * agreement).sum((1, 2)) / most[shared.sum((1, 2)).long()]).mean()
+    normalizers = torch.cat([ranks.new_ones(1), (1 / ranks).cumsum(0)])  # no shared neighbour: 0 / 1
+    return ((shared * agreement).sum((1, 2)) / normalizers[shared.sum((1, 2)).long()]).mean()
 
 
 class RankSimilarity(NeighboursMetric):
@@ -74,7 +74,7 @@ def second_order_cosine(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
         Similarity in [0, 1]; a float for arrays, a 0-d float64 tensor for tensors.
 
     Raises:
-        ValueError: k is n or more, a row is 0, or a row has the same direction as all its neighbours.
+        ValueError: If k >= n, a row is zero, or a row has the same direction as all its neighbours.
 
     Example:
         >>> import torch
@@ -84,9 +84,9 @@ def second_order_cosine(x: Tensor, y: Tensor, *, k: Count = 10) -> Tensor:
     """
     name = "second_order_cosine"
     near_x, near_y = (nearest(name, side, rows, k, "cosine") for side, rows in (("x", x), ("y", y)))
-    once = torch.cat([torch.ones_like(near_x), (near_y[:, :, None] != near_x[:, None]).all(2)], 1)
+    first_seen = torch.cat([torch.ones_like(near_x), (near_y[:, :, None] != near_x[:, None]).all(2)], 1)
     union = torch.cat([near_x, near_y], 1)
-    to_x, to_y = (once * _cosine_distances(directions(name, s, rows), union) for s, rows in (("x", x), ("y", y)))
+    to_x, to_y = (first_seen * _cosine_distances(directions(name, s, rows), union) for s, rows in (("x", x), ("y", y)))
     lengths = to_x.norm(dim=1) * to_y.norm(dim=1)
     near_zero = (to_x.norm(dim=1) <= _ROUNDING) | (to_y.norm(dim=1) <= _ROUNDING)
     if near_zero.any():
@@ -105,7 +105,10 @@ class SecondOrderCosine(NeighboursMetric):
     invariances: Invariances = ("orthogonal", "scaling", "permutation")
 
 
-def _cosine_distances(directions: Tensor, others: Tensor) -> Tensor:
-    """Return ``(n, m)``: the distances from row i to the rows ``others[i]``."""
-    some = (torch.linalg.vecdot(directions[i, None], directions[others[i]]) for i in chunks(len(others), others.device))
-    return 1 - torch.cat(list(some))
+def _cosine_distances(directions: Tensor, neighbours: Tensor) -> Tensor:
+    """Return the cosine distances from each row i to the rows ``neighbours[i]``, ``(n, m)``."""
+    distances = (
+        torch.linalg.vecdot(directions[i, None], directions[neighbours[i]])
+        for i in chunks(len(neighbours), neighbours.device)
+    )
+    return 1 - torch.cat(list(distances))

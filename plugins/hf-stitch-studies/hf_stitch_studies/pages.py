@@ -1,4 +1,4 @@
-"""The pages of curves and trajectories."""
+"""Report sections of curves and trajectories."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from hf_stitch_studies.trajectory import Trajectory
 
 
 def of_curves(result: Curves) -> Section:
-    """Describe curves over a quantity."""
+    """Return the report section of curves."""
     series = {
         name: {x: (score.value, score.low, score.high) for x, score in curve.items()}
         for name, curve in result.scores.items()
     }
-    asked = f"How does relative accuracy depend on {result.axis}, on {result.n} held-out samples?"
+    question = f"How does relative accuracy depend on {result.axis}, on {result.n} held-out samples?"
     verdict = ends(series, result.axis)
-    return Section(
-        f"Relative accuracy by {result.axis}", asked, verdict, [curves_of(series, result.axis, verdict)],
-        data=result.data,
-    )  # fmt: skip
+    figure = curves_of(series, result.axis, verdict)
+    return Section(f"Relative accuracy by {result.axis}", question, verdict, [figure], data=result.data)
 
 
 def of_trajectory(result: Trajectory) -> Section:
-    """Describe a stitching layer during its training."""
+    """Return the report section of a trajectory."""
     series = {
         name: {float(step): (value, value, value) for step, value in zip(result.steps, values, strict=True)}
         for name, values in result.figures.items()

@@ -32,14 +32,14 @@ def reduced_ranks(
 ) -> dict[int, StitchingLayer]:
     """Fit least-squares stitching layers of several ranks in one pass over the data.
 
-    Uses the matcher ``low_rank`` (Csiszárik et al. 2021, section 4.2) at the cuts of a stitched model. The map of
-    prefix tokens has the same rank as the map of the remaining tokens.
+    Uses the matcher ``low_rank`` (Csiszárik et al. 2021, section 4.2) at the cuts of a stitched model. The maps of
+    prefix tokens and of the remaining tokens have the same rank.
 
     Args:
         stitched: A stitched model that defines the cuts; only its source is used.
         train_data: Raw samples to fit on.
-        ranks: Ranks from 1 to the maximum: the smaller width, or less if features of the source are linearly dependent.
-            ``None`` uses the powers of 2 below the maximum, and the maximum.
+        ranks: Ranks from 1 to the maximum: the smaller width, or less if features of the source are linearly
+            dependent. ``None`` uses the powers of 2 below the maximum, and the maximum.
         target: The whole target network; default as in :func:`hf_stitch.evaluate`.
         batch_size: Samples per forward.
         progress: Show a progress bar.
@@ -63,26 +63,26 @@ def reduced_ranks(
         >>> list(reduced_ranks(stitched, data, progress=False))
         [1, 2, 4]
     """
-    place = stitched.stitch
-    most = min(place.widths)
-    chosen = None if ranks is None else list(ranks)
-    if wrong := [rank for rank in chosen or () if not 1 <= rank <= most]:
-        raise ValueError(f"ranks must be from 1 to {most}, the smaller width of the stitch, got {wrong[0]}")
+    stitch = stitched.stitch
+    max_rank = min(stitch.widths)
+    fitted_ranks = None if ranks is None else list(ranks)
+    if wrong := [rank for rank in fitted_ranks or () if not 1 <= rank <= max_rank]:
+        raise ValueError(f"ranks must be from 1 to {max_rank}, the smaller width of the stitch, got {wrong[0]}")
     statistics: dict[str, Moments] = {}
-    whole, layer = whole_target(stitched, target), (stitched.config.target or {})["cut"]["layer"]
+    target_network, layer = whole_target(stitched, target), (stitched.config.target or {})["cut"]["layer"]
     for batch in Samples.of(train_data).batches(batch_size, "fitting" if progress else None):
         with evaluating(stitched):
             x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples)))
-        y = whole.encode(whole.preprocess(batch.samples), layer)[layer]
-        for part, (of_x, of_y) in paired_rows(x, y, place.pooling).items():
+        y = target_network.encode(target_network.preprocess(batch.samples), layer)[layer]
+        for part, (rows_x, rows_y) in paired_rows(x, y, stitch.pooling).items():
             if part not in statistics:
-                statistics[part] = Moments(of_x.shape[1], of_y.shape[1], device=of_y.device)
-            statistics[part].update(of_x, of_y)
-    if chosen is None:
-        most = min(min(Spectrum.of(moments, sxy=moments.sxy).rank, moments.dy) for moments in statistics.values())
-        chosen = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
-    collected = CollectedParts(place.source, place.target, place.pooling, statistics)
-    return {rank: registries.matchers.build("low_rank", rank=rank).match(collected).only for rank in chosen}
+                statistics[part] = Moments(rows_x.shape[1], rows_y.shape[1], device=rows_y.device)
+            statistics[part].update(rows_x, rows_y)
+    if fitted_ranks is None:
+        max_rank = min(min(Spectrum.of(moments, sxy=moments.sxy).rank, moments.dy) for moments in statistics.values())
+        fitted_ranks = [2**i for i in range(max_rank.bit_length()) if 2**i < max_rank] + [max_rank]
+    collected = CollectedParts(stitch.source, stitch.target, stitch.pooling, statistics)
+    return {rank: registries.matchers.build("low_rank", rank=rank).match(collected).only for rank in fitted_ranks}
 
 
 def rank_curve(

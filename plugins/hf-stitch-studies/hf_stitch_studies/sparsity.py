@@ -43,7 +43,7 @@ def zero_share(layer: StitchingLayer) -> float:
 def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity: float | None = None) -> StitchingLayer:
     """Prune the weights of a stitching layer by magnitude.
 
-    The pruned entries of each map stay zero during training (:class:`MaskedStitch`). Biases are kept.
+    Pruned entries stay zero during training (:class:`MaskedStitch`). Biases are not pruned.
 
     Args:
         layer: A stitching layer with affine maps; it is not modified.
@@ -55,7 +55,8 @@ def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity:
         The pruned stitching layer.
 
     Raises:
-        ValueError: If both are given, the threshold is negative, the sparsity is not in [0, 1], or a map is not affine.
+        ValueError: If both ``threshold`` and ``sparsity`` are passed, the threshold is negative, the sparsity is not in
+            [0, 1], or a map is not affine.
 
     Example:
         >>> from hf_stitch.representation import RepresentationSpec
@@ -71,7 +72,7 @@ def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity:
     if sparsity is not None and not 0 <= sparsity <= 1:
         raise ValueError(f"sparsity must be in [0, 1], got {sparsity}")
 
-    def pruned(stitch: Stitch) -> MaskedStitch:
+    def prune(stitch: Stitch) -> MaskedStitch:
         linear = as_linear(stitch)
         magnitude = linear.weight.detach().abs()
         mask = (
@@ -81,11 +82,11 @@ def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity:
         )
         return MaskedStitch.of(weight=linear.weight, mask=mask, bias=linear.bias)
 
-    return layer.with_maps(pruned(layer.body), None if layer.prefix is None else pruned(layer.prefix))
+    return layer.with_maps(prune(layer.body), None if layer.prefix is None else prune(layer.prefix))
 
 
 def _largest(magnitude: Tensor, count: int) -> Tensor:
-    """Return the mask of the ``count`` largest entries; ties are resolved in favour of earlier entries."""
+    """Return the mask of the ``count`` largest entries; ties go to earlier entries."""
     order = magnitude.flatten().argsort(descending=True, stable=True)
     mask = torch.zeros(magnitude.numel(), dtype=torch.bool, device=magnitude.device)
     mask[order[:count]] = True
@@ -101,8 +102,8 @@ def sparsity_curve(
 ) -> Curves:
     """Evaluate the relative accuracy of pruned stitching layers as a function of their sparsity.
 
-    The weights are pruned by magnitude and not fitted again. Csiszárik et al. (2021, section 8) obtain sparsity by an
-    L1 penalty during training instead.
+    Weights are pruned by magnitude without refitting; Csiszárik et al. (2021, section 8) train with an L1 penalty
+    instead.
 
     Args:
         stitched: A stitched model with a classification head.
@@ -130,9 +131,10 @@ def sparsity_curve(
         >>> list(curves["stitched"])
         [0.0, 0.5]
     """
-    named = {"stitched": stitched.stitch} if stitches is None else stitches
-    chosen = list(shares)
+    layers = {"stitched": stitched.stitch} if stitches is None else stitches
+    sparsities = list(shares)
     families = {
-        name: {sparsity: sparsify(layer, sparsity=sparsity) for sparsity in chosen} for name, layer in named.items()
+        name: {sparsity: sparsify(layer, sparsity=sparsity) for sparsity in sparsities}
+        for name, layer in layers.items()
     }
     return score_curves(stitched, data, "sparsity", families, **options)

@@ -35,12 +35,12 @@ BatchOutputs = tuple[Representation, Representation, torch.Tensor, torch.Tensor 
 
 @dataclass(frozen=True)
 class Trajectory(Result):
-    """Figures of a stitching layer during training, recorded by :class:`TrajectoryRecorder`.
+    """Quantities recorded by :class:`TrajectoryRecorder` during the training of a stitching layer.
 
     Attributes:
         steps: Numbers of completed optimiser steps, ascending.
-        figures: Name of a figure -> one value per step: ``relative_accuracy``, ``cross_entropy`` (between stitched and
-            target outputs, in nats), and the metrics between stitched and target activations.
+        figures: Name of a quantity -> one value per step: ``relative_accuracy``, ``cross_entropy`` (between stitched
+            and target outputs, in nats), and the metrics between stitched and target activations.
         n: Number of probe samples.
 
     Example:
@@ -56,7 +56,7 @@ class Trajectory(Result):
     n: int
 
     def __getitem__(self, figure: str) -> tuple[float, ...]:
-        """Return the values of a figure, one per step."""
+        """Return the values of a quantity, one per step."""
         return self.figures[figure]
 
     def __rich__(self) -> Table:
@@ -64,22 +64,22 @@ class Trajectory(Result):
         from rich.table import Table
 
         table = Table("step", *self.figures, title=f"during training, {self.n} samples")
-        for place, step in enumerate(self.steps):
-            table.add_row(str(step), *(f"{values[place]:.3f}" for values in self.figures.values()))
+        for index, step in enumerate(self.steps):
+            table.add_row(str(step), *(f"{values[index]:.3f}" for values in self.figures.values()))
         return table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the figures as a data frame.
+        """Return the quantities as a data frame.
 
         Returns:
-            One row per step, with a column ``step`` and a column for each figure.
+            One row per step, with a column ``step`` and a column for each quantity.
         """
         import pandas
 
         return pandas.DataFrame({"step": self.steps, **self.figures})
 
     def plot(self) -> Figure:
-        """Plot one curve per figure.
+        """Plot one curve per quantity.
 
         Returns:
             The matplotlib figure.
@@ -94,23 +94,23 @@ class Trajectory(Result):
 
 
 class TrajectoryRecorder:
-    """Callback that records figures during training: ``TaskLoss(…).fit(stitched, data, callback=recorder)``.
+    """Callback that records the performance of a stitching layer during training.
 
-    The activations and logits of both networks on the probe samples are computed once, when the recorder is created.
-    The recorder does not change the training.
+    Pass it as ``TaskLoss(…).fit(stitched, data, callback=recorder)``; it does not change the training. It computes the
+    activations and logits of both networks on the probe samples once, when it is created.
 
     Args:
-        stitched: The model whose stitching layer is trained.
-        probe: Raw samples for the figures.
-        metrics: Metrics, or names of registered metrics, between stitched and target activations at the target cut,
-            under the pooling of the stitching layer.
+        stitched: The stitched model in training.
+        probe: Raw samples for the recorded quantities.
+        metrics: Metrics, or names of registered metrics, that compare stitched and target activations at the target
+            cut, under the pooling of the stitching layer.
         every: Number of steps between two records; the first record is at step 0.
         target: The whole target network; ``None`` uses the network that the model was built from.
         stitch: Index of the stitching layer to record if several are trained at once.
         batch_size: Samples per forward.
 
     Raises:
-        ValueError: If the model lacks a classification head, ``every`` is below 1, or a metric compares outputs.
+        ValueError: If the task of the model is not classification, ``every`` is below 1, or a metric compares outputs.
 
     Example:
         >>> import hf_stitch
@@ -142,29 +142,29 @@ class TrajectoryRecorder:
         batch_size: int = 256,
     ) -> None:
         if not task_named(stitched.task).classifies:
-            raise ValueError(f"a trajectory requires a classification head, got the task {stitched.task!r}")
-        whole = scored_target(stitched, target)
+            raise ValueError(f"TrajectoryRecorder requires a classification head, got the task {stitched.task!r}")
+        target_network = scored_target(stitched, target)
         self._model, self._metrics, self._every, self._stitch = stitched, _by_label(metrics), every, stitch
         cut = stitched.target.cut.layer
         samples = Samples.of(probe)
         with evaluating(stitched):
-            self._batches = [self._outputs(batch, whole, cut) for batch in samples.batches(batch_size)]
+            self._batches = [self._outputs(batch, target_network, cut) for batch in samples.batches(batch_size)]
         self._n = len(samples)
         self._steps: list[int] = []
         self._figures: dict[str, list[float]] = {}
 
-    def _outputs(self, batch: Batch, whole: Adapter, cut: str) -> BatchOutputs:
-        """Run both networks on one batch of probe samples."""
+    def _outputs(self, batch: Batch, target_network: Adapter, cut: str) -> BatchOutputs:
+        """Run both networks on one batch of the probe."""
         stitched = self._model
         x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples))).replace(context={})
-        y = whole.encode(whole.preprocess(batch.samples), cut)[cut].replace(context={})
-        expected = stitched.head(y).logits
-        labels = None if batch.labels is None else torch.tensor(batch.labels, device=expected.device)
-        return x, y, expected, labels
+        y = target_network.encode(target_network.preprocess(batch.samples), cut)[cut].replace(context={})
+        target_logits = stitched.head(y).logits
+        labels = None if batch.labels is None else torch.tensor(batch.labels, device=target_logits.device)
+        return x, y, target_logits, labels
 
     @torch.no_grad()
     def __call__(self, step: int, layers: Sequence[StitchingLayer]) -> None:
-        """Record the figures if ``step`` is a multiple of ``every``.
+        """Record all quantities if ``step`` is a multiple of ``every``.
 
         Args:
             step: Number of completed optimiser steps.
@@ -174,18 +174,18 @@ class TrajectoryRecorder:
             return
         layer = layers[self._stitch]
         rows: list[tuple[torch.Tensor, torch.Tensor]] = []
-        right = reference = loss = 0.0
-        for x, y, expected, labels in self._batches:
+        correct = target_correct = loss = 0.0
+        for x, y, target_logits, labels in self._batches:
             mapped = layer(x)
             rows.append(paired_rows(mapped, y, layer.pooling)["body"])
             logits = self._model.head(mapped).logits
-            loss += functional.cross_entropy(logits, expected.softmax(-1), reduction="sum").item()
-            classes = expected.argmax(-1) if labels is None else labels
-            right += (logits.argmax(-1) == classes).sum().item()
-            reference += (expected.argmax(-1) == classes).sum().item()
+            loss += functional.cross_entropy(logits, target_logits.softmax(-1), reduction="sum").item()
+            truth = target_logits.argmax(-1) if labels is None else labels
+            correct += (logits.argmax(-1) == truth).sum().item()
+            target_correct += (target_logits.argmax(-1) == truth).sum().item()
         mapped_rows, target_rows = (torch.cat(side) for side in zip(*rows, strict=True))
         figures = {
-            "relative_accuracy": right / reference if reference else float("nan"),
+            "relative_accuracy": correct / target_correct if target_correct else float("nan"),
             "cross_entropy": loss / self._n,
         }
         for label, metric in self._metrics.items():
@@ -196,13 +196,13 @@ class TrajectoryRecorder:
 
     @property
     def trajectory(self) -> Trajectory:
-        """The figures recorded so far."""
+        """The quantities recorded so far."""
         figures = {name: tuple(np.asarray(values).tolist()) for name, values in self._figures.items()}
         return Trajectory(tuple(self._steps), figures, self._n)
 
 
 def _by_label(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
-    """Return the metrics by label: the name with all non-default options."""
+    """Return label -> metric. A label is the name with all non-default options."""
     by_label: dict[str, ActivationMetric] = {}
     for metric in map(activation_metric, metrics):
         if metric.statistic == "outputs":

@@ -1,9 +1,9 @@
-"""Run a study, or write every page and the table of all from the records.
+"""Run a study, or write all pages and the table of all studies from the records.
 
     python run.py dr_frankenstein.matching --published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT
     python run.py pages
 
-Pages and table contain only what the records do.
+Pages and table are computed from the records only.
 """
 
 import importlib
@@ -30,7 +30,7 @@ PAPERS: dict[str, str] = LISTED["papers"]
 
 @dataclass(frozen=True)
 class Study:
-    """A study, whose script writes a record and a page."""
+    """Study with a script that writes a record and a page."""
 
     script: str  # module of the script
     name: str  # of the record and of the page
@@ -46,17 +46,17 @@ class Study:
         return importlib.import_module(self.script)
 
     def record(self) -> Record | None:
-        """Read the record, or return ``None`` if there is none."""
+        """Read the record, or return ``None`` if it does not exist."""
         path = PAGES / f"{self.name}.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
 
 STUDIES = tuple(map(Study.of, LISTED["studies"]))
-"""In the order of their rows in the table of all."""
+"""Studies in the order of their rows in the table of all studies."""
 
 
 def write_pages() -> None:
-    """Write every page that has a record, its figures that need no more, and the table of all studies."""
+    """Write every page that has a record, its figures drawn from the record, and the table of all studies."""
     for study in STUDIES:
         if (record := study.record()) is not None:
             module = study.module()
@@ -80,11 +80,11 @@ def index(rows: Sequence[dict[str, str]]) -> str:
         tables.append(f"## {title}\n\n{markdown([*COLUMNS.values()], cells)}")
     counts = {word: sum(row["verdict"].removeprefix("stand-in ") == word for row in rows) for word in VERDICTS}
     times = json.loads((PAGES / "times.json").read_text())
-    hours = sum(each["processor_seconds"] for each in times.values()) / 3600
+    hours = sum(study_times["processor_seconds"] for study_times in times.values()) / 3600
     verdicts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     counted = (
-        f"{len(rows)} rows: {verdicts}. Processor time of the experiments, as far as it was recorded, and without "
-        f"the training of networks that were there: {hours:.1f} hours."
+        f"{len(rows)} rows: {verdicts}. Recorded processor time of the experiments, without the training of existing "
+        f"networks: {hours:.1f} hours."
     )
     beyond = [f"- [{about}]({page}.md)" for page, about in LISTED["beyond"].items() if (PAGES / f"{page}.md").is_file()]
     text = (HERE / "index.md").read_text()
@@ -92,7 +92,7 @@ def index(rows: Sequence[dict[str, str]]) -> str:
 
 
 def claims() -> Iterator[dict[str, str]]:
-    """Yield the rows of the table: those of every record, and those that are not tested."""
+    """Yield the rows of the table: the claims of every record, and the untested claims."""
     for study in STUDIES:
         claimed, record = getattr(study.module(), "claims", None), study.record()
         if claimed is not None and record is not None:

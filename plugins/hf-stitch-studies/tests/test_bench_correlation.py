@@ -230,7 +230,7 @@ def test_accuracies_are_those_of_probes_and_the_halves_are_kept_apart() -> None:
         other = BenchData(data.train, data.test, data.train_labels, shuffled.tolist(), data.selection, data.scoring, 3)
         again = measure(other, metric_distances(["linear_cka"]), sensitivity_layers=[], references=3, **LONG)
         np.testing.assert_array_equal(getattr(again.groups[0], kept), getattr(one, kept))
-    with pytest.raises(ValueError, match="got test sample 200 in both"):
+    with pytest.raises(ValueError, match="must not share samples, got test sample 200"):
         BenchData(data.train, data.test, data.train_labels, labels.tolist(), range(201), data.scoring, 3)
 
 

@@ -75,7 +75,7 @@ def test_probes_side_by_side_are_those_one_by_one_and_leave_the_random_state() -
     [
         (torch.ones(4, 2, 2), [0] * 4, {}, r"must be floating-point tensors \(n, d\)"),
         (torch.ones(4, 2, dtype=torch.int64), [0] * 4, {}, "must be floating-point tensors"),
-        (torch.ones(4, 2), [0] * 3, {}, r"one entry per row \(4\), got shape \(3,\)"),
+        (torch.ones(4, 2), [0] * 3, {}, r"labels must have the shape \(4,\), .* got \(3,\)"),
         (torch.ones(4, 2), [0, 1, 2, 5], {"classes": 3}, "labels must be from 0 to 2, got 5"),
         (torch.full((4, 2), torch.nan), [0, 1] * 2, {}, "contain NaN or infinity"),
         (torch.ones(4, 2), [0, 1] * 2, {"epochs": 0}, "epochs must be an integer >= 1, got 0"),
@@ -98,7 +98,7 @@ def test_default_ranks_fall_from_the_width_to_one(width: int) -> None:
 def test_default_ranks_are_those_of_the_paper() -> None:
     assert default_ranks(256) == (256, 224, 192, 160, 128, 96, 64, 32, 16, 8, 4, 2, 1)
     assert default_ranks(192) == (*range(192, 0, -16), 8, 4, 2, 1)
-    with pytest.raises(ValueError, match="width must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="width must be >= 1, got 0"):
         default_ranks(0)
 
 

@@ -44,9 +44,9 @@ def test_the_energy_learns_classes_of_grids_and_tells_other_data_apart() -> None
 def test_the_energy_needs_activations_of_one_shape() -> None:
     g = torch.Generator().manual_seed(0)
     small, large = (Representation(torch.randn(9, 4, side, side, generator=g), "bchw") for side in (3, 5))
-    with pytest.raises(ValueError, match=r"bchw 4 3x3 first and bchw 4 5x5 in batch 1; .* same size"):
+    with pytest.raises(ValueError, match=r"one shape, got bchw 4 3x3 first, then bchw 4 5x5 in batch 1; .* same size"):
         QUICK.fit([small, large], labels=[0, 1, 2] * 6, auxiliary=[small])
-    with pytest.raises(ValueError, match="bchw 4 3x3 first and bchw 4 5x5 in batch 0 of the auxiliary data"):
+    with pytest.raises(ValueError, match="got bchw 4 3x3 first, then bchw 4 5x5 in auxiliary batch 0"):
         QUICK.fit([small], labels=[0, 1, 2] * 3, auxiliary=[large])
 
 
@@ -65,9 +65,9 @@ def test_needs_that_are_not_met_are_named() -> None:
         QUICK.fit(known, auxiliary=known)
     with pytest.raises(ValueError, match=r"requires auxiliary activations \(of the same network on other data\)"):
         QUICK.fit(known, labels=[0, 1] * 25)
-    with pytest.raises(ValueError, match=r"labels .* \(50\), got 3"):
+    with pytest.raises(ValueError, match=r"one entry per sample \(50\), got 3"):
         QUICK.fit(known, labels=[0, 1, 0], auxiliary=known)
     with pytest.raises(ValueError, match="margin_in must be below margin_out"):
         Energy(margin_in=0)
-    with pytest.raises(ValueError, match="got 'tiny'"):
+    with pytest.raises(ValueError, match="balogh2025, small, got 'tiny'"):
         Energy.preset("tiny")

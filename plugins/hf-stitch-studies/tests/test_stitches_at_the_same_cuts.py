@@ -59,7 +59,7 @@ def test_maps_are_interpolated_as_full_matrices(weight: float) -> None:
 
 def test_stitching_layers_at_different_cuts_are_not_interpolated() -> None:
     other = StitchingLayer(GRID, RepresentationSpec("bchw", 4, (2, 2)), "none", LinearStitch(6, 4))
-    with pytest.raises(ValueError, match=r"same cuts.*target bnd 4 2x2 \+1 and bchw 4 2x2"):
+    with pytest.raises(ValueError, match=r"the same target, got bnd 4 2x2 \+1 and bchw 4 2x2"):
         interpolate(layer(0), other, 0.5)
 
 
@@ -204,12 +204,12 @@ def test_curves_over_the_same_axis_and_samples_join(place: Any) -> None:
     assert str(both["direct"][1]) in text_of(both)
     assert "–" in text_of(both)
     assert [line.get_label() for line in both.plot().axes[0].lines] == ["direct", "trained"]
-    with pytest.raises(ValueError, match="same name"):
+    with pytest.raises(ValueError, match="different names of curves"):
         both.join(trained)
-    with pytest.raises(ValueError, match="axis rank and sparsity"):
+    with pytest.raises(ValueError, match="the same axis, got rank and sparsity"):
         direct.join(sparsity_curve(place.stitched, place.test, [0.5], **QUICK))
     fewer = rank_curve(place.stitched, place.test.take(50), {"few": {8: ranks[8]}}, **QUICK)
-    with pytest.raises(ValueError, match="data sha256"):
+    with pytest.raises(ValueError, match="the same data, got sha256"):
         direct.join(fewer)
 
 

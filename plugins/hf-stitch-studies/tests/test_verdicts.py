@@ -37,9 +37,9 @@ def test_a_claim_is_decided_by_its_parts() -> None:
 
 
 def test_a_claim_needs_a_rule_and_a_known_verdict() -> None:
-    with pytest.raises(ValueError, match="a claim needs a rule"):
+    with pytest.raises(ValueError, match="a claim requires a rule"):
         study.Claim("4", "table 1", "it works", "100%", "")
-    with pytest.raises(ValueError, match="there is no verdict 'not yet'"):
+    with pytest.raises(ValueError, match=r"verdict must be one of .* got 'not yet'"):
         study.claim("4", "table 1", "it works", "100%", "0.95", "3 pairs", "not yet")
 
 

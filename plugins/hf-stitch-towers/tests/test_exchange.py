@@ -16,7 +16,7 @@ import timm
 import torch
 import transformers as hf
 from hf_stitch_towers.exchange import exchange, with_context
-from hf_stitch_towers.folding import fold, read, tower_of, with_tower
+from hf_stitch_towers.folding import tower_of, with_tower
 from hf_stitch_towers.inputs import ImageAndTextProcessor
 from hf_stitch_towers.outputs import Captions, Written, with_captions
 from hf_stitch_towers.places import Folded, full_inputs
@@ -128,20 +128,6 @@ def test_the_same_tower_changes_nothing() -> None:
     assert found.scores["no map"]["kl_divergence"].value < 1e-12
     assert found.scores["mean only"]["kl_divergence"].value > 1e-3
     assert found.scores["another image"]["kl_divergence"].value > 1e-3
-
-
-def test_a_rotated_tower_is_found_by_its_images_alone() -> None:
-    old = network("llava")
-    own = copy.deepcopy(old.model.model.vision_tower)
-    turn = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64))[0]
-    tower = tower_of(old.model, "vision")
-    made = with_tower(old.model, tower, own)
-    inputs = full_inputs(with_context(old)[0], hf_stitch.Samples.of(images(4)))
-    reading = read(old.model, tower.name, inputs)
-    fold(old.model, made, {name: name for name in reading.readers}, turn, torch.zeros(32, dtype=torch.float64))
-    turned = hf_stitch.load(made, processor=old.processor, context="<image> w5 w6")  # reads a tower that is turned back
-    found = exchange(turned, hf_stitch.load(own, processor=of_images()), images(64), "vision", QUIET, matcher="ridge")
-    assert found.scores["exchanged"]["kl_divergence"].value < 1e-6
 
 
 def test_scales_and_shifts_of_a_tower_are_found_by_its_images_alone() -> None:
@@ -590,7 +576,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "plans are not available": planned,
     "is not a transformers class": lambda: with_tower(ved(), tower_of(ved(), "vision"), torch.nn.Linear(2, 2)),
     # no bias can be folded, and 48 vectors have width 64
-    "needs at least": lambda: exchanged(of_two_towers(), clip(64).vision_model, matcher="lstsq"),
+    "features .* at least": lambda: exchanged(of_two_towers(), clip(64).vision_model, matcher="lstsq"),
     "padding_side = 'left'": padded_behind,
 }
 

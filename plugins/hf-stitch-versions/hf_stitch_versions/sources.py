@@ -53,7 +53,7 @@ def in_memory(network: Adapter) -> Adapter:
 class Source(Protocol):
     """Source of the events of a network on a batch."""
 
-    dtype: torch.dtype  # in which it computes
+    dtype: torch.dtype  # dtype of its computations
     modules: Mapping[str, nn.Module]  # modules of a network in memory; else empty
     inferred: ClassVar[bool]  # whether the outputs of modules are inferred and may be wrong
 

@@ -401,9 +401,12 @@ class FaissStore(VectorStore):
 def _check_documents(faiss: Any, index: Any, embedding_map: EmbeddingMap) -> None:
     """Check the lengths of documents, if they can be read without changing the index."""
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else faiss.downcast_index(index)
-    if not isinstance(inner, faiss.IndexFlat | faiss.IndexHNSWFlat) or not inner.ntotal:
+    if not isinstance(inner, faiss.IndexFlat | faiss.IndexHNSWFlat | faiss.IndexIVFFlat) or not inner.ntotal:
         return
-    sample = inner.reconstruct_batch(next(drawn(inner.ntotal, SAMPLED, 0)))
+    if isinstance(inner, faiss.IndexIVFFlat):
+        sample = _sample_lists(faiss, inner)
+    else:
+        sample = inner.reconstruct_batch(next(drawn(inner.ntotal, SAMPLED, 0)))
     if embedding_map.metric != "cosine":
         embedding_map.check_lengths(sample, "the documents of the index", "old")
     elif not are_normalized(sample):
@@ -411,6 +414,16 @@ def _check_documents(faiss: Any, index: Any, embedding_map: EmbeddingMap) -> Non
             f"{embedding_map!r} has metric cosine, but the index ranks unnormalised documents by inner product: "
             "normalise them, or fit a map with metric='dot'"
         )
+
+
+def _sample_lists(faiss: Any, index: Any) -> Rows:
+    """Return up to ``SAMPLED`` rows of random inverted lists; ``reconstruct`` would build a direct map of all ids."""
+    lists, rows = index.invlists, list[Rows]()
+    for number in np.random.default_rng(0).permutation(lists.nlist).tolist():
+        if (size := lists.list_size(number)) and sum(map(len, rows)) < SAMPLED:
+            codes = faiss.rev_swig_ptr(lists.get_codes(number), size * index.code_size)
+            rows.append(codes.view(np.float32).reshape(size, index.d).copy())
+    return np.concatenate(rows)[:SAMPLED]
 
 
 def _min_training_rows(faiss: Any, index: Any) -> int:

@@ -1,1 +1,1 @@
-"""Bench of similarities: does a distance between representations predict their functional difference?"""
+"""Bench of metrics: does a distance between representations predict how much they differ in function?"""

@@ -1,4 +1,4 @@
-"""Rank correlations of distances with differences in function, with intervals over networks."""
+"""Rank correlations between distances and functional differences, with confidence intervals over networks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Array = NDArray[np.float64]
 Test = Literal["sensitivity", "specificity"]
 TESTS: tuple[Test, ...] = ("sensitivity", "specificity")
 BASELINES = ("depth only", "rank only")
-"""Distances that ignore the activations: difference in depth, and difference in rank."""
+"""Distances that ignore the activations: the differences in depth and in rank."""
 
 RELIABILITY = "probing, other half"
-"""Difference of probing accuracy on the remaining test samples, as a predictor of the same quantity despite noise."""
+"""Difference in probing accuracy on the selection half of the test samples; its τ is the reliability of the bench."""
 
 CONFIDENCE = 0.95
 
@@ -36,10 +36,10 @@ class BenchGroup:
         networks: Network of each of the m representations.
         layers: Layer of each representation.
         ranks: Rank of each representation; the width if it is not approximated.
-        selection_accuracy: (m,) float64, probing accuracy on the half of the test samples that chooses references.
-        accuracy: (m,) float64, probing accuracy on the second half.
-        references: Indices of the references among the representations, best first, one per network.
-        distances: Method -> (references, m) float64, the distance from each reference; NaN where it is undefined.
+        selection_accuracy: (m,) float64, probing accuracy on the half of the test samples used to choose references.
+        accuracy: (m,) float64, probing accuracy on the scoring half.
+        references: Indices of the references among the representations, best first, at most one per network.
+        distances: Method -> (references, m) float64, the distance from each reference; NaN where undefined.
 
     Example:
         >>> accuracy = np.array([0.9, 0.7, 0.8])
@@ -63,45 +63,45 @@ class BenchGroup:
 
     @cached_property
     def gaps(self) -> Array:
-        """(references, m) float64, the absolute differences of probing accuracy from each reference."""
+        """Absolute differences in probing accuracy from each reference, (references, m) float64."""
         gaps: Array = np.abs(self.accuracy[list(self.references)][:, None] - self.accuracy)
         return gaps.round(12)  # equal gaps above and below the reference stay ties
 
     def compared(self, number: int, *, own_network: bool, without: str | None = None) -> NDArray[np.bool_]:
-        """Return the mask of the representations that are compared with a reference: (m,) bool.
+        """Return the mask of the representations that are compared with a reference, (m,) bool.
 
         Args:
-            number: Number of the reference.
-            own_network: Whether to include representations of the reference's network; the reference is always
-                excluded.
-            without: A network to leave out.
+            number: Index of the reference in ``references``.
+            own_network: Whether to include the network of the reference. The reference is never included.
+            without: Network to leave out.
         """
-        place = self.references[number]
+        reference = self.references[number]
         networks = np.array(self.networks)
         chosen = networks != without if without is not None else np.ones(len(networks), bool)
         if not own_network:
-            chosen &= networks != self.networks[place]
-        chosen[place] = False
+            chosen &= networks != self.networks[reference]
+        chosen[reference] = False
         return chosen
 
 
 @dataclass(frozen=True)
 class BenchScore:
-    """Rank correlations of one method with functional differences, in one test.
+    """Score of one method in one test: how well its distances predict functional differences.
 
     Attributes:
-        tau: Kendall's τ-b of distances and differences of probing accuracy, from the best reference; in the sensitivity
-            test the mean over layers. The 95% interval comes from a delete-one-network jackknife, by :func:`fisher`.
+        tau: Kendall's τ-b between distances and differences in probing accuracy from the best reference; the mean over
+            layers in the sensitivity test. The 95% confidence interval comes from a delete-one-network jackknife and
+            :func:`fisher`.
         rho: Spearman's ρ, likewise.
         spread: Smallest and largest τ over the references.
         beyond: Baseline -> τ minus the τ of the baseline on the same pairs, with the interval of the paired difference;
-            NaN where either is undefined.
+            NaN if either is undefined.
         pairs: Number of pairs with the best reference.
         undefined: Number of these pairs with an undefined distance. They are left out.
 
     Example:
-        >>> some = Score(0.6, 0.4, 0.8)
-        >>> BenchScore(some, some, (0.5, 0.7), {"rank only": Score(0.1, -0.1, 0.3)}, 90, 0).beats
+        >>> tau = Score(0.6, 0.4, 0.8)
+        >>> BenchScore(tau, tau, (0.5, 0.7), {"rank only": Score(0.1, -0.1, 0.3)}, 90, 0).beats
         False
     """
 
@@ -114,7 +114,7 @@ class BenchScore:
 
     @property
     def beats(self) -> bool | None:
-        """Whether the lower end of the interval of every difference from a baseline is above 0.
+        """Whether the interval of the difference from every defined baseline lies above 0.
 
         ``None`` without a defined baseline.
         """
@@ -130,7 +130,7 @@ def rank_correlations(distances: Array, gaps: Array) -> tuple[float, float]:
         gaps: (n,) float64.
 
     Returns:
-        τ-b and ρ; NaN with fewer than 3 pairs, or if either input is constant.
+        τ-b and ρ; NaN for fewer than 3 pairs, or if ``distances`` or ``gaps`` is constant.
 
     Example:
         >>> rank_correlations(np.array([0.1, 0.2, 0.4]), np.array([1.0, 2.0, 3.0]))
@@ -140,24 +140,24 @@ def rank_correlations(distances: Array, gaps: Array) -> tuple[float, float]:
 
     if len(gaps) < 3 or np.ptp(gaps) == 0 or np.ptp(distances) == 0:
         return math.nan, math.nan
-    # All pairs at once: for the hundreds of values of a bench this is several times faster than scipy.stats.kendalltau.
+    # All pairs at once: several times faster than scipy.stats.kendalltau for the hundreds of values of a bench.
     x, y = (np.sign(np.subtract.outer(values, values)) for values in (distances, gaps))
     tau = (x * y).sum() / math.sqrt(np.abs(x).sum() * np.abs(y).sum())
     return float(tau), float(np.corrcoef(rankdata(distances), rankdata(gaps))[0, 1])
 
 
 def jackknife(statistic: Callable[[str | None], Array], networks: Sequence[str]) -> list[Score]:
-    """Compute figures with intervals by leaving out one network at a time (Quenouille 1956; Tukey 1958).
+    """Compute statistics with jackknife intervals, leaving out one network at a time (Quenouille 1956; Tukey 1958).
 
-    The standard error is ``√((G − 1) / G · Σ (θ₋ᵢ − mean)²)`` over the G networks; the interval is θ plus and minus
-    this times the quantile of Student's t with G − 1 degrees of freedom.
+    The standard error is ``√((G − 1) / G · Σ (θ₋ᵢ − mean)²)`` over the G networks. The half-width of the interval is
+    the standard error times the quantile of Student's t with G − 1 degrees of freedom.
 
     Args:
-        statistic: Returns the k figures without the named network; with ``None``, of all networks.
+        statistic: Function that returns the k statistics without the named network; for ``None``, over all networks.
         networks: Names of the networks.
 
     Returns:
-        The k figures with their 95% intervals; an interval is NaN if a figure is undefined without some network.
+        The k statistics with 95% intervals. An interval is NaN if its statistic is undefined without one network.
 
     Example:
         >>> sample = {"a": 1.0, "b": 2.0, "c": 6.0}
@@ -170,26 +170,26 @@ def jackknife(statistic: Callable[[str | None], Array], networks: Sequence[str])
     from scipy.stats import t
 
     values = statistic(None)
-    left = np.stack([statistic(name) for name in networks])
+    replicates = np.stack([statistic(name) for name in networks])
     count = len(networks)
-    errors = np.sqrt((count - 1) / count * np.square(left - left.mean(0)).sum(0))
-    reach = t.ppf((1 + CONFIDENCE) / 2, count - 1) * errors
-    return [Score(float(v), float(v - r), float(v + r)) for v, r in zip(values, reach, strict=True)]
+    errors = np.sqrt((count - 1) / count * np.square(replicates - replicates.mean(0)).sum(0))
+    half_widths = t.ppf((1 + CONFIDENCE) / 2, count - 1) * errors
+    return [Score(float(v), float(v - half), float(v + half)) for v, half in zip(values, half_widths, strict=True)]
 
 
 def fisher(score: Score) -> Score:
-    """Bring the interval of a correlation into its range by Fisher's z (Fisher 1915; delta method for its width).
+    """Map the interval of a correlation into [-1, 1] with Fisher's z (Fisher 1915; delta method for its width).
 
     Args:
         score: A correlation with a symmetric interval, which may exceed [-1, 1].
 
     Returns:
-        The same correlation with the interval ``tanh(atanh(r) ± (high − r) / (1 − r²))``. At -1 and 1, z is undefined
-            and the interval is clipped.
+        The correlation with the interval ``tanh(atanh(r) ± (high − r) / (1 − r²))``. For correlations of -1 and 1,
+        where z is infinite, the interval is clipped.
 
     Example:
-        >>> found = fisher(Score(0.56, -0.04, 1.16))
-        >>> round(found.low, 3), round(found.high, 3)
+        >>> correlation = fisher(Score(0.56, -0.04, 1.16))
+        >>> round(correlation.low, 3), round(correlation.high, 3)
         (-0.237, 0.906)
     """
     if abs(score.value) >= 1:
@@ -202,14 +202,14 @@ def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[st
     """Score a method over the groups of one test.
 
     Args:
-        groups: Groups of one test, which contain the method and all baselines.
+        groups: Groups of one test, with distances of the method and all baselines.
         method: The method.
         networks: Names of all networks.
-        own_network: Whether representations of the reference's own network are compared with it.
+        own_network: Whether to compare references with representations of the same network.
 
     Returns:
-        The correlations, with intervals. Without the network of the best reference, the next best reference replaces
-            it.
+        The correlations with intervals. When the jackknife leaves out the network of the best reference, it uses the
+        next best.
 
     Example:
         >>> gap = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
@@ -220,22 +220,22 @@ def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[st
         >>> bench_score([group], "d", "abc", own_network=False).tau.value
         1.0
     """
-    rivals = () if method in BASELINES else BASELINES
+    baselines = () if method in BASELINES else BASELINES
 
     def of_groups(number: int, without: str | None) -> Array:
-        """Return (groups, 2 + baselines): τ, ρ, and τ minus the τ of each baseline."""
-        remaining = [_references(group, without)[number] for group in groups]
-        pairs = zip(groups, remaining, strict=True)
-        return np.array([_of_group(g, method, rivals, g.compared(k, own_network=own_network, without=without), k)
+        """Return τ, ρ, and τ minus the τ of each baseline, (groups, 2 + baselines)."""
+        numbers = [_references(group, without)[number] for group in groups]
+        pairs = zip(groups, numbers, strict=True)
+        return np.array([_correlate(g, method, baselines, g.compared(k, own_network=own_network, without=without), k)
                          for g, k in pairs])  # fmt: skip
 
     defined = ~np.isnan(of_groups(0, None))
 
     def means(number: int, without: str | None) -> Array:
-        """Average over the groups with a figure that is defined for all networks and the best reference."""
-        figures = np.where(defined, of_groups(number, without), 0)
+        """Average over the groups that define a statistic with all networks and the best reference."""
+        correlations = np.where(defined, of_groups(number, without), 0)
         with np.errstate(invalid="ignore"):
-            mean: Array = figures.sum(0) / defined.sum(0)  # NaN where no group is defined
+            mean: Array = correlations.sum(0) / defined.sum(0)  # NaN where no group is defined
         return mean
 
     tau, rho, *beyond = jackknife(lambda without: means(0, without), networks)
@@ -243,21 +243,21 @@ def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[st
     ends = (float(np.nanmin(spread)), float(np.nanmax(spread))) if not np.isnan(spread).all() else (math.nan,) * 2
     values = np.concatenate([g.distances[method][0][g.compared(0, own_network=own_network)] for g in groups])
     return BenchScore(
-        fisher(tau), fisher(rho), ends, dict(zip(rivals, beyond, strict=True)), len(values),
+        fisher(tau), fisher(rho), ends, dict(zip(baselines, beyond, strict=True)), len(values),
         int(np.isnan(values).sum()),
     )  # fmt: skip
 
 
 def _references(group: BenchGroup, without: str | None) -> list[int]:
-    """Return the numbers of the references that do not belong to ``without``, best first."""
-    return [k for k, place in enumerate(group.references) if group.networks[place] != without]
+    """Return the indices of the references outside the network ``without``, best first."""
+    return [k for k, reference in enumerate(group.references) if group.networks[reference] != without]
 
 
-def _of_group(
-    group: BenchGroup, method: str, rivals: Sequence[str], compared: NDArray[np.bool_], number: int
+def _correlate(
+    group: BenchGroup, method: str, baselines: Sequence[str], compared: NDArray[np.bool_], number: int
 ) -> list[float]:
     distances = group.distances[method][number]
     defined = compared & ~np.isnan(distances)
     gaps = group.gaps[number, defined]
     tau, rho = rank_correlations(distances[defined], gaps)
-    return [tau, rho, *(tau - rank_correlations(group.distances[r][number, defined], gaps)[0] for r in rivals)]
+    return [tau, rho, *(tau - rank_correlations(group.distances[r][number, defined], gaps)[0] for r in baselines)]

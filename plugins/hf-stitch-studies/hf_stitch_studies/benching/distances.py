@@ -1,4 +1,4 @@
-"""Distances that the bench scores: metrics, matchers, precomputed numbers, and baselines."""
+"""Distances scored by the bench: metrics, matchers, precomputed distances, and baselines."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Represented:
 
     Attributes:
         network: Name of the network.
-        depth: Number of the layer.
-        rank: Rank of the approximation; the width without approximation.
-        train: Returns the rows of the training samples, ``(n, d)`` float64.
-        rows: ``(k, d)`` float64, the rows of the test samples for the distances.
+        depth: Index of the layer.
+        rank: Rank of the approximation; the width if not approximated.
+        train: Function that returns the rows of the training samples, ``(n, d)`` float64.
+        rows: ``(k, d)`` float64, the rows of the test samples used for distances.
     """
 
     network: str
@@ -47,10 +47,10 @@ class Represented:
 
 @dataclass(frozen=True)
 class RepresentedPair:
-    """Reference and a representation compared with it.
+    """A reference and the representation to compare with it.
 
     Attributes:
-        reference: The reference, never approximated.
+        reference: The reference; never approximated.
         other: The representation.
     """
 
@@ -59,7 +59,7 @@ class RepresentedPair:
 
     @cached_property
     def moments(self) -> Moments:
-        """Moments of the training rows of the compared representation (x) and of the reference (y)."""
+        """Moments of the training rows: x is the representation, y is the reference."""
         x, y = self.other.train_rows, self.reference.train_rows
         return Moments(x.shape[1], y.shape[1]).update(x, y)
 
@@ -68,8 +68,8 @@ class Distance(ABC):
     """Distance between two representations.
 
     Attributes:
-        kind: Kind of the distance, for the table.
-        tests: The tests that define it.
+        kind: Kind of the distance, shown in the table.
+        tests: Tests that define the distance.
     """
 
     kind: ClassVar[str]
@@ -80,26 +80,26 @@ class Distance(ABC):
         """Compute the distance of a pair.
 
         Raises:
-            ValueError: If the distance is undefined for the pair; the message is the reason. torch.linalg.LinAlgError:
-            If a decomposition did not converge, with the same meaning.
+            ValueError: If the distance is undefined for the pair; the message states the reason.
+            torch.linalg.LinAlgError: If a decomposition did not converge; the distance is undefined, too.
         """
 
     def describe(self) -> dict[str, Any]:
-        """Return the registry, the name and the options of the method as JSON values; empty without a registry."""
+        """Return the registry, name and options of the method as JSON values; empty if it is not registered."""
         return {}
 
 
 @dataclass(frozen=True)
 class MetricDistance(Distance):
-    """Metric on the test rows, with the reference as its first argument; a similarity s becomes 1 − s."""
+    """Metric on the test rows, with the reference as first argument; a similarity s becomes 1 − s."""
 
     metric: Metric
     kind = "metric"
 
     def __call__(self, pair: RepresentedPair) -> float:
         """Compute the distance of a pair."""
-        value: float = self.metric.function(pair.reference.rows, pair.other.rows, **self.metric.options).item()
-        return 1 - value if self.metric.higher_is_better else value
+        score: float = self.metric.function(pair.reference.rows, pair.other.rows, **self.metric.options).item()
+        return 1 - score if self.metric.higher_is_better else score
 
     def describe(self) -> dict[str, Any]:
         """Return the metric."""
@@ -110,7 +110,7 @@ class MetricDistance(Distance):
 class StructuralDistance(Distance):
     """Relative squared error of a stitch on test rows, ``‖T b − a‖² / ‖a‖²``.
 
-    The stitch maps the compared representation b to the reference a, and is fitted to the training rows.
+    The stitch maps the representation b to the reference a; it is fitted on the training rows.
     """
 
     matcher: ClosedFormMatcher
@@ -132,8 +132,7 @@ class GivenDistance(Distance):
 
     Attributes:
         networks: Names of the networks.
-        values: (networks, layers, networks, layers) float64, from the reference to the compared layer; NaN where
-            undefined.
+        values: (networks, layers, networks, layers) float64, from reference to representation; NaN where undefined.
     """
 
     networks: tuple[str, ...]
@@ -144,15 +143,14 @@ class GivenDistance(Distance):
     def __call__(self, pair: RepresentedPair) -> float:
         """Compute the distance of a pair."""
         a, b = pair.reference, pair.other
-        places = self.networks.index(a.network), a.depth, self.networks.index(b.network), b.depth
-        value = float(self.values[places])
-        if np.isnan(value):
+        distance = float(self.values[self.networks.index(a.network), a.depth, self.networks.index(b.network), b.depth])
+        if np.isnan(distance):
             raise ValueError("the given distance is NaN")
-        return value
+        return distance
 
 
 class DepthDistance(Distance):
-    """Number of layers between two layers, without the activations."""
+    """Number of layers between two layers; ignores the activations."""
 
     kind = "baseline"
 
@@ -162,7 +160,7 @@ class DepthDistance(Distance):
 
 
 class RankDistance(Distance):
-    """Difference between the ranks, or between the widths of layers without approximation."""
+    """Difference in rank, or in width for layers that are not approximated."""
 
     kind = "baseline"
 
@@ -172,7 +170,7 @@ class RankDistance(Distance):
 
 
 def metric_distances(metrics: Iterable[str | Mapping[str, Any] | Metric]) -> dict[str, Distance]:
-    """Return the distances of metrics by their labels.
+    """Return label -> distance for metrics.
 
     Args:
         metrics: Metrics, or names of registered metrics.
@@ -184,15 +182,16 @@ def metric_distances(metrics: Iterable[str | Mapping[str, Any] | Metric]) -> dic
     listed = metrics if isinstance(metrics, str | Metric) else list(metrics)
     if not listed:
         return {}
-    asked = Asked.of(listed)
-    if asked.weights:
-        raise ValueError(f"bench compares activations, but {', '.join(asked.weights)} compares weights; leave it out")
-    return {label: MetricDistance(metric) for label, metric in asked.activations.items()}
+    requested = Asked.of(listed)
+    if requested.weights:
+        weights = ", ".join(requested.weights)
+        raise ValueError(f"bench requires metrics of activations, but {weights} compares weights; leave it out")
+    return {label: MetricDistance(metric) for label, metric in requested.activations.items()}
 
 
 @checked
 def structural_distances(matchers: Iterable[str | Mapping[str, Any] | Matcher]) -> dict[str, Distance]:
-    """Return the structural distances of matchers by their labels.
+    """Return label -> structural distance for matchers.
 
     Args:
         matchers: Closed-form matchers, or names of registered matchers.
@@ -206,7 +205,7 @@ def structural_distances(matchers: Iterable[str | Mapping[str, Any] | Matcher]) 
         if not isinstance(matcher, ClosedFormMatcher):
             raise ValueError(
                 f"structural distances require closed-form matchers, got {matcher.label}, which trains through a "
-                "target; pass it as functional="
+                "target; pass it in functional="
             )
         label = f"{matcher.label}, structural"
         if label in distances:

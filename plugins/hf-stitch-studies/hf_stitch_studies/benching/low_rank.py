@@ -1,4 +1,4 @@
-"""Low-rank approximations of a representation, in a basis fixed on training rows."""
+"""Low-rank approximations of a representation, in a basis computed from training rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hf_stitch.stitches import LinearStitch, Stitch
 
 
 def default_ranks(width: int) -> tuple[int, ...]:
-    """Return the approximation ranks of a layer, equal to Balogh and Jelasity (2025) at their widths.
+    """Return the default ranks of the approximations of a layer, as in Balogh and Jelasity (2025) for their widths.
 
-    The ranks are the width, the multiples of the largest power of 2 that is at most an eighth of the width, and halves
-    from there down to 1.
+    The ranks are the width, the multiples of the largest power of 2 that is at most an eighth of the width, and the
+    halves of that power down to 1.
 
     Args:
         width: Number of features, at least 1.
@@ -35,7 +35,7 @@ def default_ranks(width: int) -> tuple[int, ...]:
         (12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1)
     """
     if width < 1:
-        raise ValueError(f"width must be at least 1, got {width}")
+        raise ValueError(f"width must be >= 1, got {width}")
     step = 1 << max((width // 8).bit_length() - 1, 0)
     multiples = [rank for rank in range(width, 0, -1) if rank % step == 0 or rank == width]
     halves = [step >> power for power in range(1, step.bit_length())]
@@ -44,7 +44,7 @@ def default_ranks(width: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LowRankBasis:
-    """Principal directions of training rows for the projection of any rows.
+    """Principal directions of training rows, for the projection of any rows.
 
     Attributes:
         mean: ``(d,)`` float64, the mean of the training rows.
@@ -71,7 +71,7 @@ class LowRankBasis:
             The basis.
 
         Raises:
-            ValueError: If there are at most d rows, too few to determine all directions.
+            ValueError: If there are at most d rows, so that the directions are undetermined.
         """
         n, width = rows.shape
         if n <= width:
@@ -88,7 +88,7 @@ class LowRankBasis:
 
         Args:
             rows: ``(n, d)`` floating point.
-            rank: Number of directions, from 1 to d. At d the rows are returned unchanged.
+            rank: Number of directions, from 1 to d. At d, the rows are returned unchanged.
 
         Returns:
             ``(n, d)`` float64.
@@ -109,8 +109,8 @@ class LowRankBasis:
 class Approximated(ClosedFormMatcher):
     """Closed-form matcher for a low-rank approximation of the source.
 
-    The stitch approximates and maps in one step: it projects rows onto the mean and the leading principal directions of
-    its fitting rows, and then maps them (Balogh and Jelasity 2025, section 5).
+    The stitch projects rows onto the mean and the leading principal directions of its training rows, then maps the
+    projection (Balogh and Jelasity 2025, section 5).
 
     Attributes:
         matcher: The matcher to fit to the approximation. Its map must be linear.
@@ -141,7 +141,7 @@ class Approximated(ClosedFormMatcher):
         )  # fmt: skip
         fitted = self.matcher.fit(projected, torch.float64)
         if not isinstance(fitted, LinearStitch) or fitted.bias is None:
-            raise ValueError(f"approximations require an affine map, got {self.matcher.label}")
+            raise ValueError(f"approximations require a matcher with an affine map, got {self.matcher.label}")
         weight = fitted.weight.detach()
         bias = fitted.bias.detach() + weight @ (moments.mean_x - projection @ moments.mean_x)
         return LinearStitch.of(weight=(weight @ projection).to(dtype), bias=bias.to(dtype))

@@ -25,16 +25,16 @@ from hf_stitch_studies.benching.probing import linear_probes
 from hf_stitch_studies.benching.result import Bench
 
 Key = tuple[str, int, int]
-"""A representation: network, number of the layer, rank."""
+"""A representation: network, index of the layer, rank."""
 
 Probed = dict[Key, tuple[float, float]]
-"""Representation -> probing accuracy on the half that chooses references, and on the second half."""
+"""Representation -> probing accuracy on the selection half and on the scoring half of the test samples."""
 
 Measured = tuple[BenchGroup, dict[str, Counter[str]]]
-"""A group; and method -> reason of undefined distances -> number of pairs."""
+"""A group, and method -> reason for undefined distances -> number of pairs."""
 
 STACK = 2**29
-"""Bytes of training rows for probes that are trained side by side."""
+"""Maximum size of the training rows of probes that are trained in parallel, in bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +42,12 @@ class BenchData:
     """Activations of all networks for the same training and test samples, with one vector per sample and layer.
 
     Attributes:
-        train: Network -> its activations of the training samples.
-        test: Network -> its activations of the test samples.
+        train: Network -> activations of the training samples.
+        test: Network -> activations of the test samples.
         train_labels: Labels of the training samples.
         test_labels: Labels of the test samples.
-        selection: Indices of the test samples that choose the references.
-        scoring: Indices of the test samples for accuracies and distances.
+        selection: Indices of the test samples used to choose references.
+        scoring: Indices of the test samples used for accuracies and distances.
         classes: Number of classes.
 
     Raises:
@@ -85,7 +85,7 @@ class BenchData:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers of the first network, which stand for the layers of all networks."""
+        """Layer names of the first network, also used for the corresponding layers of the rest."""
         return tuple(self.train[self.networks[0]].layers)
 
     def rows(self, network: str, depth: int) -> tuple[Tensor, Tensor]:
@@ -93,19 +93,19 @@ class BenchData:
 
         Args:
             network: Name of the network.
-            depth: Number of the layer.
+            depth: Index of the layer.
         """
         name = self.train[network].layers[depth]
         return self.train[network].values[name], self.test[network].values[name]
 
 
 class Bases:
-    """Basis of every layer, computed from its training rows on first use.
+    """Bases of all layers, each computed from the training rows on first use.
 
     Args:
         data: The activations.
         ranks: Ranks of the approximations; ``None`` uses :func:`default_ranks`.
-        approximated: Numbers of the layers to approximate.
+        approximated: Indices of the layers to approximate.
 
     Raises:
         ValueError: If a rank exceeds the width of a layer, or the training samples are too few.
@@ -128,18 +128,18 @@ class Bases:
         return self.data.rows(network, depth)[0].shape[1]
 
     def ranks(self, network: str, depth: int) -> tuple[int, ...]:
-        """Return the ranks of a layer, from its width down; only its width without approximation."""
+        """Return the ranks of a layer, from its width down; only the width if the layer is not approximated."""
         width = self.width(network, depth)
         if depth not in self.approximated:
             return (width,)
         return default_ranks(width) if self._ranks is None else tuple(dict.fromkeys((width, *self._ranks)))
 
     def approximate(self, network: str, depth: int, rank: int, rows: Tensor) -> Tensor:
-        """Approximate rows of a layer in the basis of the training rows, float64.
+        """Return the approximation of rows of a layer in the basis of its training rows, float64.
 
         Args:
             network: Name of the network.
-            depth: Number of the layer.
+            depth: Index of the layer.
             rank: The rank.
             rows: ``(n, d)``.
         """
@@ -150,14 +150,14 @@ class Bases:
         return self._bases[network, depth].approximate(rows, rank)
 
     def represented(self, network: str, depth: int, rank: int) -> Represented:
-        """Return a representation with its rows of the scoring half."""
+        """Return a representation with its rows on the scoring half."""
         train, test = self.data.rows(network, depth)
         rows = self.approximate(network, depth, rank, test[list(self.data.scoring)])
         return Represented(network, depth, rank, partial(self.approximate, network, depth, rank, train), rows)
 
 
 def probe(bases: Bases, *, seed: int, batch_size: int, epochs: int, progress: bool) -> Probed:
-    """Train the probes of all representations on training rows, and score them on both halves of the test samples.
+    """Train probes of all representations on training rows, and score them on both halves of the test samples.
 
     Args:
         bases: The representations.
@@ -171,44 +171,44 @@ def probe(bases: Bases, *, seed: int, batch_size: int, epochs: int, progress: bo
     keys = [(n, depth, r) for depth in range(len(data.layers)) for n in data.networks for r in bases.ranks(n, depth)]
     accuracies = Probed()
     with tqdm(total=len(keys), desc="probing", unit="probe", delay=3, disable=None if progress else True) as bar:
-        for some in _alike(keys, bases):
-            train = [bases.approximate(n, depth, rank, data.rows(n, depth)[0]) for n, depth, rank in some]
+        for group in _stackable(keys, bases):
+            train = [bases.approximate(n, depth, rank, data.rows(n, depth)[0]) for n, depth, rank in group]
             probes = linear_probes(
                 train, data.train_labels, classes=data.classes, epochs=epochs, batch_size=batch_size, seed=seed
             )
-            for key, trained in zip(some, probes, strict=True):
+            for key, classifier in zip(group, probes, strict=True):
                 network, depth, rank = key
                 rows = bases.approximate(network, depth, rank, data.rows(network, depth)[1])
-                right = (trained(rows.float()).argmax(1) == labels).double()
-                selected, scored = (right[list(half)].mean().item() for half in (data.selection, data.scoring))
+                correct = (classifier(rows.float()).argmax(1) == labels).double()
+                selected, scored = (correct[list(half)].mean().item() for half in (data.selection, data.scoring))
                 accuracies[key] = selected, scored
-            bar.update(len(some))
+            bar.update(len(group))
     return accuracies
 
 
-def _alike(keys: Iterable[Key], bases: Bases) -> Iterator[list[Key]]:
-    """Group representations of the same width, so that their probes train side by side within a memory limit."""
+def _stackable(keys: Iterable[Key], bases: Bases) -> Iterator[list[Key]]:
+    """Yield groups of representations with the same width, to train their probes in parallel within ``STACK`` bytes."""
     rows = len(bases.data.train_labels)
-    some: list[Key] = []
+    group: list[Key] = []
     for key in keys:
         width = bases.width(*key[:2])
-        if some and (width != bases.width(*some[0][:2]) or (len(some) + 1) * rows * width * 4 > STACK):
-            yield some
-            some = []
-        some.append(key)
-    if some:
-        yield some
+        if group and (width != bases.width(*group[0][:2]) or (len(group) + 1) * rows * width * 4 > STACK):
+            yield group
+            group = []
+        group.append(key)
+    if group:
+        yield group
 
 
 def best_of_networks(
     networks: Sequence[str], eligible: NDArray[np.bool_], accuracy: Array, count: int
 ) -> tuple[int, ...]:
-    """Choose references: the most accurate representation of each network, and the best of these, best first.
+    """Choose references among the most accurate representations of each network, best first.
 
     Args:
         networks: Network of each of the m representations.
-        eligible: (m,) bool, the candidates.
-        accuracy: (m,) float64. The first of equal accuracies wins.
+        eligible: (m,) bool, mask of the representations to choose from.
+        accuracy: (m,) float64. Ties go to the first.
         count: Maximum number of references.
 
     Returns:
@@ -218,11 +218,11 @@ def best_of_networks(
         >>> best_of_networks("aabb", np.ones(4, bool), np.array([0.5, 0.7, 0.9, 0.8]), 2)
         (2, 1)
     """
-    ordered = [place for place in np.argsort(-accuracy, kind="stable") if eligible[place]]
-    first: dict[str, int] = {}
-    for place in ordered:
-        first.setdefault(networks[place], int(place))
-    return tuple(first.values())[:count]
+    ordered = [index for index in np.argsort(-accuracy, kind="stable") if eligible[index]]
+    best: dict[str, int] = {}
+    for index in ordered:
+        best.setdefault(networks[index], int(index))
+    return tuple(best.values())[:count]
 
 
 def measure_group(
@@ -241,42 +241,42 @@ def measure_group(
         bases: The representations.
         probed: Their probing accuracies.
         test: The test.
-        depths: Numbers of the layers: one for sensitivity, all for specificity.
+        depths: Indices of the layers: one for sensitivity, all for specificity.
         distances: Method -> distance.
         references: Maximum number of references.
         progress: Whether to show a progress bar.
 
     Returns:
-        The group; and method -> reason of undefined distances -> number of pairs.
+        The group, and method -> reason for undefined distances -> number of pairs.
     """
     data = bases.data
     keys = [(n, depth, r) for n in data.networks for depth in depths for r in _ranks(bases, test, n, depth)]
-    chosen, accuracy = np.array([probed[key] for key in keys]).T
+    selection_accuracy, accuracy = np.array([probed[key] for key in keys]).T
     networks = [network for network, _, _ in keys]
     full = np.array([rank == bases.width(network, depth) for network, depth, rank in keys])
-    places = best_of_networks(networks, full, chosen, references)
-    ends = [bases.represented(*keys[place]) for place in places]
+    indices = best_of_networks(networks, full, selection_accuracy, references)
+    reference_representations = [bases.represented(*keys[index]) for index in indices]
     methods = {label: method for label, method in distances.items() if test in method.tests}
-    matrices = {label: np.full((len(places), len(keys)), np.nan) for label in methods}
+    computed = {label: np.full((len(indices), len(keys)), np.nan) for label in methods}
     undefined: dict[str, Counter[str]] = {label: Counter() for label in methods}
-    name = data.layers[depths[0]] if test == "sensitivity" else ""
+    layer = data.layers[depths[0]] if test == "sensitivity" else ""
     for column, key in enumerate(
-        tqdm(keys, f"{test} {name}".strip(), unit="representation", delay=3, disable=None if progress else True)
+        tqdm(keys, f"{test} {layer}".strip(), unit="representation", delay=3, disable=None if progress else True)
     ):
-        compared = bases.represented(*key)
-        for row, reference in enumerate(ends):
-            if places[row] == column:
-                continue  # the pair of a representation and itself is left out
-            pair = RepresentedPair(reference, compared)
+        representation = bases.represented(*key)
+        for row, reference in enumerate(reference_representations):
+            if indices[row] == column:
+                continue  # a representation is not compared with itself
+            pair = RepresentedPair(reference, representation)
             for label, method in methods.items():
                 try:
-                    matrices[label][row, column] = method(pair)
+                    computed[label][row, column] = method(pair)
                 except (ValueError, torch.linalg.LinAlgError) as error:
                     undefined[label][str(error)] += 1
-    matrices[RELIABILITY] = np.abs(chosen[list(places)][:, None] - chosen).round(12)
+    computed[RELIABILITY] = np.abs(selection_accuracy[list(indices)][:, None] - selection_accuracy).round(12)
     return BenchGroup(
-        test, name, tuple(networks), tuple(data.layers[depth] for _, depth, _ in keys),
-        tuple(rank for _, _, rank in keys), chosen, accuracy, places, matrices,
+        test, layer, tuple(networks), tuple(data.layers[depth] for _, depth, _ in keys),
+        tuple(rank for _, _, rank in keys), selection_accuracy, accuracy, indices, computed,
     ), undefined  # fmt: skip
 
 
@@ -295,11 +295,11 @@ def measure(
     recipe: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> Bench:
-    """Run the bench on activations, as :func:`hf_stitch_studies.bench` does on networks.
+    """Run the bench on activations; :func:`hf_stitch_studies.bench` runs it on networks.
 
     Args:
         data: The activations.
-        methods: Method -> distance; both baselines and the reliability are added.
+        methods: Method -> distance, in addition to both baselines and the reliability.
         sensitivity_layers: As in :func:`hf_stitch_studies.bench`.
         ranks: As in :func:`hf_stitch_studies.bench`.
         references: As in :func:`hf_stitch_studies.bench`.
@@ -328,13 +328,13 @@ def measure(
     depths: list[tuple[Test, Sequence[int]]] = [("sensitivity", (depth,)) for depth in approximated]
     depths.append(("specificity", range(len(data.layers))))
     groups, undefined = [], {label: Counter[str]() for label in distances}
-    for test, of_test in itertools.groupby(depths, key=lambda of: of[0]):
+    for test, test_depths in itertools.groupby(depths, key=lambda of: of[0]):
         measured = [
-            measure_group(bases, probed, test, of_group, distances, references=references, progress=progress)
-            for _, of_group in of_test
+            measure_group(bases, probed, test, group_depths, distances, references=references, progress=progress)
+            for _, group_depths in test_depths
         ]
         groups += [group for group, _ in measured]
-        for label, counts in _undefined(test, measured).items():
+        for label, counts in _count_undefined(test, measured).items():
             undefined[label] += counts
     first = data.train[data.networks[0]]
     options = {
@@ -349,33 +349,33 @@ def measure(
     )  # fmt: skip
 
 
-def _undefined(
+def _count_undefined(
     test: Test, measured: Iterable[tuple[BenchGroup, Mapping[str, Counter[str]]]]
 ) -> dict[str, Counter[str]]:
-    """Count the reasons of undefined distances in a test, by method.
+    """Return method -> reason -> number of undefined pairs of a test.
 
     Raises:
         ValueError: If a method is undefined for all pairs.
     """
-    by_method: dict[str, Counter[str]] = {}
+    totals: dict[str, Counter[str]] = {}
     pairs = 0
     for group, counts in measured:
         pairs += len(group.references) * (len(group.networks) - 1)
         for label, reasons in counts.items():
-            by_method.setdefault(label, Counter()).update(reasons)
-    for label, reasons in by_method.items():
+            totals.setdefault(label, Counter()).update(reasons)
+    for label, reasons in totals.items():
         if reasons.total() == pairs:
             reason = reasons.most_common(1)[0][0]
             raise ValueError(f"{label} is undefined for all {pairs} pairs of the {test} test: {reason}")
-    return by_method
+    return totals
 
 
 def layer_numbers(layers: Sequence[str], names: Iterable[str] | None) -> tuple[int, ...]:
-    """Return the numbers of the layers to approximate.
+    """Return the indices of the layers to approximate.
 
     Args:
         layers: Layers of the first network.
-        names: Names of the layers to approximate; ``None`` selects all.
+        names: Layers to approximate; ``None`` uses all.
 
     Raises:
         TypeError: If ``names`` is a single name.
@@ -384,7 +384,7 @@ def layer_numbers(layers: Sequence[str], names: Iterable[str] | None) -> tuple[i
     if names is None:
         return tuple(range(len(layers)))
     if not isinstance(names, str) and not (names := tuple(names)):
-        return ()  # the test is left out
+        return ()  # without a sensitivity test
     chosen = layer_names("sensitivity_layers", names)
     if unknown := [name for name in chosen if name not in layers]:
         raise ValueError(f"sensitivity_layers must be among {', '.join(layers)}, got {unknown[0]!r}")

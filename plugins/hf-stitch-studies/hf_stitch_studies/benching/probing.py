@@ -1,4 +1,4 @@
-"""Linear probes: linear classifiers that predict labels from a representation."""
+"""Linear probes: linear classifiers of representations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 from hf_stitch.options import Count, Natural, Positive, checked
 
 DECAY_AFTER = 0.5
-"""The learning rate falls to a tenth after this share of the epochs."""
+"""Share of the epochs before the learning rate is divided by 10."""
 
 
 def linear_probe(
@@ -27,25 +27,25 @@ def linear_probe(
 ) -> nn.Linear:
     """Train a linear classifier on features (Alain and Bengio 2017; settings of Balogh and Jelasity 2025).
 
-    Adam minimises the cross-entropy; after half of the epochs the learning rate falls to a tenth. Features are not
-    standardised: with few steps, features on a small scale are fitted less closely. The paper does not state its batch
-    size; here it is 64.
+    Adam minimises the cross-entropy; after half of the epochs the learning rate is divided by 10. Features are not
+    standardised, so a few steps fit features on a small scale less closely. The paper does not state its batch size;
+    the default here is 64.
 
     Args:
-        features: ``(n, d)`` floating point, one row per sample; trained in float32 on their device.
+        features: ``(n, d)`` floating point, one row per sample. The probe is trained in float32 on their device.
         labels: The ``n`` classes, integers from 0.
-        classes: Number of classes. ``None``: the largest label plus one.
+        classes: Number of classes; ``None`` uses the largest label plus one.
         epochs: Passes over the samples.
         batch_size: Samples per step.
         learning_rate: Learning rate of the first half.
         seed: Seed of the initial weights and of the sample order. The global random state is not used.
 
     Returns:
-        The trained layer from d features to logits, float32, without gradients.
+        The trained layer from d features to logits, float32, with frozen parameters.
 
     Raises:
-        ValueError: If features are not a finite ``(n, d)`` tensor, labels do not match the rows, a label is out of
-            range, or an option is out of range.
+        ValueError: If features are not a finite ``(n, d)`` tensor, the number of labels is not n, a label is not a
+            class, or an option is out of range.
 
     Example:
         >>> labels = torch.arange(300) % 3
@@ -72,10 +72,10 @@ def linear_probes(
     learning_rate: Positive = 1e-3,
     seed: Natural = 0,
 ) -> list[nn.Linear]:
-    """Train linear classifiers on several features of the same samples, side by side.
+    """Train one linear classifier on each of several feature tensors of the same samples, in parallel.
 
-    Each probe has the initial weights, the batches and, up to float32 rounding error, the result of
-    :func:`linear_probe`.
+    Each classifier has the initial weights and batches of :func:`linear_probe`, and the same result up to float32
+    rounding error.
 
     Args:
         features: Tensors ``(n, d)`` of the same shape.
@@ -93,24 +93,24 @@ def linear_probes(
         ValueError: As in :func:`linear_probe`, or if the shapes differ.
 
     Example:
-        >>> wide = torch.randn(40, 3)
-        >>> [probe.weight.shape for probe in linear_probes([wide, 2 * wide], [0, 1] * 20)]
+        >>> features = torch.randn(40, 3)
+        >>> [probe.weight.shape for probe in linear_probes([features, 2 * features], [0, 1] * 20)]
         [torch.Size([2, 3]), torch.Size([2, 3])]
     """
-    stacked, targets, classes = _checked(features, labels, classes)
+    stacked, targets, classes = _check_inputs(features, labels, classes)
     count, n, width = stacked.shape
     generator = torch.Generator().manual_seed(seed)
-    bound = 1 / math.sqrt(width)  # as nn.Linear is initialised
-    drawn = (torch.rand(classes, width + 1, generator=generator) * 2 - 1).mul(bound).to(stacked.device)
-    weight = drawn[:, :width].T.repeat(count, 1, 1).requires_grad_()
-    bias = drawn[:, width].repeat(count, 1, 1).requires_grad_()
+    bound = 1 / math.sqrt(width)  # initialisation of nn.Linear
+    initial = (torch.rand(classes, width + 1, generator=generator) * 2 - 1).mul(bound).to(stacked.device)
+    weight = initial[:, :width].T.repeat(count, 1, 1).requires_grad_()
+    bias = initial[:, width].repeat(count, 1, 1).requires_grad_()
     optimizer = torch.optim.Adam([weight, bias], lr=learning_rate)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [math.ceil(epochs * DECAY_AFTER)], gamma=0.1)
     with torch.enable_grad():
         for _ in range(epochs):
             for batch in torch.randperm(n, generator=generator).to(stacked.device).split(batch_size):
                 logits = torch.baddbmm(bias, stacked[:, batch], weight)
-                # A sum over probes, so that each probe has the gradients of separate training.
+                # Sum over probes, so that each gets the gradients of separate training.
                 loss = functional.cross_entropy(logits.flatten(0, 1), targets[batch].repeat(count)) * count
                 optimizer.zero_grad()
                 loss.backward()
@@ -119,22 +119,23 @@ def linear_probes(
     return [_layer(w, b) for w, b in zip(weight.detach(), bias.detach(), strict=True)]
 
 
-def _checked(
+def _check_inputs(
     features: Sequence[Tensor], labels: Sequence[int] | Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor, int]:
-    shapes = {tuple(rows.shape) for rows in features}
-    if len(shapes) != 1 or len(shape := shapes.pop()) != 2 or not all(rows.is_floating_point() for rows in features):
+    """Return the stacked features ``(probes, n, d)``, the labels and the number of classes."""
+    shapes = {tuple(tensor.shape) for tensor in features}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 2 or not all(map(torch.is_floating_point, features)):
         raise ValueError(
             "features must be floating-point tensors (n, d), all of the same shape, got "
-            + (", ".join(f"{rows.dtype} {tuple(rows.shape)}" for rows in features) or "none")
+            + (", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in features) or "none")
         )
     targets = torch.as_tensor(labels, device=features[0].device).long()
     if targets.shape != shape[:1] or not len(targets):
-        raise ValueError(f"labels must have one entry per row ({shape[0]}), got shape {tuple(targets.shape)}")
+        raise ValueError(f"labels must have the shape ({shape[0]},), one per row, got {tuple(targets.shape)}")
     classes = int(targets.max()) + 1 if classes is None else classes
     if wrong := targets[(targets < 0) | (targets >= classes)].tolist():
         raise ValueError(f"labels must be from 0 to {classes - 1}, got {wrong[0]}")
-    stacked = torch.stack([rows.detach().float() for rows in features])
+    stacked = torch.stack([tensor.detach().float() for tensor in features])
     if not bool(stacked.isfinite().all()):
         raise ValueError("features contain NaN or infinity; drop such samples, or run the network in a wider dtype")
     return stacked, targets, classes

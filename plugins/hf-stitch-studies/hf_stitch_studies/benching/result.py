@@ -1,4 +1,4 @@
-"""Result of :func:`hf_stitch_studies.bench`: which distances predict differences in function."""
+"""Result of :func:`hf_stitch_studies.bench`: which distances predict functional differences."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Bench(Result):
     """Scores of distances as predictors of functional differences, returned by :func:`hf_stitch_studies.bench`.
 
     Attributes:
-        groups: Representations, their probing accuracies and their distances: one group for each layer of the
+        groups: Representations with their probing accuracies and distances: one group for each layer of the
             sensitivity test, and one for the specificity test.
         kinds: Method -> ``metric``, ``matcher, structural``, ``matcher, functional``, ``given``, ``baseline`` or
             ``reliability``.
         networks: Names of the networks.
         layers: Names of the layers of the first network.
         pooling: The pooling.
-        n: Number of test samples for accuracies and distances.
-        own_network: Whether representations of the reference's own network are compared with it.
-        undefined: Method -> reason of an undefined distance -> number of pairs, over all references.
+        n: Number of test samples used for accuracies and distances.
+        own_network: Whether references are also compared with representations of the same network.
+        undefined: Method -> reason for undefined distances -> number of pairs, over all references.
         recipe: Record for reproducing the bench.
 
     Raises:
@@ -71,16 +71,16 @@ class Bench(Result):
 
     @cached_property
     def scores(self) -> Mapping[Test, Mapping[str, BenchScore]]:
-        """Test -> method -> its correlations, in the order of the methods."""
-        by_test: dict[Test, dict[str, BenchScore]] = {}
+        """Test -> method -> correlations, in the order of ``kinds``."""
+        scores: dict[Test, dict[str, BenchScore]] = {}
         for test in TESTS:
             if groups := [group for group in self.groups if group.test == test]:
-                by_test[test] = {
+                scores[test] = {
                     method: bench_score(groups, method, self.networks, own_network=self.own_network)
                     for method in self.kinds
                     if method in groups[0].distances
                 }
-        return by_test
+        return scores
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the scores as a data frame.
@@ -96,21 +96,21 @@ class Bench(Result):
         for test, scores in self.scores.items():
             for method, score in scores.items():
                 figures = {"tau": score.tau, "rho": score.rho}
-                figures |= {f"beyond_{name.replace(' ', '_')}": estimate for name, estimate in score.beyond.items()}
+                figures |= {f"beyond_{name.replace(' ', '_')}": interval for name, interval in score.beyond.items()}
                 line: dict[str, Any] = {"test": test, "method": method, "kind": self.kinds[method]}
-                for name, estimate in figures.items():
-                    line |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+                for name, interval in figures.items():
+                    line |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
                 line |= dict(zip(("spread_low", "spread_high"), score.spread, strict=True))
                 lines.append(line | {"pairs": score.pairs, "undefined": score.undefined, "beats": score.beats})
         return pandas.DataFrame(lines)
 
     def pairs(self) -> pandas.DataFrame:
-        """Return the correlated quantities: the distances from the references and the functional differences.
+        """Return the correlated pairs: distances from the references, and differences in probing accuracy.
 
         Returns:
             One row per method, reference and compared representation, with the columns ``test``, ``method``,
             ``reference_network``, ``reference_layer``, ``network``, ``layer``, ``rank``, ``gap`` (the absolute
-            difference of probing accuracy) and ``distance`` (NaN where it is undefined).
+            difference in probing accuracy) and ``distance`` (NaN where undefined).
         """
         import pandas
 
@@ -118,14 +118,14 @@ class Bench(Result):
             [
                 {
                     "test": group.test, "method": method, "reference_network": group.networks[reference],
-                    "reference_layer": group.layers[reference], "network": group.networks[place],
-                    "layer": group.layers[place], "rank": group.ranks[place], "gap": group.gaps[number, place],
-                    "distance": distances[number, place],
+                    "reference_layer": group.layers[reference], "network": group.networks[index],
+                    "layer": group.layers[index], "rank": group.ranks[index], "gap": group.gaps[number, index],
+                    "distance": distances[number, index],
                 }
                 for group in self.groups
                 for method, distances in group.distances.items()
                 for number, reference in enumerate(group.references)
-                for place in group.compared(number, own_network=self.own_network).nonzero()[0]
+                for index in group.compared(number, own_network=self.own_network).nonzero()[0]
             ]
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ class Bench(Result):
             test: {method: (score.tau.value, score.tau.low, score.tau.high) for method, score in scores.items()}
             for test, scores in self.scores.items()
         }
-        return interval_panels(panels, "Kendall's τ of distance and difference of probing accuracy")
+        return interval_panels(panels, "Kendall's τ between distance and difference in probing accuracy")
 
     def __rich__(self) -> Table:
         """Return the table that ``rich`` prints, one section per test."""
@@ -151,7 +151,7 @@ class Bench(Result):
 
         table = Table(
             "method", "Kendall's τ", "Spearman's ρ", "τ of references", "beats", "pairs", box=box.SIMPLE,
-            title="does the distance predict the difference of probing accuracy?", title_justify="left",
+            title="does the distance predict the difference in probing accuracy?", title_justify="left",
         )  # fmt: skip
         for column in table.columns[1:]:
             column.no_wrap = True
@@ -162,13 +162,13 @@ class Bench(Result):
                 beats = {True: "yes", False: "no", None: ""}[score.beats]
                 spread = "" if math.isnan(score.spread[0]) else "{:.2f} to {:.2f}".format(*score.spread)
                 pairs = f"{score.pairs - score.undefined} of {score.pairs}" if score.undefined else str(score.pairs)
-                cells = (f"  {method}", _short(score.tau), _short(score.rho), spread, beats, pairs)
+                cells = (f"  {method}", _format_score(score.tau), _format_score(score.rho), spread, beats, pairs)
                 table.add_row(*map(Text, cells))
         table.caption_justify = "left"
         table.caption = (
             f"{len(self.networks)} networks, {self.n} test samples, pooling: {self.pooling}. 95% intervals: jackknife "
-            "over networks, omitted where τ is undefined without one of them. beats: the interval of the difference "
-            "in τ from each defined baseline, on the same pairs, is above 0."
+            "over networks, omitted if τ is undefined without one network. beats: the interval of the difference in τ "
+            "from every defined baseline, on the same pairs, lies above 0."
         )
         for method, reasons in self.undefined.items():
             reason, count = max(reasons.items(), key=lambda item: item[1])
@@ -176,7 +176,7 @@ class Bench(Result):
         return table
 
 
-def _short(score: Score) -> str:
+def _format_score(score: Score) -> str:
     if math.isnan(score.value):
         return "–"
     return f"{score.value:.2f}" + ("" if math.isnan(score.low) else f" [{score.low:.2f}, {score.high:.2f}]")

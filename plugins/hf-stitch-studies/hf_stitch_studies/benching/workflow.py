@@ -1,4 +1,4 @@
-"""Bench of distances as predictors of functional differences: :func:`hf_stitch_studies.bench`."""
+"""The bench on networks, :func:`hf_stitch_studies.bench`: which distances predict functional differences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hf_stitch_studies.benching.measuring import BenchData, layer_numbers, measu
 from hf_stitch_studies.benching.result import Bench
 
 Pooled = Literal["mean", "cls", "last", "flatten"]
-"""Poolings with one vector per sample."""
+"""Poolings that return one vector per sample."""
 
 
 @checked
@@ -64,56 +64,55 @@ def bench(
     seed: Natural = 0,
     progress: bool = True,
 ) -> Bench:
-    """Measure which distances between representations predict functional differences.
+    """Measure how well distances between representations predict their functional differences.
 
     The functional difference of two representations is the absolute difference of their probing accuracies
-    (:func:`hf_stitch_studies.linear_probe`). A good distance ranks pairs of representations like this difference (Ding
-    et al. 2021; Balogh and Jelasity 2025, section 5). The result has Kendall's τ and Spearman's ρ between both, for
+    (:func:`hf_stitch_studies.linear_probe`). A good distance ranks pairs of representations like the functional
+    difference (Ding et al. 2021; Balogh and Jelasity 2025, section 5). The result contains Kendall's τ and Spearman's ρ
+    between both in two tests:
 
     - *sensitivity*: one layer of all networks, approximated at several ranks in the basis of the training rows. The
-      score is the mean over layers. Within one network, every distance that grows as the rank falls has the same τ;
-      only several networks distinguish such distances.
+      score is the mean over layers. Within one network, all distances that grow as the rank falls have the same τ; only
+      several networks distinguish them.
     - *specificity*: all layers of all networks.
 
-    The representation with the best probing accuracy is the reference, and all representations are compared with it.
-    Half of the test samples choose it among the representations of full rank; accuracies and distances are computed on
-    the second half. The best representation of each network is also a reference, for the spread over references.
+    All representations are compared with a reference: the representation with the best probing accuracy on half of the
+    test samples, among those without approximation. Accuracies and distances use the second half. The spread over
+    references uses the best representation of each network as the reference.
 
-    Intervals come from a jackknife that leaves out one network at a time. They cover the choice of networks, not of
-    samples. Two baselines ignore the activations, "depth only" (number of layers between two layers) and "rank
-    only" (difference of ranks, or of widths without approximation). A method beats a baseline if the lower end
-    of the interval of the difference of τ is above 0. A baseline that is constant in a test is undefined there.
-    "probing, other half" is the difference of probing accuracy on the half that chose the reference. Its τ is the
-    reliability of the predicted quantity: if it is low, accuracies are mostly noise, and the bench requires more
-    samples. A distance without noise may exceed it a little.
+    Confidence intervals come from a jackknife over networks. They cover the choice of networks, not of samples. Two
+    baselines ignore the activations: "depth only" (number of layers between two layers) and "rank only" (difference in
+    rank, or in width where nothing is approximated). A method beats a baseline if the interval of the difference in τ
+    lies above 0. A baseline that is constant in a test is undefined there. "probing, other half" is the difference in
+    probing accuracy on the half that chose the reference. Its τ measures the reliability of the functional differences:
+    if it is low, accuracies are mostly noise, and the bench needs more samples. A distance without noise may exceed it
+    a little.
 
     Args:
         networks: Three or more networks with the same number of layers (each an adapter, a module, or a name for
-            :func:`hf_stitch.load`), by name; a list names them ``0``, …. Layer i of each network corresponds to layer i
-            of the rest.
-        data: Raw training samples with labels, for probes, bases and matchers, in any form accepted by
-            :meth:`hf_stitch.Samples.of`.
+            :func:`hf_stitch.load`), by name; a list names them ``0``, …. Layers with the same index correspond.
+        data: Raw training samples with labels, for probes, bases and matchers, in any form that
+            :meth:`hf_stitch.Samples.of` accepts.
         test_data: Separate held-out samples, instead of a split of ``data``.
         layers: Layers of all networks, or name -> layers. Default: all candidates of each network.
         metrics: Metrics: names in ``hf_stitch.registries.metrics``, or objects. The reference is the first argument of
             the metric; a similarity s becomes the distance 1 − s.
         matchers: Closed-form matchers, *structural*: the relative squared error on test rows of the stitch from a
-            representation to the reference, fitted to the training rows. Rows are pooled.
+            representation to the reference, fitted on the training rows. Rows are pooled.
         functional: Matchers, *functional*: 1 minus the relative accuracy of the stitched model from a layer to the
-            reference (:func:`hf_stitch.stitch_grid`, where all positions are mapped). In the sensitivity test, the
-            stitch is fitted to approximated positions, in the basis of its fitting samples; this test requires
-            closed-form linear matchers.
-        distances: Name -> (networks, layers, networks, layers) precomputed distances from the reference to the compared
-            layer, for the specificity test. NaN where undefined.
-        sensitivity_layers: Layers to approximate, by the names of the first network. Default: all; an empty list skips
-            the test.
-        ranks: Ranks of the approximations in addition to full rank. Default: as in the paper, by width (multiples of
-            about an eighth of the width, then halves down to 1).
+            reference (:func:`hf_stitch.stitch_grid`, with a map of all positions). The sensitivity test uses only
+            closed-form linear matchers, fitted to approximated positions in the basis of their training samples.
+        distances: Name -> (networks, layers, networks, layers) precomputed distances for the specificity test, from
+            the reference to the compared layer. NaN where undefined.
+        sensitivity_layers: Layers to approximate, by the names of the first network. Default: all; an empty list
+            omits the test.
+        ranks: Ranks of the approximations, in addition to the full rank. Default: as in the paper, by width (multiples
+            of about an eighth of the width, then halves down to 1).
         references: Number of references, at least 2.
-        own_network: Whether to also compare representations of the reference's own network with it.
-        pooling: How a representation becomes one vector per sample: ``mean``, ``cls``, ``last`` or ``flatten``.
+        own_network: Whether references are also compared with representations of the same network.
+        pooling: Pooling of a representation to one vector per sample: ``mean``, ``cls``, ``last`` or ``flatten``.
         test_size: Held-out samples: a share (float) or a number (int).
-        functional_samples: Number of training samples for the fits of ``functional``. Default: all; the paper uses 100.
+        functional_samples: Number of training samples for ``functional``. Default: all; the paper uses 100.
         task: Task of the stitched models of ``functional``. ``"auto"`` uses the task of the target.
         probe_batch_size: Samples per step of a probe.
         probe_epochs: Passes of a probe over the training samples.
@@ -127,12 +126,12 @@ def bench(
     Raises:
         NotACutError: If a layer does not exist or does not run; with ``functional`` also if a network cannot be cut at
             one of the layers.
-        TypeError: If a network is :class:`hf_stitch.Activations`, or a single method or layer replaces a list.
-        ValueError: If there are fewer than three networks or two references, networks have different numbers of layers,
-            samples lack labels, more than 5% of ``test_data`` are also in ``data``, a method or a layer is unknown or
-            named twice, a trained matcher is structural, a network lacks a task for ``functional``, ``distances`` have
-            the wrong shape, a rank exceeds a width, or a method is undefined for all pairs of a test. A distance that
-            is undefined for some pairs does not raise an error: these pairs are left out and counted.
+        TypeError: If a network is :class:`hf_stitch.Activations`, or a list of methods or layers is a single name.
+        ValueError: If there are fewer than three networks or two references, networks have different numbers of
+            layers, samples do not have labels, more than 5% of ``test_data`` are also in ``data``, a method or a layer
+            is unknown or named twice, a trained matcher is structural, a network does not have a task for
+            ``functional``, an array in ``distances`` has the wrong shape, a rank exceeds a width, or a method is
+            undefined for all pairs of a test. Pairs with an undefined distance are otherwise left out and counted.
 
     Example:
         >>> import torch, hf_stitch
@@ -141,42 +140,42 @@ def bench(
         >>> loaded = [hf_stitch.load(net, example_inputs=torch.randn(2, 4)) for net in nets]
         >>> points = torch.randn(300, 4)
         >>> samples = hf_stitch.Samples.of(points, label=(points[:, 0] > 0).long().tolist())
-        >>> found = bench(loaded, samples, layers=["1", "3"], matchers=["lstsq"], probe_epochs=2, progress=False)
-        >>> list(found.scores["sensitivity"])[2:]
+        >>> scored = bench(loaded, samples, layers=["1", "3"], matchers=["lstsq"], probe_epochs=2, progress=False)
+        >>> list(scored.scores["sensitivity"])[2:]
         ['lstsq, structural', 'depth only', 'rank only', 'probing, other half']
     """
     named = named_networks(networks)
-    listed = named_layers(named, layers)
+    layers_of_networks = named_layers(named, layers)
     methods = {**metric_distances(metrics), **structural_distances(matchers)}
     stitched = list(registries.matchers.build_all(functional, "functional").values())
     adapters = {name: load(network) for name, network in named.items()}
-    chosen = _layers(adapters, listed, cut=bool(stitched))
-    layer_numbers(next(iter(chosen.values()), ()), sensitivity_layers)
+    cut_layers = _layers(adapters, layers_of_networks, cut=bool(stitched))
+    layer_numbers(next(iter(cut_layers.values()), ()), sensitivity_layers)
     if stitched:
         for adapter in adapters.values():
             scored_task(adapter, task)
-    train, test = _apart(data, test_data, test_size, seed)
-    selection, scoring = (_places(test, half) for half in test.split(0.5, seed))
+    train, test = _train_and_test(data, test_data, test_size, seed)
+    selection, scoring = (_indices(test, half) for half in test.split(0.5, seed))
     if stitched:
         fitted = train if functional_samples is None else train.split(functional_samples, seed)[1]
         ranks = None if ranks is None else tuple(ranks)
-        grids = _Grids(adapters, chosen, stitched, fitted, test.select(scoring), task, batch_size, ranks)
+        grids = _Grids(adapters, cut_layers, stitched, fitted, test.select(scoring), task, batch_size, ranks)
         methods |= {f"{matcher.label}, functional": FunctionalDistance(matcher, grids) for matcher in stitched}
-    methods |= _given(distances or {}, chosen, methods)
+    methods |= _given_distances(distances or {}, cut_layers, methods)
     labels = _labels(train, "data"), _labels(test, "test_data")
     recorded, tested = (
-        {name: extract_activations(adapter, part, layers=chosen[name], pooling=pooling, batch_size=batch_size,
+        {name: extract_activations(adapter, part, layers=cut_layers[name], pooling=pooling, batch_size=batch_size,
                                    progress=progress) for name, adapter in adapters.items()}
         for part in (train, test)
     )  # fmt: skip
     classes = max(train.num_classes or 0, test.num_classes or 0)
     described = {label: method.describe() for label, method in methods.items()}
     recipe = {
-        "networks": {name: adapter.pinned.public.to_dict() for name, adapter in adapters.items()}, "layers": chosen,
+        "networks": {name: adapter.pinned.public.to_dict() for name, adapter in adapters.items()}, "layers": cut_layers,
         "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint, "batch_size": batch_size,
         "test_size": test_size if test_data is None else None, "functional_samples": functional_samples, "task": task,
         "methods": described,
-        "versions": versions((entry["registry"], entry["name"]) for entry in described.values() if entry),
+        "versions": versions((fields["registry"], fields["name"]) for fields in described.values() if fields),
     }  # fmt: skip
     return measure(
         BenchData(recorded, tested, *labels, selection, scoring, classes), methods,
@@ -187,7 +186,7 @@ def bench(
 
 @dataclass
 class _Grids:
-    """Relative accuracies of stitches into references, computed once for each reference and source network."""
+    """Grids of stitches to references, computed once for each reference and source network."""
 
     adapters: Mapping[str, Adapter]
     layers: Mapping[str, tuple[str, ...]]
@@ -197,46 +196,48 @@ class _Grids:
     task: str
     batch_size: int
     ranks: Sequence[int] | None
-    _found: dict[tuple[str, int, str, bool], dict[str, StitchGrid | str]] = field(default_factory=dict)
+    _cache: dict[tuple[str, int, str, bool], dict[str, StitchGrid | str]] = field(default_factory=dict)
 
-    def into(self, reference: Represented, represented: Represented, matcher: Matcher) -> tuple[StitchGrid, str]:
-        """Return the grid from a network's layers, or from a layer's approximations, into a reference; and the label.
+    def grid(self, reference: Represented, representation: Represented, matcher: Matcher) -> tuple[StitchGrid, str]:
+        """Return the grid from a representation to a reference, and the label of its matcher.
+
+        The grid contains all layers of the network, or all approximations of the layer.
 
         Raises:
-            ValueError: If the matcher is undefined for all layers.
+            ValueError: If the matcher is undefined for the whole grid.
         """
-        source, depth, width = represented.network, represented.depth, represented.rows.shape[1]
-        approximated = represented.rank < width
+        source, depth, width = representation.network, representation.depth, representation.rows.shape[1]
+        approximated = representation.rank < width
         key = reference.network, reference.depth, source, approximated
         layers, matchers, used = self.layers[source], self.matchers, matcher
         if approximated:
-            layers, used = (layers[depth],), Approximated(matcher, represented.rank)
-            linear = [base for base in self.matchers if isinstance(base, ClosedFormMatcher)]
+            layers, used = (layers[depth],), Approximated(matcher, representation.rank)
+            linear = [candidate for candidate in self.matchers if isinstance(candidate, ClosedFormMatcher)]
             ranks = [rank for rank in self.ranks or default_ranks(width) if rank < width]
-            matchers = [Approximated(base, rank) for base in linear for rank in ranks]
-        if key not in self._found:
-            into = self.layers[reference.network][reference.depth]
-            self._found[key] = self._grids(source, layers, reference.network, into, matchers)
-        grid = self._found[key][used.label]
+            matchers = [Approximated(candidate, rank) for candidate in linear for rank in ranks]
+        if key not in self._cache:
+            target_layer = self.layers[reference.network][reference.depth]
+            self._cache[key] = self._grids(source, layers, reference.network, target_layer, matchers)
+        grid = self._cache[key][used.label]
         if isinstance(grid, str):
             raise ValueError(grid)
         return grid, used.label
 
     def _grids(
-        self, source: str, layers: Sequence[str], network: str, into: str, matchers: Sequence[Matcher]
+        self, source: str, layers: Sequence[str], network: str, target_layer: str, matchers: Sequence[Matcher]
     ) -> dict[str, StitchGrid | str]:
-        """Return a grid for each matcher, shared if all matchers are defined, or the reason of the failure."""
+        """Return label -> grid, or the reason why the matcher is undefined. Defined matchers share a grid."""
         try:
             grid = stitch_grid(
                 self.adapters[source], self.adapters[network], self.train, test_data=self.test, layers_a=layers,
-                layers_b=[into], matchers=matchers, task=self.task, batch_size=self.batch_size, resamples=2,
+                layers_b=[target_layer], matchers=matchers, task=self.task, batch_size=self.batch_size, resamples=2,
                 progress=False,
             )  # fmt: skip
         except (ValueError, DivergedError) as error:
             if len(matchers) == 1:
                 return {matchers[0].label: str(error)}
-            alone = [self._grids(source, layers, network, into, [matcher]) for matcher in matchers]
-            return {label: outcome for of_matcher in alone for label, outcome in of_matcher.items()}
+            grids = (self._grids(source, layers, network, target_layer, [matcher]) for matcher in matchers)
+            return {label: outcome for of_matcher in grids for label, outcome in of_matcher.items()}
         return dict.fromkeys((matcher.label for matcher in matchers), grid)
 
 
@@ -255,18 +256,18 @@ class FunctionalDistance(Distance):
 
     @property
     def tests(self) -> tuple[Test, ...]:  # type: ignore[override]
-        """Tests of the matcher; only closed-form matchers stitch approximations."""
+        """Both tests for closed-form matchers; only specificity for trained matchers."""
         return TESTS if isinstance(self.matcher, ClosedFormMatcher) else ("specificity",)
 
     def __call__(self, pair: RepresentedPair) -> float:
         """Compute the distance of a pair."""
-        grid, label = self.grids.into(pair.reference, pair.other, self.matcher)
+        grid, label = self.grids.grid(pair.reference, pair.other, self.matcher)
         layers = self.grids.layers[pair.other.network][pair.other.depth], grid.layers_b[0]
-        value = grid.score(*layers, "relative_accuracy", label).value
-        if np.isnan(value):
+        accuracy = grid.score(*layers, "relative_accuracy", label).value
+        if np.isnan(accuracy):
             reason = grid.undefined.get(cell_name(label, *layers))
             raise ValueError(reason or "the target predicts no test sample correctly")
-        return 1 - value
+        return 1 - accuracy
 
     def describe(self) -> dict[str, Any]:
         """Return the matcher."""
@@ -276,20 +277,20 @@ class FunctionalDistance(Distance):
 def _layers(
     adapters: Mapping[str, Adapter], layers: Mapping[str, tuple[str, ...]], *, cut: bool
 ) -> dict[str, tuple[str, ...]]:
-    """Return the layers of each network, by default all candidates, and check that stitches can cut them.
+    """Return the layers of each network, by default all candidates.
 
     Raises:
-        NotACutError: If a layer does not exist, or the network cannot be cut there.
+        NotACutError: If a layer does not exist, or with ``cut`` if the network cannot be cut there.
     """
-    selected = {name: layers.get(name, adapter.candidates) for name, adapter in adapters.items()}
+    chosen = {name: layers.get(name, adapter.candidates) for name, adapter in adapters.items()}
     for name, adapter in adapters.items():
-        for layer in selected[name]:
+        for layer in chosen[name]:
             adapter.cut(layer) if cut else adapter.spec(layer)
-    return selected
+    return chosen
 
 
-def _apart(data: Any, test_data: Any, test_size: float | int, seed: int) -> tuple[Samples, Samples]:
-    """Split data into training and test samples, or check the separate test samples."""
+def _train_and_test(data: Any, test_data: Any, test_size: float | int, seed: int) -> tuple[Samples, Samples]:
+    """Return training and test samples."""
     samples = Samples.of(data)
     if test_data is None:
         return samples.split(test_size, seed)
@@ -298,24 +299,24 @@ def _apart(data: Any, test_data: Any, test_size: float | int, seed: int) -> tupl
     return samples, test
 
 
-def _places(samples: Samples, part: Samples) -> list[int]:
+def _indices(samples: Samples, part: Samples) -> list[int]:
     """Return the indices of the samples of a part."""
-    place = {id_: number for number, id_ in enumerate(samples.ids)}
-    return [place[id_] for id_ in part.ids]
+    indices = {id_: index for index, id_ in enumerate(samples.ids)}
+    return [indices[id_] for id_ in part.ids]
 
 
 def _labels(samples: Samples, name: str) -> list[int]:
     if samples.labels is None:
-        raise ValueError(f"probes require labels, got none in {name}; pass hf_stitch.Samples.of(data, label=…)")
+        raise ValueError(f"probes require labels; pass {name} as hf_stitch.Samples.of({name}, label=…)")
     return samples.labels
 
 
-def _given(
+def _given_distances(
     distances: Mapping[str, ArrayLike], layers: Mapping[str, Sequence[str]], taken: Iterable[str]
 ) -> dict[str, Distance]:
-    """Return precomputed distances as methods."""
+    """Return the precomputed distances as methods."""
     if twice := sorted(distances.keys() & {*taken, *BASELINES}):
-        raise ValueError(f"names in distances must differ from all methods, got {twice[0]!r}; choose another name")
+        raise ValueError(f"names in distances must differ from all methods, got {twice[0]!r}; rename it")
     names = tuple(layers)
     shape = (len(names), len(layers[names[0]])) * 2
     methods: dict[str, Distance] = {}

@@ -297,7 +297,7 @@ def main() -> None:
     def measured(name: str) -> dict[str, Any]:
         return run(of_texts(arguments) if name == "decoders" else of_images(name, arguments))
 
-    pairs = {name: study.kept(arguments.out / f"{name}.json", partial(measured, name)) for name in TITLES}
+    pairs = {name: study.cached(arguments.out / f"{name}.json", partial(measured, name)) for name in TITLES}
     settings = (
         f"{TRAIN[0]:,} images and {TRAIN[1]:,} texts, {STEPS[0]} steps of {BATCH[0]} images and {STEPS[1]} of "
         f"{BATCH[1]} texts (Adam, 0.001, cosine), scored on {TEST[0]:,} and {TEST[1]:,} held-out ones"

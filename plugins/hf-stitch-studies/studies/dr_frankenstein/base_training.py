@@ -1,6 +1,6 @@
-"""Base networks, trained as in Csiszárik et al. 2021 (appendix A.1) and saved in a folder.
+"""Train base networks as in Csiszárik et al. 2021 (appendix A.1) and save them in a folder.
 
-Networks that the folder already contains are not trained again.
+Existing networks of the folder are not trained again.
 
     python run.py dr_frankenstein.base_training --data-dir DATA --networks NETWORKS --seeds 0 1
 """
@@ -29,8 +29,8 @@ from hf_stitch.storage.files import write_whole
 class Base:
     """Architecture and training of a base network.
 
-    SGD has Nesterov momentum .9, learning rate .1 and weight decay 1e-4. The ViT takes AdamW: 1e-3 after a warm-up,
-    then cosine, weight decay .05.
+    SGD has Nesterov momentum .9, learning rate .1 and weight decay 1e-4. The ViT uses AdamW: 1e-3 after a warm-up, then
+    cosine decay, weight decay .05.
     """
 
     architecture: str  # tiny10, resnet20 or vit
@@ -53,7 +53,7 @@ class Base:
 
 
 def trained(base: Base, folder: Path, data_dir: str | None) -> nn.Module:
-    """Load a trained network in eval mode from the folder, after training and saving it if it is missing."""
+    """Load a trained network in eval mode from the folder; train and save it first if it is missing."""
     network = base.build()
     path = folder / f"{base.name}.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,14 +108,14 @@ def _optimizers(base: Base, model: nn.Module, steps: int) -> tuple[torch.optim.O
 def accuracy(network: nn.Module, pixels: Tensor, labels: Tensor) -> float:
     network.eval()
     right = sum(
-        int((network(networks.normalised(some)).argmax(1) == wanted).sum())
-        for some, wanted in zip(pixels.split(500), labels.split(500), strict=True)
+        int((network(networks.normalised(some)).argmax(1) == classes).sum())
+        for some, classes in zip(pixels.split(500), labels.split(500), strict=True)
     )
     return right / len(pixels)
 
 
 class _Augmented(Dataset):
-    """A data set that returns augmented images and their labels one batch at a time."""
+    """Dataset that returns augmented images and their labels, one batch at a time."""
 
     def __init__(self, pixels: Tensor, labels: Tensor, generator: torch.Generator) -> None:
         self._pixels, self._labels, self._generator = pixels, labels, generator
@@ -129,7 +129,7 @@ class _Augmented(Dataset):
 
 
 class _Classifier(nn.Module):
-    """A network with its loss, in the format that the Trainer expects."""
+    """Network with its loss, in the format of the Trainer."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -143,13 +143,13 @@ class _Classifier(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", type=Path, required=True, help="folder of trained networks")
-    parser.add_argument("--data-dir", help="local folder of the data sets; default: the Hub")
+    parser.add_argument("--data-dir", help="local folder of the datasets; default: the Hub")
     parser.add_argument("--architecture", choices=("tiny10", "resnet20", "vit"), default="resnet20")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    given = parser.parse_args()
-    for seed in given.seeds:
-        base = Base(given.architecture, given.epochs, given.images, seed, optimizer=given.optimizer)
-        trained(base, given.networks, given.data_dir)
+    arguments = parser.parse_args()
+    for seed in arguments.seeds:
+        base = Base(arguments.architecture, arguments.epochs, arguments.images, seed, optimizer=arguments.optimizer)
+        trained(base, arguments.networks, arguments.data_dir)

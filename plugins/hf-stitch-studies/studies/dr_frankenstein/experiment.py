@@ -18,12 +18,12 @@ from hf_stitch.training.loop import Schedule
 Networks = Mapping[str, Adapter]
 TASK = "task loss"
 SHORT: dict[str, Any] = {"lr": 1e-2, "schedule": "cosine"}
-"""Larger steps, so that short training converges from any initialisation."""
+"""Larger steps that let short training converge from any initialisation."""
 CUTS = {"tiny10": networks.Tiny10.cuts, "resnet20": networks.ResNet20.cuts}
 """Architecture -> layers to stitch at."""
 TITLES = {"tiny10": "Tiny-10", "resnet20": "ResNet-20"}
 IMAGES, EPOCHS = 10_000, 6
-"""Training of the networks, where no published ones are given."""
+"""Training images and epochs of the networks if the published ones are not given."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ def started(arguments: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
 
 
 def loaded(architecture: str, arguments: argparse.Namespace, seeds: int = 2) -> dict[str, Adapter]:
-    """Load the published networks if their folder is given, or else train networks: ascending number -> network."""
+    """Load the published networks if their folder is given, otherwise train networks: ascending number -> network."""
     if not arguments.published:
         bases = [Base(architecture, EPOCHS, IMAGES, seed) for seed in range(seeds)]
         return adapted(bases, arguments.networks, arguments.data_dir)
-    found, _ = networks.read_folder(arguments.published / f"drfrankenstein_{architecture}")
-    return {str(number): found[f"in{number}"] for number in sorted(int(name[2:]) for name in found)}
+    published, _ = networks.read_folder(arguments.published / f"drfrankenstein_{architecture}")
+    return {str(number): published[f"in{number}"] for number in sorted(int(name[2:]) for name in published)}
 
 
 def origin(arguments: argparse.Namespace) -> str:
@@ -77,7 +77,7 @@ def origin(arguments: argparse.Namespace) -> str:
 
 
 def disjoint(names: Iterable[str], count: int) -> list[tuple[str, str]]:
-    """Pair the first network with the second, the third with the fourth and so on: no network is in two pairs."""
+    """Pair the first network with the second, the third with the fourth, and so on, so that pairs are disjoint."""
     ordered = list(names)
     return list(zip(ordered[::2], ordered[1::2], strict=False))[:count]
 
@@ -89,17 +89,17 @@ def pairs_of(names: Iterable[str], count: int) -> list[tuple[str, str]]:
 
 
 def counted(pairs: Iterable[str]) -> tuple[str, int]:
-    """Return how many pairs such as ``0 → 1`` there are, as text and with both directions counted once."""
+    """Count pairs such as ``0 → 1``: as text, and as a number that counts both directions once."""
     ordered = list(pairs)
     units = len({frozenset(pair.split(" → ")) for pair in ordered})
     return "1 pair, both directions" if (len(ordered), units) == (2, 1) else f"{len(ordered)} pairs", units
 
 
 def written(script: str, record: Mapping[str, Any], rows: Sequence[Mapping[str, str]], **figures: Any) -> str:
-    """Fill a page: its claims, its footer, and what the record states of networks and setting."""
-    known = {key: record[key] for key in ("networks", "setting") if key in record}
+    """Fill a page with its claims, its footer, and the networks and setting of the record."""
+    stated = {key: record[key] for key in ("networks", "setting") if key in record}
     options = "--published PUBLISHED --networks NETWORKS --data-dir DATA --out OUT"
-    return study.filled(script, rows, options, **{**known, **figures})
+    return study.filled(script, rows, options, **{**stated, **figures})
 
 
 def scored(record: Mapping[str, float]) -> Score:

@@ -1,4 +1,4 @@
-"""Networks stitched for each pair and layer, and their logits on test images."""
+"""Stitch networks for each pair and layer, and compute their logits on test images."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Pair = tuple[str, str]
 DRAWS = 1000
 """Number of bootstrap draws."""
 START = "least squares"
-"""The method from which task-loss matching starts."""
+"""The starting point of task-loss matching."""
 BASELINES = ("identity", "mean_only")
 
 
@@ -40,14 +40,14 @@ class Answers:
     stitched: Mapping[str, Mapping[str, Tensor]]  # layer -> method -> logits (pairs, images, classes)
 
     def relative(self, layer: str, method: str, less: str | None = None) -> Score:
-        """Return the accuracy, less that of another method, over that of the target, as the mean over pairs."""
+        """Return the relative accuracy, optionally less the one of ``less``, as the mean over pairs."""
         right = self._right(self.stitched[layer][method])
         if less is not None:
             right = right - self._right(self.stitched[layer][less])
         return self._interval(right, self._right(self.targets))
 
     def by_pair(self, layer: str, method: str) -> list[float]:
-        """Return the accuracy over that of the target for each pair."""
+        """Return the relative accuracy of each pair."""
         shares = self._right(self.stitched[layer][method]).mean(1) / self._right(self.targets).mean(1)
         return [float(share) for share in shares]
 
@@ -64,8 +64,8 @@ class Answers:
         """Compute a ratio of sums over images, as the mean over pairs, with its interval.
 
         The interval combines the bootstrap over test images with the Bayesian bootstrap over networks (Rubin 1981). The
-        weight of a pair is the product of the weights of its networks, so that with only two networks the interval
-        reflects the images alone.
+        weight of a pair is the product of the weights of its networks, so with only two networks the interval reflects
+        only the images.
         """
         images, pairs = self._draws
         drawn = (pairs * (above @ images.T) / (below @ images.T)).sum(0)
@@ -84,7 +84,7 @@ class Answers:
 
 
 def ring(names: Iterable[str]) -> list[Pair]:
-    """Pair each network with the next one, so that each is the source once and the target once."""
+    """Pair each network with the next one, so that each network is the source once and the target once."""
     ordered = list(names)
     return list(zip(ordered, ordered[1:] + ordered[:1], strict=True))
 
@@ -99,20 +99,20 @@ def answers(
     Task-loss matching runs in bfloat16 with float32 weights. Closed-form fits and logits are in full precision.
     """
     direct = {START: registries.matchers.build("lstsq"), **direct}
-    found_logits: dict[tuple[str, str, Pair], Tensor] = {}
+    outputs: dict[tuple[str, str, Pair], Tensor] = {}
     whole = {}
     for name in dict.fromkeys(b for _, b in pairs):
         group, target = [pair for pair in pairs if pair[1] == name], networks[name]
         whole[name], same = logits(target, test), [(layer, layer) for layer in layers]
-        found = {a: collected(networks[a], target, same, train) for a, _ in group}
-        closed = {(a, m): matcher.match(found[a]).layers for a in found for m, matcher in direct.items()}
+        statistics = {a: collected(networks[a], target, same, train) for a, _ in group}
+        closed = {(a, m): matcher.match(statistics[a]).layers for a in statistics for m, matcher in direct.items()}
         maps: dict[tuple[str, Pair], dict[str, StitchingLayer]] = {}
         for layer, (a, b) in product(layers, group):
             fitted = {m: closed[a, m][layer, layer] for m in direct}
             start = fitted[START]
             maps[layer, (a, b)] = {**fitted, "identity": start.identity(), "mean_only": start.mean_only()}
         for method, matcher in trained.items():
-            starts = {a: matcher.initial.match(found[a]).layers for a in found}
+            starts = {a: matcher.initial.match(statistics[a]).layers for a in statistics}
             models = [
                 join(networks[a], layer, starts[a][layer, layer], target, layer, task=target.task)
                 for layer, (a, _) in maps
@@ -124,11 +124,11 @@ def answers(
                 maps[place][method] = end
         for (layer, pair), fitted in maps.items():
             model = join(networks[pair[0]], layer, fitted[START], target, layer, task=target.task)
-            for method, found_of in _logits(model, fitted, test).items():
-                found_logits[layer, method, pair] = found_of
+            for method, method_logits in _logits(model, fitted, test).items():
+                outputs[layer, method, pair] = method_logits
     methods = [*direct, *trained, *BASELINES]
     stitched = {
-        layer: {method: torch.stack([found_logits[layer, method, pair] for pair in pairs]) for method in methods}
+        layer: {method: torch.stack([outputs[layer, method, pair] for pair in pairs]) for method in methods}
         for layer in layers
     }
     return Answers(tuple(pairs), torch.tensor(test.labels), torch.stack([whole[b] for _, b in pairs]), stitched)
@@ -136,10 +136,10 @@ def answers(
 
 def _logits(model: StitchedModel, maps: Mapping[str, StitchingLayer], test: Samples) -> dict[str, Tensor]:
     """Compute the logits of a stitched model with each of several maps, running the front half once."""
-    found: dict[str, list[Tensor]] = {method: [] for method in maps}
+    outputs: dict[str, list[Tensor]] = {method: [] for method in maps}
     for batch in test.batches(BATCH):
         with evaluating(model):
             activations = model.source(**model.source_inputs(model.preprocess(batch.samples)))
             for method, layer in maps.items():
-                found[method].append(model.head(layer.eval()(activations)).logits)
-    return {method: torch.cat(parts) for method, parts in found.items()}
+                outputs[method].append(model.head(layer.eval()(activations)).logits)
+    return {method: torch.cat(parts) for method, parts in outputs.items()}

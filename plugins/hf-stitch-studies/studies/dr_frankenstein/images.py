@@ -16,34 +16,34 @@ DATA = {
     "fashion_mnist": ("zalando-datasets/fashion_mnist", "label"),
     "mnist": ("ylecun/mnist", "label"),
 }
-"""Name -> data set on the Hub and its label column."""
+"""Name -> dataset on the Hub and its label column."""
 
 
 def raw(name: str, split: str, count: int | None, data_dir: str | None) -> Samples:
-    """Read the first images of a data set in :data:`DATA`, or all, from a local folder or the Hub."""
+    """Read the first images of a dataset in :data:`DATA`, or all images, from a local folder or the Hub."""
     source, label = DATA[name]
     samples = Samples.of(read_data(source, data_dir=data_dir, split=split), label=label)
     return samples if count is None else samples.take(min(count, len(samples)))
 
 
 def pixels(samples: Samples) -> Tensor:
-    """Return images as they are, ``(n, channels, height, width)`` uint8."""
+    """Return unmodified images, ``(n, channels, height, width)`` uint8."""
     arrays = [np.asarray(image) for batch in samples.batches(500, progress="reading") for image in batch.samples]
     stacked = torch.from_numpy(np.stack(arrays))
     return stacked.permute(0, 3, 1, 2).contiguous() if stacked.ndim == 4 else stacked[:, None]
 
 
 def squares(samples: Samples) -> Tensor:
-    """Return images as RGB of 32 × 32 pixels ``(n, 3, 32, 32)`` uint8; smaller ones get a black frame."""
+    """Return images as RGB of 32 × 32 pixels ``(n, 3, 32, 32)`` uint8, with a black frame around smaller images."""
     stacked = pixels(samples)
     border = (32 - stacked.shape[-1]) // 2
     return functional.pad(stacked, [border] * 4).expand(-1, 3, -1, -1).contiguous()
 
 
 def read(name: str, split: str, count: int | None, data_dir: str | None) -> tuple[Tensor, Tensor]:
-    """Read images of a data set as :func:`squares`, and their labels."""
-    found = raw(name, split, count, data_dir)
-    return squares(found), torch.tensor(found.labels)
+    """Read images of a dataset as :func:`squares`, and their labels."""
+    split_samples = raw(name, split, count, data_dir)
+    return squares(split_samples), torch.tensor(split_samples.labels)
 
 
 def samples(name: str, split: str, count: int, data_dir: str | None) -> Samples:

@@ -2,7 +2,7 @@
 
 A network is stitched to itself. Starting from the identity, the map is trained on cross-entropy + β · CKA between its
 output and the original activations. It is compared with random rotations, which leave CKA at 1 but change the network,
-and with the CKA between a network and another one that is mapped onto it by least squares.
+and with the CKA between a network and a second network mapped onto it by least squares.
 """
 
 import math
@@ -23,15 +23,15 @@ from hf_stitch.stitches import LinearStitch, StitchingLayer
 
 SIZES = Sizes(3_000, 2_000, 5, batch=64, **SHORT)
 PLACES: dict[str, tuple[tuple[str, ...], int]] = {"tiny10": (("bn3", "bn5"), 3), "resnet20": (("layer2.0",), 2)}
-"""Layers, and number of networks."""
+"""Architecture -> layers, number of networks."""
 PENALTIES = (0.3, 1.0)
 ROTATIONS = 5
 PAIRS, BETWEEN = 3, {"tiny10": (3_000, 1_000), "resnet20": (1_500, 500)}
-"""Number of pairs of networks for the baseline, at most; training images, and test images on which CKA is measured."""
+"""Maximum number of pairs for the baseline; training images, and test images for CKA."""
 POSITIONS, IMAGES = "positions", "images"
-"""What rows are: positions, or images with all their positions side by side."""
+"""Kinds of rows: positions, or images with all positions concatenated."""
 PROBE = 1_000
-"""Number of test images on which CKA is measured."""
+"""Number of test images for CKA."""
 LOW, KEPT = 0.7, 0.99
 """CKA that counts as low, and relative accuracy that counts as unchanged."""
 SAME, DESTROYED = 0.99, 0.3
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def self_stitched(network: Adapter, layer: str, train: Samples, test: Samples) -> dict[str, list[dict[str, Any]]]:
-    """Stitch a network to itself with penalised and with rotated maps; return CKA and accuracy of each."""
+    """Stitch a network to itself with penalised and rotated maps; return CKA and accuracy of each map."""
     [start] = stitching.direct(network, network, layer, ["identity"], train)
     maps: dict[str, dict[float, StitchingLayer]] = {"rotated": {}, "penalised": {0.0: start.stitch}}
     for seed in range(ROTATIONS):
@@ -83,7 +83,7 @@ def _rotation(width: int, seed: int) -> LinearStitch:
 
 
 def cka(stitched: StitchedModel, probe: Samples, target: Adapter, stitch: StitchingLayer) -> float:
-    """Return the linear CKA between mapped activations and those of the target, with positions as rows."""
+    """Return the linear CKA between mapped activations and the target's activations, with positions as rows."""
     recorder = TrajectoryRecorder(stitched, probe, ["linear_cka"], target=target)
     recorder(0, [stitch])
     return recorder.trajectory["linear_cka"][0]
@@ -93,25 +93,25 @@ def cka(stitched: StitchedModel, probe: Samples, target: Adapter, stitch: Stitch
 def between_networks(
     networks: Networks, pairs: Sequence[tuple[str, str]], layers: Sequence[str], train: Samples, probe: Samples
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the CKA between networks mapped by least squares and their targets: rows -> layer -> one for each pair.
+    """Return the CKA between networks mapped by least squares and their targets: rows -> layer -> value of each pair.
 
-    Rows are positions, or images with all their positions, as in the authors' code.
+    Rows are positions, or images with all positions concatenated, as in the authors' code.
     """
-    found: dict[str, dict[str, list[float]]] = {rows: {layer: [] for layer in layers} for rows in (POSITIONS, IMAGES)}
+    ckas: dict[str, dict[str, list[float]]] = {rows: {layer: [] for layer in layers} for rows in (POSITIONS, IMAGES)}
     for source, target in ((networks[a], networks[b]) for a, b in pairs):
-        found_of = stitching.collected(source, target, [(layer, layer) for layer in layers], train)
-        maps = registries.matchers.build("lstsq").match(found_of).layers
+        statistics = stitching.collected(source, target, [(layer, layer) for layer in layers], train)
+        maps = registries.matchers.build("lstsq").match(statistics).layers
         sides: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {layer: [] for layer in layers}
         for batch in probe.batches(stitching.BATCH):
             a, b = (side.encode(side.preprocess(batch.samples), list(layers)) for side in (source, target))
             for layer in layers:
                 sides[layer].append((maps[layer, layer](a[layer]).values, b[layer].values))
         for layer, parts in sides.items():
-            one, other = (torch.cat(side).double() for side in zip(*parts, strict=True))
-            positions = (each.movedim(1, -1).flatten(0, -2) for each in (one, other))
-            found[POSITIONS][layer].append(float(linear_cka(*positions)))
-            found[IMAGES][layer].append(float(linear_cka(one.flatten(1), other.flatten(1))))
-    return found
+            mapped, target_values = (torch.cat(side).double() for side in zip(*parts, strict=True))
+            positions = (activations.movedim(1, -1).flatten(0, -2) for activations in (mapped, target_values))
+            ckas[POSITIONS][layer].append(float(linear_cka(*positions)))
+            ckas[IMAGES][layer].append(float(linear_cka(mapped.flatten(1), target_values.flatten(1))))
+    return ckas
 
 
 UNCHANGED, ROTATED, BETWEEN_NETWORKS = study.stated(__file__)
@@ -119,9 +119,9 @@ UNCHANGED, ROTATED, BETWEEN_NETWORKS = study.stated(__file__)
 
 def page(record: dict[str, Any]) -> str:
     sections = []
-    for architecture, found in record["architectures"].items():
+    for architecture, run in record["architectures"].items():
         rows: list[tuple[object, ...]] = []
-        for name, layer, kinds in _networks(found):
+        for name, layer, kinds in _networks(run):
             for point in kinds["penalised"]:
                 rows.append((name, layer, f"β {point['x']:g}", f"{point['cka']:.3f}", scored(point["score"])))
             turned = kinds["rotated"]
@@ -131,9 +131,9 @@ def page(record: dict[str, Any]) -> str:
             f"## {TITLES[architecture]}",
             study.markdown(("network", "layer", "map", "linear CKA", "relative accuracy"), rows),
         ]
-        for kind, layers in found["between"].items():
+        for kind, layers in run["between"].items():
             by_layer = ", ".join(f"{layer} {np.mean(some):.3f}" for layer, some in layers.items())
-            means = f"{_over_layers(found, kind)} ({by_layer})"
+            means = f"{_over_layers(run, kind)} ({by_layer})"
             sections.append(f"Between networks, CKA after least squares with {kind} as rows: {means}.")
     return experiment.written(
         __file__, record, claims(record), low=LOW, kept=KEPT, probe=PROBE, same=SAME, destroyed=DESTROYED,
@@ -141,8 +141,8 @@ def page(record: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-def _networks(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for name, layers in found["networks"].items():
+def _networks(run: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for name, layers in run["networks"].items():
         for layer, kinds in layers.items():
             yield name, layer, kinds
 
@@ -153,15 +153,15 @@ def unchanged(points: Sequence[dict[str, Any]]) -> bool | None:
     return study.at_least(1, (study.above(score, KEPT) for score in low))
 
 
-def _over_layers(found: dict[str, Any], rows: str) -> str:
-    values = np.array(list(found["between"][rows].values()))
+def _over_layers(run: dict[str, Any], rows: str) -> str:
+    values = np.array(list(run["between"][rows].values()))
     return f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
-    for architecture, found in record["architectures"].items():
-        title, kinds, count = TITLES[architecture], [each for *_, each in _networks(found)], len(found["networks"])
+    for architecture, run in record["architectures"].items():
+        title, kinds, count = TITLES[architecture], [maps for *_, maps in _networks(run)], len(run["networks"])
         units = math.comb(count, 2)
         low = [point for some in kinds for point in some["penalised"] if point["cka"] <= LOW]
         best = max(low, key=lambda point: point["score"]["value"], default=None)
@@ -172,9 +172,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         held = [study.at_least(2, (p["cka"] >= SAME, study.below(p["score"], DESTROYED))) for p in turned]
         ours = f"relative accuracy at most {max(point['score']['value'] for point in turned):.3f}"
         rows.append(ROTATED.of(title).row(ours, f"{count} networks, {len(turned)} rotations", held, units))
-        values = np.array(list(found["between"][IMAGES].values()))
+        values = np.array(list(run["between"][IMAGES].values()))
         mean, deviation = PUBLISHED[architecture]
-        ours = f"{_over_layers(found, IMAGES)}; with positions as rows {_over_layers(found, POSITIONS)}"
+        ours = f"{_over_layers(run, IMAGES)}; with positions as rows {_over_layers(run, POSITIONS)}"
         n = f"{study.counted(values.shape[1], 'pair')}, {len(values)} layers"
         near = bool(abs(values.mean() - mean) <= deviation)
         rows.append(BETWEEN_NETWORKS.of(title, mean, deviation).row(ours, n, [near], values.shape[1]))

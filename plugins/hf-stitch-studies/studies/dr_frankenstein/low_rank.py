@@ -40,8 +40,8 @@ def measured(source: Adapter, target: Adapter, layer: str, train: Samples, test:
     ends = stitching.trained(SIZES.task_loss, starts, target, train)
     stitches = {DIRECT: [model.stitch for model in starts], TASK: ends}
     families = {method: dict(zip(RANKS, some, strict=True)) for method, some in stitches.items()}
-    found = rank_curve(starts[0], test, families, target=target, batch_size=stitching.BATCH)
-    return {method: [found[method][rank] for rank in RANKS] for method in families}
+    curves = rank_curve(starts[0], test, families, target=target, batch_size=stitching.BATCH)
+    return {method: [curves[method][rank] for rank in RANKS] for method in families}
 
 
 (BETTER,) = study.stated(__file__)

@@ -1,4 +1,4 @@
-"""The networks of Csiszárik et al. 2021 as ordinary modules."""
+"""Networks of Csiszárik et al. 2021 as plain modules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ TINY10 = (
 
 
 class Tiny10(nn.Module):
-    """Eight convolutions without padding, each with BatchNorm and ReLU, spatial mean pooling and one linear layer.
+    """Tiny-10: eight convolutions without padding, each with BatchNorm and ReLU, mean pooling and one linear layer.
 
     86,778 parameters. Stitched at ``bn1`` to ``bn8``.
     """
@@ -45,7 +45,7 @@ class Tiny10(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions with BatchNorm and a shortcut, which is a 1×1 convolution if the shape changes."""
+    """Two 3×3 convolutions with BatchNorm and a shortcut (a 1×1 convolution if the shape changes)."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """A 3×3 stem without pooling, three stages of three blocks, mean pooling and a linear layer (He et al. 2016).
+    """ResNet-20: 3×3 stem without pooling, three stages of three blocks, mean pooling, linear layer (He et al. 2016).
 
     272,474 parameters at width 1. Stitched at ``conv1`` and at the outputs of blocks.
     """
@@ -117,21 +117,21 @@ def read(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def read_folder(folder: str | Path) -> tuple[dict[str, Adapter], tuple[str, ...]]:
-    """Load all trained networks of a folder, which have one architecture."""
-    found, cuts = {}, tuple[str, ...]()
+    """Load all trained networks of a folder; they must share one architecture."""
+    adapters, cuts = {}, tuple[str, ...]()
     for path in sorted(Path(folder).glob("*.safetensors")):
         network, cuts = read(path)
-        found[path.stem.split("-")[0] if path.stem.startswith("in") else path.stem.split("-")[-1]] = adapted(network)
-    if not found:
+        adapters[path.stem.split("-")[0] if path.stem.startswith("in") else path.stem.split("-")[-1]] = adapted(network)
+    if not adapters:
         raise FileNotFoundError(f"{folder} contains no safetensors files of trained networks")
-    return found, cuts
+    return adapters, cuts
 
 
 def normalised(pixels: Tensor) -> Tensor:
-    """Normalise images ``(…, 3, 32, 32)`` uint8 as in training."""
+    """Normalise images ``(…, 3, 32, 32)`` uint8 like in training."""
     return (pixels / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
 def adapted(network: nn.Module, processor: Callable[[Image.Image], Tensor] | None = None) -> Adapter:
-    """Load a trained network as an adapter. Without a processor it takes normalised tensors."""
+    """Load a trained network as an adapter. Without a processor it accepts normalised tensors."""
     return hf_stitch.load(network.eval(), example_inputs=torch.randn(2, 3, 32, 32), processor=processor)

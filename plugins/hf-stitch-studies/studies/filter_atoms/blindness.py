@@ -1,4 +1,4 @@
-"""Pairs of networks with S_Atom = 1 that compute different functions, and one function with many values of S_Atom."""
+"""Pairs of networks with S_Atom = 1 but different functions, and one function with many values of S_Atom."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,8 @@ from torch import nn
 from hf_stitch.metrics import linear_cka
 
 ONE = 1 - 1e-6
-DIFFERENT = 0.1  # functions differ if they disagree on at least this share of images
-MOVED = 0.95  # representations differ if their CKA is at most this
+DIFFERENT = 0.1  # minimum disagreement of different functions, as a share of images
+MOVED = 0.95  # maximum CKA of different representations
 SEEDS = 3
 
 
@@ -32,11 +32,11 @@ def main() -> None:
     for number in range(SEEDS):
         common, _ = task_networks.atomic(task_networks.start(arguments, number))
         for about, change in CHANGES.items():
-            other = copy.deepcopy(common)
+            changed = copy.deepcopy(common)
             with torch.no_grad(), torch.random.fork_rng():
                 torch.manual_seed(number)
-                change(other)
-            pairs[about].append(compared(common, other, test))
+                change(changed)
+            pairs[about].append(compared(common, changed, test))
         bounds.append(gauges(common, number))
     record = {
         "sizes": SIZES, "origin": task_networks.origin(arguments), "images": len(test), "pairs": pairs,
@@ -53,7 +53,7 @@ def _scale(network: nn.Module) -> None:
 
 
 def _pointwise(network: nn.Module) -> None:
-    """Permute the output channels of all 1×1 convolutions, which have no atoms to compare."""
+    """Permute the output channels of all 1×1 convolutions, which lack atoms to compare."""
     for module in network.modules():
         if not isinstance(module, nn.Conv2d) or max(module.kernel_size) > 1:
             continue
@@ -84,17 +84,17 @@ CHANGES: Mapping[str, Callable[[nn.Module], None]] = {
 }
 
 
-def similarity(one: nn.Module, other: nn.Module) -> float:
-    return float(np.mean([matrix[0, 1] for matrix in task_networks.by_weights([one, other], FilterAtoms())]))
+def similarity(first: nn.Module, second: nn.Module) -> float:
+    return float(np.mean([matrix[0, 1] for matrix in task_networks.by_weights([first, second], FilterAtoms())]))
 
 
-def compared(one: nn.Module, other: nn.Module, images: Images) -> dict[str, float]:
-    """Compare two networks by atoms, activations and outputs."""
-    layers = [name for name, module in one.named_modules() if isinstance(module, nn.Conv2d)]
-    rows = [task_networks.features(network, layers, images) for network in (one, other)]
-    outputs = [networks.logits(network, images) for network in (one, other)]
+def compared(first: nn.Module, second: nn.Module, images: Images) -> dict[str, float]:
+    """Compare two networks by their atoms, activations and outputs."""
+    layers = [name for name, module in first.named_modules() if isinstance(module, nn.Conv2d)]
+    rows = [task_networks.features(network, layers, images) for network in (first, second)]
+    outputs = [networks.logits(network, images) for network in (first, second)]
     return {
-        "atom": similarity(one, other),
+        "atom": similarity(first, second),
         "cka": float(np.mean([linear_cka(rows[0][n], rows[1][n], debiased=True) for n in layers])),
         "cka_last": float(linear_cka(rows[0][layers[-1]], rows[1][layers[-1]], debiased=True)),
         "cka_outputs": float(linear_cka(*(output.double() for output in outputs), debiased=True)),
@@ -103,7 +103,7 @@ def compared(one: nn.Module, other: nn.Module, images: Images) -> dict[str, floa
 
 
 def on_two_tasks(data: Cifar100, arguments: Any) -> dict[str, float]:
-    """Train scales and shifts of BatchNorm and the head of one start on two tasks, and compare the networks."""
+    """Train the scales and shifts of BatchNorm and the head of one start on two tasks, and compare the networks."""
     tasks = task_networks.disjoint_tasks(2, 0)
     common, _ = task_networks.atomic(task_networks.start(arguments, 0))
     trained = []
@@ -117,23 +117,23 @@ def on_two_tasks(data: Cifar100, arguments: Any) -> dict[str, float]:
                 module.requires_grad_(True)
         networks.train(network, data.train.of_classes(task), TUNED, place)
         trained.append(network)
-    found = compared(trained[0], trained[1], data.probe(tasks, 2 * SIZES["probe"]))
+    comparison = compared(trained[0], trained[1], data.probe(tasks, 2 * SIZES["probe"]))
     tests = [data.test.of_classes(task) for task in tasks]
-    own = [networks.accuracy(network, test) for network, test in zip(trained, tests, strict=True)]
-    return {**found, "accuracy": float(np.mean(own))}
+    accuracies = [networks.accuracy(network, test) for network, test in zip(trained, tests, strict=True)]
+    return {**comparison, "accuracy": float(np.mean(accuracies))}
 
 
 def gauges(common: nn.Module, seed: int) -> dict[str, float]:
-    """Move the atoms of a network at random, and find S_Atom of the pair in other gauges of the same two functions."""
-    other = copy.deepcopy(common)
+    """Perturb the atoms of a network, and compute the range of S_Atom of the pair over gauges of the same functions."""
+    moved = copy.deepcopy(common)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for layer in task_networks.spatial(other):
-            atoms = other.get_parameter(f"{layer}.atoms")
+        for layer in task_networks.spatial(moved):
+            atoms = moved.get_parameter(f"{layer}.atoms")
             atoms.add_(0.5 * atoms.std() * torch.randn(atoms.shape, generator=random))
-    ends = list(gauge_bounds(common, other).values())
+    ends = list(gauge_bounds(common, moved).values())
     least, greatest = (float(np.mean([end[side] for end in ends])) for side in (0, 1))
-    return {"atom": similarity(common, other), "least": least, "greatest": greatest}
+    return {"atom": similarity(common, moved), "least": least, "greatest": greatest}
 
 
 DOMINATED, METRIC = study.stated(__file__)
@@ -166,7 +166,7 @@ def _mean(pairs: Sequence[Mapping[str, float]], key: str) -> float:
 
 
 def _blind(record: Mapping[str, Any], moved: float = MOVED) -> list[str]:
-    """Return the changes that S_Atom does not see, although functions change and CKA is at most a given value."""
+    """Return the changes that S_Atom misses, although functions change and CKA is at most ``moved``."""
     return [
         about for about, pairs in record["pairs"].items()
         if _mean(pairs, "atom") >= ONE and _mean(pairs, "disagreement") >= DIFFERENT and _mean(pairs, "cka") <= moved
@@ -177,7 +177,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     blind, count = _blind(record), len(record["bounds"])
     worst = [_mean(record["pairs"][about], "disagreement") for about in blind]
     ours = (
-        f"S_Atom 1 and CKA at most {MOVED:g} in {len(blind)} of {len(record['pairs'])} changes, other classes for "
+        f"S_Atom 1 and CKA at most {MOVED:g} in {len(blind)} of {len(record['pairs'])} changes, different classes for "
         f"{min(worst, default=0):.0%} to {max(worst, default=0):.0%} of images"
     )
     rescaled = record["pairs"][RESCALED]
@@ -187,7 +187,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     return [
         DOMINATED.row(ours, f"{count} networks", [not blind, len(blind) < 3], count),
         METRIC.row(
-            f"rescaled atoms: distance {distance:.0e} at most, other classes for {least:.0%} of images or more",
+            f"rescaled atoms: distance {distance:.0e} at most, different classes for {least:.0%} of images or more",
             f"{count} networks", held, count,
         ),
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Does the similarity of filter atoms follow that of activations (Chen, Miao & Qiu 2023, figures 2 and 9)?
+"""Does the similarity of filter atoms follow the similarity of activations (Chen, Miao & Qiu 2023, figures 2 and 9)?
 
-Networks share a start and its coefficients; their atoms are trained on ten tasks of CIFAR-100. Of the 45 pairs,
-similarities of weights are correlated with those of activations, with a bootstrap over networks.
+Networks share a start and its coefficients; their atoms are trained on ten tasks of CIFAR-100. Over the 45 pairs,
+similarities of weights are correlated with similarities of activations, with a bootstrap over networks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from torch import nn
 
 NAME = "correlation"
 CONFIRMED = 0.8
-"""The paper's claim is confirmed if the lower end of the interval of r is above this, and in part if it is above 0."""
-MARGIN = 1e-3  # a similarity predicts better if its r is higher by more than this: less is rounding
-MOVED = 0.95  # networks have moved if their mean S_Atom is at most this
+"""The paper's claim is confirmed if the lower end of the interval of r is above this bound, and in part if above 0."""
+MARGIN = 1e-3  # minimum gain in r of a better predictor; smaller differences are rounding errors
+MOVED = 0.95  # maximum mean S_Atom of networks that have moved
 TARGETS = {"cka": "CKA", "cca": "CCA"}
 ATOM, WEIGHTS, PATCHES, GRASSMANN = "S_Atom", "cosine of the weights", "patch cosine", "S_Gras"
 GAUGES = {
@@ -47,7 +47,7 @@ GAUGES = {
     "S_Atom, gauge of the first task": "atoms of the first task's network orthonormal",
 }
 OWN_PATCHES = "patch cosine, covariance of the probes"
-RIVALS = (*GAUGES, PATCHES, OWN_PATCHES)  # similarities that may predict better than the plain cosine of the weights
+RIVALS = (*GAUGES, PATCHES, OWN_PATCHES)  # candidates to beat the plain cosine of the weights
 MOVEMENT, EFFECTS = "distance from the start", "mean of each model"
 CLASSES, SUPERCLASSES = "overlap of classes", "overlap of superclasses"
 CENTRED = ", own means removed"
@@ -55,14 +55,14 @@ CENTRED = ", own means removed"
 
 @dataclass(frozen=True)
 class Arm:
-    """A variant of the experiment."""
+    """Variant of the experiment."""
 
-    about: str  # what differs from the paper's setting
+    about: str  # difference from the paper's setting
     starts: int  # number of starts, each with its own tasks and networks
-    overlapping: bool = False  # whether tasks have classes in common
-    atoms: int | None = None  # number of atoms. ``None``: as many as a kernel has weights
+    overlapping: bool = False  # whether tasks share classes
+    atoms: int | None = None  # number of atoms; ``None``: the number of weights of a kernel
     frozen: bool = False  # whether BatchNorm keeps the statistics of the start
-    lr: float | None = None  # learning rate, where another one than the preset's is needed for training to converge
+    lr: float | None = None  # learning rate, if training does not converge with the preset
 
 
 MAIN, SIX = "disjoint", "six"
@@ -75,8 +75,8 @@ def main() -> None:
     data, arms = Cifar100.read(arguments.data_dir), {}
     for name, arm in ARMS.items():
         groups = [compared(arm, number, data, arguments) for number in range(arm.starts)]
-        found = statistics([group.pop("similarities") for group in groups])
-        arms[name] = {"groups": groups, **found}
+        correlated = statistics([group.pop("similarities") for group in groups])
+        arms[name] = {"groups": groups, **correlated}
     record = {
         "sizes": SIZES, "recipe": str(TUNED), "resamples": RESAMPLES, "origin": task_networks.origin(arguments),
         "arms": arms,
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def compared(arm: Arm, number: int, data: Cifar100, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train the networks of one start, and compare all pairs: ``similarities`` -> matrices, and what the page needs."""
+    """Train the networks of one start, and compare all pairs: ``similarities`` -> matrices, and figures of the page."""
     draw = task_networks.overlapping_tasks if arm.overlapping else task_networks.disjoint_tasks
     tasks = draw(SIZES["tasks"], number)
     common, truncation = task_networks.atomic(task_networks.start(arguments, number), arm.atoms)
@@ -93,9 +93,9 @@ def compared(arm: Arm, number: int, data: Cifar100, arguments: argparse.Namespac
     tests = [data.test.of_classes(task) for task in tasks]
     probe = data.probe(tasks, SIZES["probe"])
     layers = task_networks.probed(models, probe)
-    found = {name: np.mean(matrices, axis=0) for name, matrices in layers.items()}
+    similarities = {name: np.mean(matrices, axis=0) for name, matrices in layers.items()}
     atoms = by_weights(models, FilterAtoms())
-    (own, orthonormal, first), in_first = GAUGES, copy.deepcopy(models)
+    (as_trained, orthonormal, first), in_first = GAUGES, copy.deepcopy(models)
     set_gauge(in_first, models[0])
     metrics: dict[str, Any] = {orthonormal: FilterAtoms(gauge="orthonormal"), WEIGHTS: WeightCosine()}
     others = networks.read("cifar10", "train", arguments.data_dir, SIZES["probe"])
@@ -105,18 +105,18 @@ def compared(arm: Arm, number: int, data: Cifar100, arguments: argparse.Namespac
         metrics[name] = PatchCosine(covariance=str(path))
     if arm.atoms is not None:
         metrics[GRASSMANN] = Grassmann()
-    found |= {own: np.mean(atoms, axis=0), first: np.mean(by_weights(in_first, FilterAtoms()), axis=0)}
-    found |= {name: np.mean(by_weights(models, metric), axis=0) for name, metric in metrics.items()}
+    similarities |= {as_trained: np.mean(atoms, axis=0), first: np.mean(by_weights(in_first, FilterAtoms()), axis=0)}
+    similarities |= {name: np.mean(by_weights(models, metric), axis=0) for name, metric in metrics.items()}
     moved = np.mean(by_weights([common, *models], FilterAtoms()), axis=0)[0, 1:]
-    found[MOVEMENT] = np.outer(moved, moved)
-    found[SUPERCLASSES] = symmetric(
+    similarities[MOVEMENT] = np.outer(moved, moved)
+    similarities[SUPERCLASSES] = symmetric(
         len(tasks), lambda i, j: task_networks.overlap(tasks[i], tasks[j], data.superclasses)
     )
     if arm.overlapping:
-        found[CLASSES] = symmetric(len(tasks), lambda i, j: task_networks.overlap(tasks[i], tasks[j]))
+        similarities[CLASSES] = symmetric(len(tasks), lambda i, j: task_networks.overlap(tasks[i], tasks[j]))
     ratio = np.array([upper(c) / upper(a) for c, a in zip(layers["cca"], atoms, strict=True)])
     return {
-        "similarities": found, "pairs": {name: upper(matrix) for name, matrix in found.items()},
+        "similarities": similarities, "pairs": {name: upper(matrix) for name, matrix in similarities.items()},
         "accuracy": [networks.accuracy(*pair) for pair in zip(models, tests, strict=True)],
         "head_accuracy": [networks.accuracy(*pair) for pair in zip(heads, tests, strict=True)] if heads else None,
         "moved": moved.tolist(), "truncation": truncation, "ratio": np.percentile(ratio, [5, 50, 95]),
@@ -126,7 +126,7 @@ def compared(arm: Arm, number: int, data: Cifar100, arguments: argparse.Namespac
 def trained(
     arm: Arm, number: int, data: Cifar100, tasks: Sequence[Task], common: nn.Module, arguments: argparse.Namespace
 ) -> tuple[list[nn.Module], list[nn.Module]]:  # fmt: skip
-    """Train atoms and head on each task; and, in the paper's setting, the head alone."""
+    """Train atoms and head on each task; in the paper's setting, also train the head alone."""
     recipe = replace(TUNED, frozen_statistics=arm.frozen, lr=arm.lr or TUNED.lr)
     kind = f"tiny10-start{number}-{arm.overlapping:d}{arm.frozen:d}{arm.atoms}"
     models, heads = [], []
@@ -140,31 +140,31 @@ def trained(
     return models, heads
 
 
-def statistics(given: Sequence[dict[str, Array]]) -> dict[str, Any]:
-    """Correlate all similarities with those of activations, with bootstrap intervals over networks."""
-    for group in given:
+def statistics(groups: Sequence[dict[str, Array]]) -> dict[str, Any]:
+    """Correlate all similarities with the similarities of activations, with bootstrap intervals over networks."""
+    for group in groups:
         group[EFFECTS] = additive(group[ATOM])
         for name in list(group):
             group[name + CENTRED] = group[name] - additive(group[name])
-    predictors = [name for name in given[0] if name not in TARGETS and not name.endswith(CENTRED)]
+    predictors = [name for name in groups[0] if name not in TARGETS and not name.endswith(CENTRED)]
     r: dict[str, dict[str, Any]] = {}
     for name in predictors:
         r[name] = {}
         for target in TARGETS:
-            r[name][f"{target} pearson"] = bootstrap(given, correlations(name, target), RESAMPLES)
-            r[name][f"{target} spearman"] = bootstrap(given, correlations(name, target, spearman), RESAMPLES)
+            r[name][f"{target} pearson"] = bootstrap(groups, correlations(name, target), RESAMPLES)
+            r[name][f"{target} spearman"] = bootstrap(groups, correlations(name, target, spearman), RESAMPLES)
             if name not in (EFFECTS, MOVEMENT):
                 both = correlations(name + CENTRED, target + CENTRED)
-                r[name][f"{target} centred"] = bootstrap(given, both, RESAMPLES)
+                r[name][f"{target} centred"] = bootstrap(groups, both, RESAMPLES)
     better = {
         rival: {
-            "pearson": bootstrap(given, difference(rival, WEIGHTS, "cka"), RESAMPLES),
-            "spearman": bootstrap(given, difference(rival, WEIGHTS, "cka", spearman), RESAMPLES),
-            "centred": bootstrap(given, difference(rival + CENTRED, WEIGHTS + CENTRED, "cka" + CENTRED), RESAMPLES),
+            "pearson": bootstrap(groups, difference(rival, WEIGHTS, "cka"), RESAMPLES),
+            "spearman": bootstrap(groups, difference(rival, WEIGHTS, "cka", spearman), RESAMPLES),
+            "centred": bootstrap(groups, difference(rival + CENTRED, WEIGHTS + CENTRED, "cka" + CENTRED), RESAMPLES),
         }
         for rival in RIVALS
     }
-    subspaces = bootstrap(given, correlations(ATOM, GRASSMANN), RESAMPLES) if GRASSMANN in given[0] else None
+    subspaces = bootstrap(groups, correlations(ATOM, GRASSMANN), RESAMPLES) if GRASSMANN in groups[0] else None
     return {"r": r, "better": better, "grassmann": subspaces}
 
 
@@ -192,7 +192,7 @@ def page(record: dict[str, Any]) -> str:
         movement=MOVEMENT, patches=PATCHES, own_patches=OWN_PATCHES, main=MAIN,
         arms="\n".join(f"- **{name}**: {_about(name, arm['groups'])}" for name, arm in arms.items()),
         moved="; ".join(_moved(name, arm) for name, arm in arms.items())
-        + f". The rule: they have if the mean S_Atom is at most {MOVED:g}.",
+        + f". The rule: they have moved if the mean S_Atom is at most {MOVED:g}.",
         tables="\n\n".join(
             f"Arm **{name}**, {len(_atoms(arm))} pairs:\n\n" + table(arm["r"].items(), {"predictor": "{0}"} | {
                 f"{title}, {about}": lambda _, r, key=f"{target} {kind}": shown(r.get(key))
@@ -223,7 +223,7 @@ def _atoms(arm: Mapping[str, Any]) -> Array:
 
 
 def _moved(name: str, arm: Mapping[str, Any]) -> str:
-    """Say how far networks have moved from each other, and how accurate they are."""
+    """Report the distance and the accuracy of the networks."""
     atoms, accuracy = _atoms(arm), {
         key: np.mean([value for group in arm["groups"] for value in group[key]])
         for key in ("accuracy", "head_accuracy") if arm["groups"][0][key]
@@ -234,33 +234,35 @@ def _moved(name: str, arm: Mapping[str, Any]) -> str:
 
 
 def better_in(record: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return which rivals predict CKA better than the cosine of the weights: arm -> rivals."""
-    found = {}
+    """Return the rivals that predict CKA better than the cosine of the weights: arm -> rivals."""
+    winners = {}
     for name in (MAIN, "overlapping"):
         better = record["arms"][name]["better"]
-        found[name] = [rival for rival in RIVALS if (better[rival]["pearson"]["low"] or 0) > MARGIN]
-    return found
+        winners[name] = [rival for rival in RIVALS if (better[rival]["pearson"]["low"] or 0) > MARGIN]
+    return winners
 
 
 def answer(record: Mapping[str, Any]) -> str:
-    """Return which similarities predict CKA better than the cosine of the weights."""
-    found = better_in(record)
-    both = [rival for rival in RIVALS if all(rival in some for some in found.values())]
+    """Report the similarities that predict CKA better than the cosine of the weights."""
+    winners = better_in(record)
+    both = [rival for rival in RIVALS if all(rival in some for some in winners.values())]
     rule = (
-        "The rule: the interval of the difference of Pearson's r is above .001, with disjoint tasks and with "
-        "overlapping ones."
+        "The rule: the interval of the difference of Pearson's r is above .001, with disjoint and with overlapping "
+        "tasks."
     )
     if both:
         return f"Yes: {', '.join(both)}. {rule}"
-    some = " ".join(f"Better with {name} tasks only: {', '.join(rivals)}." for name, rivals in found.items() if rivals)
+    some = " ".join(
+        f"Better with {name} tasks only: {', '.join(rivals)}." for name, rivals in winners.items() if rivals
+    )
     return f"No. {some or 'None is better with either kind of tasks.'} {rule}"
 
 
 def decided(record: Mapping[str, Any]) -> dict[str, list[bool | None]]:
-    """Return, by similarity, whether the interval of r is above the bound, and whether it is above 0."""
+    """Return by similarity whether the interval of r is above the bound, and whether it is above 0."""
     arms = record["arms"]
-    found = {target: _parts(arms[MAIN], arms[MAIN]["r"][ATOM][f"{target} pearson"]) for target in TARGETS}
-    return {**found, GRASSMANN: _parts(arms[SIX], arms[SIX]["grassmann"])}
+    parts = {target: _parts(arms[MAIN], arms[MAIN]["r"][ATOM][f"{target} pearson"]) for target in TARGETS}
+    return {**parts, GRASSMANN: _parts(arms[SIX], arms[SIX]["grassmann"])}
 
 
 def _parts(arm: Mapping[str, Any], interval: Mapping[str, Any]) -> list[bool | None]:
@@ -287,8 +289,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     measured = [(claim, six["r"][ATOM][f"{target} pearson"]) for target, claim in LINEAR.items()]
     for claim, interval in [*measured, (LINEAR_IN_GRASSMANN, six["grassmann"])]:
         rows.append(claim.of(" (6 atoms)").row(f"r = {shown(interval)}", n(SIX), _parts(six, interval), count))
-    found = better_in(record)
-    shares = [[rival in some for some in found.values()] for rival in RIVALS]
+    winners = better_in(record)
+    shares = [[rival in some for some in winners.values()] for rival in RIVALS]
     ours = (
         f"{PATCHES} r = {shown(r[PATCHES]['cka pearson'])}, cosine of the weights {shown(r[WEIGHTS]['cka pearson'])}, "
         f"difference {shown(arms[MAIN]['better'][PATCHES]['pearson'])}; with overlapping tasks "

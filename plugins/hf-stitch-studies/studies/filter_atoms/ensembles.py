@@ -1,4 +1,4 @@
-"""Similarities between many networks of one architecture, and ensembles of the networks most similar to one."""
+"""Similarities between many networks of one architecture, and their costs."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 T = TypeVar("T")
-GRID = 2  # activations are averaged over GRID × GRID regions of the image, and regions count as samples
+GRID = 2  # activations are averaged over GRID × GRID regions of the image; regions count as samples
 
 
 def atoms(states: Sequence[State]) -> dict[str, Tensor]:
@@ -59,45 +59,45 @@ def activations(network: nn.Module, states: Sequence[State], probes: Tensor) -> 
 
 def cka(layers: Mapping[str, Tensor]) -> Tensor:
     """Return the linear CKA of all pairs, averaged over layers: ``(networks, networks)``."""
-    found = []
+    by_layer = []
     for rows in layers.values():
         shared = _squared_products(rows)
-        own = shared.diagonal().sqrt()
-        found.append(shared / own[:, None] / own)
-    return torch.stack(found).mean(0)
+        norms = shared.diagonal().sqrt()
+        by_layer.append(shared / norms[:, None] / norms)
+    return torch.stack(by_layer).mean(0)
 
 
 def cca(layers: Mapping[str, Tensor]) -> Tensor:
     """Return the root mean square canonical correlation of all pairs (equation 1 of the paper), averaged over layers.
 
-    Directions without variance, as of channels that are 0 for all probes, are left out; the mean is over those of the
-    network that has fewer.
+    Directions without variance (for example channels that are 0 for all probes) are left out; the mean is over the
+    directions of the network with fewer directions.
     """
-    found = []
+    by_layer = []
     for rows in layers.values():
-        bases, ranks = zip(*(_basis(each) for each in rows), strict=True)
+        bases, ranks = zip(*(_basis(network_rows) for network_rows in rows), strict=True)
         count = torch.tensor(ranks, dtype=torch.float64)
-        found.append((_squared_products(torch.stack(bases)) / torch.minimum(count[:, None], count)).sqrt())
-    return torch.stack(found).mean(0)
+        by_layer.append((_squared_products(torch.stack(bases)) / torch.minimum(count[:, None], count)).sqrt())
+    return torch.stack(by_layer).mean(0)
 
 
 def _basis(rows: Tensor) -> tuple[Tensor, int]:
-    """Return an orthonormal basis of the columns of ``(n, channels)``, filled up with zeros, and its rank."""
+    """Return an orthonormal basis of the columns of ``(n, channels)``, padded with zeros, and its rank."""
     values, vectors = torch.linalg.eigh((rows.T @ rows).double())
-    kept = values > 1e-6 * values[-1].clamp_min(1e-300)
-    scales = torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0.0)
-    return rows @ (vectors * scales).float(), int(kept.sum())
+    nonzero = values > 1e-6 * values[-1].clamp_min(1e-300)
+    scales = torch.where(nonzero, values.clamp_min(1e-300).rsqrt(), 0.0)
+    return rows @ (vectors * scales).float(), int(nonzero.sum())
 
 
 def _squared_products(rows: Tensor) -> Tensor:
     """Return ‖Xᵤᵀ Xᵥ‖² for all pairs of ``(networks, n, channels)``."""
     count, _, channels = rows.shape
     beside = rows.permute(1, 0, 2).flatten(1)
-    found = torch.empty(count, count, dtype=torch.float64)
+    squares = torch.empty(count, count, dtype=torch.float64)
     for u in range(count):
         products = (rows[u].T @ beside[:, u * channels :]).view(channels, count - u, channels)
-        found[u, u:] = found[u:, u] = products.double().square().sum((0, 2))
-    return found
+        squares[u, u:] = squares[u:, u] = products.double().square().sum((0, 2))
+    return squares
 
 
 def measured(
@@ -105,13 +105,13 @@ def measured(
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
     """Compute S_Atom, CKA and CCA of all pairs of networks, with their costs.
 
-    Costs are operations by formula, and CPU seconds. Each network runs once through the probes, for CKA and CCA both.
+    Costs are operations by formula, and CPU seconds. Each network processes the probes once, for both CKA and CCA.
     """
     count, pairs = len(states), len(states) * (len(states) - 1) / 2
     read, seconds = _timed(lambda: atoms(states))
-    found = {}
-    cosines(read)  # the first call prepares the library
-    found["atom"], more = _timed(lambda: cosines(read))
+    similarities = {}
+    cosines(read)  # warm-up call
+    similarities["atom"], more = _timed(lambda: cosines(read))
     operations = pairs * sum(2 * values.shape[1] for values in read.values())
     costs = {"atom": {"operations": operations, "seconds": seconds + more}}
     layers, forward = _timed(lambda: activations(network, states, probes))
@@ -119,10 +119,10 @@ def measured(
     sizes = [(values.shape[1], values.shape[2]) for values in layers.values()]
     products = sum(2 * pairs * n * channels**2 for n, channels in sizes)
     bases = sum(count * (4 * n * channels**2 + 10 * channels**3) for n, channels in sizes)
-    for name, compute, own in (("cka", cka, 0.0), ("cca", cca, bases)):
-        found[name], seconds = _timed(partial(compute, layers))
-        costs[name] = {"operations": forwards + products + own, "seconds": forward + seconds}
-    return found, costs
+    for name, compute, extra in (("cka", cka, 0.0), ("cca", cca, bases)):
+        similarities[name], seconds = _timed(partial(compute, layers))
+        costs[name] = {"operations": forwards + products + extra, "seconds": forward + seconds}
+    return similarities, costs
 
 
 def _timed(compute: Callable[[], T]) -> tuple[T, float]:
@@ -133,12 +133,12 @@ def _timed(compute: Callable[[], T]) -> tuple[T, float]:
 @torch.no_grad()
 def multiplications(network: nn.Module, image: Tensor) -> int:
     """Count the multiplications of the convolutions of a network for one image."""
-    found, convolutions = 0, {name: m for name, m in network.named_modules() if isinstance(m, nn.Conv2d)}
+    total, convolutions = 0, {name: m for name, m in network.named_modules() if isinstance(m, nn.Conv2d)}
 
     def count(name: str, output: Tensor) -> None:
-        nonlocal found
-        found += 9 * convolutions[name].in_channels * output[0].numel()
+        nonlocal total
+        total += 9 * convolutions[name].in_channels * output[0].numel()
 
     with study.watched(convolutions, count):
         network(image)
-    return found
+    return total

@@ -1,4 +1,4 @@
-"""Shared parts of the experiments: options, claims, and what all pages have."""
+"""Shared parts of the experiments: options, claims, and common page text."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,21 +8,21 @@ import study
 
 PAPER_TITLE = "Inner product-based neural network similarity (Chen, Miao & Qiu, NeurIPS 2023)"
 DEMONSTRATION = (
-    "A demonstration, not a reproduction: the CIFAR-100 at hand has 6,000 training and 4,000 test images of 100 "
+    "A demonstration, not a reproduction: the available CIFAR-100 has 6,000 training and 4,000 test images of 100 "
     "classes, and its split is not the official one."
 )
 OPTIONS = ("data-dir", "published", "networks")
-TRAINED = "--networks NETWORKS --data-dir DATA --out OUT"  # options of a script that starts from no published network
+TRAINED = "--networks NETWORKS --data-dir DATA --out OUT"  # options of a script without published networks
 leave = partial(study.leave, null=True)
 
 
 def filled(
     script: str, rows: Sequence[dict[str, str]], options: str = f"--published PUBLISHED {TRAINED}", /, **figures: Any
 ) -> str:
-    """Fill a page, which names the paper."""
+    """Fill a page with the paper's title."""
     return study.filled(script, rows, options, title=PAPER_TITLE, demonstration=DEMONSTRATION, **figures)
 
 
 def above(interval: study.Interval, bound: float) -> bool | None:
-    """Return :func:`study.above`, ``None`` also where the record has no figures because they are undefined."""
+    """Return :func:`study.above`, and ``None`` for undefined figures of the record."""
     return None if None in interval.values() else study.above(interval, bound)

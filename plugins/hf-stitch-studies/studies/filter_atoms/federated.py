@@ -1,4 +1,4 @@
-"""Do similar filter atoms tell which clients have similar data? Chen, Miao & Qiu (2023), figures 5 and 7."""
+"""Do similar filter atoms show which clients have similar data? Chen, Miao & Qiu (2023), figures 5 and 7."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 Array = NDArray[np.float64]
 CLASSES, DIGITS = 100, 10
-CLEAR = 0.9  # a cluster is distinct if its AUROC is at least this
+CLEAR = 0.9  # minimum AUROC of a distinct cluster
 CHEAPER, PROBES = 1_000, 10_000
-"""Ratio of operations from which on S_Atom takes a tiny part; the paper's number of probes."""
+"""Minimum ratio of operations for "a tiny part"; the paper's number of probes."""
 MAIN = "random"
 ARMS = (MAIN, "public", "global", "evolving")
-"""Where shared coefficients come from; the paper's figures have random ones."""
+"""Origins of the shared coefficients; the paper's figures use random coefficients."""
 SIMILARITIES = {"atom": "S_Atom", "atom moved": "S_Atom of the changes since round 0",
                 "weights": "cosine of the weights", "cka": "CKA", "cca": "CCA"}  # fmt: skip
 KINDS = {"subtask": "same subtask", "digits": "digits"}
@@ -47,9 +47,9 @@ SIZES: dict[str, Any] = {
     "width": 0.25, "subtasks": 20, "shared_by": 5, "digits": 20, "train": 60, "test": 40, "rounds": 16, "others": 6,
     "shown": (1, 4, 8, 16), "public": (8_000, 4), "probes": 500,
 }  # fmt: skip
-"""Multiplier of the channels of AlexNet; subtasks of CIFAR-100, of 5 classes each, clients of each, and with coloured
-digits; their images; rounds in which atoms are trained, of one epoch each, with random coefficients and with others,
-and after which similarities are read; images of CIFAR-10 for public pretraining, and its epochs; probes."""
+"""Multiplier of the channels of AlexNet; subtasks of CIFAR-100 with 5 classes each, clients per subtask, clients with
+coloured digits; training and test images of a client; rounds of one epoch that train atoms, with random and with other
+coefficients, and rounds of the similarities; images and epochs of public pretraining on CIFAR-10; probes."""
 SUBTASKS, DIGIT_CLIENTS, RESAMPLES = SIZES["subtasks"], SIZES["digits"], 300
 PLAN = Plan(10, 0.1, local(4))
 """FedAvg of the global network."""
@@ -57,50 +57,50 @@ PLAN = Plan(10, 0.1, local(4))
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """The data of a client."""
+    """Data of a client."""
 
     train: Images  # training images
     test: Images  # test images
-    group: int  # number of its subtask; the clients with digits have the last one
+    group: int  # number of its subtask; clients with digits have the last number
 
 
 def subtask_clients(data_dir: str | None, random: torch.Generator) -> list[Client]:
     """Deal the images of each subtask of CIFAR-100 to its clients."""
     parts = [networks.read("cifar100_fine", split, data_dir) for split in ("train", "test")]
     order = torch.randperm(CLASSES, generator=random)
-    made = []
+    clients = []
     for subtask in range(SUBTASKS):
         classes = order[5 * subtask : 5 * subtask + 5]
         dealt = [dealt_out(part, classes, SIZES["shared_by"], random) for part in parts]
-        made += [
+        clients += [
             Client(train.take(SIZES["train"]), test.take(SIZES["test"]), subtask)
             for train, test in zip(*dealt, strict=True)
         ]
-    return made
+    return clients
 
 
 def digit_clients(data_dir: str | None, random: torch.Generator) -> list[Client]:
     digits = networks.read("mnist", "test", data_dir)
     digits = Images(coloured(digits.pixels, random), digits.labels + CLASSES)
-    made = []
+    clients = []
     for number in range(DIGIT_CLIENTS):
-        own = digits.select(torch.arange(number, len(digits), DIGIT_CLIENTS))
-        rest = own.select(torch.arange(SIZES["train"], len(own)))
-        made.append(Client(own.take(SIZES["train"]), rest.take(SIZES["test"]), SUBTASKS))
-    return made
+        images = digits.select(torch.arange(number, len(digits), DIGIT_CLIENTS))
+        rest = images.select(torch.arange(SIZES["train"], len(images)))
+        clients.append(Client(images.take(SIZES["train"]), rest.take(SIZES["test"]), SUBTASKS))
+    return clients
 
 
 def dealt_out(images: Images, classes: Tensor, hands: int, random: torch.Generator) -> list[Images]:
     """Deal the images of some classes to several clients, evenly by class and in random order."""
-    found = []
+    shares = []
     for hand in range(hands):
         places = torch.cat([torch.nonzero(images.labels == label).flatten()[hand::hands] for label in classes])
-        found.append(images.select(places[torch.randperm(len(places), generator=random)]))
-    return found
+        shares.append(images.select(places[torch.randperm(len(places), generator=random)]))
+    return shares
 
 
 def coloured(pixels: Tensor, random: torch.Generator) -> Tensor:
-    """Give each grey image ``(n, 3, 32, 32)`` a random colour of the digit and one of the ground."""
+    """Colour the digit and the background of each grey image ``(n, 3, 32, 32)`` at random."""
     ink, ground = 255 * torch.rand(2, len(pixels), 3, 1, 1, generator=random)
     share = pixels / 255
     return (share * ink + (1 - share) * ground).to(torch.uint8)
@@ -111,38 +111,38 @@ def initial() -> nn.Module:
 
 
 def pretrained(arguments: argparse.Namespace) -> nn.Module:
-    """Train a network on CIFAR-10, or load it, and give it the initial linear layer."""
+    """Train a network on CIFAR-10, or load it, and replace its linear layer by the initial one."""
 
     def fit(network: nn.Module) -> None:
         count, epochs = SIZES["public"]
         data = networks.read("cifar10", "train", arguments.data_dir, count)
         networks.train(network, data, Recipe(epochs, lr=0.005), 0)
 
-    made = networks.seeded(lambda: alexnet(10, SIZES["width"]), 0)
-    networks.kept(arguments.networks / "federated" / "public.safetensors", made, fit)
-    made.add_module("fc", initial().get_submodule("fc"))
-    return made
+    public = networks.seeded(lambda: alexnet(10, SIZES["width"]), 0)
+    networks.load_or_train(arguments.networks / "federated" / "public.safetensors", public, fit)
+    public.add_module("fc", initial().get_submodule("fc"))
+    return public
 
 
 def start(arm: str, clients: Sequence[Client], arguments: argparse.Namespace) -> nn.Module:
-    """Return the network with atoms from which the clients of an arm start."""
-    made = pretrained(arguments) if arm == "public" else initial()
+    """Return the atomic network that starts the clients of an arm."""
+    network = pretrained(arguments) if arm == "public" else initial()
     if arm == "global":
-        shared, _ = federate(made, [client.train for client in clients], FEDAVG, PLAN, seed=1)
-        made.load_state_dict(shared)
-    atomize(made)
-    return made
+        shared, _ = federate(network, [client.train for client in clients], FEDAVG, PLAN, seed=1)
+        network.load_state_dict(shared)
+    atomize(network)
+    return network
 
 
 def auroc(pairs: Pairs) -> float:
-    """Return the AUROC of ``similarity`` for pairs ``inside`` a cluster against others that are ``counted``."""
+    """Return the AUROC of ``similarity`` for pairs ``inside`` a cluster against the remaining ``counted`` pairs."""
     counted = pairs("counted") > 0
     inside = pairs("inside")[counted] > 0
     return float(roc_auc_score(inside, pairs("similarity")[counted])) if 0 < inside.sum() < len(inside) else math.nan
 
 
 def clusters(groups: Array, digits: int) -> dict[str, dict[str, Array]]:
-    """Return which pairs of clients are inside a cluster and which are counted, as matrices: kind -> both."""
+    """Return masks of the pairs of clients inside a cluster and of the counted pairs: kind -> matrices."""
     same = np.equal.outer(groups, groups)
     digit = groups == digits
     either = np.logical_or.outer(digit, digit)
@@ -153,28 +153,28 @@ def clusters(groups: Array, digits: int) -> dict[str, dict[str, Array]]:
 
 
 def pairs_of(matrix: Array, kind: Mapping[str, Array]) -> Pairs:
-    """Return the values of all pairs of clients that :func:`auroc` reads."""
+    """Return the values of all pairs of clients for :func:`auroc`."""
     return lambda name: upper({"similarity": matrix, **kind}[name])
 
 
 def means(matrix: Array, kinds: Mapping[str, Mapping[str, Array]]) -> dict[str, float]:
-    found = {}
+    by_pair = {}
     for name, kind in kinds.items():
         pairs = pairs_of(matrix, kind)
         counted, inside = pairs("counted") > 0, pairs("inside") > 0
-        found[name] = float(pairs("similarity")[counted & inside].mean())
-        found[f"not {name}"] = float(pairs("similarity")[counted & ~inside].mean())
-    return found
+        by_pair[name] = float(pairs("similarity")[counted & inside].mean())
+        by_pair[f"not {name}"] = float(pairs("similarity")[counted & ~inside].mean())
+    return by_pair
 
 
 def shuffled(matrix: Array, groups: Array, digits: int, draws: int) -> dict[str, list[float]]:
-    """Return the mean and the 97.5% quantile of the AUROC when the groups of clients are permuted."""
+    """Return the mean and the 97.5% quantile of the AUROC for permuted groups of clients."""
     random = np.random.default_rng(0)
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    aurocs: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(draws):
         for kind, masks in clusters(random.permutation(groups), digits).items():
-            found[kind].append(auroc(pairs_of(matrix, masks)))
-    return {kind: [float(np.mean(values)), float(np.quantile(values, 0.975))] for kind, values in found.items()}
+            aurocs[kind].append(auroc(pairs_of(matrix, masks)))
+    return {kind: [float(np.mean(values)), float(np.quantile(values, 0.975))] for kind, values in aurocs.items()}
 
 
 def main() -> None:
@@ -194,36 +194,38 @@ def main() -> None:
 def related(
     arm: str, network: nn.Module, clients: Sequence[Client], probes: Tensor
 ) -> tuple[dict[str, Any], dict[int, Array]]:
-    """Train the atoms of all clients; return whether those of a cluster are similar, and S_Atom after rounds."""
+    """Train the atoms of all clients; return the figures of their similarities, and S_Atom by round."""
     groups = np.array([client.group for client in clients], dtype=float)
     kinds = clusters(groups, SUBTASKS)
     first = snapshot(network)
     matrices: dict[int, Array] = {}
 
-    def read(number: int, shared: State, own: Sequence[State]) -> None:
+    def read(number: int, shared: State, client_states: Sequence[State]) -> None:
         if number in SIZES["shown"]:
-            states = [{**shared, **each} for each in own]
+            states = [{**shared, **state} for state in client_states]
             matrices[number] = ensembles.cosines(ensembles.atoms(states)).numpy()
 
     method = EVOLVING if arm == "evolving" else FIXED
     plan = Plan(SIZES["rounds"] if arm == MAIN else SIZES["others"], 1.0, local(1))
-    shared, own = federate(network, [client.train for client in clients], method, plan, seed=2, after_round=read)
-    states = [{**shared, **each} for each in own]
-    found, costs = ensembles.measured(network, states, probes)
+    shared, client_states = federate(
+        network, [client.train for client in clients], method, plan, seed=2, after_round=read
+    )
+    states = [{**shared, **state} for state in client_states]
+    similarities, costs = ensembles.measured(network, states, probes)
     atoms = ensembles.atoms(states)
     start = ensembles.atoms([first])
-    found["atom moved"] = ensembles.cosines({layer: values - start[layer] for layer, values in atoms.items()})
-    found["weights"] = ensembles.cosines(ensembles.filters(states))
+    similarities["atom moved"] = ensembles.cosines({layer: values - start[layer] for layer, values in atoms.items()})
+    similarities["weights"] = ensembles.cosines(ensembles.filters(states))
     scores = {}
     for name in SIMILARITIES:
         scores[name] = {
-            kind: bootstrap([{"similarity": found[name].numpy(), **masks}], auroc, RESAMPLES)
+            kind: bootstrap([{"similarity": similarities[name].numpy(), **masks}], auroc, RESAMPLES)
             for kind, masks in kinds.items()
         }
     return {
         "accuracy": accuracies(network, states, clients),
         "auroc": scores,
-        "shuffled": shuffled(found["atom"].numpy(), groups, SUBTASKS, RESAMPLES),
+        "shuffled": shuffled(similarities["atom"].numpy(), groups, SUBTASKS, RESAMPLES),
         "through": {
             number: {
                 "mean": means(matrix, kinds),
@@ -236,16 +238,16 @@ def related(
 
 
 def accuracies(network: nn.Module, states: Sequence[State], clients: Sequence[Client]) -> dict[str, float]:
-    """Return the mean accuracy on their own test images of the clients of subtasks and of those with digits."""
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    """Return the mean accuracy of clients on their own test images, for subtasks and for digits."""
+    by_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for state, client in zip(states, clients, strict=True):
         network.load_state_dict(state)
-        found["digits" if client.group == SUBTASKS else "subtask"].append(networks.accuracy(network, client.test))
-    return {kind: float(np.mean(values)) for kind, values in found.items()}
+        by_kind["digits" if client.group == SUBTASKS else "subtask"].append(networks.accuracy(network, client.test))
+    return {kind: float(np.mean(values)) for kind, values in by_kind.items()}
 
 
 def picture(matrices: Mapping[str, Mapping[int, Array]]) -> Figure:
-    """Draw S_Atom of all clients through the rounds (figure 7), and of the last clients in all arms (figure 5)."""
+    """Plot S_Atom of all clients through the rounds (figure 7), and of the last clients in all arms (figure 5)."""
     rounds = matrices[MAIN]
     columns = max(len(rounds), len(ARMS))
     figure = Figure(figsize=(3.2 * columns, 6.8), layout="constrained")
@@ -298,9 +300,9 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     n = f"{count * (count - 1) // 2} pairs, {sizes['probes']} probes"
     for claim, spent, bound in ((CHEAP, "operations", CHEAPER), (MILLIONS, "seconds", 1e6)):
         ratios = {name: costs[name][spent] / costs["atom"][spent] for name in ("cca", "cka")}
-        known = claim is CHEAP or sizes["probes"] >= PROBES
+        decidable = claim is CHEAP or sizes["probes"] >= PROBES
         ours = f"times S_Atom's {spent}: " + ", ".join(f"{SIMILARITIES[k]} {ratio:.1e}" for k, ratio in ratios.items())
-        rows.append(claim.row(ours, n, [ratio > bound if known else None for ratio in ratios.values()], count))
+        rows.append(claim.row(ours, n, [ratio > bound if decidable else None for ratio in ratios.values()], count))
     return [*rows, MEMORY.untested("a GPU"), MORE.untested("the costs of several numbers of networks")]
 
 
@@ -310,7 +312,9 @@ def page(record: dict[str, Any]) -> str:
     count = sizes["subtasks"] * sizes["shared_by"] + sizes["digits"]
     null = {f"null_{kind}": f"{mean:.2f}, {high:.2f}" for kind, (mean, high) in main["shuffled"].items()}
     scores = [arm["auroc"] for arm in arms.values()]
-    last = {f"last_{key}": max(each for each in sizes["shown"] if each <= sizes[key]) for key in ("rounds", "others")}
+    last = {
+        f"last_{key}": max(number for number in sizes["shown"] if number <= sizes[key]) for key in ("rounds", "others")
+    }
     return filled(
         __file__, claims(record), TRAINED, **sizes, **null, **last, clients=count, classes=CLASSES + DIGITS,
         arms="\n".join(f"- {arm}: {about}" for arm, about in _arms(record).items()), main=MAIN,
@@ -343,11 +347,10 @@ def page(record: dict[str, Any]) -> str:
 def _arms(record: Mapping[str, Any]) -> dict[str, str]:
     count, epochs = record["sizes"]["public"]
     return {
-        "random": "those of the random start",
-        "public": f"those of a network trained on {count:,} images of CIFAR-10 for {epochs} epochs "
-        "(again, at a lower rate, after a "
-        "first run of this experiment, in which that network had collapsed to constant outputs)",
-        "global": f"those of a network trained by FedAvg on all clients: {record['plan']}",
+        "random": "from the random start",
+        "public": f"from a network trained on {count:,} images of CIFAR-10 for {epochs} epochs (retrained at a lower "
+        "rate: in a first run of this experiment, that network collapsed to constant outputs)",
+        "global": f"from a network trained by FedAvg on all clients: {record['plan']}",
         "evolving": "random at first; all parameters are trained, and coefficients are averaged over clients",
     }
 

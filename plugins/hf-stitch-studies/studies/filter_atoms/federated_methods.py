@@ -1,7 +1,7 @@
 """Federated training of convolutional networks in plain torch.
 
-All methods are one loop. In each round some clients receive what is shared, train on their own images, and return it;
-the mean, weighted by numbers of images, is shared next.
+All methods share one loop. In each round, some clients receive the shared parameters, train on their own images, and
+return the parameters; their mean, weighted by the numbers of images, is shared next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +25,15 @@ def kind_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method."""
+    """Federated method."""
 
-    shared: frozenset[str]  # kinds of parameters that clients share
-    trained: frozenset[str]  # those that they train
+    shared: frozenset[str]  # kinds of shared parameters
+    trained: frozenset[str]  # kinds of trained parameters
 
 
 FEDAVG = Method(EVERYTHING, EVERYTHING)  # McMahan et al. 2017
 EVOLVING = Method(frozenset({REST}), EVERYTHING)  # Chen et al. 2023: atoms and head stay with the client
-FIXED = Method(frozenset(), PERSONAL)  # atoms and head on coefficients that stay as they are; nothing is shared
+FIXED = Method(frozenset(), PERSONAL)  # atoms and head on fixed coefficients, without sharing
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Plan:
     """Length of federated training."""
 
     rounds: int  # number of rounds
-    participation: float  # share of the clients that take part in a round
+    participation: float  # share of the clients in a round
     recipe: Recipe  # local training in a round
 
     def __str__(self) -> str:
@@ -56,26 +56,28 @@ def federate(
     network: nn.Module, clients: Sequence[Images], method: Method, plan: Plan, seed: int,
     after_round: Callable[[int, State, Sequence[State]], Any] | None = None,
 ) -> tuple[State, list[State]]:  # fmt: skip
-    """Run the rounds of a method; return what is shared, and what clients own, nothing before they took part."""
+    """Run the rounds of a method; return the shared parameters and the parameters of each client (empty at first)."""
     shared: State = snapshot(network)
-    own: list[State] = [{} for _ in clients]
+    client_states: list[State] = [{} for _ in clients]
     random = torch.Generator().manual_seed(seed)
     for number in range(1, plan.rounds + 1):
         count = max(1, round(plan.participation * len(clients)))
         chosen = torch.randperm(len(clients), generator=random)[:count].tolist()
         total = {name: torch.zeros_like(value) for name, value in shared.items() if kind_of(name) in method.shared}
         for client in chosen:
-            network.load_state_dict({**shared, **own[client]})
+            network.load_state_dict({**shared, **client_states[client]})
             for name, parameter in network.named_parameters():
                 parameter.requires_grad_(kind_of(name) in method.trained)
             order = (seed * 1009 + number) * 10_007 + 2 * client
             networks.train(network, clients[client], plan.recipe, order)
             trained = snapshot(network)
-            own[client] = {name: value for name, value in trained.items() if kind_of(name) not in method.shared}
+            client_states[client] = {
+                name: value for name, value in trained.items() if kind_of(name) not in method.shared
+            }
             for name, value in total.items():
                 value.add_(trained[name], alpha=len(clients[client]))
         images = sum(len(clients[client]) for client in chosen)
         shared = {**shared, **{name: value / images for name, value in total.items()}}
         if after_round is not None:
-            after_round(number, shared, own)
-    return shared, own
+            after_round(number, shared, client_states)
+    return shared, client_states

@@ -1,4 +1,4 @@
-"""Convolutional networks for images of 32×32 pixels, the data sets, and the training loop of all experiments here."""
+"""Convolutional networks for images of 32×32 pixels, datasets, and the training loop of these experiments."""
 
 import math
 import sys
@@ -22,7 +22,7 @@ from hf_stitch.storage.files import write_whole
 class Convolutions(nn.Module):
     """3×3 convolutions ``conv1``, … with ReLU ``relu1``, … and max pooling, and a linear layer ``fc``.
 
-    For images of 32×32 pixels.
+    Accepts images of 32×32 pixels.
     """
 
     def __init__(self, channels: Sequence[int], classes: int) -> None:
@@ -44,19 +44,19 @@ class Convolutions(nn.Module):
 
 
 def alexnet(classes: int, width: float) -> nn.Module:
-    """Create AlexNet for small images, with channels times a width."""
-    return Convolutions([round(each * width) for each in (64, 128, 256)], classes)
+    """Create AlexNet for small images, with channels multiplied by ``width``."""
+    return Convolutions([round(channels * width) for channels in (64, 128, 256)], classes)
 
 
 def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Create a network from the random numbers of a seed."""
+    """Create a network with a seed, without changing the global random state."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return build()
 
 
 def fresh_head(network: nn.Module, classes: int, seed: int) -> None:
-    """Replace the linear layer ``fc`` with one of random weights."""
+    """Replace the linear layer ``fc`` by a randomly initialised layer."""
     features = network.get_parameter("fc.weight").shape[1]
     network.add_module("fc", seeded(lambda: nn.Linear(features, classes), seed))
 
@@ -66,8 +66,8 @@ def published(folder: Path, number: int) -> nn.Module:
     return networks.read(folder / "drfrankenstein_tiny10" / f"in{number}-gn{number}.safetensors")[0]
 
 
-def kept(path: Path, network: nn.Module, fit: Callable[[nn.Module], None]) -> nn.Module:
-    """Load trained weights into a network from a file, after training and saving it if the file is missing."""
+def load_or_train(path: Path, network: nn.Module, fit: Callable[[nn.Module], None]) -> nn.Module:
+    """Load trained weights into a network from a file; train the network and save it first if the file is missing."""
     if not path.is_file():
         fit(network)
         state = {name: value.contiguous() for name, value in network.state_dict().items()}
@@ -90,18 +90,18 @@ class Images:
         return Images(self.pixels[:count], self.labels[:count])
 
     def select(self, places: Tensor) -> "Images":
-        """Return the images at places ``(m,)``, or where a mask ``(n,)`` is true."""
+        """Return the images at indices ``(m,)``, or where a mask ``(n,)`` is true."""
         return Images(self.pixels[places], self.labels[places])
 
     def of_classes(self, classes: Sequence[int]) -> "Images":
-        """Return the images of some classes, which are numbered 0, 1, … in the order given."""
-        wanted = torch.tensor(list(classes))
-        hits = self.labels[:, None] == wanted
+        """Return the images of some classes, renumbered 0, 1, … in the given order."""
+        ordered = torch.tensor(list(classes))
+        hits = self.labels[:, None] == ordered
         inside = hits.any(1)
         return Images(self.pixels[inside], hits[inside].int().argmax(1))
 
     def inputs(self) -> Tensor:
-        """Return the images as networks take them, ``(n, 3, 32, 32)`` float32."""
+        """Return the images as network inputs, ``(n, 3, 32, 32)`` float32."""
         return normalised(self.pixels)
 
 
@@ -115,7 +115,7 @@ class Recipe:
 
     epochs: int  # passes over the images
     lr: float = 0.01  # learning rate, at its maximum
-    batch: int = 64  # batch size. The last batch may be smaller
+    batch: int = 64  # batch size; the last batch may be smaller
     schedule: Literal["constant", "cosine"] = "cosine"  # of the learning rate; ``cosine``: down to 0
     weight_decay: float = 0.0  # L2 penalty
     augment: bool = False  # whether images are flipped and cropped at random
@@ -164,5 +164,5 @@ def logits(network: nn.Module, data: Images) -> Tensor:
 
 
 def accuracy(network: nn.Module, data: Images) -> float:
-    """Return the share of images that a network classifies right."""
+    """Return the share of correctly classified images."""
     return float((logits(network, data).argmax(1) == data.labels).float().mean())

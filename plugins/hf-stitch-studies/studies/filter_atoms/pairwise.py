@@ -1,4 +1,4 @@
-"""Statistics of similarities of all pairs of models. Pairs that share a model are not independent: models are drawn."""
+"""Statistics of similarities over all pairs of models, with a bootstrap over models because pairs share models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Statistic = Callable[[Pairs], float]
 
 
 def shown(interval: Mapping[str, Any] | None) -> str:
-    """Format an interval as it is read from JSON; ``–`` if the statistic is undefined."""
+    """Format an interval as read from JSON; ``–`` if the statistic is undefined."""
     return "–" if interval is None or None in interval.values() else study.shown(interval, 2)
 
 
@@ -33,48 +33,48 @@ def spearman(x: Array, y: Array) -> float:
 
 
 def correlations(x: str, y: str, of: Callable[[Array, Array], float] = pearson) -> Statistic:
-    """Return the statistic that correlates two similarities."""
+    """Return a statistic that correlates two similarities."""
     return lambda pairs: of(pairs(x), pairs(y))
 
 
-def difference(x: str, other: str, y: str, of: Callable[[Array, Array], float] = pearson) -> Statistic:
-    """Return by how much one similarity correlates better with a third than another does."""
-    return lambda pairs: of(pairs(x), pairs(y)) - of(pairs(other), pairs(y))
+def difference(x: str, rival: str, y: str, of: Callable[[Array, Array], float] = pearson) -> Statistic:
+    """Return a statistic: the correlation of ``x`` with ``y``, less the correlation of ``rival`` with ``y``."""
+    return lambda pairs: of(pairs(x), pairs(y)) - of(pairs(rival), pairs(y))
 
 
 def bootstrap(
     groups: Sequence[Mapping[str, Array]], statistic: Statistic, resamples: int = 2000, seed: int = 0
 ) -> Estimate:
-    """Compute a statistic of all pairs, and its bootstrap interval over models.
+    """Compute a statistic over all pairs, with its bootstrap interval over models.
 
     Each resample draws the models of each group with replacement, and keeps the pairs of two distinct models.
     """
     draw = np.random.default_rng(seed)
-    found = []
+    estimates = []
     for number in range(resamples + 1):
         values = []
         for group in groups:
             k = len(next(iter(group.values())))
             models = np.arange(k) if number == 0 else draw.integers(0, k, k)
-            while len(set(models.tolist())) < min(4, k):  # a correlation of fewer models is none
+            while len(set(models.tolist())) < min(4, k):  # correlations require at least four models
                 models = draw.integers(0, k, k)
             i, j = (models[places] for places in np.triu_indices(k, 1))
             i, j = i[i != j], j[i != j]
             values.append(statistic(lambda name, group=group, i=i, j=j: group[name][i, j]))
-        found.append(float(np.mean(values)))
-    drawn = np.array(found[1:])
-    if not np.isfinite(found[0]) or not np.isfinite(drawn).any():
+        estimates.append(float(np.mean(values)))
+    drawn = np.array(estimates[1:])
+    if not np.isfinite(estimates[0]) or not np.isfinite(drawn).any():
         return Estimate(float("nan"), float("nan"), float("nan"))
     low, high = np.nanpercentile(drawn, [2.5, 97.5])
-    return Estimate(found[0], float(low), float(high))
+    return Estimate(estimates[0], float(low), float(high))
 
 
 def additive(matrix: Array) -> Array:
-    """Return the least-squares fit ``c + aᵢ + aⱼ`` to similarities of distinct models: what single models explain."""
+    """Return the least-squares fit ``c + aᵢ + aⱼ`` to similarities, the part that single models explain."""
     k = len(matrix)
-    own = np.nansum(np.where(np.eye(k, dtype=bool), 0.0, matrix), axis=1) / (k - 1)
-    mean = own.mean()
-    effect = (k - 1) / (k - 2) * (own - mean)
+    means = np.nansum(np.where(np.eye(k, dtype=bool), 0.0, matrix), axis=1) / (k - 1)
+    mean = means.mean()
+    effect = (k - 1) / (k - 2) * (means - mean)
     return mean + effect[:, None] + effect[None, :]
 
 

@@ -1,4 +1,4 @@
-"""Networks that share a start and its coefficients, with atoms trained on tasks of CIFAR-100; what is compared."""
+"""Networks with a common start and common coefficients, with atoms trained on tasks of CIFAR-100, and comparisons."""
 
 import argparse
 import copy
@@ -27,30 +27,30 @@ PUBLISHED_STARTS = (0, 1, 2, 3, 4, 6, 7, 8, 10, 11)  # numbers of the published 
 
 
 BASE, BASE_IMAGES = Recipe(6, 0.05, 128, augment=True, weight_decay=1e-4), 50_000
-"""How the common start is trained on CIFAR-10 where no published one is given."""
+"""Training of the common start on CIFAR-10 if no published network is given."""
 TUNED = Recipe(epochs=30, lr=0.05, augment=True)
-"""How atoms and head are trained on a task: atoms move, and networks get better than their start with a new head."""
+"""Training of atoms and head on a task: atoms move, and networks improve on their start with a new head."""
 SIZES = {"tasks": 10, "probe": 500, "positions": 8}
-"""Tasks, images on which activations are compared, and random positions in each whose vectors are compared."""
+"""Tasks, images for comparing activations, and random positions per image."""
 
 
 def disjoint_tasks(count: int, seed: int) -> list[Task]:
-    """Split the 100 classes at random into tasks of ten, and return the first of them."""
+    """Split the 100 classes at random into tasks of ten, and return the first ``count`` tasks."""
     order = np.random.default_rng(seed).permutation(100).tolist()
     return [tuple(order[PER_TASK * i : PER_TASK * (i + 1)]) for i in range(count)]
 
 
 def overlapping_tasks(count: int, seed: int) -> list[Task]:
-    """Draw tasks of ten out of 25 random classes: two tasks have four classes in common on average."""
+    """Draw tasks of ten classes out of 25 random classes: two tasks share four classes on average."""
     draw = np.random.default_rng(seed)
     pool = draw.permutation(100)[:25]
     return [tuple(draw.choice(pool, PER_TASK, replace=False).tolist()) for _ in range(count)]
 
 
-def overlap(one: Task, other: Task, groups: Mapping[int, int] | None = None) -> float:
-    """Return the share of the classes of two tasks that are the same, or in the same group."""
-    first, second = ([groups[c] for c in task] if groups else list(task) for task in (one, other))
-    return sum(min(first.count(each), second.count(each)) for each in set(first)) / PER_TASK
+def overlap(first_task: Task, second_task: Task, groups: Mapping[int, int] | None = None) -> float:
+    """Return the share of classes of two tasks that are equal or in the same group."""
+    first, second = ([groups[c] for c in task] if groups else list(task) for task in (first_task, second_task))
+    return sum(min(first.count(label), second.count(label)) for label in set(first)) / PER_TASK
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +69,13 @@ class Cifar100:
 
     def probe(self, tasks: Sequence[Task], count: int) -> Images:
         """Return test images of the classes of all tasks, in random order."""
-        classes = sorted({each for task in tasks for each in task})
+        classes = sorted({label for task in tasks for label in task})
         images = self.test.of_classes(classes)
         return images.select(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])
 
 
 def start(arguments: argparse.Namespace, number: int) -> nn.Module:
-    """Return the common start: a published network, or one that is trained on CIFAR-10."""
+    """Return the common start: a published network, or a network trained on CIFAR-10."""
     if arguments.published:
         return networks.published(arguments.published, PUBLISHED_STARTS[number])
     path = arguments.networks / f"tiny10-cifar10-{BASE_IMAGES}x{BASE.epochs}-{number}.safetensors"
@@ -84,7 +84,7 @@ def start(arguments: argparse.Namespace, number: int) -> nn.Module:
         images = networks.read("cifar10", "train", arguments.data_dir, BASE_IMAGES)
         networks.train(network, images, BASE, number, name=f"start {number}")
 
-    return networks.kept(path, networks.seeded(Tiny10, number), fit)
+    return networks.load_or_train(path, networks.seeded(Tiny10, number), fit)
 
 
 def origin(arguments: argparse.Namespace) -> str:
@@ -95,7 +95,7 @@ def origin(arguments: argparse.Namespace) -> str:
 def on_task(
     common: nn.Module, images: Images, recipe: Recipe, seed: int, path: Path, *, head_only: bool = False
 ) -> nn.Module:
-    """Train the atoms and a fresh head of an atomic network on a task, or its head alone, or load it if it is kept."""
+    """Train the atoms and a fresh head (or only the head) of an atomic network on a task, or load it from the cache."""
     network = copy.deepcopy(common)
     networks.fresh_head(network, PER_TASK, seed)
 
@@ -107,7 +107,7 @@ def on_task(
         chosen = replace(recipe, frozen_statistics=True) if head_only else recipe
         networks.train(model, images, chosen, seed, name=path.stem)
 
-    return networks.kept(path, network, fit)
+    return networks.load_or_train(path, network, fit)
 
 
 def atomic(common: nn.Module, atoms: int | None = None) -> tuple[nn.Module, float]:
@@ -123,8 +123,8 @@ def spatial(network: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def features(network: nn.Module, layers: Sequence[str], probe: Images) -> dict[str, Tensor]:
-    """Return outputs of convolutions at random positions, equal in all networks: ``(images · positions, channels)``."""
-    found: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    """Return outputs of convolutions at shared random positions: ``(images · positions, channels)``."""
+    rows_of: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     draws = {layer: torch.Generator().manual_seed(0) for layer in layers}
 
     def keep(layer: str, output: Tensor) -> None:
@@ -132,42 +132,42 @@ def features(network: nn.Module, layers: Sequence[str], probe: Images) -> dict[s
         rows, columns = torch.rand(2, images, 1, SIZES["positions"], generator=draws[layer])
         places = (rows * height).long() * width + (columns * width).long()
         chosen = output.flatten(2).gather(2, places.expand(-1, channels, -1))
-        found[layer].append(chosen.movedim(1, 2).flatten(0, 1))
+        rows_of[layer].append(chosen.movedim(1, 2).flatten(0, 1))
 
     with study.watched({layer: network.get_submodule(layer) for layer in layers}, keep):
         networks.logits(network, probe)
-    return {layer: torch.cat(parts).double() for layer, parts in found.items()}
+    return {layer: torch.cat(parts).double() for layer, parts in rows_of.items()}
 
 
 def probed(models: Sequence[nn.Module], probe: Images) -> dict[str, list[Array]]:
     """Compare activations of all pairs of models: ``cka`` (debiased) and ``cca`` (the paper's) -> matrix by layer."""
     layers = spatial(models[0])
     rows = [features(model, layers, probe) for model in models]
-    found: dict[str, list[Array]] = {"cka": [], "cca": []}
+    matrices: dict[str, list[Array]] = {"cka": [], "cca": []}
     for layer in layers:
-        bases = [basis(each[layer]) for each in rows]
+        bases = [basis(network_rows[layer]) for network_rows in rows]
         pair = {
             "cka": lambda i, j, layer=layer: float(linear_cka(rows[i][layer], rows[j][layer], debiased=True)),
             "cca": lambda i, j, bases=bases: canonical(bases[i], bases[j]),
         }
         for name, value in pair.items():
-            found[name].append(symmetric(len(models), value))
-    return found
+            matrices[name].append(symmetric(len(models), value))
+    return matrices
 
 
 def basis(rows: Tensor) -> Tensor:
     """Return an orthonormal basis of the centred channels of activations ``(n, channels)``.
 
-    Grey images leave only some directions of the first layers: those with less than 1e-5 of the largest singular value
-    are left out.
+    Grey images span only some directions of the first layers: directions with less than 1e-5 of the largest singular
+    value are left out.
     """
     left, values, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
     return left[:, values > 1e-5 * values[0]]
 
 
-def canonical(one: Tensor, other: Tensor) -> float:
-    """S_CCA of the paper, the root mean square canonical correlation, from the bases of two sides."""
-    return float((one.T @ other).norm()) / min(one.shape[1], other.shape[1]) ** 0.5
+def canonical(first: Tensor, second: Tensor) -> float:
+    """Compute S_CCA of the paper, the root mean square canonical correlation, from the bases of two sides."""
+    return float((first.T @ second).norm()) / min(first.shape[1], second.shape[1]) ** 0.5
 
 
 def by_weights(models: Sequence[nn.Module], metric: WeightMetric) -> list[Array]:

@@ -1,8 +1,8 @@
-"""Is it by strange activations that task loss succeeds where networks differ (Balogh & Jelasity 2025, section 4.2)?
+"""Does task loss succeed between different layers because of strange activations (Balogh & Jelasity 2025, section 4.2)?
 
-Task-loss stitches are trained with a penalty on their structural residual, or on the distance of their mean and
-covariance from those of the target, at growing strength. If stitches between distant layers stay accurate while they
-are no stranger than direct matches, strangeness is not why task loss succeeds.
+Task-loss stitches are trained with a penalty on their structural residual, or on the distance between their mean and
+covariance and the target's, at growing strength. If stitches between distant layers stay accurate without being
+stranger than direct matches, strangeness is not the reason for the success of task loss.
 """
 
 import time
@@ -23,23 +23,23 @@ from hf_stitch.training import TaskLoss
 
 Array = NDArray[np.float64]
 PENALTIES = {"direct_matching": "residual", "frechet": "moments"}
-"""Metric of the penalty -> its name here."""
+"""Metric of the penalty -> name on the page."""
 DETECTORS = ("mahalanobis", "knn", "likelihood_ratio", "classifier")
 CLOSED = (DIRECT, "recoloured")
 MARGIN = 0.02
-"""A stitch is no stranger than a direct match if no detector's AUROC is greater by more than this."""
+"""A stitch is not stranger than a direct match if the AUROC of every detector is greater by at most this."""
 LEAST = 5
-"""Number of cells that a verdict needs."""
+"""Minimum number of cells for a verdict."""
 KEPT, LOST = 0.5, 0.1
-"""Bounds of the rule, fixed before any figure was seen."""
+"""Bounds of the rule, fixed before any figure was known."""
 
 
 TRAIN, TEST, PAIRS, STEPS = 2_000, 500, 2, 300
-"""Images to which stitches and detectors are fitted, and test images; pairs without a network in common; steps of
-task-loss matching."""
+"""Images for the fits of stitches and detectors, and test images; disjoint pairs of networks; steps of task-loss
+matching."""
 STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
 SOURCES, TARGETS = (4, 6, 7), (2, 4)
-"""Places of the layers."""
+"""Indices of the layers."""
 TASK_LOSS = TaskLoss(labels="hard", max_steps=STEPS, batch_size=32, schedule="constant", lr=3e-3)
 MATCHERS = {"task loss": TASK_LOSS} | {
     f"{name} {strength:g}": replace(TASK_LOSS, penalties={metric: strength})
@@ -64,10 +64,10 @@ def main() -> None:
         return {
             "matchers": {
                 name: {f: rounded(grid.values(label, f)) for f in ("relative_accuracy", "structural_error")}
-                | {d: rounded(found.figures[label]["auroc"][..., 0]) for d, found in grid.detections.items()}
+                | {d: rounded(detection.figures[label]["auroc"][..., 0]) for d, detection in grid.detections.items()}
                 for name, label in labels.items()
             },
-            "far": {d: rounded(found.controls["far"][:, 1]) for d, found in grid.detections.items()},
+            "far": {d: rounded(detection.controls["far"][:, 1]) for d, detection in grid.detections.items()},
             "controls": {
                 d: {name: rounded(f.controls[name]) for name in ("far", "train")} for d, f in grid.detections.items()
             },
@@ -76,7 +76,7 @@ def main() -> None:
         }
 
     pairs = {
-        f"{a} -> {b}": study.kept(arguments.out / f"{a} {b}.json", partial(measured, a, b))
+        f"{a} -> {b}": study.cached(arguments.out / f"{a} {b}.json", partial(measured, a, b))
         for a, b in paired(list(loaded), PAIRS)
     }
     sizes = {"train": TRAIN, "test": TEST, "steps": STEPS, "sources": SOURCES, "targets": TARGETS}
@@ -89,10 +89,10 @@ def main() -> None:
 
 def page(record: Mapping[str, Any]) -> str:
     preset, pairs = record["preset"], record["pairs"]
-    found, only = _only(record)
-    apart = _apart(preset)
+    cells_of, only = _only(record)
+    distant = _apart(preset)
     lines = [
-        [key, record["layers"][0][i], record["layers"][1][j], *found[key].line(i, j)]
+        [key, record["layers"][0][i], record["layers"][1][j], *cells_of[key].line(i, j)]
         for key, mask in only.items()
         for i, j in np.argwhere(mask)
     ]
@@ -101,7 +101,7 @@ def page(record: Mapping[str, Any]) -> str:
         "structural error, distant", f"AUROC, distant: {', '.join(DETECTORS)}", "relative accuracy, corresponding",
     ]  # fmt: skip
     names = list(next(iter(pairs.values()))["matchers"])
-    table = study.markdown(columns, [_line(name, found, apart, preset) for name in names])
+    table = study.markdown(columns, [_line(name, cells_of, distant, preset) for name in names])
     head = ["pair", "from", "to", "least squares", "AUROC", "task loss", "AUROC", "penalised", "AUROC", "penalty"]
     return filled(
         __file__, claims(record), table=table, cells=study.markdown(head, lines),
@@ -112,34 +112,34 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    found, only = _only(record)
-    counts = {key: (int((of.kept() & only[key]).sum()), int(only[key].sum())) for key, of in found.items()}
+    cells_of, only = _only(record)
+    counts = {key: (int((of.kept() & only[key]).sum()), int(only[key].sum())) for key, of in cells_of.items()}
     held, total = (sum(some) for some in zip(*counts.values(), strict=True))
-    shares = [kept / of for kept, of in counts.values() if of]
-    tested = all(of.tested for of in found.values()) and total >= LEAST
+    shares = [familiar / of for familiar, of in counts.values() if of]
+    tested = all(of.tested for of in cells_of.values()) and total >= LEAST
     part = True if tested and max(shares) <= LOST else False if tested and min(shares) >= KEPT else None
     ours = f"{held} of {total} cells"
-    if not all(of.tested for of in found.values()):
-        ours += "; the record has no tests of the detectors with noise"
-    return [REASON.row(ours, f"{len(found)} pairs, {total} cells", [part], len(found))]
+    if not all(of.tested for of in cells_of.values()):
+        ours += "; the record lacks tests of the detectors with noise"
+    return [REASON.row(ours, f"{len(cells_of)} pairs, {total} cells", [part], len(cells_of))]
 
 
 def _apart(preset: Mapping[str, Any]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.abs(np.subtract.outer(preset["sources"], preset["targets"])) >= 2
-    return found
+    distant: NDArray[np.bool_] = np.abs(np.subtract.outer(preset["sources"], preset["targets"])) >= 2
+    return distant
 
 
 def _only(record: Mapping[str, Any]) -> tuple[dict[str, "_Cells"], dict[str, NDArray[np.bool_]]]:
-    """Return the figures of each pair, and the distant cells, with a detector, in which only task loss is accurate."""
-    found, apart = {key: _Cells(one) for key, one in record["pairs"].items()}, _apart(record["preset"])
-    return found, {
-        key: apart & of.judged & (of.accuracy("task loss") >= ACCURATE) & (of.accuracy(DIRECT) < ACCURATE)
-        for key, of in found.items()
+    """Return the figures of each pair, and the distant cells with a detector where only task loss is accurate."""
+    cells_of, distant = {key: _Cells(one) for key, one in record["pairs"].items()}, _apart(record["preset"])
+    return cells_of, {
+        key: distant & of.judged & (of.accuracy("task loss") >= ACCURATE) & (of.accuracy(DIRECT) < ACCURATE)
+        for key, of in cells_of.items()
     }
 
 
 class _Cells:
-    """The figures of one pair of networks."""
+    """Figures of one pair of networks."""
 
     def __init__(self, one: Mapping[str, Any]) -> None:
         self._matchers = one["matchers"]
@@ -154,26 +154,26 @@ class _Cells:
         return read_array(self._matchers[matcher][figure])
 
     def auroc(self, matcher: str, detector: str) -> Array:
-        """AUROCs of a detector, NaN where it does not tell images of noise, or noise on activations, apart."""
+        """Return the AUROCs of a detector, NaN where it does not detect images of noise or noise on activations."""
         values = read_array(self._matchers[matcher][detector])
         return np.where(self._usable[detector][None], values, np.nan)
 
     def familiar(self, matcher: str) -> NDArray[np.bool_]:
-        """Cells in which a matcher is no stranger than least squares."""
+        """Return the mask of the cells where a matcher is not stranger than least squares."""
         more = [self.auroc(matcher, d) - self.auroc(DIRECT, d) for d in DETECTORS]
-        found: NDArray[np.bool_] = np.nan_to_num(np.stack(more), nan=-1.0).max(0) <= MARGIN
-        return found & np.isfinite(more).any(0)
+        close: NDArray[np.bool_] = np.nan_to_num(np.stack(more), nan=-1.0).max(0) <= MARGIN
+        return close & np.isfinite(more).any(0)
 
     def kept(self) -> NDArray[np.bool_]:
-        """Cells with a penalised stitch that is accurate and no stranger than least squares."""
-        found = [(self.accuracy(name) >= ACCURATE) & self.familiar(name) for name in self.penalised]
-        return np.any(found, axis=0)
+        """Return the mask of the cells with a penalised stitch that is accurate and not stranger than least squares."""
+        accurate = [(self.accuracy(name) >= ACCURATE) & self.familiar(name) for name in self.penalised]
+        return np.any(accurate, axis=0)
 
     def line(self, i: int, j: int) -> list[str]:
         accurate = [name for name in self.penalised if self.accuracy(name)[i, j] >= ACCURATE]
-        shown = [DIRECT, "task loss"]
+        compared = [DIRECT, "task loss"]
         best = min(accurate, key=lambda name: self._strangest(name, i, j)) if accurate else None
-        cells = [text for name in shown for text in self._shown(name, i, j)]
+        cells = [text for name in compared for text in self._shown(name, i, j)]
         return [*cells, *(self._shown(best, i, j) if best else ("–", "–")), best or "none is accurate"]
 
     def _strangest(self, matcher: str, i: int, j: int) -> float:
@@ -183,16 +183,18 @@ class _Cells:
         return f"{self.accuracy(matcher)[i, j]:.2f}", f"{self._strangest(matcher, i, j):.2f}"
 
 
-def _line(name: str, found: Mapping[str, _Cells], apart: NDArray[np.bool_], preset: Mapping[str, Any]) -> list[str]:
-    def joined(values: Callable[[_Cells], Array], where: NDArray[np.bool_] = apart) -> Array:
-        return np.concatenate([values(of)[where] for of in found.values()])
+def _line(
+    name: str, cells_of: Mapping[str, _Cells], distant: NDArray[np.bool_], preset: Mapping[str, Any]
+) -> list[str]:
+    def joined(values: Callable[[_Cells], Array], where: NDArray[np.bool_] = distant) -> Array:
+        return np.concatenate([values(of)[where] for of in cells_of.values()])
 
     accuracy, familiar = joined(lambda of: of.accuracy(name)), joined(lambda of: of.familiar(name))
     fine, error = accuracy >= ACCURATE, joined(lambda of: of.accuracy(name, "structural_error"))
     aurocs = (np.nanmean(joined(lambda of, d=d: of.auroc(name, d))) for d in DETECTORS)
-    own = joined(lambda of: of.accuracy(name), np.equal.outer(preset["sources"], preset["targets"]))
+    corresponding = joined(lambda of: of.accuracy(name), np.equal.outer(preset["sources"], preset["targets"]))
     return [
         name, f"{int(fine.sum())} of {len(fine)}", f"{int((fine & familiar).sum())}", f"{accuracy.mean():.2f}",
         f"{error.mean():.2f}", " ".join(f"{value:.2f}" for value in aurocs),
-        f"{own.mean():.3f}" if len(own) else "–",
+        f"{corresponding.mean():.3f}" if len(corresponding) else "–",
     ]  # fmt: skip

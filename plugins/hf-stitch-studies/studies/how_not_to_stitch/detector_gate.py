@@ -1,7 +1,7 @@
-"""Which detectors work at which layers? What figure 1 of Balogh & Jelasity (2025) needs before it can be read.
+"""Which detectors work at which layers? A precondition for figure 1 of Balogh & Jelasity (2025).
 
-Before any stitch is scored, each detector must tell apart the target's own activations with noise as large as they
-are, and those of another data set, and must not take test images for strange.
+Before any stitch is scored, each detector must separate the target's own activations from the same activations with
+equally large noise, and from the activations of another dataset, and must not call test images strange.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ SIDES = ("noise", "far", "train")
 TRAIN, TEST, TARGETS = 1500, 400, 2
 """Images, and target networks."""
 ENERGY, ENERGY_LAYERS = Energy.preset("small", epochs=6, fine_tune_epochs=6), 3
-"""The energy, and the number of layers that it sees."""
+"""Energy detector, and its number of layers."""
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     }
     record: dict[str, Any] = {"preset": {"train": TRAIN, "test": TEST, "energy": ENERGY}, "families": {}}
     for kind, loaded, layers in kinds(arguments):
-        names, found = list(loaded), dict[str, Any]()
+        names, by_target = list(loaded), dict[str, Any]()
         for number in range(TARGETS):
             a, b = names[number], names[(number + 1) % len(names)]
             tries: dict[str, tuple[Any, Any, list[str]]] = {name: (name, None, list(layers)) for name in DETECTORS}
@@ -47,19 +47,19 @@ def main() -> None:
                 places = np.linspace(0, len(layers) - 1, ENERGY_LAYERS + 2).round().astype(int)[1:-1]
                 deep = [layers[place] for place in places]
                 tries |= {f"energy, {name}": (ENERGY, of, deep) for name, of in outliers.items()}
-            found[b] = {
-                name: study.kept(
+            by_target[b] = {
+                name: study.cached(
                     arguments.out / "parts" / f"{kind} {b} {name}.json",
-                    partial(tried, loaded[a], loaded[b], (train, test, far), detector, other, layers[0], at),
+                    partial(tried, loaded[a], loaded[b], (train, test, far), detector, auxiliary, layers[0], at),
                 )
-                for name, (detector, other, at) in tries.items()
+                for name, (detector, auxiliary, at) in tries.items()
             }
-        record["families"][kind] = {"layers": list(layers), "targets": found}
+        record["families"][kind] = {"layers": list(layers), "targets": by_target}
     study.leave("detector_gate", record, page, arguments.out)
 
 
 def superposed(data_dir: Any) -> Samples:
-    """Return images with the deviation of another image from the mean image on top, which were not fitted to."""
+    """Return held-out images with the deviation of another image from the mean image on top."""
     pixels = networks.normalised(images.read("cifar10", "train", 2 * TRAIN, data_dir)[0][TRAIN:])
     return Samples.of(pixels + pixels.roll(1, 0) - pixels.mean(0))
 
@@ -67,15 +67,15 @@ def superposed(data_dir: Any) -> Samples:
 def tried(
     a: Adapter, b: Adapter, data: tuple[Samples, ...], detector: Any, outliers: Any, source: str, layers: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return layer -> AUROCs with intervals on noise, far and training images, and why the detector fails."""
+    """Return layer -> AUROCs with intervals on noise, far and training images, and the reason if the detector fails."""
     train, test, far = data
     grid = hf_stitch.stitch_grid(
         a, b, train, test_data=test, layers_a=[source], layers_b=layers, detectors=[detector], far_data=far,
         auxiliary_data=outliers, min_auroc=0, task="image-classification", batch_size=100, resamples=2, progress=False,
     )  # fmt: skip
-    (found,) = grid.detections.values()
-    values = {"noise": found.doses["coloured"][:, -1], **{name: found.controls[name] for name in ("far", "train")}}
-    blind = dataclasses.replace(found, min_auroc=MIN_AUROC).blind
+    (detection,) = grid.detections.values()
+    values = {"noise": detection.doses["coloured"][:, -1]} | {name: detection.controls[name] for name in SIDES[1:]}
+    blind = dataclasses.replace(detection, min_auroc=MIN_AUROC).blind
     return {
         layer: {**{side: values[side][place] for side in SIDES}, "why": blind.get(layer, "")}
         for place, layer in enumerate(layers)
@@ -86,8 +86,8 @@ def tried(
 
 
 def passing(targets: Iterable[dict[str, Any]], name: str) -> list[tuple[int, int]]:
-    """Return at how many layers of each target a detector passes, and at how many it was tried."""
-    return [(sum(not each["why"] for each in of[name].values()), len(of[name])) for of in targets if name in of]
+    """Count the layers of each target where a detector passes, and all tested layers."""
+    return [(sum(not layer["why"] for layer in of[name].values()), len(of[name])) for of in targets if name in of]
 
 
 def _of(counts: Iterable[tuple[int, int]]) -> str:
@@ -101,7 +101,7 @@ def page(record: dict[str, Any]) -> str:
     for kind, one in families.items():
         names = list(next(iter(one["targets"].values())))
         counts = (f"`{name}` {_of(passing(one['targets'].values(), name))}" for name in names)
-        sentences.append(f"- **{NAMES[kind]}**, layers at which the detector passes: {', '.join(counts)}.")
+        sentences.append(f"- **{NAMES[kind]}**, layers where the detector passes: {', '.join(counts)}.")
     return filled(
         __file__, claims(record), families, verdict="\n".join(sentences), least=MIN_AUROC, far=FAR, own=OWN,
         train=preset["train"], test=preset["test"],
@@ -124,7 +124,7 @@ def _family(kind: str, one: dict[str, Any]) -> str:
     lines = [
         [
             target, name, side, *(f"{of[layer][side][0]:.2f}" if layer in of else "" for layer in one["layers"]),
-            sum(not each["why"] for each in of.values()) if side == SIDES[0] else "",
+            sum(not layer_scores["why"] for layer_scores in of.values()) if side == SIDES[0] else "",
         ]
         for target, detectors in one["targets"].items() for name, of in detectors.items() for side in SIDES
     ]  # fmt: skip

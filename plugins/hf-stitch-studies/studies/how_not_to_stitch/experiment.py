@@ -15,17 +15,17 @@ from hf_stitch import Adapter, Samples
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text())
 """Figures of the paper's tables."""
 WELL, POORLY = 0.9, 0.5
-"""Share of identified layers from which on a method does well, and below which it struggles."""
+"""From the first share of identified layers, a method does well; below the second, it struggles."""
 NAMES = {"Tiny10": "Tiny-10", "ResNet20": "ResNet-20", "VisionTransformer": "small ViT"}
 NAMES |= {"tiny10": "Tiny-10", "resnet20": "ResNet-20", "vits": "small ViT"}
-"""Class of networks, or name of their folder -> its name on pages."""
+"""Class or folder of networks -> name on pages."""
 
 
 def parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
-    """Create the parser of a study of several folders of networks, each of one architecture."""
-    made = study.parser(description, "data-dir", **options)
-    made.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
-    return made
+    """Create the parser of a study on several folders of networks, one architecture each."""
+    built = study.parser(description, "data-dir", **options)
+    built.add_argument("--networks", type=Path, nargs="+", required=True, help="folders of trained networks")
+    return built
 
 
 def cifar(arguments: argparse.Namespace, train: int, test: int) -> tuple[Samples, Samples]:
@@ -41,24 +41,24 @@ def kinds(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Adapte
 
 
 def between(method: str, vit: bool = False) -> str:
-    """Return the paper's share of layers that a method identifies between two networks, if it has one."""
-    found = PUBLISHED["table 1"].get(method)
-    return f"{found[vit]:.2%}" if found else "–"
+    """Format the paper's share of layers that a method identifies between two networks, if available."""
+    shares = PUBLISHED["table 1"].get(method)
+    return f"{shares[vit]:.2%}" if shares else "–"
 
 
 def paired(names: list[str], count: int) -> list[tuple[str, str]]:
-    """Return pairs of networks without one in common."""
+    """Return disjoint pairs of networks."""
     return [(names[i], names[i + 1]) for i in range(0, 2 * count, 2)]
 
 
 def pairs_of(count: int) -> str:
-    """Return how many pairs some networks have, as text."""
+    """Format the number of pairs of ``count`` networks."""
     return "1 pair" if count == 2 else f"{count} networks, {count * (count - 1) // 2} pairs"
 
 
 def filled(
     script: str, rows: Iterable[Mapping[str, str]], folders: Iterable[str] = ("networks",), **figures: Any
 ) -> str:
-    """Fill a page, whose command has some folders of networks."""
+    """Fill a page, with folders of networks in its command."""
     options = f"--data-dir DATA --networks {' '.join(map(str.upper, folders))} --out OUT"
     return study.filled(script, rows, options, **figures)

@@ -1,9 +1,9 @@
 """Direct matching between all layers of networks with different seeds (Balogh & Jelasity 2025, table 1).
 
 Every layer of one network is stitched into every layer of another, for all pairs of networks. Functional: relative
-accuracy. Structural: relative squared error of the activations. Beside them stand two similarity metrics and the
-distance of layers in depth, which ignores the activations. Each folder has networks of one architecture: Tiny-10,
-ResNet-20 or the small ViT.
+accuracy. Structural: relative squared error of the activations. Baselines are two similarity metrics and the distance
+of layers in depth, which ignores the activations. Each folder has networks of one architecture: Tiny-10, ResNet-20 or
+the small ViT.
 """
 
 import itertools
@@ -24,9 +24,9 @@ MATCHERS = ("lstsq", "recoloured", "procrustes")
 METRICS = ("linear_cka:debiased=True", "procrustes")
 FIGURES = {"functional": "relative_accuracy", "structural": "structural_error"}
 ACCURATE = 0.8
-"""Relative accuracy from which two layers count as functionally similar (Csiszárik et al. 2021, section 8)."""
+"""Minimum relative accuracy of functionally similar layers (Csiszárik et al. 2021, section 8)."""
 TRAIN, TEST = 600, 1000
-"""Images to which stitches are fitted, and images of the scores."""
+"""Images for the fits of stitches, and for the scores."""
 
 
 def main() -> None:
@@ -48,13 +48,13 @@ def measured(loaded: dict[str, Adapter], layers: Sequence[str], train: Samples, 
     itself: dict[str, dict[tuple[str, str], Any]] = {}
     accuracy: dict[str, float] = {}
 
-    def stitched(a: str, b: str, matchers: Sequence[str], found: dict[str, dict[tuple[str, str], Any]]) -> StitchGrid:
+    def stitched(a: str, b: str, matchers: Sequence[str], grids: dict[str, dict[tuple[str, str], Any]]) -> StitchGrid:
         grid = hf_stitch.stitch_grid(
             loaded[a], loaded[b], train, test_data=test, layers_a=layers, layers_b=layers, matchers=matchers,
             task="image-classification", batch_size=200, resamples=10, progress=False,
         )  # fmt: skip
         for matcher, (kind, figure) in itertools.product(matchers, FIGURES.items()):
-            found.setdefault(f"{matcher}, {kind}", {})[a, b] = grid.values(matcher, figure)
+            grids.setdefault(f"{matcher}, {kind}", {})[a, b] = grid.values(matcher, figure)
         return grid
 
     for a, b in tqdm(pairs, desc="pairs of networks"):
@@ -92,35 +92,35 @@ def identified(values: dict[str, dict[tuple[str, str], Any]], layers: Sequence[s
 FUNCTIONAL, STRUCTURAL, ROTATED = "lstsq, functional", "lstsq, structural", "procrustes, functional"
 CKA = "linear CKA, debiased"
 NEAR = 0.1
-"""Difference of shares up to which two methods are comparable."""
+"""Maximum difference between the shares of comparable methods."""
 WITHIN, VIT, *_BETWEEN = study.stated(__file__)
 CLAIMS = dict(zip((STRUCTURAL, FUNCTIONAL, ROTATED), _BETWEEN, strict=True))
 SECTION = study.text(__file__, "section") + "\n"
 
 
 def page(record: dict[str, Any]) -> str:
-    preset, found = record["preset"], record["architectures"]
+    preset, architectures = record["preset"], record["architectures"]
     return filled(
-        __file__, claims(record), found, train=preset["train"], test=preset["test"],
-        sections="\n".join(_section(name, of) for name, of in found.items()),
+        __file__, claims(record), architectures, train=preset["train"], test=preset["test"],
+        sections="\n".join(_section(name, of) for name, of in architectures.items()),
     )  # fmt: skip
 
 
-def _section(name: str, found: dict[str, Any]) -> str:
-    vit, layers = name.startswith("vit"), found["layers"]
+def _section(name: str, run: dict[str, Any]) -> str:
+    vit, layers = name.startswith("vit"), run["layers"]
     published = {CKA: "linear CKA", "Procrustes": "Procrustes", FUNCTIONAL: FUNCTIONAL, STRUCTURAL: STRUCTURAL}
     identified = [
         [measure, between(published[measure], vit) if measure in published else "–", *map(study.shown, axes.values())]
-        for measure, axes in found["identified"].items()
+        for measure, axes in run["identified"].items()
     ]
     distant = []
-    for matcher, counts in found["distant"].items():
-        own = np.diag(found["mean"][f"{matcher}, functional"]).mean()
-        distant.append([matcher, f"{np.mean(counts):.1f} ({min(counts)} to {max(counts)})", f"{own:.3f}"])
-    grid, accuracies = found["mean"][FUNCTIONAL], list(found["accuracy"].values())
+    for matcher, counts in run["distant"].items():
+        corresponding = np.diag(run["mean"][f"{matcher}, functional"]).mean()
+        distant.append([matcher, f"{np.mean(counts):.1f} ({min(counts)} to {max(counts)})", f"{corresponding:.3f}"])
+    grid, accuracies = run["mean"][FUNCTIONAL], list(run["accuracy"].values())
     head = ["measure", f"paper, {'ViT-Ti' if vit else 'ResNet-18'}", "layers of a among b's", "layers of b among a's"]
     return SECTION.format(
-        title=NAMES.get(name, name), pairs=pairs_of(len(found["networks"])),
+        title=NAMES.get(name, name), pairs=pairs_of(len(run["networks"])),
         layers=len(layers), accuracy=f"{min(accuracies):.3f} to {max(accuracies):.3f}", chance=1 / len(layers),
         identified=study.markdown(head, identified), distant_pairs=len(layers) * (len(layers) - 1), accurate=ACCURATE,
         distant=study.markdown(["matcher", "distant pairs", "corresponding layers, mean relative accuracy"], distant),
@@ -131,8 +131,8 @@ def _section(name: str, found: dict[str, Any]) -> str:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    found, rows = record["architectures"], []
-    plain = {name: of for name, of in found.items() if not name.startswith("vit")}
+    runs, rows = record["architectures"], []
+    plain = {name: of for name, of in runs.items() if not name.startswith("vit")}
     if plain:
         most = max(plain.values(), key=lambda of: len(of["networks"]))
         n, units = _count(most)
@@ -141,19 +141,19 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
         counted = f"{alone} networks, {len(most['layers'])} layers"
         rows.append(WITHIN.row(_two(most["itself"]), counted, parts, alone))
         for method, asked in CLAIMS.items():
-            rates = (f"{NAMES.get(each, each)} {_both(of['identified'], method)}" for each, of in plain.items())
+            rates = (f"{NAMES.get(title, title)} {_both(of['identified'], method)}" for title, of in plain.items())
             held = [_holds(most["identified"], method, axis) for axis in "ab"]
             rows.append(asked.row("; ".join(rates), n, held, units))
-    for of in (found[name] for name in found if name not in plain):
+    for of in (runs[name] for name in runs if name not in plain):
         parts = [study.below(of["identified"][m][axis], POORLY) for m in (FUNCTIONAL, STRUCTURAL) for axis in "ab"]
         n, units = _count(of)
         rows.append(VIT.row(_two(of["identified"]), n, parts, units))
     return rows
 
 
-def _count(found: dict[str, Any]) -> tuple[str, int]:
-    count = len(found["networks"])
-    return f"{pairs_of(count)}, {len(found['layers'])} layers", count * (count - 1) // 2
+def _count(run: dict[str, Any]) -> tuple[str, int]:
+    count = len(run["networks"])
+    return f"{pairs_of(count)}, {len(run['layers'])} layers", count * (count - 1) // 2
 
 
 def _both(identified: dict[str, Any], method: str) -> str:
@@ -164,8 +164,8 @@ def _two(identified: dict[str, Any]) -> str:
     return f"functional {_both(identified, FUNCTIONAL)}; structural {_both(identified, STRUCTURAL)}"
 
 
-def _holds(found: dict[str, Any], method: str, axis: str) -> bool | None:
-    own, cka, functional = (found[name][axis] for name in (method, CKA, FUNCTIONAL))
+def _holds(scores: dict[str, Any], method: str, axis: str) -> bool | None:
+    share, cka, functional = (scores[name][axis] for name in (method, CKA, FUNCTIONAL))
     if method == STRUCTURAL:
-        return study.above(study.difference(own, cka), -NEAR)
-    return study.above(own, POORLY) if method == FUNCTIONAL else study.below(study.difference(own, functional), 0)
+        return study.above(study.difference(share, cka), -NEAR)
+    return study.above(share, POORLY) if method == FUNCTIONAL else study.below(study.difference(share, functional), 0)

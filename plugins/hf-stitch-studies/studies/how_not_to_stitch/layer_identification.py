@@ -1,8 +1,8 @@
 """Layer identification between networks with different seeds (Balogh & Jelasity 2025, table 1).
 
 For each layer of one network, is the most similar layer of another network the corresponding one? All networks of an
-architecture are compared at once, with one row per image (the mean over positions). Beside trained networks stand
-untrained ones, independent noise and depth alone, and the rows of the paper's code: positions if two layers have equal
+architecture are compared at once, with one row per image (the mean over positions). Baselines are untrained networks,
+independent noise and depth alone. The rows of the paper's code are also tested: positions if two layers have equal
 grids, means otherwise.
 """
 
@@ -26,7 +26,7 @@ METRICS = {
     "PWCCA": "pwcca", "PWCCA, all directions": "pwcca:directions=all", "CCA": "cca",
 }  # fmt: skip
 MIXED = ("linear CKA", "Procrustes", "PWCCA", "PWCCA, all directions", "CCA")
-"""Metrics on mixed rows: positions of one image are not independent, which debiased CKA assumes."""
+"""Metrics on mixed rows, without debiased CKA: it assumes independent rows, unlike the positions of one image."""
 IMAGES, RESAMPLES = 2000, 20
 """Test images, and groups of images of the jackknife for ties."""
 
@@ -76,13 +76,13 @@ def measured(loaded: dict[str, Adapter], layers: tuple[str, ...], samples: Sampl
 
 
 def untrained(loaded: dict[str, Adapter]) -> dict[str, Adapter]:
-    """Create networks of the same architecture with initial weights, another seed for each."""
-    found = {}
+    """Create networks of the same architecture with initial weights, each with a different seed."""
+    initial = {}
     for seed, (name, adapter) in enumerate(loaded.items()):
         torch.manual_seed(seed)
         kind = type(adapter.model)
-        found[name] = networks.adapted(networks.small_vit() if kind is VisionTransformer else kind())
-    return found
+        initial[name] = networks.adapted(networks.small_vit() if kind is VisionTransformer else kind())
+    return initial
 
 
 def noise(loaded: dict[str, Adapter], widths: dict[str, int], count: int) -> dict[str, Activations]:
@@ -98,25 +98,25 @@ def noise(loaded: dict[str, Adapter], widths: dict[str, int], count: int) -> dic
 
 def mixed(trained: NetworkAtlas, loaded: dict[str, Adapter], grids: dict[str, Any], samples: Samples) -> dict[str, Any]:
     """Identify layers on the rows of the paper's code: positions if two layers have equal grids, means otherwise."""
-    metrics, layers, found = [METRICS[title] for title in MIXED], list(grids), {}
+    metrics, layers, identified = [METRICS[title] for title in MIXED], list(grids), {}
     atlas = hf_stitch.compare_all(loaded, samples, layers=layers, metrics=metrics, rows="positions", batch_size=200)
     for title, metric in zip(MIXED, metrics, strict=True):
         values = {}
         for pair in itertools.combinations(loaded, 2):
             mean, equal = (of.between(*pair)[metric] for of in (trained, atlas))
             values[pair] = np.where(np.isnan(equal), mean, equal)
-        found[title] = summary(identify_layers(values, higher_is_better=title != "Procrustes", layers=layers))
-    return found
+        identified[title] = summary(identify_layers(values, higher_is_better=title != "Procrustes", layers=layers))
+    return identified
 
 
-def summary(found: Identification, along: Sequence[Literal["a", "b"]] = ("a", "b")) -> dict[str, Any]:
-    """Return axis -> accuracy, numbers of hits, ties and misses, and the layer that is found most often."""
+def summary(identification: Identification, along: Sequence[Literal["a", "b"]] = ("a", "b")) -> dict[str, Any]:
+    """Return axis -> accuracy, numbers of hits, ties and misses, and the most frequently found layer."""
     axes: dict[str, Any] = {}
     for axis in along:
-        verdicts = found.verdicts(axis)
-        layer, share = found.favourite(axis)
+        verdicts = identification.verdicts(axis)
+        layer, share = identification.favourite(axis)
         axes[axis] = {
-            "score": found.to_dict()["scores"][axis],
+            "score": identification.to_dict()["scores"][axis],
             **{name: int((verdicts == name).sum()) for name in ("hit", "tie", "miss", "undefined")},
             "favourite": layer, "share": round(share, 4),
         }  # fmt: skip
@@ -178,12 +178,12 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
 def _mixed(families: dict[str, Any]) -> str:
     lines = []
     for kind, one in families.items():
-        found, grids = one["identified"], len({tuple(grid) for grid in one["grids"].values()})
-        for title, axes in found["mixed"].items():
+        identified, grids = one["identified"], len({tuple(grid) for grid in one["grids"].values()})
+        for title, axes in identified["mixed"].items():
             cells = []
             for axis in "ab":
                 accuracy, _, favourite = _cells(axes[axis])
-                cells += [f"{found['trained'][title][axis]['score']['value']:.3f}", accuracy, favourite]
+                cells += [f"{identified['trained'][title][axis]['score']['value']:.3f}", accuracy, favourite]
             lines.append([NAMES[kind], str(grids), title, *cells])
     head = [f"{axis}: {title}" for axis in "ab" for title in ("means", "mixed", "found most often")]
     table = study.markdown(["networks", "grids", "metric", *head], lines)

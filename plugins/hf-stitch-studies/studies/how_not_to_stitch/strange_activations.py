@@ -1,10 +1,10 @@
-"""Are task-loss stitches strange to the target, and which detector tells? (Balogh & Jelasity 2025, figure 1, table 1).
+"""Are task-loss stitches strange to the target, and what shows it (Balogh & Jelasity 2025, figure 1, table 1)?
 
 Every layer of one network is stitched into every layer of another, by least squares, by least squares that keep the
 covariance, by an orthogonal map, and by task loss with growing numbers of steps. Each detector is fitted to the
-target's own activations, controlled (two halves of the test images, training images, images of noise) and calibrated
-with noise of known size. The paper's detector, the energy, decides at the layers where it passes these tests.
-Histograms of the scores at one layer (figure 1c) are counted.
+target's own activations, tested on controls (two halves of the test images, training images, images of noise) and
+calibrated with noise of known size. The paper's detector, the energy, decides at the layers where it passes these
+tests. Histograms of the scores are recorded at one layer (figure 1c).
 """
 
 import json
@@ -27,69 +27,68 @@ from hf_stitch.training import TaskLoss
 
 Array = NDArray[np.float64]
 ACCURATE, INACCURATE = 0.8, 0.5
-"""Relative accuracy from which a stitch is accurate (Csiszárik et al. 2021, section 8), and below which it is not."""
+"""From the first relative accuracy, a stitch is accurate (Csiszárik et al. 2021, section 8); below the second, not."""
 STRANGE = 0.714
 """AUROC above which stitched activations are strange: two normal distributions .8 standard deviations apart, a large
 effect (Cohen 1988)."""
 MOST, FEW = 0.8, 0.2
-"""Shares from which on stitches are predominantly strange, and up to which they are not."""
+"""From the first share, stitches are predominantly strange; up to the second, they are not strange."""
 DETECTORS = ("mahalanobis", "knn", "likelihood_ratio", "classifier", "energy")
 TITLES = NAMES | {"tiny10_long": "Tiny-10, longer training"}
 """Title of the section of a folder."""
 TASK, DIRECT = "task loss", "lstsq"
 CLOSED = (DIRECT, "recoloured", "procrustes")
 HISTOGRAM = 2, (2, -1)
-"""Place of the layer of the target whose scores are counted, and of the layers of the source: the corresponding layer,
-and the last."""
+"""Index of the target layer of the histograms, and of the source layers: the corresponding layer, and the last."""
 
 
 TRAIN, TEST, PAIRS, STEPS = 1500, 400, 2, (30, 100, 300, 1000)
-"""Images to which stitches and detectors are fitted, and test images; pairs without a network in common; steps of
-task-loss matching."""
+"""Images for the fits of stitches and detectors, and test images; disjoint pairs of networks; steps of task-loss
+matching."""
 ENERGY = Energy.preset("small", size=8, epochs=4, fine_tune_epochs=2)
 
 
 def main() -> None:
     parser = study.parser(__doc__, "data-dir", "networks", required={"out"})
     parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=DETECTORS, help="default: all")
-    parser.add_argument("--steps", nargs="+", type=int, default=STEPS, help="of task-loss matching")
+    parser.add_argument("--steps", nargs="+", type=int, default=STEPS, help="steps of task-loss matching")
     arguments = parser.parse_args()
     # Hard labels, from least squares, batches of 32.
     task_loss = {n: TaskLoss(labels="hard", max_steps=n, batch_size=32, schedule="constant") for n in arguments.steps}
     loaded, layers = networks.read_folder(arguments.networks)
     train, test = cifar(arguments, TRAIN, TEST)
-    other = images.samples("fashion_mnist", "test", TEST, arguments.data_dir)
+    auxiliary = images.samples("fashion_mnist", "test", TEST, arguments.data_dir)
     names = list(loaded)
     pairs = [*paired(names, min(PAIRS, len(names) // 2)), (names[0], names[0])]
     place = arguments.out / "strange_activations.json"
     record = json.loads(place.read_text()) if place.is_file() else {}
-    found = record.setdefault(arguments.networks.name.removeprefix("drfrankenstein_"), {})
+    section = record.setdefault(arguments.networks.name.removeprefix("drfrankenstein_"), {})
     arguments.out.mkdir(parents=True, exist_ok=True)
     for a, b in pairs:
-        if f"{a} -> {b}" in found:
+        if f"{a} -> {b}" in section:
             continue
         start = time.perf_counter()
         grid = hf_stitch.stitch_grid(
             loaded[a], loaded[b], train, test_data=test, layers_a=layers, layers_b=layers,
             matchers=[*CLOSED, *task_loss.values()],
             detectors=[ENERGY if name == "energy" else name for name in arguments.detectors],
-            auxiliary_data=other if "energy" in arguments.detectors else None, far_data=images.noise(TEST),
+            auxiliary_data=auxiliary if "energy" in arguments.detectors else None, far_data=images.noise(TEST),
             task="image-classification", batch_size=100, resamples=200,
         )  # fmt: skip
         figures = recorded(grid, task_loss) | {"histograms": histograms(grid, task_loss)}
-        found[f"{a} -> {b}"] = figures | {"seconds": round(time.perf_counter() - start)}
-        found["layers"], found["preset"] = list(layers), {"train": TRAIN, "test": TEST, "steps": arguments.steps}
+        section[f"{a} -> {b}"] = figures | {"seconds": round(time.perf_counter() - start)}
+        section["layers"], section["preset"] = list(layers), {"train": TRAIN, "test": TEST, "steps": arguments.steps}
         study.leave("strange_activations", record, page, arguments.out)
 
 
 def recorded(grid: StitchGrid, task_loss: Mapping[int, TaskLoss]) -> dict[str, Any]:
-    """Return what the page needs of a grid as JSON values: matcher -> figure -> (layers of a, layers of b)."""
+    """Convert the figures of a grid to JSON values: matcher -> figure -> (layers of a, layers of b)."""
     labels = {name: name for name in CLOSED}
     labels |= {f"{TASK}, {n} steps": matcher.label for n, matcher in task_loss.items()}
-    found = {label.partition("(")[0]: detection for label, detection in grid.detections.items()}
+    by_name = {label.partition("(")[0]: detection for label, detection in grid.detections.items()}
 
     def by_detector(label: str) -> dict[str, Any]:
-        return {d: {f: rounded(of.figures[label][f][..., 0]) for f in ("auroc", "dose")} for d, of in found.items()}
+        return {d: {f: rounded(of.figures[label][f][..., 0]) for f in ("auroc", "dose")} for d, of in by_name.items()}
 
     return {
         "matchers": {
@@ -97,18 +96,18 @@ def recorded(grid: StitchGrid, task_loss: Mapping[int, TaskLoss]) -> dict[str, A
             | by_detector(label)
             for name, label in labels.items()
         },
-        "controls": {d: {name: rounded(values) for name, values in of.controls.items()} for d, of in found.items()},
-        "doses": {d: {kind: rounded(values[..., 0]) for kind, values in of.doses.items()} for d, of in found.items()},
+        "controls": {d: {name: rounded(values) for name, values in of.controls.items()} for d, of in by_name.items()},
+        "doses": {d: {kind: rounded(values[..., 0]) for kind, values in of.doses.items()} for d, of in by_name.items()},
     }
 
 
 def histograms(grid: StitchGrid, task_loss: Mapping[int, TaskLoss]) -> dict[str, Any]:
-    """Return the binned scores of the target's own and of stitched activations at one layer (figure 1c)."""
+    """Return the histograms of the scores of own and stitched activations at one layer of the target (figure 1c)."""
     (j, sources), longest = HISTOGRAM, max(task_loss)
     labels = {DIRECT: DIRECT, f"{TASK}, {longest} steps": task_loss[longest].label}
-    found: dict[str, Any] = {}
+    by_detector: dict[str, Any] = {}
     for long, detection in grid.detections.items():
-        cells = found.setdefault(long.partition("(")[0], {})
+        cells = by_detector.setdefault(long.partition("(")[0], {})
         for i, (name, label) in ((i, item) for i in sources for item in labels.items()):
             counted = {part: values[i, j] for part, values in detection.histograms[label].items()}
             if not np.isnan(counted["own"]).any():
@@ -116,20 +115,20 @@ def histograms(grid: StitchGrid, task_loss: Mapping[int, TaskLoss]) -> dict[str,
                     "edges": [float(f"{edge:.5g}") for edge in counted["edges"][1:-1]],
                     **{part: counted[part].astype(int).tolist() for part in ("own", "stitched")},
                 }
-    return found
+    return by_detector
 
 
 def overlap(counted: Mapping[str, Sequence[float]]) -> float:
-    """Return the common area of two histograms, each of area 1: 1 if they are equal, 0 if they are apart."""
-    own, stitched = (np.array(counted[part]) / np.sum(counted[part]) for part in ("own", "stitched"))
-    return float(np.minimum(own, stitched).sum())
+    """Return the common area of two histograms with area 1: 1 if they are equal, 0 if they are disjoint."""
+    own_shares, stitched = (np.array(counted[part]) / np.sum(counted[part]) for part in ("own", "stitched"))
+    return float(np.minimum(own_shares, stitched).sum())
 
 
 def rounded(values: Array) -> list[Any]:
-    """Return an array as JSON, with infinite and undefined values as text."""
-    found = np.round(values, 4).astype(object)
-    found[~np.isfinite(values)] = [str(value) for value in values[~np.isfinite(values)]]
-    listed: list[Any] = found.tolist()
+    """Convert an array to JSON values, with infinite and undefined values as text."""
+    texts = np.round(values, 4).astype(object)
+    texts[~np.isfinite(values)] = [str(value) for value in values[~np.isfinite(values)]]
+    listed: list[Any] = texts.tolist()
     return listed
 
 
@@ -139,11 +138,11 @@ def read_array(values: Sequence[Any]) -> Array:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The stitches that a claim on strangeness is about."""
+    """Stitches of a claim on strangeness."""
 
     matcher: str  # task loss, the longest training, or the direct match
     where: Callable[[Array, NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
-    """The stitches, from relative accuracies and the numbers of the layers of source and target."""
+    """Mask of the stitches, from relative accuracies and the indices of source and target layers."""
     strange: bool  # whether most are strange, or few
     within: bool = True  # whether stitches within a network count
     between: bool = True
@@ -162,7 +161,7 @@ STRANGENESS = list(zip(_STRANGE, (
 
 @dataclass(frozen=True)
 class _Runs:
-    """What a section has: runs within a network and between two, and its longest training."""
+    """Runs of a section, within a network and between two, with its longest training."""
 
     within: dict[str, Mapping[str, Any]]
     between: dict[str, Mapping[str, Any]]
@@ -170,17 +169,17 @@ class _Runs:
     layers: int
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> "_Runs":
-        runs = {key: one for key, one in found.items() if " -> " in key}
+    def of(cls, section: Mapping[str, Any]) -> "_Runs":
+        runs = {key: one for key, one in section.items() if " -> " in key}
         itself = {key for key in runs if len(set(key.split(" -> "))) == 1}
         names = [name for name in next(iter(runs.values()))["matchers"] if name.startswith("task")]
         return cls(
             {key: runs[key] for key in runs if key in itself}, {key: runs[key] for key in runs if key not in itself},
-            max(names, key=lambda name: int(name.split()[2])), len(found["layers"]),
+            max(names, key=lambda name: int(name.split()[2])), len(section["layers"]),
         )  # fmt: skip
 
     def unit(self, key: str) -> str:
-        """Return the pair of networks to which a run belongs; one within a network belongs to that of the network."""
+        """Return the pair of networks of a run; a run within a network belongs to the pair of this network."""
         return next((pair for pair in self.between if set(key.split(" -> ")) <= set(pair.split(" -> "))), key)
 
     def identified(self, matcher: str, figure: str, within: bool) -> Identification | None:
@@ -191,22 +190,22 @@ class _Runs:
         return identify_layers(values, higher_is_better=figure == "relative_accuracy") if values else None
 
     def rates(self, matcher: str, within: bool) -> list[dict[str, float]]:
-        """Shares of identified layers by accuracy, along both axes."""
-        found = self.identified(matcher, "relative_accuracy", within)
-        return [found.to_dict()["scores"][axis] for axis in "ab"] if found else []
+        """Return the shares of layers identified by accuracy, along both axes."""
+        identification = self.identified(matcher, "relative_accuracy", within)
+        return [identification.to_dict()["scores"][axis] for axis in "ab"] if identification else []
 
     def counted(self, within: bool, between: bool) -> str:
         counts = ((within * len(self.within), "network"), (between * len(self.between), "pair"))
-        return ", ".join(study.counted(count, what) for count, what in counts if count)
+        return ", ".join(study.counted(count, unit) for count, unit in counts if count)
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    plain = {name: found for name, found in record.items() if not name.startswith("vit")}
-    name = max(plain, key=lambda each: max(plain[each]["preset"]["steps"]))
+    plain = {name: section for name, section in record.items() if not name.startswith("vit")}
+    name = max(plain, key=lambda title: max(plain[title]["preset"]["steps"]))
     runs, rows = _Runs.of(plain[name]), []
     for name in record.keys() - plain.keys():
         vit = _Runs.of(record[name])
-        inside, outside = (vit.rates(vit.trained, each) for each in (True, False))
+        inside, outside = (vit.rates(vit.trained, within) for within in (True, False))
         n = f"{vit.counted(True, True)}, {vit.layers} layers"
         parts = [study.below(rate, POORLY) for rate in (*inside, *outside)]
         rows.append(VIT.row(f"within {_both(inside)}; between {_both(outside)}", n, parts, len(vit.between)))
@@ -218,7 +217,7 @@ def _both(rates: Sequence[Mapping[str, float]]) -> str:
 
 
 def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
-    """Return the layers of the target where a detector may judge."""
+    """Return the mask of the target layers where a detector passes its tests."""
     controls = {name: read_array(one["controls"][detector][name]) for name in ("far", "train")}
     controls["noise"] = read_array(one["doses"][detector]["coloured"])[:, -1:]
     layers = range(len(controls["noise"]))
@@ -226,12 +225,12 @@ def passes(one: Mapping[str, Any], detector: str) -> NDArray[np.bool_]:
 
 
 def _strangeness(asked: study.Claim, chosen: Chosen, runs: _Runs) -> dict[str, str]:
-    """Return the row of a claim: the mean over pairs of their shares of strange stitches, which are not independent."""
-    found = {**(runs.within if chosen.within else {}), **(runs.between if chosen.between else {})}
+    """Return the row of a claim, with the mean over pairs of the share of strange stitches in each pair."""
+    pair_runs = {**(runs.within if chosen.within else {}), **(runs.between if chosen.between else {})}
     matcher = runs.trained if chosen.matcher == TASK else chosen.matcher
     strange: dict[str, list[NDArray[np.bool_]]] = {}
     passed = total = 0
-    for key, one in found.items():
+    for key, one in pair_runs.items():
         good, of = passes(one, "energy"), one["matchers"][matcher]
         accuracy, auroc = (read_array(values) for values in (of["relative_accuracy"], of["energy"]["auroc"]))
         i, j = np.indices(accuracy.shape)
@@ -242,11 +241,11 @@ def _strangeness(asked: study.Claim, chosen: Chosen, runs: _Runs) -> dict[str, s
     share = study.over([float(np.concatenate(some).mean()) for some in strange.values()])
     part = study.above(share, MOST) if chosen.strange else study.below(share, FEW)
     n = runs.counted(chosen.within, chosen.between)
-    return asked.row(_gated(study.shown(share), passed, total), n, [part], len(found))
+    return asked.row(_gated(study.shown(share), passed, total), n, [part], len(pair_runs))
 
 
-def _gated(found: str, passed: int, total: int) -> str:
-    return f"the energy passes at {passed} of {total} layers" + (f"; there {found}" if passed else "")
+def _gated(share: str, passed: int, total: int) -> str:
+    return f"the energy passes at {passed} of {total} layers" + (f"; there {share}" if passed else "")
 
 
 def _separated(runs: _Runs) -> dict[str, str]:
@@ -266,12 +265,12 @@ SECTION, HISTOGRAMS = (study.text(__file__, part) + "\n" for part in ("section",
 
 
 def page(record: Mapping[str, Any]) -> str:
-    sections = "".join(_section(name, found) for name, found in record.items())
+    sections = "".join(_section(name, section) for name, section in record.items())
     return filled(__file__, claims(record), strange=STRANGE, noise=MIN_AUROC, far=FAR, own=OWN, sections=sections)
 
 
-def _section(name: str, found: Mapping[str, Any]) -> str:
-    preset, runs = found["preset"], _Runs.of(found)
+def _section(name: str, section: Mapping[str, Any]) -> str:
+    preset, runs = section["preset"], _Runs.of(section)
     within, between = list(runs.within.values()), list(runs.between.values())
     distant = np.abs(np.subtract.outer(*[np.arange(runs.layers)] * 2)) >= 2
     detectors, matchers = list(between[0]["controls"]), list(between[0]["matchers"])
@@ -280,40 +279,40 @@ def _section(name: str, found: Mapping[str, Any]) -> str:
         title=TITLES.get(name, name), pairs=study.counted(len(between), "pair"),
         caveats="" if all("histograms" in one for one in between) else OLD_NOISE, layers=runs.layers,
         train=preset["train"], test=preset["test"], steps=max(preset["steps"]), chance=1 / runs.layers,
-        controls=study.markdown(head, [_control_line(each, between) for each in detectors]),
+        controls=study.markdown(head, [_control_line(detector, between) for detector in detectors]),
         detectors=study.markdown(
             ["detector", "task loss", "accurate direct", "inaccurate direct"],
-            [[each, *_shares(between, runs.trained, each)] for each in detectors],
+            [[detector, *_shares(between, runs.trained, detector)] for detector in detectors],
         ),
         matchers=study.markdown(
             ["matcher", "accurate (≥ .8)", "accurate, distant", "relative accuracy, corresponding",
              "structural error, accurate cells"],
-            [_matcher_line(each, between, distant) for each in matchers],
+            [_matcher_line(matcher, between, distant) for matcher in matchers],
         ),
         histograms=_histograms(between, within),
         itself=study.markdown(
             ["matcher", *(f"repeats {n}" for n in (3, 2, 1)), *(f"cuts out {n}" for n in (1, 2, 3))],
-            [_itself_line(each, within) for each in matchers],
+            [_itself_line(matcher, within) for matcher in matchers],
         ),
         identified=study.markdown(
             ["matcher", "between networks, a among b's", "b among a's", "within one network, a among b's",
              "b among a's"],
-            [_identified_line(each, *kind, runs) for each in matchers
+            [_identified_line(matcher, *kind, runs) for matcher in matchers
              for kind in (("functional", "relative_accuracy"), ("structural", "structural_error"))],
         ),
     )  # fmt: skip
 
 
 def _shares(pairs: Sequence[Mapping[str, Any]], trained: str, detector: str) -> list[str]:
-    """Return the shares of strange stitches: of task loss, of accurate and of inaccurate direct matches."""
+    """Return the shares of strange stitches for task loss, accurate direct matches and inaccurate direct matches."""
     shares = []
     for matcher, low, high in ((trained, -1.0, 9.0), (DIRECT, ACCURATE, 9.0), (DIRECT, -1.0, INACCURATE)):
         strange = []
         for of in (one["matchers"][matcher] for one in pairs):
             accuracy, auroc = read_array(of["relative_accuracy"]), read_array(of[detector]["auroc"])
             strange.append(auroc[(accuracy >= low) & (accuracy < high) & np.isfinite(auroc)] >= STRANGE)
-        found = np.concatenate(strange)
-        shares.append(f"{found.mean():.2f}" if found.size else "–")
+        flags = np.concatenate(strange)
+        shares.append(f"{flags.mean():.2f}" if flags.size else "–")
     return shares
 
 
@@ -340,15 +339,15 @@ def _matcher_line(matcher: str, pairs: Sequence[Mapping[str, Any]], distant: NDA
 
 
 def _histograms(between: Sequence[Mapping[str, Any]], within: Sequence[Mapping[str, Any]]) -> str:
-    """Return the section with the overlaps of histograms; empty for records of runs that did not count them."""
+    """Return the section with the overlaps of histograms; empty for records without histograms."""
     if not all("histograms" in one for one in (*between, *within)):
         return ""
     detectors = list(between[0]["histograms"])
     cells = list(dict.fromkeys(cell for name in detectors for cell in between[0]["histograms"][name]))
 
     def mean(pairs: Sequence[Mapping[str, Any]], detector: str, cell: str) -> str:
-        found = [one["histograms"][detector][cell] for one in pairs if cell in one["histograms"][detector]]
-        return f"{np.mean([overlap(one) for one in found]):.2f}" if found else "–"
+        counted = [one["histograms"][detector][cell] for one in pairs if cell in one["histograms"][detector]]
+        return f"{np.mean([overlap(one) for one in counted]):.2f}" if counted else "–"
 
     lines = [[d, *(f"{mean(between, d, cell)} / {mean(within, d, cell)}" for cell in cells)] for d in detectors]
     return HISTOGRAMS.format(overlaps=study.markdown(["detector", *cells], lines))
@@ -360,5 +359,5 @@ def _itself_line(matcher: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _identified_line(matcher: str, kind: str, figure: str, runs: _Runs) -> list[str]:
-    found = [runs.identified(matcher, figure, within) for within in (False, True)]
-    return [f"{matcher}, {kind}", *(str(each[axis]) if each else "–" for each in found for axis in ("a", "b"))]
+    identifications = [runs.identified(matcher, figure, within) for within in (False, True)]
+    return [f"{matcher}, {kind}", *(str(i[axis]) if i else "–" for i in identifications for axis in ("a", "b"))]

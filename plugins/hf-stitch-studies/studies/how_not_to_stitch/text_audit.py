@@ -1,10 +1,12 @@
-"""Are stitches of text encoders accurate, and does the target know their activations?
+"""Are stitches of text encoders accurate, and are their activations in distribution for the target?
 
-Beyond Balogh & Jelasity 2025, who stitch image classifiers only. Here two small BERTs classify the questions of TREC;
-they differ in their seed. Every layer of one, and of its untrained twin, is stitched into every layer of the other by
-least squares, by least squares that keep the covariance, and by task loss. All stitches are audited together.
+This study goes beyond Balogh & Jelasity 2025, who stitch image classifiers only. Two small BERTs that differ in their
+seed classify the questions of TREC. Every layer of the source, and of its untrained twin, is stitched into every layer
+of the target by least squares, by least squares that keep the covariance, and by task loss. All stitches are audited
+together.
 
-After the first figures, and outside the rule: a gentler task loss, to see whether the step size makes stitches strange.
+A gentler task loss, to test whether the step size makes stitches strange, was added after the first figures and outside
+the rule.
 """
 
 import collections
@@ -34,9 +36,9 @@ TASK, GENTLE = "task loss", "gentle task loss"
 TRAINED, UNTRAINED, ITSELF = "other seed", "untrained twin", "itself"
 """Sources of the stitches; the last is a control."""
 MAX_DOSE = 0.2
-"""Dose up to which an audit counts activations as in distribution, its default."""
+"""Maximum dose of activations in distribution, the default of an audit."""
 IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, LEAST = 0.8, 0.5, 5
-"""Shares and the least number of stitches of the rule."""
+"""Shares and minimum number of stitches of the rule."""
 
 
 SIZES = {
@@ -49,8 +51,8 @@ SIZES = {
     "epochs": 8,
     "steps": 300,
 }
-"""Questions on which the encoders are trained, and of the test; training questions to which stitches and detectors are
-fitted; Spanish sentences; width, tokens and epochs of an encoder; steps of task-loss matching."""
+"""Training questions of the encoders, and test questions; training questions for the fits of stitches and detectors;
+Spanish sentences; width, tokens and epochs of an encoder; steps of task-loss matching."""
 DEPTH = 4
 """Layers of an encoder."""
 SLOW = max(SIZES["steps"] // 3, 1)
@@ -58,7 +60,7 @@ OPTIONS: dict[str, Any] = {"labels": "hard", "batch_size": 32, "schedule": "cons
 TASK_LOSS = {
     TASK: TaskLoss(**OPTIONS, max_steps=SIZES["steps"], lr=3e-3), GENTLE: TaskLoss(**OPTIONS, max_steps=SLOW, lr=1e-3)
 }  # fmt: skip
-"""From least squares. Gentle: fewer and smaller steps."""
+"""Starts from least squares. Gentle: fewer and smaller steps."""
 
 
 def main() -> None:
@@ -70,19 +72,19 @@ def main() -> None:
     )
     target, source = (encoder(seed, tokenizer, questions) for seed in (1, 0))
     twin = encoder(0, tokenizer, questions, trained=False)
-    known = questions.take(SIZES["known"])
+    fitting = questions.take(SIZES["known"])
     record = {
         "preset": SIZES,
         "accuracy": accuracies({"source": source, "target": target, "untrained twin": twin}, questions, test),
         "layers": [layer.rpartition(".")[2] for layer in target.layers],
-        "audits": audited({TRAINED: source, UNTRAINED: twin, ITSELF: target}, target, known, test, far),
+        "audits": audited({TRAINED: source, UNTRAINED: twin, ITSELF: target}, target, fitting, test, far),
         "seconds": round(time.perf_counter() - start),
     }  # fmt: skip
     study.leave("text_audit", record, page, arguments.out)
 
 
 def encoder(seed: int, tokenizer: PreTrainedTokenizerFast, questions: Samples, *, trained: bool = True) -> Adapter:
-    """Make a BERT from its config, and train it on the classes of the questions. Without training: its twin."""
+    """Create a BERT from its config, and train it on the classes of the questions (untrained: its twin)."""
     torch.manual_seed(seed)
     names = questions.label_names or ()
     config = BertConfig(
@@ -109,17 +111,17 @@ def encoder(seed: int, tokenizer: PreTrainedTokenizerFast, questions: Samples, *
 
 
 def accuracies(encoders: Mapping[str, Adapter], questions: Samples, test: Samples) -> dict[str, float]:
-    """Return the accuracy of encoders, of chance, and of the most frequent class of the training questions."""
+    """Return the accuracy of encoders, chance, and the most frequent class of the training questions."""
     labels = np.array(test.labels)
     answers = {name: logits(network, test).argmax(1).numpy() for name, network in encoders.items()}
-    found = {name: float((each == labels).mean()) for name, each in answers.items()}
+    shares = {name: float((predicted == labels).mean()) for name, predicted in answers.items()}
     (frequent, _), *_ = collections.Counter(questions.labels or ()).most_common()
-    found["most frequent class"] = float((labels == frequent).mean())
-    return found | {"chance": 1 / len(questions.label_names or ())}
+    shares["most frequent class"] = float((labels == frequent).mean())
+    return shares | {"chance": 1 / len(questions.label_names or ())}
 
 
 def audited(
-    sources: Mapping[str, Adapter], target: Adapter, known: Samples, test: Samples, far: Samples
+    sources: Mapping[str, Adapter], target: Adapter, fitting: Samples, test: Samples, far: Samples
 ) -> list[dict[str, Any]]:
     """Stitch all layers of the sources into all layers of the target, and audit all stitches in one pass."""
     labels = {name: name for name in DIRECT} | {name: matcher.label for name, matcher in TASK_LOSS.items()}
@@ -127,18 +129,18 @@ def audited(
     for name, source in sources.items():
         matchers = ["lstsq"] if name == ITSELF else [*DIRECT, *TASK_LOSS.values()]
         options: dict[str, Any] = {"test_data": test, "matchers": matchers, "batch_size": 100, "resamples": 2}
-        grid = hf_stitch.stitch_grid(source, target, known, **options)
+        grid = hf_stitch.stitch_grid(source, target, fitting, **options)
         for i, j in itertools.product(range(DEPTH), repeat=2):
             for matcher, label in labels.items():
                 if label in grid.matchers and (name != ITSELF or i == j):
                     places.append({"source": name, "from": i, "to": j, "matcher": matcher})
                     models.append(grid.stitched(source.layers[i], target.layers[j], label))
-    audits = hf_stitch.audit(models, test, train_data=known, far_data=far, max_dose=MAX_DOSE, batch_size=100)
+    audits = hf_stitch.audit(models, test, train_data=fitting, far_data=far, max_dose=MAX_DOSE, batch_size=100)
     return [{**place, **recorded(one)} for place, one in zip(places, audits, strict=True)]
 
 
 def recorded(one: Audit) -> dict[str, Any]:
-    """Return the figures of an audit as JSON values; infinite and undefined ones as text."""
+    """Convert the figures of an audit to JSON values, with infinite and undefined values as text."""
     doses = {name: [str(round(v, 3)) for v in (s.value, s.low, s.high)] for name, s in one.doses.items()}
     accuracy = one.evaluation["relative_accuracy"]
     return {
@@ -146,8 +148,8 @@ def recorded(one: Audit) -> dict[str, Any]:
         "residual": round(one.residual["body"], 4), "doses": doses, "left_out": dict(one.left_out),
         "accurate": bool(one.is_accurate), "in_distribution": one.in_distribution, "verdict": one.verdict,
         "controls": {
-            name: {control: round(float(values[0, 0]), 3) for control, values in found.controls.items()}
-            for name, found in one.detections["body"].items()
+            name: {control: round(float(values[0, 0]), 3) for control, values in detection.controls.items()}
+            for name, detection in one.detections["body"].items()
         },
     }  # fmt: skip
 
@@ -177,9 +179,9 @@ def _of(audits: Iterable[Mapping[str, Any]], source: str, matcher: str) -> list[
 
 
 def decided(audits: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """Return how many accurate stitches are in distribution, and how many are out of it."""
-    found = [one["in_distribution"] for one in audits if one["accurate"]]
-    return found.count(True), found.count(False)
+    """Count the accurate stitches in distribution and out of distribution."""
+    verdicts = [one["in_distribution"] for one in audits if one["accurate"]]
+    return verdicts.count(True), verdicts.count(False)
 
 
 def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -206,8 +208,8 @@ def _apart(one: Mapping[str, Any]) -> int:
 def caveats(audits: Sequence[Mapping[str, Any]]) -> str:
 
     def accurate(matcher: str) -> str:
-        found = [one for one in _of(audits, TRAINED, matcher) if _apart(one) >= 2]
-        return f"{sum(one['accurate'] for one in found)} of {len(found)}"
+        distant = [one for one in _of(audits, TRAINED, matcher) if _apart(one) >= 2]
+        return f"{sum(one['accurate'] for one in distant)} of {len(distant)}"
 
     twin = [one for one in audits if one["source"] == UNTRAINED]
     best = max(twin, key=lambda one: one["relative_accuracy"][0])
@@ -234,13 +236,13 @@ def _counted(audits: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     for source, (kind, apart), matcher in itertools.product(
         (TRAINED, UNTRAINED), DISTANCES.items(), (*DIRECT, TASK, GENTLE)
     ):
-        found = [one for one in _of(audits, source, matcher) if apart[0] <= _apart(one) <= apart[1]]
-        if found:
-            fine, (inside, outside) = sum(one["accurate"] for one in found), decided(found)
+        stitches = [one for one in _of(audits, source, matcher) if apart[0] <= _apart(one) <= apart[1]]
+        if stitches:
+            fine, (inside, outside) = sum(one["accurate"] for one in stitches), decided(stitches)
             lines.append([
-                source, kind, matcher, len(found), fine, f"{inside} / {outside} / {fine - inside - outside}",
-                f"{np.mean([one['relative_accuracy'][0] for one in found]):.3f}",
-                f"{np.median([one['residual'] for one in found]):.2f}",
+                source, kind, matcher, len(stitches), fine, f"{inside} / {outside} / {fine - inside - outside}",
+                f"{np.mean([one['relative_accuracy'][0] for one in stitches]):.3f}",
+                f"{np.median([one['residual'] for one in stitches]):.2f}",
             ])  # fmt: skip
     return lines
 
@@ -263,8 +265,8 @@ def _controls(audits: Sequence[Mapping[str, Any]], detectors: Sequence[str]) -> 
 def _table(layers: Sequence[str], audits: Sequence[Mapping[str, Any]], title: str, detectors: Sequence[str]) -> str:
     lines = [[f"**{layer}**", *("" for _ in layers)] for layer in layers]
     for one in audits:
-        known = one["doses"]
-        doses = ", ".join(f"{float(known[name][0]):.2f}" if name in known else "–" for name in detectors)
+        by_name = one["doses"]
+        doses = ", ".join(f"{float(by_name[name][0]):.2f}" if name in by_name else "–" for name in detectors)
         where = {True: "in", False: "out", None: "?"}[one["in_distribution"]]
         lines[one["from"]][one["to"] + 1] = f"{one['relative_accuracy'][0]:.2f} · {doses} · {where}"
     return f"{study.markdown([title, *layers], lines)}\n"

@@ -1,8 +1,8 @@
-"""Which rows? How much layer identification depends on what counts as a row (Balogh & Jelasity 2025, table 1).
+"""Which rows? Dependence of layer identification on the kind of rows (Balogh & Jelasity 2025, table 1).
 
-The same networks, images and metrics, with each kind of rows of ``hf_stitch.compare_all``, and with those of the
-paper's code: CKA on flattened images; Procrustes and PWCCA on positions if two layers have equal grids, and on means
-otherwise, which are two kinds of rows in one search. With these rows, layers are identified within each network, too.
+The same networks, images and metrics are tested with each kind of rows of ``hf_stitch.compare_all``, and with the rows
+of the paper's code: CKA on flattened images; Procrustes and PWCCA on positions if two layers have equal grids, and on
+means otherwise, which mixes two kinds of rows in one search. These rows also identify layers within each network.
 """
 
 import itertools
@@ -22,11 +22,11 @@ METRICS = {"linear CKA": "linear_cka", "Procrustes": "procrustes", "PWCCA": "pwc
 ROWS = ("mean", "flat", "positions", "tokens", "resized")
 PAPER = "paper's"
 OF_PAPER = {"flat": ["linear CKA"], "mean": ["Procrustes", "PWCCA"], "positions": ["Procrustes", "PWCCA"]}
-"""Kinds of rows of which the paper's consist -> metrics."""
+"""Components of the paper's rows -> metrics."""
 IMAGES = 300
 """Test images."""
 LEAST = 0.3
-"""Difference of hit rates from which on a figure is an artefact of its rows."""
+"""Minimum difference of hit rates for an artefact of the rows."""
 
 Values = dict[tuple[str, str], np.ndarray]
 Loaded = dict[str, Adapter]
@@ -44,20 +44,20 @@ def main() -> None:
 def measured(loaded: Loaded, layers: tuple[str, ...], samples: Samples) -> dict[str, Any]:
     """Identify the layers of all pairs of networks, and within each network, by metric and rows."""
     pairs = list(itertools.combinations(loaded, 2))
-    # PWCCA takes more samples than features, which flattened images have not.
+    # PWCCA requires more samples than features, unlike flattened images.
     asked = {rows: [title for title in METRICS if (title, rows) != ("PWCCA", "flat")] for rows in ROWS}
     values = compared(loaded, pairs, layers, samples, asked)
-    own: dict[str, Values] = {title: {} for title in METRICS}
+    within: dict[str, Values] = {title: {} for title in METRICS}
     for name, network in loaded.items():
         twice = compared({"a": network, "b": network}, [("a", "b")], layers, samples, OF_PAPER)
-        for title, each in twice.items():
-            own[title][name, name] = each[PAPER]["a", "b"]
+        for title, by_rows in twice.items():
+            within[title][name, name] = by_rows[PAPER]["a", "b"]
     return {
         "networks": len(loaded), "layers": len(layers),
-        "found": {t: {rows: identified(t, of, layers) for rows, of in each.items()} for t, each in values.items()},
+        "found": {m: {rows: identified(m, of, layers) for rows, of in kinds.items()} for m, kinds in values.items()},
         "itself": {
             title: {axis: one["score"] for axis, one in identified(title, of, layers).items()}
-            for title, of in own.items()
+            for title, of in within.items()
         },
     }  # fmt: skip
 
@@ -68,7 +68,7 @@ def compared(
 ) -> dict[str, dict[str, Values]]:  # fmt: skip
     """Return metric -> rows -> pair -> values of all pairs of layers.
 
-    ``asked`` are rows -> metrics, among them those of :data:`OF_PAPER`, whose values on the paper's rows are added.
+    ``asked`` maps rows to metrics and includes :data:`OF_PAPER`; values on the paper's rows are added.
     """
     values: dict[str, dict[str, Values]] = {title: {} for title in METRICS}
     for rows, titles in asked.items():
@@ -84,30 +84,31 @@ def compared(
 
 
 def identified(title: str, values: Values, layers: tuple[str, ...]) -> dict[str, Any]:
-    """Identify layers along both axes; a pair of layers without such rows is no candidate."""
-    found = identify_layers(values, higher_is_better=title != "Procrustes", layers=layers)
+    """Identify layers along both axes; pairs of layers without such rows are not candidates."""
+    identification = identify_layers(values, higher_is_better=title != "Procrustes", layers=layers)
     return {
         axis: {
-            "score": found.to_dict()["scores"][axis], "chance": float(np.mean(1 / found.candidates[axis].clip(1))),
-            "favourite": found.favourite(axis), "hits": found.hits[axis].mean(1),
+            "score": identification.to_dict()["scores"][axis],
+            "chance": float(np.mean(1 / identification.candidates[axis].clip(1))),
+            "favourite": identification.favourite(axis), "hits": identification.hits[axis].mean(1),
         }
         for axis in ("a", "b")
     }  # fmt: skip
 
 
-def contrast(found: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Return the two kinds of rows, all of whose layers are candidates, whose hit rates differ most, along either axis.
+def contrast(by_rows: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return the two kinds of rows with the largest difference of hit rates, along either axis.
 
-    Its interval allows for the choice among all of them.
+    Only kinds of rows with all layers as candidates count. The interval allows for the choice among all contrasts.
     """
-    least = min(each["a"]["chance"] for each in found.values())
-    whole = [rows for rows, each in found.items() if np.isclose(each["a"]["chance"], least)]
+    least = min(axes["a"]["chance"] for axes in by_rows.values())
+    whole = [rows for rows, axes in by_rows.items() if np.isclose(axes["a"]["chance"], least)]
     pairs, choices = _pairs(count), list(itertools.product(itertools.combinations(whole, 2), "ab"))
     contrasts = [
-        {"rows": rows, "axis": axis, **paired(*(found[each][axis]["hits"] for each in rows), pairs, len(choices))}
+        {"rows": rows, "axis": axis, **paired(*(by_rows[r][axis]["hits"] for r in rows), pairs, len(choices))}
         for rows, axis in choices
     ]
-    return max(contrasts, key=lambda one: abs(one["value"]))
+    return max(contrasts, key=lambda candidate: abs(candidate["value"]))
 
 
 def paired(
@@ -115,7 +116,7 @@ def paired(
 ) -> dict[str, float]:
     """Return the difference of two hit rates of the same pairs of networks, with its interval.
 
-    It is that of the Bayesian bootstrap over networks, with the same weights for both, at the level of
+    The interval comes from the Bayesian bootstrap over networks, with the same weights for both rates, at the level of
     :func:`study.adjusted`.
     """
     differences = np.subtract(first, second)
@@ -141,9 +142,9 @@ def page(record: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-def artefact(found: Mapping[str, float]) -> bool | None:
+def artefact(gap: Mapping[str, float]) -> bool | None:
     """Return whether a contrast exceeds the bound by its interval; ``None`` if the interval contains it."""
-    low, high = found["low"], found["high"]
+    low, high = gap["low"], gap["high"]
     if low > LEAST or high < -LEAST:
         return True
     return False if low > -LEAST and high < LEAST else None
@@ -152,11 +153,11 @@ def artefact(found: Mapping[str, float]) -> bool | None:
 def _contrasts(kind: str, one: dict[str, Any]) -> str:
     parts = []
     for title in ("Procrustes", "PWCCA"):
-        found = contrast(one["found"][title], one["networks"])
+        largest = contrast(one["found"][title], one["networks"])
         rates = " against ".join(
-            f"{one['found'][title][rows][found['axis']]['score']['value']:.3f} ({rows})" for rows in found["rows"]
+            f"{one['found'][title][rows][largest['axis']]['score']['value']:.3f} ({rows})" for rows in largest["rows"]
         )
-        parts.append(f"{title} {rates}, difference {study.shown(found)}")
+        parts.append(f"{title} {rates}, difference {study.shown(largest)}")
     return f"- {NAMES[kind]}, {pairs_of(one['networks'])}, largest contrast of hit rates: {'; '.join(parts)}."
 
 
@@ -168,28 +169,28 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
     for title, asked in CLAIMS.items():
         rates = {name: [of["found"][title][PAPER][axis]["score"] for axis in "ab"] for name, of in families.items()}
-        ours = "; ".join(f"{NAMES[name]} {study.both(each)}" for name, each in rates.items())
+        ours = "; ".join(f"{NAMES[name]} {study.both(scores)}" for name, scores in rates.items())
         holds, bound = (study.above, WELL) if title == "linear CKA" else (study.below, POORLY)
         rows.append(asked.row(ours, n, [holds(rate, bound) for rate in rates[kind]], units))
     hits = [score["value"] for of in one["itself"].values() for score in of.values()]
     within = f"{NAMES[kind]}: at least {min(hits):.3f}"
     rows.append(WITHIN.row(within, f"{count} networks, {one['layers']} layers", [hit == 1 for hit in hits], count))
     contrasts = {title: contrast(one["found"][title], count) for title in ("Procrustes", "PWCCA")}
-    ours = "; ".join(f"{title} {study.shown(found)}" for title, found in contrasts.items())
+    ours = "; ".join(f"{title} {study.shown(largest)}" for title, largest in contrasts.items())
     parts = list(map(artefact, contrasts.values()))
     rows.append(ARTEFACT.row(f"{NAMES[kind]}, difference of hit rates: {ours}", n, parts, units))
     parts, texts = [], []
     for title in contrasts:
         rates = ([one["found"][name]["mean"][axis]["hits"] for name in (title, "linear CKA")] for axis in "ab")
-        apart = [paired(*each, pairs, choices=2) for each in rates]
-        parts.append(study.at_least(2, (study.below(found, 0) for found in apart)))
-        texts.append(f"{title} {study.both(apart)}")
+        gaps = [paired(*scores, pairs, choices=2) for scores in rates]
+        parts.append(study.at_least(2, (study.below(gap, 0) for gap in gaps)))
+        texts.append(f"{title} {study.both(gaps)}")
     return [*rows, FEWER.row(f"{NAMES[kind]}, differences: {'; '.join(texts)}", n, parts, units)]
 
 
 def _family(kind: str, one: dict[str, Any]) -> str:
     vit, lines = kind == "VisionTransformer", []
-    for title, (rows, axes) in ((title, each) for title, found in one["found"].items() for each in found.items()):
+    for title, (rows, axes) in ((title, item) for title, scores in one["found"].items() for item in scores.items()):
         line = [title, rows, between(title, vit) if rows == PAPER else ""]
         for of in axes.values():
             line += [str(Score(**of["score"])), f"{of['chance']:.3f}", of["favourite"][0]]

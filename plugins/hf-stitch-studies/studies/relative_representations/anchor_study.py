@@ -1,7 +1,7 @@
 """Number, selection, similarity function and frequency of embedding of anchors (Moschella et al. 2023).
 
 Number, selection and similarity are studied with heads for the 20 coarse classes of CIFAR-100 on published Tiny-10
-networks, which replace each other, as in cross_seed.py. Every similarity of the registry is used as the projection. The
+networks that replace each other, as in cross_seed.py. Every similarity of the registry serves as a projection. The
 frequency is studied in end-to-end training on Fashion-MNIST, as in end_to_end.py. Cost is measured in processor time.
 """
 
@@ -30,10 +30,9 @@ CUTS = ("bn6", FINAL)
 
 
 NETWORKS, NUMBERS = 3, (10, 50, 200, 800)
-"""Published networks, and numbers of anchors to compare."""
+"""Number of published networks, and numbers of anchors to compare."""
 SETTINGS = {"kinds": 100, "similarities": 300, "neighbours": 30, "seeds": 2}
-"""Anchors for comparing selections, and similarities; neighbours of the geodesic similarity; networks trained for each
-frequency."""
+"""Anchors for comparing selections and similarities; neighbours of the geodesic similarity; networks per frequency."""
 EVERY = (1, 25, 10**6, None)
 """Steps between embeddings of the anchors; ``None``: a network on absolute vectors."""
 KINDS = ("random", "stratified", "farthest_point", "kmeans")
@@ -49,12 +48,12 @@ SIMILARITIES: Mapping[str, dict[str, Any]] = {
     "geodesic": {"neighbours": SETTINGS["neighbours"]},
     "change_of_basis": {},
 }
-"""Name -> name in the registry, and options, if they differ from the defaults."""
+"""Name -> name in the registry and options, if they differ from the defaults."""
 SUFFICIENT, HALF = 0.9, 0.5
-"""Anchors out of domain suffice if they keep at least ``SUFFICIENT`` of the stitched score above chance that random
-anchors have, at every cut; in part from ``HALF`` at every cut. Fixed before any figure of these networks was seen."""
+"""Anchors out of domain suffice if they keep at least ``SUFFICIENT`` of the stitched score above chance of random
+anchors, at every cut; in part from ``HALF`` at every cut. Fixed before any figure of these networks was known."""
 SLOWER = 1.1
-"""Cost depends on the frequency of embedding if every step takes this many times the time of once before training."""
+"""Minimum ratio of times, embedding at every step over embedding before training, for a cost that depends on it."""
 AT_START = "before training and after"
 
 
@@ -75,10 +74,11 @@ def on_frozen(arguments: argparse.Namespace) -> tuple[list[str], list[dict[str, 
     clothes = images.raw("fashion_mnist", "train", 500, arguments.data_dir)
     scores = []
     for cut in CUTS:
-        at_cut = [image_encoders.at(each, cut) for each in encoders]
-        sides = [swapping.encoded(each, train, test, arguments.cache) for each in at_cut]
+        at_cut = [image_encoders.at(encoder, cut) for encoder in encoders]
+        sides = [swapping.encoded(encoder, train, test, arguments.cache) for encoder in at_cut]
         foreign = [
-            replace(side, pool=each.vectors(clothes, arguments.cache)) for side, each in zip(sides, at_cut, strict=True)
+            replace(side, pool=encoder.vectors(clothes, arguments.cache))
+            for side, encoder in zip(sides, at_cut, strict=True)
         ]
         kinds, similarities, cosine = SETTINGS["kinds"], SETTINGS["similarities"], {"name": COSINE}
         jobs = [("number", str(n), sides, train, "random", n, cosine) for n in NUMBERS]
@@ -95,7 +95,7 @@ def on_frozen(arguments: argparse.Namespace) -> tuple[list[str], list[dict[str, 
             print(f"{cut}, {part}, {setting}: done", flush=True)
     guesses = swapping.by_frequency(torch.tensor(train.labels), len(test))
     chance = swapping.scored(torch.tensor(test.labels), guesses)
-    return [each.name for each in encoders], scores, round(chance, 1)
+    return [encoder.name for encoder in encoders], scores, round(chance, 1)
 
 
 def exchanged(
@@ -105,16 +105,16 @@ def exchanged(
     similarity = {key: value for key, value in options.items() if key != "center"}
     center, started = bool(options.get("center")), time.process_time()
     f1 = np.zeros((len(sides), len(sides)))
-    for row, (own, places) in enumerate(zip(sides, chosen, strict=True)):
+    for row, (decoder, places) in enumerate(zip(sides, chosen, strict=True)):
         try:
             projections = [RelativeProjection.of(side.pool[places], similarity, center=center) for side in sides]
             inputs = [_projected(p, side.test) for p, side in zip(projections, sides, strict=True)]
-            features = _projected(projections[row], own.train)
+            features = _projected(projections[row], decoder.train)
         except ValueError as error:
             print(f"{similarity['name']} is undefined: {error}", flush=True)
             return None, time.process_time() - started
-        head = heads.trained(features, own.train_labels, int(own.train_labels.max()) + 1, SIZES.epochs)
-        f1[row] = [swapping.scored(own.test_labels, heads.answers(head, some)) for some in inputs]
+        head = heads.trained(features, decoder.train_labels, int(decoder.train_labels.max()) + 1, SIZES.epochs)
+        f1[row] = [swapping.scored(decoder.test_labels, heads.answers(head, some)) for some in inputs]
     return f1, (time.process_time() - started) / len(sides)
 
 
@@ -124,21 +124,21 @@ def _projected(projection: RelativeProjection, vectors: Tensor) -> Tensor:
 
 
 def in_training(data_dir: str | None) -> list[dict[str, Any]]:
-    """Compare how often anchors are embedded in end-to-end training: for each setting, F1 and seconds per network."""
-    task, found = end_to_end.Task.read(data_dir), []
+    """Compare embedding frequencies in end-to-end training: for each setting, F1 and seconds per network."""
+    task, settings = end_to_end.Task.read(data_dir), []
     for every in EVERY:
         started = time.process_time()
         trained = [end_to_end.fit(task, every, seed) for seed in range(SETTINGS["seeds"])]
         seconds = (time.process_time() - started) / len(trained)
         f1 = np.array(end_to_end.exchanged(trained, task))
         name = ABSOLUTE if every is None else AT_START if every >= 10**6 else f"every {every} steps"
-        found.append({"setting": name, "seconds": round(seconds, 2), "f1": f1.round(1).tolist()})
+        settings.append({"setting": name, "seconds": round(seconds, 2), "f1": f1.round(1).tolist()})
         print(f"frequency, {name}: done", flush=True)
-    return found
+    return settings
 
 
 class Study:
-    """The scores of a record, by part, cut and setting; NaN where a setting is undefined."""
+    """Scores of a record, by part, cut and setting; NaN where a setting is undefined."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.cuts, self.chance, count = record["cuts"], record["chance"], len(record["networks"])
@@ -151,120 +151,131 @@ class Study:
             self.seconds[place] = row["seconds"]
 
     def settings(self, part: str) -> list[str]:
-        return list(dict.fromkeys(setting for each, _, setting in self.f1 if each == part))
+        return list(dict.fromkeys(setting for name, _, setting in self.f1 if name == part))
 
     def stitched(self, part: str, cut: str, setting: str) -> Estimate:
         return self.pairs.mean(self.f1[part, cut, setting])
 
     def kept(self, part: str, cut: str, setting: str) -> Estimate:
-        """Estimate the share of the score above chance that is kept."""
+        """Estimate the kept share of the score above chance."""
         return self.pairs.kept(self.f1[part, cut, setting], self.chance)
 
-    def more(self, part: str, cut: str, setting: str, other: str) -> Estimate:
-        """Estimate by how much a setting has a higher stitched score than another one, paired by networks."""
-        return self.pairs.mean(self.f1[part, cut, setting] - self.f1[part, cut, other])
+    def more(self, part: str, cut: str, setting: str, base: str) -> Estimate:
+        """Estimate the difference between the stitched scores of two settings, paired by networks."""
+        return self.pairs.mean(self.f1[part, cut, setting] - self.f1[part, cut, base])
 
     def out_of_domain(self, cut: str) -> Estimate:
-        """Estimate the stitched score above chance with anchors out of domain over that with random ones."""
-        foreign, own = (self.f1["selection", cut, kind] - self.chance for kind in (OUT_OF_DOMAIN, KINDS[0]))
-        return self.pairs.ratio(foreign, own)
+        """Estimate the ratio of stitched scores above chance, anchors out of domain over random anchors."""
+        foreign, random = (self.f1["selection", cut, kind] - self.chance for kind in (OUT_OF_DOMAIN, KINDS[0]))
+        return self.pairs.ratio(foreign, random)
 
     def better(self, cut: str) -> dict[str, Estimate]:
-        """Estimate how much higher the stitched scores of other similarities are than that of the cosine."""
-        found = {name: self.more("similarity", cut, name, COSINE) for name in self.settings("similarity")}
-        return {name: each for name, each in found.items() if name != COSINE and np.isfinite(each.value)}
+        """Estimate the gain in stitched score of other similarities over the cosine."""
+        gains = {name: self.more("similarity", cut, name, COSINE) for name in self.settings("similarity")}
+        return {name: gain for name, gain in gains.items() if name != COSINE and np.isfinite(gain.value)}
 
 
 NUMBER, DIVERSITY, OUTSIDE, COSINE_WORKS, GEODESICS, COST, OTHERS = study.stated(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    found, sizes, settings, count = Study(record), record["sizes"], record["settings"], len(record["networks"])
+    scores, sizes, settings, count = Study(record), record["sizes"], record["settings"], len(record["networks"])
     return filled(
         __file__, claims(record), "--published PUBLISHED", count=count, train=sizes["train"],
         test=sizes["test"], pairs=count * (count - 1), chance=record["chance"],
-        number=_table(found, "number", "anchors"), selection=_table(found, "selection", "selection"),
-        similarity=_table(found, "similarity", "similarity"), frequency=_frequency(record["frequency"]),
+        number=_table(scores, "number", "anchors"), selection=_table(scores, "selection", "selection"),
+        similarity=_table(scores, "similarity", "similarity"), frequency=_frequency(record["frequency"]),
         **{name: settings[name] for name in ("kinds", "similarities", "neighbours")},
         seeds=len(record["frequency"][0]["f1"]),
         findings="\n".join(findings(record)),
     )  # fmt: skip
 
 
-def _table(found: Study, part: str, title: str) -> str:
+def _table(scores: Study, part: str, title: str) -> str:
     rows: list[Sequence[str]] = []
-    for cut, name in product(found.cuts, found.settings(part)):
+    for cut, name in product(scores.cuts, scores.settings(part)):
         place = part, cut, name
-        own = np.diag(found.f1[place]).mean()
-        shown = found.stitched(*place).shown(), found.kept(*place).shown(2), f"{found.seconds[place]:.1f}"
-        defined = np.isfinite(own)
-        rows.append((cut, name, *((f"{own:.1f}", *shown) if defined else ("undefined", "undefined", "–", "–"))))
+        matched = np.diag(scores.f1[place]).mean()
+        figures = scores.stitched(*place).shown(), scores.kept(*place).shown(2), f"{scores.seconds[place]:.1f}"
+        defined = np.isfinite(matched)
+        rows.append((cut, name, *((f"{matched:.1f}", *figures) if defined else ("undefined", "undefined", "–", "–"))))
     return study.markdown(("cut", title, "own", "stitched", "kept above chance", "seconds"), rows)
 
 
-def _frequency(found: Iterable[Mapping[str, Any]]) -> str:
+def _frequency(settings: Iterable[Mapping[str, Any]]) -> str:
     rows = []
-    for row in found:
+    for row in settings:
         f1 = np.array(row["f1"])
-        own = np.eye(len(f1), dtype=bool)
-        rows.append((row["setting"], *(spread(f1[some].tolist()) for some in (own, ~own)), f"{row['seconds']:.1f}"))
+        matched = np.eye(len(f1), dtype=bool)
+        rows.append(
+            (row["setting"], *(spread(f1[some].tolist()) for some in (matched, ~matched)), f"{row['seconds']:.1f}")
+        )
     return study.markdown(("anchors embedded", "own", "stitched", "seconds"), rows)
 
 
 def findings(record: dict[str, Any]) -> Iterator[str]:
     """Yield sentences on number, selection, similarity and cost."""
-    found = Study(record)
-    for cut in found.cuts:
+    scores = Study(record)
+    for cut in scores.cuts:
         numbers, kinds, names = (
-            {name: found.stitched(part, cut, name).value for name in found.settings(part)}
+            {name: scores.stitched(part, cut, name).value for name in scores.settings(part)}
             for part in ("number", "selection", "similarity")
         )
         steps = ", ".join(f"{numbers[b] - numbers[a]:+.1f} ({a} to {b})" for a, b in pairwise(numbers))
         del kinds[OUT_OF_DOMAIN]
         best, worst = (choose(kinds, key=lambda kind: kinds[kind]) for choose in (max, min))
         ranked = sorted((name for name in names if np.isfinite(names[name])), key=lambda name: -names[name])
-        beaten = [name for name, more in found.better(cut).items() if more.low > 0]
+        beaten = [name for name, more in scores.better(cut).items() if more.low > 0]
         yield study.text(__file__, "findings").format(
             cut=cut, steps=steps, least=kinds[worst], worst=worst, most=kinds[best], best=best,
-            foreign=found.out_of_domain(cut).shown(2), beaten=", ".join(beaten) if beaten else "none",
+            foreign=scores.out_of_domain(cut).shown(2), beaten=", ".join(beaten) if beaten else "none",
             ranked=", ".join(f"{name} {names[name]:.1f}" for name in ranked),
         )  # fmt: skip
     seconds = {row["setting"]: row["seconds"] for row in record["frequency"]}
     absolute = seconds.pop(ABSOLUTE)
     costs = ", ".join(f"{name} {value / absolute:.2f}" for name, value in seconds.items())
-    yield f"- Time of end-to-end training over that of absolute training: {costs}."
+    yield f"- Time of end-to-end training relative to absolute training: {costs}."
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    found, count, cuts = Study(record), len(record["networks"]), record["cuts"]
-    n, numbers = f"{count} networks, {count * (count - 1)} pairs, {len(cuts)} cuts", found.settings("number")
-    seconds, trained = {each["setting"]: each["seconds"] for each in record["frequency"]}, record["settings"]["seeds"]
+    scores, count, cuts = Study(record), len(record["networks"]), record["cuts"]
+    n, numbers = f"{count} networks, {count * (count - 1)} pairs, {len(cuts)} cuts", scores.settings("number")
+    seconds, trained = (
+        {estimate["setting"]: estimate["seconds"] for estimate in record["frequency"]},
+        record["settings"]["seeds"],
+    )
 
-    def row(claim: study.Claim, shown: Sequence[str], parts: Iterable[bool | None]) -> dict[str, str]:
-        return claim.row("; ".join(f"{cut}: {each}" for cut, each in zip(cuts, shown, strict=True)), n, parts, count)
+    def row(claim: study.Claim, figures: Sequence[str], parts: Iterable[bool | None]) -> dict[str, str]:
+        return claim.row(
+            "; ".join(f"{cut}: {figure}" for cut, figure in zip(cuts, figures, strict=True)), n, parts, count
+        )
 
     def listed(estimates: Mapping[str, Estimate]) -> str:
-        return ", ".join(f"{name} {each.shown()}" for name, each in estimates.items())
+        return ", ".join(f"{name} {estimate.shown()}" for name, estimate in estimates.items())
 
-    gained = [found.more("number", cut, numbers[-1], numbers[0]) for cut in cuts]
-    chosen = [{name: found.more("selection", cut, name, KINDS[0]) for name in KINDS[1:]} for cut in cuts]
-    agreed = [{each[name].above(0) for each in chosen} in ({True}, {False}) for name in KINDS[1:]]
-    outside = [found.out_of_domain(cut) for cut in cuts]
-    cosine = [found.kept("similarity", cut, COSINE) for cut in cuts]
-    geodesic, better = [found.more("similarity", cut, "geodesic", "euclidean") for cut in cuts], map(found.better, cuts)
-    above, others = [each.above(0) for each in geodesic], list(better)
+    gained = [scores.more("number", cut, numbers[-1], numbers[0]) for cut in cuts]
+    chosen = [{name: scores.more("selection", cut, name, KINDS[0]) for name in KINDS[1:]} for cut in cuts]
+    agreed = [{estimate[name].above(0) for estimate in chosen} in ({True}, {False}) for name in KINDS[1:]]
+    outside = [scores.out_of_domain(cut) for cut in cuts]
+    cosine = [scores.kept("similarity", cut, COSINE) for cut in cuts]
+    geodesic, better = (
+        [scores.more("similarity", cut, "geodesic", "euclidean") for cut in cuts],
+        map(scores.better, cuts),
+    )
+    above, others = [estimate.above(0) for estimate in geodesic], list(better)
     slower = seconds["every 1 steps"] >= SLOWER * seconds[AT_START]
     spent = ", ".join(f"{name} {value}" for name, value in seconds.items())
     return [
-        row(NUMBER, [f"{each.shown()} points of F1, {numbers[-1]} against {numbers[0]}" for each in gained],
-            [each.above(0) for each in gained]),
-        row(DIVERSITY, [listed(each) for each in chosen], [any(agreed) or None]),
-        row(OUTSIDE, [f"{each.shown(2)} of the score above chance of random ones" for each in outside],
-            [each.above(bound) for each in outside for bound in (SUFFICIENT, HALF)]),
-        row(COSINE_WORKS, [f"keeps {each.shown(2)}" for each in cosine], [each.above(HALF) for each in cosine]),
-        row(GEODESICS, [f"{each.shown()} points of F1" for each in geodesic],
+        row(NUMBER, [f"{estimate.shown()} points of F1, {numbers[-1]} against {numbers[0]}" for estimate in gained],
+            [estimate.above(0) for estimate in gained]),
+        row(DIVERSITY, [listed(estimate) for estimate in chosen], [any(agreed) or None]),
+        row(OUTSIDE, [f"{estimate.shown(2)} of the score above chance of random anchors" for estimate in outside],
+            [estimate.above(bound) for estimate in outside for bound in (SUFFICIENT, HALF)]),
+        row(COSINE_WORKS, [f"keeps {estimate.shown(2)}" for estimate in cosine],
+            [estimate.above(HALF) for estimate in cosine]),
+        row(GEODESICS, [f"{estimate.shown()} points of F1" for estimate in geodesic],
             [True if True in above else None if None in above else False]),
         COST.row(f"seconds: {spent}", f"{trained} networks", [slower], trained),
-        row(OTHERS, [listed(each) for each in others],
-            [any(more.low > 0 for more in each.values()) for each in others]),
+        row(OTHERS, [listed(estimate) for estimate in others],
+            [any(more.low > 0 for more in estimate.values()) for estimate in others]),
     ]  # fmt: skip

@@ -1,8 +1,8 @@
 """Swap in image encoders of other architectures (Moschella et al. 2023, section 5.2).
 
-The encoders are published Tiny-10 and ResNet-20 networks, up to one of three cuts at which both have the same number of
-features, so that absolute stitching is defined. Heads are trained on the vectors of each network, on CIFAR-10 and on
-two tasks that the networks were not trained on. Then every network of the other architecture replaces it.
+The encoders are published Tiny-10 and ResNet-20 networks, up to one of three cuts. Both have the same number of
+features there, so absolute stitching is defined. Heads are trained on the vectors of each network, on CIFAR-10 and on
+two tasks that the networks were not trained on. Then every network of the second architecture replaces it.
 """
 
 from itertools import permutations, product
@@ -19,37 +19,39 @@ SIZES = Sizes(2_000, 1_000, 300, 5)
 NETWORKS = {"tiny10": 3, "resnet20": 2}
 """Architecture -> number of networks."""
 ENOUGH, LITTLE = 0.5, 0.2
-"""Shares of the score above chance: at least kept by relative heads, at most kept by absolute ones. Fixed before any
-figure was seen. The paper's encoders keep .84 to .97 of their raw score."""
+"""Shares of the score above chance: minimum kept by relative heads, maximum kept by absolute heads. Fixed before any
+figure was known. The paper's encoders keep .84 to .97 of their raw score."""
 MODEST = 0.15
-"""Largest share of the raw score that is lost where the degradation is modest."""
+"""Maximum lost share of the raw score for a modest degradation."""
 
 
 def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "published", "cache", required={"published"}).parse_args()
     encoders = [
-        each for name, count in NETWORKS.items() for each in image_encoders.published(arguments.published, name, count)
+        network
+        for name, count in NETWORKS.items()
+        for network in image_encoders.published(arguments.published, name, count)
     ]
     scores = []
     for task in TASKS:
         train, test = SIZES.samples(task, arguments.data_dir)
         for cut in cross_seed.CUTS:
-            found = cross_seed.swapped(encoders, cut, train, test, arguments.cache, SIZES)
-            scores += kept.scores(found, task=task, cut=cut)
+            frame = cross_seed.swapped(encoders, cut, train, test, arguments.cache, SIZES)
+            scores += kept.scores(frame, task=task, cut=cut)
             print(f"{task}, {cut}: done", flush=True)
     record = {
-        "sizes": SIZES, "networks": [each.name for each in encoders], "cuts": list(cross_seed.CUTS),
+        "sizes": SIZES, "networks": [network.name for network in encoders], "cuts": list(cross_seed.CUTS),
         "groups": [name for name, count in NETWORKS.items() for _ in range(count)], "scores": scores,
     }  # fmt: skip
     study.leave("cross_architecture_images", record, page, arguments.out)
 
 
 class Cell(Exchange):
-    """The scores of one task at one cut between architectures."""
+    """Scores of one task at one cut between architectures."""
 
     @property
     def better(self) -> bool:
-        """Whether relative representations exceed absolute ones, and chance where those are undefined."""
+        """Whether relative representations beat absolute representations, or chance where these are undefined."""
         less = self.f1[ABSOLUTE] if self.defined(ABSOLUTE) else self.chance
         return self.pairs.mean(self.f1[RELATIVE] - less).low > 0
 
@@ -73,27 +75,27 @@ FEW = " With only two networks of an architecture, its part of the interval is r
 
 
 def page(record: dict[str, Any]) -> str:
-    sizes, found, groups = record["sizes"], cells(record), record["groups"]
+    sizes, grid, groups = record["sizes"], cells(record), record["groups"]
     counts = {name: groups.count(name) for name in dict.fromkeys(groups)}
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
     return filled(
         __file__, claims(record), "--published PUBLISHED",
         setting=OF_PUBLISHED.format(count=len(groups), groups=listed), train=sizes["train"],
-        test=sizes["test"], anchors=sizes["anchors"], pairs=_pairs(found), cells=len(found),
+        test=sizes["test"], anchors=sizes["anchors"], pairs=_pairs(grid), cells=len(grid),
         few=FEW if min(counts.values()) <= 2 else "",
-        held=sum(cell.holds(ENOUGH, LITTLE) for cell in found.values()), summary=_summary(found, Pairs(groups)),
-        findings="\n".join(f"- {finding}" for finding in findings(found)), directions=_directions(found, groups),
-        methods=cross_seed.by_method(found),
+        held=sum(cell.holds(ENOUGH, LITTLE) for cell in grid.values()), summary=_summary(grid, Pairs(groups)),
+        findings="\n".join(f"- {finding}" for finding in findings(grid)), directions=_directions(grid, groups),
+        methods=cross_seed.by_method(grid),
     )  # fmt: skip
 
 
-def _pairs(found: Cells) -> int:
-    return int(next(iter(found.values())).pairs.mask.sum())
+def _pairs(grid: Cells) -> int:
+    return int(next(iter(grid.values())).pairs.mask.sum())
 
 
-def _summary(found: Cells, within: Pairs) -> str:
+def _summary(grid: Cells, within: Pairs) -> str:
     rows = []
-    for (task, cut), cell in found.items():
+    for (task, cut), cell in grid.items():
         defined = cell.defined(ABSOLUTE)
         rows.append(
             (
@@ -113,49 +115,52 @@ def _summary(found: Cells, within: Pairs) -> str:
     return study.markdown(header, rows)
 
 
-def _directions(found: Cells, groups: list[str]) -> str:
-    """Return a table of heads of one architecture with encoders of another."""
+def _directions(grid: Cells, groups: list[str]) -> str:
+    """Tabulate heads of one architecture with encoders of another."""
     of, rows = np.array(groups), []
-    for (task, cut), cell in found.items():
+    for (task, cut), cell in grid.items():
         for decoder, encoder in permutations(dict.fromkeys(groups), 2):
             f1 = cell.f1[RELATIVE]
-            own, stitched = np.diag(f1)[of == decoder].mean(), f1[np.ix_(of == decoder, of == encoder)].mean()
-            rows.append((task, cut, decoder, f"{own:.1f}", encoder, f"{stitched:.1f}"))
+            matched, stitched = np.diag(f1)[of == decoder].mean(), f1[np.ix_(of == decoder, of == encoder)].mean()
+            rows.append((task, cut, decoder, f"{matched:.1f}", encoder, f"{stitched:.1f}"))
     return study.markdown(("task", "cut", "head of", "own", "encoder", "stitched"), rows)
 
 
-def findings(found: Cells) -> list[str]:
-    """Return sentences on chance, on the cells that miss, and on translation."""
-    shares = {place: (cell.kept(RELATIVE, 0.0).value, cell.kept(RELATIVE).value) for place, cell in found.items()}
+def findings(grid: Cells) -> list[str]:
+    """Return sentences on chance, on cells where the claim fails, and on translation."""
+    shares = {place: (cell.kept(RELATIVE, 0.0).value, cell.kept(RELATIVE).value) for place, cell in grid.items()}
     task, cut = max(shares, key=lambda place: shares[place][0] - shares[place][1])
     raw, above = shares[task, cut]
     lost = [
-        [cell.degraded.value for (task, _), cell in found.items() if (task == "cifar10") is own]
-        for own in (True, False)
+        [cell.degraded.value for (task, _), cell in grid.items() if (task == "cifar10") is same_task]
+        for same_task in (True, False)
     ]
     spans = [f"{100 * min(some):.0f} to {max(some):.0%}" for some in lost]
     return [
         f"The raw share hides chance: for {task} at {cut}, relative representations keep {raw:.0%} of the raw score "
         f"and {above:.0%} above chance.",
-        f"Of the raw score are lost {spans[0]} on the task of the encoders, and {spans[1]} on others.",
-        *cross_seed.misses(found, {
+        f"Relative heads lose {spans[0]} of the raw score on the task of the encoders, and {spans[1]} on others.",
+        *cross_seed.misses(grid, {
             "relative representations keep too little": lambda cell: cell.kept(RELATIVE).low < ENOUGH,
-            "absolute ones keep too much":
+            "absolute representations keep too much":
                 lambda cell: cell.defined(ABSOLUTE) and cell.kept(ABSOLUTE).high > LITTLE,
         }),
-        f"Centring changes the stitched score by {cross_seed.gained(found, CENTRED, RELATIVE)}",
-        f"Ridge to the absolute head changes the stitched score by {cross_seed.gained(found, 'ridge', RELATIVE)}",
+        f"Centring changes the stitched score by {cross_seed.gained(grid, CENTRED, RELATIVE)}",
+        f"Ridge to the absolute head changes the stitched score by {cross_seed.gained(grid, 'ridge', RELATIVE)}",
     ]  # fmt: skip
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    found, units = cells(record), len(record["networks"])
-    n = f"{units} networks, {_pairs(found)} pairs, {len(found)} cells"
-    absolute = [cell.kept(ABSOLUTE).value for cell in found.values() if cell.defined(ABSOLUTE)]
-    ours = f"kept above chance: relative {span(cell.kept(RELATIVE).value for cell in found.values())}, absolute "
+    grid, units = cells(record), len(record["networks"])
+    n = f"{units} networks, {_pairs(grid)} pairs, {len(grid)} cells"
+    absolute = [cell.kept(ABSOLUTE).value for cell in grid.values() if cell.defined(ABSOLUTE)]
+    ours = f"kept above chance: relative {span(cell.kept(RELATIVE).value for cell in grid.values())}, absolute "
     ours += span(absolute) if absolute else "undefined"
-    held = [all(cell.holds(ENOUGH, LITTLE) for cell in found.values()), any(cell.better for cell in found.values())]
-    lost = [cell.degraded for cell in found.values()]
-    modest = [each.below(MODEST) for each in lost]
-    shown = f"{span((each.value for each in lost), '.0%')}; modest in {modest.count(True)} of {len(found)} cells"
-    return [SWAPPED.row(ours, n, held, units), DEGRADED.row(shown, n, modest, units)]
+    held = [
+        all(cell.holds(ENOUGH, LITTLE) for cell in grid.values()),
+        any(cell.better for cell in grid.values()),
+    ]
+    lost = [cell.degraded for cell in grid.values()]
+    modest = [loss.below(MODEST) for loss in lost]
+    degraded = f"{span((loss.value for loss in lost), '.0%')}; modest in {modest.count(True)} of {len(grid)} cells"
+    return [SWAPPED.row(ours, n, held, units), DEGRADED.row(degraded, n, modest, units)]

@@ -1,8 +1,8 @@
 """Swap in encoders of other seeds (Moschella et al. 2023, section 3).
 
-The encoders are published Tiny-10 networks, which differ in their initialisation and in the order of batches, up to one
-of three cuts. Heads are trained on the vectors of one network, on CIFAR-10 and on two tasks that the networks were not
-trained on. Then every other network replaces it. Untrained twins show what architecture and images alone achieve.
+The encoders are published Tiny-10 networks that differ in their initialisation and batch order, up to one of three
+cuts. Heads are trained on the vectors of one network, on CIFAR-10 and on two tasks that the networks were not trained
+on. Then every other network replaces it. Untrained twins serve as a baseline for architecture and images alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,20 +28,20 @@ TASKS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100, 20 coarse classes", "fas
 CUTS = ("bn5", "bn6", FINAL)
 METHODS = (ABSOLUTE, RELATIVE, CENTRED, *TRANSLATIONS)
 ENOUGH, LITTLE = 0.8, 0.2
-"""Shares of the score above chance: at least kept by relative heads, at most kept by absolute ones. Fixed before any
-figure was seen."""
+"""Shares of the score above chance: minimum kept by relative heads, maximum kept by absolute heads. Fixed before any
+figure was known."""
 
 
 def swapped(
     encoders: Sequence[Published], cut: str, train: Samples, test: Samples, cache: Path,
     sizes: Sizes, translations: Mapping[str, Matcher] = TRANSLATIONS,
 ) -> pd.DataFrame:  # fmt: skip
-    """Score all encoders under the heads of each other, at one cut.
+    """Score all encoders under each other's heads, at one cut.
 
-    The heads of every network use anchors of their own, so that intervals over networks include the choice of anchors.
+    The heads of every network use separate anchors, so that intervals over networks include the choice of anchors.
     """
     at_cut = [image_encoders.at(encoder, cut) for encoder in encoders]
-    sides = {each.name: swapping.encoded(each, train, test, cache) for each in at_cut}
+    sides = {encoder.name: swapping.encoded(encoder, train, test, cache) for encoder in at_cut}
     anchors = swapping.choices(train, sides.values(), "random", sizes.anchors)
     return swapping.exchange(sides, anchors, sizes.epochs, int(train.num_classes or 0), translations)
 
@@ -54,20 +54,21 @@ def main() -> None:
     for task in TASKS:
         train, test = SIZES.samples(task, arguments.data_dir)
         for cut in CUTS:
-            found = swapped(trained, cut, train, test, arguments.cache, SIZES)
-            scores += kept.scores(found, task=task, cut=cut, encoders="trained")
+            frame = swapped(trained, cut, train, test, arguments.cache, SIZES)
+            scores += kept.scores(frame, task=task, cut=cut, encoders="trained")
             twins = swapped(untrained, cut, train, test, arguments.cache, SIZES, translations={})
             scores += kept.scores(twins, task=task, cut=cut, encoders="untrained")
             print(f"{task}, {cut}: done", flush=True)
     record = {
-        "sizes": SIZES, "networks": [each.name for each in trained], "untrained": [each.name for each in untrained],
+        "sizes": SIZES, "networks": [network.name for network in trained],
+        "untrained": [network.name for network in untrained],
         "cuts": list(CUTS), "scores": scores,
     }  # fmt: skip
     study.leave("cross_seed", record, page, arguments.out)
 
 
 class Cell(Exchange):
-    """The scores of one task at one cut, and those of untrained twins."""
+    """Scores of one task at one cut, with the scores of untrained twins."""
 
     twins: Exchange
 
@@ -82,18 +83,18 @@ class Cell(Exchange):
 
 def cells(record: dict[str, Any]) -> dict[tuple[str, str], Cell]:
     trained, untrained = (Pairs(["network"] * len(record[name])) for name in ("networks", "untrained"))
-    found = {}
+    by_place = {}
     for task, cut in product(TASKS, record["cuts"]):
-        found[task, cut] = cell = Cell.of(record, trained, task=task, cut=cut, encoders="trained")
+        by_place[task, cut] = cell = Cell.of(record, trained, task=task, cut=cut, encoders="trained")
         twins = Exchange.of(record, untrained, task=task, cut=cut, encoders="untrained")
         cell.twins = twins
-    return found
+    return by_place
 
 
 def parts(record: dict[str, Any]) -> list[bool | None]:
-    """Return whether the claim holds in all cells, and whether relative heads are above absolute ones in any."""
-    found = list(cells(record).values())
-    return [all(cell.claim_holds for cell in found), any(cell.more().low > 0 for cell in found)]
+    """Return whether the claim holds in all cells, and whether relative heads beat absolute heads in any cell."""
+    all_cells = list(cells(record).values())
+    return [all(cell.claim_holds for cell in all_cells), any(cell.more().low > 0 for cell in all_cells)]
 
 
 (SWAPPED,) = study.stated(__file__)
@@ -101,18 +102,18 @@ OF_PUBLISHED = study.text(__file__, "of_published")
 
 
 def page(record: dict[str, Any]) -> str:
-    sizes, found, count = record["sizes"], cells(record), len(record["networks"])
+    sizes, grid, count = record["sizes"], cells(record), len(record["networks"])
     return filled(
         __file__, claims(record), "--published PUBLISHED",
         setting=OF_PUBLISHED.format(count=count, twins=len(record["untrained"])), train=sizes["train"],
         test=sizes["test"], anchors=sizes["anchors"], pairs=count * (count - 1),
-        held=sum(cell.claim_holds for cell in found.values()),
-        cells=len(found), summary=_summary(found), methods=by_method(found),
-        findings="\n".join(f"- {finding}" for finding in findings(found)),
+        held=sum(cell.claim_holds for cell in grid.values()),
+        cells=len(grid), summary=_summary(grid), methods=by_method(grid),
+        findings="\n".join(f"- {finding}" for finding in findings(grid)),
     )  # fmt: skip
 
 
-def _summary(found: Mapping[tuple[str, str], Cell]) -> str:
+def _summary(grid: Mapping[tuple[str, str], Cell]) -> str:
     rows = [
         (
             TASKS[task], cut, f"{cell.chance:.1f}", f"{cell.own(RELATIVE):.1f}", cell.stitched(ABSOLUTE).shown(),
@@ -120,7 +121,7 @@ def _summary(found: Mapping[tuple[str, str], Cell]) -> str:
             f"{cell.twins.own(RELATIVE):.1f}", cell.twins.stitched(RELATIVE).shown(),
             "yes" if cell.claim_holds else "no",
         )
-        for (task, cut), cell in found.items()
+        for (task, cut), cell in grid.items()
     ]  # fmt: skip
     header = (
         "task", "cut", "chance", "own, relative", "absolute, stitched", "relative, stitched", "relative, kept",
@@ -129,50 +130,50 @@ def _summary(found: Mapping[tuple[str, str], Cell]) -> str:
     return study.markdown(header, rows)
 
 
-def by_method(found: Mapping[tuple[str, str], Exchange]) -> str:
-    """Return a table of all methods that are defined, by task and cut."""
+def by_method(grid: Mapping[tuple[str, str], Exchange]) -> str:
+    """Tabulate all defined methods, by task and cut."""
     rows = [
-        (*place, method, *cell.row(method)) for place, cell in found.items() for method in METHODS
+        (*place, method, *cell.row(method)) for place, cell in grid.items() for method in METHODS
         if cell.defined(method)
     ]  # fmt: skip
     return study.markdown(("task", "cut", "method", "own", "stitched", "kept above chance"), rows)
 
 
-def misses(found: Mapping[tuple[str, str], Exchange], failed: Mapping[str, Callable[[Any], bool]]) -> list[str]:
-    """Return sentences on the cells where the claim misses, by reason."""
+def misses(grid: Mapping[tuple[str, str], Exchange], failed: Mapping[str, Callable[[Any], bool]]) -> list[str]:
+    """Return sentences on the cells where the claim fails, by reason."""
     text = []
     for reason, applies in failed.items():
-        if where := [f"{task} at {cut}" for (task, cut), cell in found.items() if applies(cell)]:
-            text.append(f"The claim misses because {reason}: {', '.join(where)}.")
+        if where := [f"{task} at {cut}" for (task, cut), cell in grid.items() if applies(cell)]:
+            text.append(f"The claim fails because {reason}: {', '.join(where)}.")
     return text
 
 
-def gained(found: Mapping[tuple[str, str], Exchange], method: str, other: str, suffix: str = "over the cells ") -> str:
-    """Say by how much a method changes the stitched score of another one, on average."""
-    gains = [cell.stitched(method).value - cell.stitched(other).value for cell in found.values()]
+def gained(grid: Mapping[tuple[str, str], Exchange], method: str, base: str, suffix: str = "over the cells ") -> str:
+    """Report the mean change of the stitched score from one method to another."""
+    gains = [cell.stitched(method).value - cell.stitched(base).value for cell in grid.values()]
     return f"{np.mean(gains):+.1f} points on average {suffix}({span(gains, '+.1f')})."
 
 
-def findings(found: Mapping[tuple[str, str], Cell]) -> list[str]:
-    """Return sentences on what misses, on the cuts, and on translation."""
-    best = [max(METHODS, key=lambda method: cell.stitched(method).value) for cell in found.values()]
+def findings(grid: Mapping[tuple[str, str], Cell]) -> list[str]:
+    """Return sentences on failures of the claim, on the cuts, and on translation."""
+    best = [max(METHODS, key=lambda method: cell.stitched(method).value) for cell in grid.values()]
     wins = ", ".join(f"{name} in {best.count(name)}" for name in dict.fromkeys(best))
     return [
-        *misses(found, {
+        *misses(grid, {
             "relative representations keep too little": lambda cell: cell.kept(RELATIVE).low < ENOUGH,
-            "absolute ones keep too much": lambda cell: cell.kept(ABSOLUTE).high > LITTLE,
+            "absolute representations keep too much": lambda cell: cell.kept(ABSOLUTE).high > LITTLE,
             "untrained twins do as well": lambda cell: not cell.trained_counts,
         }),
-        f"Centring changes the stitched score by {gained(found, CENTRED, RELATIVE)}",
-        f"Ridge to the absolute head changes the stitched score by {gained(found, 'ridge', RELATIVE)}",
+        f"Centring changes the stitched score by {gained(grid, CENTRED, RELATIVE)}",
+        f"Ridge to the absolute head changes the stitched score by {gained(grid, 'ridge', RELATIVE)}",
         "Truncating small directions changes the stitched score of the inverse relative projection by "
-        + gained(found, TRUNCATED, INVERSE, ""),
-        f"The highest stitched score is that of {wins} of {len(best)} cells.",
+        + gained(grid, TRUNCATED, INVERSE, ""),
+        f"Methods with the highest stitched score: {wins} of {len(best)} cells.",
     ]  # fmt: skip
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    found, count = cells(record).values(), len(record["networks"])
-    ours = ", ".join(f"{name} {span(cell.kept(name).value for cell in found)}" for name in (RELATIVE, ABSOLUTE))
-    n = f"{count} networks, {count * (count - 1)} pairs, {len(found)} cells"
+    all_cells, count = cells(record).values(), len(record["networks"])
+    ours = ", ".join(f"{name} {span(cell.kept(name).value for cell in all_cells)}" for name in (RELATIVE, ABSOLUTE))
+    n = f"{count} networks, {count * (count - 1)} pairs, {len(all_cells)} cells"
     return [SWAPPED.row(f"kept above chance: {ours}", n, parts(record), count)]

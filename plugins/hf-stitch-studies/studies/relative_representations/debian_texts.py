@@ -1,4 +1,4 @@
-"""Write the texts of Debian packages as plain text, on which word vectors are trained.
+"""Write the texts of Debian packages as plain text for the training of word vectors.
 
 Download packages (``apt-get download``) and unpack each into a folder of its name (``dpkg-deb -x``), then:
 
@@ -25,7 +25,7 @@ PRONUNCIATIONS = re.compile(r"\\[^\\\n]{1,60}\\")
 
 
 def content(path: Path) -> str:
-    """Read a file, compressed or not, in UTF-8 or Latin-1."""
+    """Read a plain or compressed file, in UTF-8 or Latin-1."""
     data = path.read_bytes()
     data = gzip.decompress(data) if path.suffix in (".gz", ".dz") else data
     try:
@@ -50,7 +50,7 @@ def of_gcide(text: str) -> str:
 
 
 def of_wordnet(text: str) -> str:
-    """Return the words of every set of synonyms, and their gloss."""
+    """Return the words of every synonym set, with their gloss."""
     lines = []
     for line in text.splitlines():
         if " | " in line and not line.startswith("  "):
@@ -76,7 +76,7 @@ TEXTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "reference": ("debian-reference-en/**/debian-reference.en.txt.gz", paragraphs),
     "wordnet": ("wordnet-base/usr/share/wordnet/data.*", of_wordnet),
 }
-"""Name of a text -> files, and function that reads one."""
+"""Name of a text -> pattern of its files, and function that extracts the text."""
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def main() -> None:
             if path.is_file() and not path.is_symlink() and path.suffix not in (".dat", ".u8")
         ]  # fmt: skip
         if not files:
-            parser.error(f"there is no {pattern} in {arguments.unpacked}")
+            parser.error(f"--unpacked must contain {pattern}, got {arguments.unpacked}")
         text = "\n".join(read(content(path)) for path in files)
         write_whole(arguments.texts / f"{name}.txt", partial(Path.write_text, data=text, encoding="utf-8"))
         print(f"{name}: {len(text):,} characters")

@@ -1,4 +1,4 @@
-"""Encoders whose vectors are computed once and cached on disk."""
+"""Encoders with vectors that are computed once and cached on disk."""
 
 import hashlib
 import json
@@ -15,13 +15,13 @@ from hf_stitch.representation import Pooling
 
 
 def digest(*parts: Any) -> str:
-    """Hash the inputs of a computation to a short file name."""
+    """Hash the inputs of a computation into a short file name."""
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A frozen network that encodes a sample as one vector: what it has at a cut, pooled."""
+    """Frozen network that encodes a sample as one vector, the pooled activations at a cut."""
 
     name: str
     adapter: Adapter
@@ -36,7 +36,9 @@ class Encoder:
         if not path.is_file():
             batches = samples.batches(128, progress=f"encoding: {self.name}")
             inputs = (self.adapter.preprocess(batch.samples) for batch in batches)
-            parts = [self.adapter.encode(each, self.layer)[self.layer].rows(self.pooling) for each in inputs]
+            parts = [
+                self.adapter.encode(batch_inputs, self.layer)[self.layer].rows(self.pooling) for batch_inputs in inputs
+            ]
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file({"vectors": torch.cat(parts).float().cpu().contiguous()}, path)
         return load_file(path)["vectors"]

@@ -1,7 +1,7 @@
 """End-to-end training with relative and with absolute representations (Moschella et al. 2023, section 4).
 
-Anchors are embedded again every so many steps, without gradients. After training, encoders and heads of different seeds
-are combined.
+Anchors are re-embedded at a fixed interval of steps, without gradients. After training, encoders and heads of different
+seeds are combined.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ CHANNELS, EPOCHS = (16, 32, 64, 128), 5
 
 @dataclass(frozen=True)
 class Task:
-    """Images of Fashion-MNIST, their classes, and the numbers of some training images: the anchors."""
+    """Images of Fashion-MNIST, their classes, and the indices of the anchors among the training images."""
 
     pixels: Tensor
     labels: Tensor
@@ -32,7 +32,7 @@ class Task:
 
     @classmethod
     def read(cls, data_dir: str | None) -> "Task":
-        """Read the training images, and the test images behind them."""
+        """Read the training images, followed by the test images."""
         parts = [images.raw("fashion_mnist", *part, data_dir) for part in (("train", TRAIN), ("test", TEST))]
         pixels = torch.cat([images.pixels(part) for part in parts])
         labels = torch.tensor([label for part in parts for label in part.labels or []])
@@ -45,23 +45,23 @@ class Task:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network in parts. Without a projection, the head receives absolute vectors."""
+    """Parts of a trained network. Without a projection, the head receives absolute vectors."""
 
     encoder: nn.Module
     projection: RelativeProjection | None
     head: Head
 
     @torch.no_grad()
-    def answers(self, other: "Trained", places: Tensor) -> Tensor:
-        """Predict classes with the encoder of another network and the head of this one."""
-        codes = torch.cat([other.encoder(some) for some in places.split(500)])
-        if self.projection is not None and other.projection is not None:
-            codes = self.projection.with_anchors(other.projection.anchors)(codes)
+    def answers(self, source: "Trained", places: Tensor) -> Tensor:
+        """Predict classes with the encoder of another network and the head of this network."""
+        codes = torch.cat([source.encoder(some) for some in places.split(500)])
+        if self.projection is not None and source.projection is not None:
+            codes = self.projection.with_anchors(source.projection.anchors)(codes)
         return heads.answers(self.head, codes)
 
 
 def fit(task: Task, every: int | None, seed: int) -> Trained:
-    """Train encoder and head together; anchors, unless the network is absolute, are embedded every so many steps."""
+    """Train encoder and head together, and embed the anchors every ``every`` steps (``None``: absolute vectors)."""
     torch.manual_seed(seed)
     encoder, width = Convolutional(task.pixels), CHANNELS[-1]
     projection = None if every is None else RelativeProjection(width, ANCHORS)
@@ -95,7 +95,7 @@ def exchanged(networks: Sequence[Trained], task: Task) -> list[list[float]]:
 
 
 class Convolutional(nn.Module):
-    """Four convolutions with stride 2, BatchNorm and GELU, and a linear layer, on images stored in the module."""
+    """Four stride-2 convolutions with BatchNorm and GELU, and a linear layer, on images stored in the module."""
 
     def __init__(self, pixels: Tensor) -> None:
         super().__init__()

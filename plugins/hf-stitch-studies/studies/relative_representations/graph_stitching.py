@@ -2,8 +2,8 @@
 
 GCN, GAT, GraphSAGE and GCN2 classify the nodes of Cora and CiteSeer. Every network is taken at the epoch of its best F1
 on validation nodes. Then encoders and heads of different seeds and architectures are combined: on relative
-representations, on absolute ones, and with closed-form maps of absolute ones. Networks are also cut between their
-convolutions and stitched there.
+representations, on absolute representations, and with closed-form maps of absolute representations. Networks are also
+cut and stitched between their convolutions.
 """
 
 import warnings
@@ -32,27 +32,27 @@ from hf_stitch import Moments
 from hf_stitch.storage.files import write_whole
 
 SEEDS, STEPS, ANCHORS, WIDTH, DEEP = 4, 150, 300, 64, 8
-"""Networks of each architecture, steps on the whole graph, anchors, width, and convolutions of GCN2."""
+"""Networks per architecture, steps on the whole graph, anchors, width, and convolutions of GCN2."""
 SIZES = {"seeds": SEEDS, "steps": STEPS, "anchors": ANCHORS, "width": WIDTH, "deep": DEEP}
 DATA = {"cora": "Cora", "citeseer": "CiteSeer"}
 ARCHITECTURES = {"GCN": "gcn", "GAT": "gat", "GraphSAGE": "sage", "GCN2": "gcn2"}
 """Name -> convolution."""
 STITCHED = ("GCN", "GAT", "GraphSAGE")
-"""Architectures without a residual around their convolutions, which are stitched to each other between them."""
+"""Architectures without a residual around their convolutions, which can be stitched between them."""
 CUTS = {"first convolution": "net.acts.0", "second convolution": "net.acts.1"}
 MATCHERS = ("identity", "lstsq", "procrustes")
 METHODS = (ABSOLUTE, RELATIVE, *TRANSLATIONS)
 MARGIN = 1.0
-"""Points of F1 that relative training may cost."""
+"""Maximum cost of relative training, in points of F1."""
 FAR = 10.0
-"""Points of F1 from which a relative network counts as far below the absolute one."""
+"""Minimum gap of a relative network far below the absolute network, in points of F1."""
 PAPER = {"cora": ("90 ± 1", "89 ± 2"), "citeseer": ("78 ± 3", "77 ± 3")}
 """Results of the paper, absolute and relative, F1 in percent."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A graph with features that sum to 1, and its training, validation and test nodes; anchors are training nodes."""
+    """Graph with features that sum to 1, and its training, validation and test nodes; anchors are training nodes."""
 
     graph: Graph
     train: Tensor
@@ -66,12 +66,12 @@ class Task:
         return self.graph.y
 
     def f1(self, answers: Tensor, nodes: Tensor) -> float:
-        """Return the weighted F1 of predicted classes of all nodes on some of them, in percent."""
+        """Return the weighted F1 on ``nodes`` in percent, from the predicted classes of all nodes."""
         return round(swapping.scored(self.labels[nodes], answers[nodes]), 1)
 
 
 def task_of(name: str, data_dir: str) -> Task:
-    """Read a graph; a random tenth of the nodes with labels are test nodes, and another tenth validation nodes."""
+    """Read a graph; a random tenth of the labelled nodes are test nodes, and another tenth are validation nodes."""
     graph = read_planetoid(Path(data_dir, "planetoid"), name).normalized()
     assert graph.y is not None
     graph = graph.induced(graph.y >= 0)
@@ -92,14 +92,14 @@ def network_of(architecture: str, seed: int, task: Task) -> nn.Module:
 
 
 class Sparse(nn.Module):
-    """A linear layer with dropout on the features of a graph, most of which are 0: ten times as fast."""
+    """Linear layer with dropout on the sparse features of a graph, ten times as fast as a dense layer."""
 
     def __init__(self, linear: nn.Module, x: Tensor) -> None:
         super().__init__()
         self.linear, self._x = linear, x.to_sparse().coalesce()
 
     def forward(self, _: Tensor) -> Tensor:
-        """Return the outputs of all nodes; what is given has no effect."""
+        """Return the outputs of all nodes; the argument is ignored."""
         values = functional.dropout(self._x.values(), 0.5, self.training)
         x = torch.sparse_coo_tensor(self._x.indices(), values, self._x.shape, is_coalesced=True, check_invariants=False)
         weight, bias = self.linear.weight, self.linear.bias
@@ -107,7 +107,7 @@ class Sparse(nn.Module):
 
 
 class Whole(nn.Module):
-    """An encoder with a linear head on absolute representations, its own, or on relative ones."""
+    """Encoder with its own linear head on absolute representations, or a new head on relative representations."""
 
     def __init__(self, network: nn.Module, anchors: Tensor | None, classes: int) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Whole(nn.Module):
         return self.network.embed(graph.x, graph.edge_index)  # type: ignore[operator,no-any-return]
 
     def input_of(self, codes: Tensor) -> Tensor:
-        """Return what the head takes: the codes of all nodes, or their cosines to those of the anchors."""
+        """Return the input of the head: the codes of all nodes, or their cosines to the codes of the anchors."""
         if self._anchors is None:
             return codes
         return functional.normalize(codes) @ functional.normalize(codes[self._anchors].detach()).T
@@ -130,15 +130,15 @@ class Whole(nn.Module):
 
     @property
     def best(self) -> int:
-        """The number of the first step with the best validation F1."""
+        """Number of the first step with the best validation F1."""
         return max(range(len(self.history)), key=lambda step: self.history[step][0]) + 1
 
 
 def best_of(whole: Whole, seed: int, task: Task) -> dict[str, Tensor]:
-    """Train a network on all training nodes at once; return its weights at the step of the best validation F1."""
+    """Train a network on all training nodes at once; return its weights at the step with the best validation F1."""
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2, weight_decay=5e-4)
-    first, graph, kept = whole.network.first, replace(task.graph, x=torch.ones(len(task.graph), 1)), {}
+    first, graph, weights = whole.network.first, replace(task.graph, x=torch.ones(len(task.graph), 1)), {}
     fast = Sparse(first, task.graph.x)
     for step in range(1, STEPS + 1):
         whole.network.first = fast.train()
@@ -149,19 +149,19 @@ def best_of(whole: Whole, seed: int, task: Task) -> dict[str, Tensor]:
         whole.history.append([task.f1(answers, nodes) for nodes in (task.valid, task.test)])
         whole.network.first = first
         if whole.best == step:
-            kept = {key: value.clone() for key, value in whole.state_dict().items()}
-    return kept
+            weights = {key: value.clone() for key, value in whole.state_dict().items()}
+    return weights
 
 
 def trained(name: str, architecture: str, method: str, seed: int, task: Task, cache: Path) -> Whole:
-    """Train a network and take its best step, or read it from the cache."""
+    """Train a network and select its best step, or read it from the cache."""
     anchors = task.anchors if method == RELATIVE else None
     whole = Whole(network_of(architecture, seed, task), anchors, int(task.labels.max()) + 1)
     path = cache / "graph_stitching" / f"{digest(name, architecture, method, seed, SIZES)}.safetensors"
     if not path.is_file():
-        kept = best_of(whole, seed, task)
+        weights = best_of(whole, seed, task)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda path: save_file({**kept, "history": torch.tensor(whole.history)}, path))
+        write_whole(path, lambda path: save_file({**weights, "history": torch.tensor(whole.history)}, path))
     state = load_file(path)
     whole.history = state.pop("history").tolist()
     whole.load_state_dict(state)
@@ -170,10 +170,10 @@ def trained(name: str, architecture: str, method: str, seed: int, task: Task, ca
 
 @torch.no_grad()
 def exchanged(networks: Mapping[str, Sequence[Whole]], task: Task) -> dict[str, list[list[float]]]:
-    """Combine the encoder of every network with the head of every other one, by every method."""
-    codes = {method: [each.codes(task.graph) for each in some] for method, some in networks.items()}
+    """Combine the encoder of every network with the head of every other network, by every method."""
+    codes = {method: [member.codes(task.graph) for member in some] for method, some in networks.items()}
     count = len(networks[ABSOLUTE])
-    found = {method: [[0.0] * count for _ in range(count)] for method in METHODS}
+    f1 = {method: [[0.0] * count for _ in range(count)] for method in METHODS}
     for row, column in product(range(count), repeat=2):
         source, target = codes[ABSOLUTE][column], codes[ABSOLUTE][row]
         received = {ABSOLUTE: source, RELATIVE: codes[RELATIVE][column]}
@@ -182,25 +182,26 @@ def exchanged(networks: Mapping[str, Sequence[Whole]], task: Task) -> dict[str, 
             received[method] = source if row == column else matcher.fit(moments)(source)
         for method, values in received.items():
             whole = networks[RELATIVE if method == RELATIVE else ABSOLUTE][row]
-            found[method][row][column] = task.f1(whole.head(whole.input_of(values)).argmax(1), task.test)
+            f1[method][row][column] = task.f1(whole.head(whole.input_of(values)).argmax(1), task.test)
     frequency, random = torch.bincount(task.labels[task.train]).double(), torch.Generator().manual_seed(0)
     draws = [frequency.multinomial(len(task.labels), True, generator=random) for _ in range(count)]
-    return {**found, CHANCE: [[task.f1(draw, task.test)] for draw in draws]}
+    return {**f1, CHANCE: [[task.f1(draw, task.test)] for draw in draws]}
 
 
 def cut(networks: Mapping[str, Sequence[Whole]], task: Task) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Cut absolute networks at their convolutions, and stitch those without a residual there."""
+    """Cut absolute networks at their convolutions, and stitch networks without a residual there."""
     adapters = {
-        name: [hf_stitch.load(NodeNetwork(each.network, task.graph).eval()) for each in some[:2]]
+        name: [hf_stitch.load(NodeNetwork(member.network, task.graph).eval()) for member in some[:2]]
         for name, some in networks.items()
     }
     cuts, rows = {}, []
     for name, (first, _) in adapters.items():
         inner = ("net.convs.", "net.acts.")
-        layers = [each for each, _ in first.model.named_modules() if each.startswith(inner) and each.count(".") == 2]
-        status = {layer: first.verify_cut(layer).status for layer in ["net.first", "net.act", *layers]}
-        verified = [layer for layer, each in status.items() if each == "verified"]
-        cuts[name] = {"cuts": verified, "refused": sum(each == "refused" for each in status.values())}
+        names = [layer for layer, _ in first.model.named_modules()]
+        layers = [layer for layer in names if layer.startswith(inner) and layer.count(".") == 2]
+        statuses = {layer: first.verify_cut(layer).status for layer in ["net.first", "net.act", *layers]}
+        verified = [layer for layer, status in statuses.items() if status == "verified"]
+        cuts[name] = {"cuts": verified, "refused": [*statuses.values()].count("refused")}
     everything, nodes = task.graph.samples(), len(task.graph)
     for source, target in product(STITCHED, repeat=2):
         pair = adapters[source][0], adapters[target][1]
@@ -222,7 +223,7 @@ def cut(networks: Mapping[str, Sequence[Whole]], task: Task) -> tuple[dict[str, 
 
 
 def results_of(name: str, arguments: Any) -> dict[str, Any]:
-    """Train all networks of a data set and combine their parts."""
+    """Train all networks of a dataset and combine their parts."""
     task = task_of(name, arguments.data_dir)
     groups = [architecture for architecture in ARCHITECTURES for _ in range(SEEDS)]
     networks = {
@@ -236,8 +237,8 @@ def results_of(name: str, arguments: Any) -> dict[str, Any]:
     cuts, stitched = cut(of, task)
     return {
         "data": name, "train": len(task.train), "valid": len(task.valid), "test": len(task.test), "networks": groups,
-        "best step": {method: [each.best for each in some] for method, some in networks.items()},
-        "last": {method: [each.history[-1][1] for each in some] for method, some in networks.items()},
+        "best step": {method: [whole.best for whole in some] for method, some in networks.items()},
+        "last": {method: [whole.history[-1][1] for whole in some] for method, some in networks.items()},
         "f1": exchanged(networks, task), "cuts": cuts, "stitched": stitched,
     }  # fmt: skip
 
@@ -245,7 +246,7 @@ def results_of(name: str, arguments: Any) -> dict[str, Any]:
 def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "cache", required={"data-dir"}).parse_args()
     results = [
-        study.kept(
+        study.cached(
             arguments.cache / "graph_stitching" / f"{digest(name, SIZES)}.json", partial(results_of, name, arguments)
         )
         for name in DATA
@@ -254,24 +255,24 @@ def main() -> None:
 
 
 class Compared:
-    """The results of one data set: scores between networks of one architecture and of two, and costs of training."""
+    """Results of one dataset: scores within and between architectures, and costs of training."""
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        self.title, self.networks, self._last = DATA[found["data"]], np.array(found["networks"]), found["last"]
-        f1 = {method: np.array(rows, dtype=float) for method, rows in found["f1"].items()}
-        pairs = {"other seed": Pairs(found["networks"]), "other architecture": Pairs(found["networks"], between=True)}
+    def __init__(self, result: Mapping[str, Any]) -> None:
+        self.title, self.networks, self._last = DATA[result["data"]], np.array(result["networks"]), result["last"]
+        f1 = {method: np.array(rows, dtype=float) for method, rows in result["f1"].items()}
+        pairs = {"other seed": Pairs(result["networks"]), "other architecture": Pairs(result["networks"], between=True)}
         self.kinds = {kind: Exchange(f1, some) for kind, some in pairs.items()}
         self.own = {method: np.diag(f1[method]) for method in (ABSOLUTE, RELATIVE)}
         self.gaps = self.own[RELATIVE] - self.own[ABSOLUTE]
 
     @property
     def difference(self) -> Estimate:
-        """The median of relative minus absolute F1 with own halves, which no single network decides."""
+        """Median of relative minus absolute F1 with own halves, robust to single networks."""
         return median(self.gaps)
 
     @property
     def last(self) -> Array:
-        """Relative minus absolute F1 of all networks at the last step."""
+        """Relative minus absolute F1 of all networks, at the last step."""
         return np.subtract(self._last[RELATIVE], self._last[ABSOLUTE])
 
 
@@ -279,56 +280,61 @@ TRAINING, EXCHANGED, TRANSLATED = study.stated(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    found, sizes, cuts = [Compared(each) for each in record["results"]], record["sizes"], record["results"][0]["cuts"]
+    comparisons, sizes, cuts = (
+        [Compared(result) for result in record["results"]],
+        record["sizes"],
+        record["results"][0]["cuts"],
+    )
     return filled(
         __file__, claims(record), **{name: sizes[name] for name in SIZES}, margin=MARGIN, pairs=len(STITCHED) ** 2,
-        trained=_trained(record["results"]), outliers=" ".join(map(_outliers, found)), exchanged=_exchanged(found),
+        trained=_trained(record["results"]), outliers=" ".join(map(_outliers, comparisons)),
+        exchanged=_exchanged(comparisons),
         cuts=study.markdown(
             ("network", "cuts", "layers refused"),
-            [(name, ", ".join(each["cuts"]), each["refused"]) for name, each in cuts.items()],
+            [(name, ", ".join(result["cuts"]), result["refused"]) for name, result in cuts.items()],
         ),
         stitched=_stitched(record["results"]),
     )  # fmt: skip
 
 
 def _trained(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of training: all networks of a data set, and those of each architecture."""
+    """Tabulate the training of all networks of a dataset, and of each architecture."""
     rows = []
-    for each, group in product(results, (None, *ARCHITECTURES)):
-        found = Compared(each)
-        chosen = np.ones(len(found.gaps), bool) if group is None else found.networks == group
-        gaps, steps = np.sort(found.gaps[chosen]), np.array(each["best step"][RELATIVE])[chosen]
-        middle = f"{np.median(gaps):.1f}" if group else found.difference.shown()
+    for result, group in product(results, (None, *ARCHITECTURES)):
+        compared = Compared(result)
+        chosen = np.ones(len(compared.gaps), bool) if group is None else compared.networks == group
+        gaps, steps = np.sort(compared.gaps[chosen]), np.array(result["best step"][RELATIVE])[chosen]
+        middle = f"{np.median(gaps):.1f}" if group else compared.difference.shown()
         rows.append(
             (
-                "" if group else found.title, group or "all", len(gaps),
-                *(spread(values[chosen].tolist()) for values in found.own.values()), middle, f"{gaps.mean():.1f}",
+                "" if group else compared.title, group or "all", len(gaps),
+                *(spread(values[chosen].tolist()) for values in compared.own.values()), middle, f"{gaps.mean():.1f}",
                 f"{gaps[0]:.1f}, {gaps[-1]:.1f}", f"{np.median(steps):.0f}",
-                *(("", "") if group else PAPER[each["data"]]),
+                *(("", "") if group else PAPER[result["data"]]),
             )
         )  # fmt: skip
     header = (
         "data", "networks", "n", "absolute", "relative", "difference: median", "mean", "least, greatest",
-        "best step of relative ones, median", "paper: absolute", "relative",
+        "best step of relative networks, median", "paper: absolute", "relative",
     )  # fmt: skip
     return study.markdown(header, rows)
 
 
-def _outliers(each: Compared) -> str:
-    """Say how many networks of a data set are far below, at the best step and at the last one."""
-    counts = [int((gaps < -FAR).sum()) for gaps in (each.gaps, each.last)]
+def _outliers(compared: Compared) -> str:
+    """Report the number of networks of a dataset that are far below, at the best step and at the last step."""
+    counts = [int((gaps < -FAR).sum()) for gaps in (compared.gaps, compared.last)]
     return (
-        f"{each.title}: {counts[0]} of {len(each.gaps)} relative networks are more than {FAR:g} points below, and "
-        f"{counts[1]} at the last step, where the median difference is {median(each.last).shown()}."
+        f"{compared.title}: {counts[0]} of {len(compared.gaps)} relative networks are more than {FAR:g} points below, "
+        f"and {counts[1]} at the last step, with a median difference of {median(compared.last).shown()}."
     )
 
 
-def _exchanged(found: Sequence[Compared]) -> str:
+def _exchanged(comparisons: Sequence[Compared]) -> str:
     rows: list[Sequence[object]] = []
-    for each in found:
-        for kind, scores in each.kinds.items():
+    for compared in comparisons:
+        for kind, scores in compared.kinds.items():
             for method in METHODS:
-                where = (each.title, kind, int(scores.pairs.mask.sum())) if method == ABSOLUTE else ("", "", "")
+                where = (compared.title, kind, int(scores.pairs.mask.sum())) if method == ABSOLUTE else ("", "", "")
                 rows.append((*where, method, *scores.row(method)))
             rows.append(("", "", "", CHANCE, "–", f"{scores.chance:.1f}", "0"))
     return study.markdown(("data", "encoder of", "pairs", "method", "own", "stitched", "kept"), rows)
@@ -336,20 +342,23 @@ def _exchanged(found: Sequence[Compared]) -> str:
 
 def _stitched(results: Sequence[Mapping[str, Any]]) -> str:
     rows = []
-    for found, title in product(results, CUTS):
-        own = [row for row in found["stitched"] if row["cut"] == title]
-        values = {name: [row[name] for row in own] for name in ("alone", *MATCHERS)}
+    for result, title in product(results, CUTS):
+        rows_of = [row for row in result["stitched"] if row["cut"] == title]
+        values = {name: [row[name] for row in rows_of] for name in ("alone", *MATCHERS)}
         cells = [f"{np.mean(some):.1f} [{min(some):.1f}, {max(some):.1f}]" for some in values.values()]
-        rows.append((DATA[found["data"]], title, len(own), cells[0].partition(" ")[0], *cells[1:]))
+        rows.append((DATA[result["data"]], title, len(rows_of), cells[0].partition(" ")[0], *cells[1:]))
     return study.markdown(("data", "cut", "stitched networks", "target alone", *MATCHERS), rows)
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    found = [Compared(each) for each in record["results"]]
-    units, kinds = len(found[0].networks), [scores for each in found for scores in each.kinds.values()]
+    comparisons = [Compared(compared) for compared in record["results"]]
+    units, kinds = (
+        len(comparisons[0].networks),
+        [scores for compared in comparisons for scores in compared.kinds.values()],
+    )
     n = f"{units} networks on each"
-    ours = "; ".join(f"{each.title} {each.difference.shown()}" for each in found)
-    costs = [each.difference.above(-MARGIN) for each in found]
+    ours = "; ".join(f"{compared.title} {compared.difference.shown()}" for compared in comparisons)
+    costs = [compared.difference.above(-MARGIN) for compared in comparisons]
     rows = [TRAINING.row(f"median, points of F1: {ours}", n, costs, units)]
     for claim, methods in ((EXCHANGED, (RELATIVE, ABSOLUTE)), (TRANSLATED, ("ridge", RELATIVE))):
         means = {method: [scores.kept(method).value for scores in kinds] for method in methods}

@@ -1,4 +1,4 @@
-"""Image encoders: the published networks, and untrained ones of the same architectures."""
+"""Image encoders: published networks, and untrained networks of the same architectures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,16 +26,16 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Published:
-    """A published network, encoded at all cuts of its architecture in one pass.
+    """Published network that encodes samples at all cuts of its architecture in one pass.
 
-    Its vectors are the means over the positions of a layer; at the last cut, after the ReLU, they are the features of
-    the classifier.
+    Its vectors are means over the positions of a layer; at the last cut, after the ReLU, they are the features of the
+    classifier.
     """
 
     name: str
     adapter: Adapter
     cuts: Mapping[str, str]  # cut -> layer of the architecture
-    cut: str = FINAL  # whose vectors are wanted
+    cut: str = FINAL  # cut of the vectors
 
     @torch.no_grad()
     def vectors(self, samples: Samples, cache: Path) -> Tensor:
@@ -52,14 +52,14 @@ class Published:
         return load_file(path)[self.cut]
 
     def _cuts_of(self, inputs: Tensor) -> dict[str, Tensor]:
-        network, found = self.adapter.model, {}
+        network, means = self.adapter.model, {}
 
         def keep(cut: str, values: Tensor) -> None:
-            found[cut] = (functional.relu(values) if cut == FINAL else values).mean((2, 3))
+            means[cut] = (functional.relu(values) if cut == FINAL else values).mean((2, 3))
 
         with study.watched({cut: network.get_submodule(layer) for cut, layer in self.cuts.items()}, keep):
             network(inputs)
-        return found
+        return means
 
 
 @remembered
@@ -71,7 +71,9 @@ def published(folder: Path, architecture: str, count: int) -> list[Published]:
     """Load networks of Csiszárik et al. 2021, trained on CIFAR-10, by the numbers in the names of their files."""
     files = sorted((folder / f"drfrankenstein_{architecture}").glob("in*.safetensors"), key=_number)[:count]
     if len(files) < min(count, 2):
-        raise FileNotFoundError(f"{folder} has too few networks in drfrankenstein_{architecture}")
+        raise FileNotFoundError(
+            f"{folder}/drfrankenstein_{architecture} must contain at least {min(count, 2)} networks, got {len(files)}"
+        )
     return [
         Published(f"{architecture} {_number(file)}", networks.adapted(networks.read(file)[0]), PUBLISHED[architecture])
         for file in files
@@ -85,7 +87,7 @@ def _number(file: Path) -> int:
 @torch.no_grad()
 def untrained(count: int, data_dir: str | None) -> list[Published]:
     """Create untrained Tiny-10 networks, with the statistics of images in BatchNorm."""
-    found, (pixels, _) = [], images.read("cifar10", "train", 2_000, data_dir)
+    encoders, (pixels, _) = [], images.read("cifar10", "train", 2_000, data_dir)
     for seed in range(count):
         torch.manual_seed(seed)
         network = networks.Tiny10()
@@ -95,8 +97,8 @@ def untrained(count: int, data_dir: str | None) -> list[Published]:
         network.train()
         for some in pixels.split(250):
             network(networks.normalised(some))
-        found.append(Published(f"untrained tiny10 {seed}", networks.adapted(network), PUBLISHED["tiny10"]))
-    return found
+        encoders.append(Published(f"untrained tiny10 {seed}", networks.adapted(network), PUBLISHED["tiny10"]))
+    return encoders
 
 
 def at(encoder: Published, cut: str) -> Published:

@@ -1,4 +1,4 @@
-"""What remains of the score of a head when another encoder replaces its own, with intervals over networks."""
+"""Share of a head's score that another encoder keeps, with intervals over networks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def student(values: Sequence[float] | Array) -> Estimate:
 def median(values: Array) -> Estimate:
     """Estimate a median with the interval of order statistics."""
     ordered = np.sort(values)
-    out = int(binom.ppf(0.025, len(ordered), 0.5))  # so many of the least and of the greatest are outside
+    out = int(binom.ppf(0.025, len(ordered), 0.5))  # number of smallest and of largest values outside the interval
     return Estimate(float(np.median(ordered)), float(ordered[max(out - 1, 0)]), float(ordered[-max(out, 1)]))
 
 
@@ -32,21 +32,22 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 
 
 def span(values: Iterable[float], form: str = ".2f") -> str:
-    """Format values as least to greatest, or as one if both look the same."""
-    found = list(values)
-    ends = [f"{each(found):{form}}" for each in (min, max)]
+    """Format values as "smallest to largest", or as a single number if both look equal."""
+    numbers = list(values)
+    ends = [f"{end(numbers):{form}}" for end in (min, max)]
     return " to ".join(dict.fromkeys(ends))
 
 
 def filled(script: str, rows: Iterable[Mapping[str, str]], options: str = "", **figures: Any) -> str:
-    """Fill a page of this folder, with the options of its command besides those that all have."""
+    """Fill a page of this folder, with further options of its command."""
     return study.filled(script, rows, f"{options} --data-dir DATA --cache CACHE --out OUT".strip(), **figures)
 
 
 class Pairs:
     """Ordered pairs of different networks, and draws of networks.
 
-    A draw takes the networks of each group with replacement; a pair counts as often as both of its networks were drawn.
+    A draw resamples the networks of each group with replacement; the weight of a pair is the product of the counts of
+    its networks.
     """
 
     def __init__(self, groups: Sequence[str], between: bool = False) -> None:
@@ -63,19 +64,19 @@ class Pairs:
         return self.ratio(values, np.ones_like(values))
 
     def kept(self, f1: Array, chance: float) -> Estimate:
-        """Estimate the share of the score above chance that is kept: ``(F1 - chance) / (own - chance)``."""
+        """Estimate the kept share of the score above chance: ``(F1 - chance) / (own - chance)``."""
         return self.ratio(*_above(f1, chance))
 
-    def kept_more(self, f1: Array, other: Array, chance: float) -> Estimate:
-        """Estimate by how much that share exceeds the one of other scores, on the same draws."""
-        (value, drawn), (less, drawn_less) = (self._ratios(*_above(some, chance)) for some in (f1, other))
+    def kept_more(self, f1: Array, baseline: Array, chance: float) -> Estimate:
+        """Estimate the difference between the kept shares of two sets of scores, on the same draws."""
+        (value, drawn), (less, drawn_less) = (self._ratios(*_above(some, chance)) for some in (f1, baseline))
         return _estimate(value - less, drawn - drawn_less)
 
     def ratio(self, above: Array, below: Array) -> Estimate:
         return _estimate(*self._ratios(above, below))
 
     def _ratios(self, above: Array, below: Array) -> tuple[float, Array]:
-        """Return the ratio of two sums over pairs, and that of every draw; NaN for a draw without pairs."""
+        """Return the ratio of two sums over pairs, and the ratio of every draw; NaN for a draw without pairs."""
         defined = self.mask & np.isfinite(above) & np.isfinite(below)
         above, below = (np.where(defined, values, 0.0) for values in (above, below))
         sums = [(self._weights * values).sum((1, 2)) for values in (above, below)]
@@ -85,7 +86,7 @@ class Pairs:
 
 
 def _above(f1: Array, chance: float) -> tuple[Array, Array]:
-    """Return scores above chance, and those of the heads with their own encoders."""
+    """Return scores above chance, and the scores above chance of heads with their own encoders."""
     return f1 - chance, np.broadcast_to(np.diag(f1)[:, None], f1.shape) - chance
 
 
@@ -95,7 +96,7 @@ def _estimate(value: float, drawn: Array) -> Estimate:
 
 
 class Exchange:
-    """The scores of encoders under heads of each other: method -> F1 by decoder and encoder, and pairs of networks."""
+    """Scores of encoders under each other's heads: method -> F1 by decoder and encoder, with pairs of networks."""
 
     def __init__(self, f1: Mapping[str, Array], pairs: Pairs, chance: float | None = None) -> None:
         self.f1, self.pairs = f1, pairs
@@ -107,7 +108,7 @@ class Exchange:
         return cls({row["method"]: np.array(row["f1"], dtype=float) for row in rows}, pairs)
 
     def defined(self, method: str) -> bool:
-        """Whether a method is defined between these networks."""
+        """Return whether a method is defined between these networks."""
         return method in self.f1 and bool(np.isfinite(self.f1[method][self.pairs.mask]).any())
 
     def own(self, method: str) -> float:
@@ -118,19 +119,19 @@ class Exchange:
         return self.pairs.mean(self.f1[method])
 
     def kept(self, method: str, chance: float | None = None) -> Estimate:
-        """Estimate the share of the score above chance that is kept with another encoder; raw with a chance of 0."""
+        """Estimate the kept share of the score above chance with another encoder; the raw share with a chance of 0."""
         return self.pairs.kept(self.f1[method], self.chance if chance is None else chance)
 
-    def kept_more(self, method: str, other: str) -> Estimate:
-        """Estimate by how much this share is larger than that of another method, paired by networks."""
-        return self.pairs.kept_more(self.f1[method], self.f1[other], self.chance)
+    def kept_more(self, method: str, less: str) -> Estimate:
+        """Estimate the difference between the kept shares of two methods, paired by networks."""
+        return self.pairs.kept_more(self.f1[method], self.f1[less], self.chance)
 
-    def more(self, method: str = RELATIVE, other: str = ABSOLUTE) -> Estimate:
-        """Estimate by how much a method has a higher stitched F1 than another one, paired by networks."""
-        return self.pairs.mean(self.f1[method] - self.f1[other])
+    def more(self, method: str = RELATIVE, less: str = ABSOLUTE) -> Estimate:
+        """Estimate the difference between the stitched F1 of two methods, paired by networks."""
+        return self.pairs.mean(self.f1[method] - self.f1[less])
 
     def holds(self, much: float, little: float) -> bool:
-        """Whether relative heads keep that much and absolute ones, where they are defined, that little."""
+        """Return whether relative heads keep at least ``much``, and absolute heads, if defined, at most ``little``."""
         fails = not self.defined(ABSOLUTE) or self.kept(ABSOLUTE).high <= little
         return self.kept(RELATIVE).low >= much and fails
 
@@ -138,14 +139,14 @@ class Exchange:
         return f"{self.own(method):.1f}", self.stitched(method).shown(), self.kept(method).shown(2)
 
 
-def scores(found: pd.DataFrame, **labels: str) -> list[dict[str, Any]]:
-    """Return the F1 scores of :func:`swapping.exchange` for a record: a row with ``f1`` for each method.
+def scores(frame: pd.DataFrame, **labels: str) -> list[dict[str, Any]]:
+    """Convert the F1 scores of :func:`swapping.exchange` to rows of a record, with ``f1`` for each method.
 
     ``f1`` has rows of decoders by columns of encoders; ``None`` where the method is undefined.
     """
-    decoders, encoders = list(found.decoder.unique()), list(found.encoder.unique())
+    decoders, encoders = list(frame.decoder.unique()), list(frame.encoder.unique())
     rows = []
-    for method, part in found.groupby("method", sort=False):
+    for method, part in frame.groupby("method", sort=False):
         means = part.set_index(["decoder", "encoder"]).f1
         f1 = [[round(means[d, e], 1) if (d, e) in means.index else None for e in encoders] for d in decoders]
         rows.append({**labels, "method": method, "f1": f1})

@@ -1,9 +1,9 @@
-"""Encoders of short sentences in one language, fitted in seconds to some thousand sentences.
+"""Encoders of short sentences in one language, fitted in seconds to a few thousand sentences.
 
-They form a ladder: a random projection, which learns nothing; the reduced TF-IDF of a language; the same, tuned on
-labels; and students of a sentence encoder for English, which learn from translations. All read the n-grams of
-characters, so that they need no tokeniser. Every function takes and returns a dict of several sets of sentences, of
-which ``train`` is fitted to.
+They form a ladder: a random projection without learning; the reduced TF-IDF of a language; the same, fine-tuned on
+labels; and students of a sentence encoder for English, which learn from translations. All use character n-grams and do
+not need a tokenizer. Every function accepts and returns a dict of several sets of sentences; ``train`` is the set for
+the fit.
 """
 
 import unicodedata
@@ -23,23 +23,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Vectors = dict[str, Tensor]
-"""Name of a set of sentences -> one vector for each ``(n, width)``."""
+"""Name of a set of sentences -> one vector per sentence ``(n, width)``."""
 NGRAMS = {"analyzer": "char_wb", "ngram_range": (1, 4), "lowercase": False}
 EPOCHS = 10
-"""Passes over the labelled sentences when an encoder is tuned."""
+"""Epochs of fine-tuning on labelled sentences."""
 SMOOTHING = 1.0
 """Ridge penalty of a student, for TF-IDF vectors of length 1."""
 
 
 def plain(text: str) -> str:
-    """Return a text in lower case without punctuation and symbols, and with single spaces."""
-    shown = unicodedata.normalize("NFKC", text)
-    kept = "".join(" " if unicodedata.category(letter)[0] in "PS" else letter for letter in shown)
-    return " ".join(kept.lower().split())
+    """Return a text in lower case, without punctuation and symbols, with single spaces."""
+    normalised = unicodedata.normalize("NFKC", text)
+    cleaned = "".join(" " if unicodedata.category(letter)[0] in "PS" else letter for letter in normalised)
+    return " ".join(cleaned.lower().split())
 
 
 def projected(texts: Mapping[str, Sequence[str]], width: int, seed: int) -> Vectors:
-    """Project the counts of n-grams at random (Achlioptas 2003). Nothing is learnt."""
+    """Project the counts of n-grams at random (Achlioptas 2003), without learning."""
     counts = HashingVectorizer(**NGRAMS, n_features=2**16, alternate_sign=False)
     projection = SparseRandomProjection(width, density=1 / 3, random_state=seed, dense_output=True)
     projection.fit(counts.transform(texts["train"]))
@@ -72,16 +72,16 @@ class _Residual(nn.Module):
 def tuned(vectors: Vectors, labels: Tensor, seed: int) -> Vectors:
     """Add a residual layer to an encoder, train it with a linear head on labels, and discard the head.
 
-    The seed also determines the initial head: a head that is the same for several encoders would align them.
+    The seed also determines the initial head, because a shared initial head would align several encoders.
     """
-    given = vectors["train"]
+    inputs = vectors["train"]
     torch.manual_seed(seed)
-    body = _Residual(given.shape[1], given.square().mean().sqrt().item())
-    head = nn.Linear(given.shape[1], int(labels.max()) + 1)
+    body = _Residual(inputs.shape[1], inputs.square().mean().sqrt().item())
+    head = nn.Linear(inputs.shape[1], int(labels.max()) + 1)
     train(
-        nn.ModuleList([body, head]), len(given),
-        lambda places: functional.cross_entropy(head(body(given[places])), labels[places]),
-        epochs=EPOCHS, batch=64, learning_rate=2e-3, seed=seed, name="tuning an encoder",
+        nn.ModuleList([body, head]), len(inputs),
+        lambda places: functional.cross_entropy(head(body(inputs[places])), labels[places]),
+        epochs=EPOCHS, batch=64, learning_rate=2e-3, seed=seed, name="fine-tuning an encoder",
     )  # fmt: skip
     with torch.no_grad():
         return {name: body(some) for name, some in vectors.items()}

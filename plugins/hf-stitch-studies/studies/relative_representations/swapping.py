@@ -1,4 +1,4 @@
-"""Encoders swapped under trained heads: with relative representations, with translation, and unchanged."""
+"""Swap encoders under trained heads: with relative representations, with translation, and unchanged."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from hf_stitch.relative import RelativeProjection, select_anchors
 
 CENTRED, INVERSE, TRUNCATED = "relative, centred", "inverse relative", "inverse relative, truncated"
 TRANSLATIONS = {
-    INVERSE: registries.matchers.build("inverse_relative", rcond=1e-7),  # as published: truncates rounding errors only
-    TRUNCATED: registries.matchers.build("inverse_relative", rcond=0.1),  # and directions below a tenth of the largest
+    INVERSE: registries.matchers.build("inverse_relative", rcond=1e-7),  # as published: truncates only rounding errors
+    TRUNCATED: registries.matchers.build("inverse_relative", rcond=0.1),  # also directions below a tenth of the largest
     **{name: registries.matchers.build(name) for name in ("lstsq", "ridge", "procrustes")},
 }
 """Method -> matcher that maps vectors of another encoder to those of the encoder of the absolute head."""
 SAME, BLOCK = 1e-10, 1000
-"""One minus the cosine of vectors equal up to rounding; and vectors that are compared with all others at once."""
+"""One minus the cosine of vectors that are equal up to rounding; block size of the comparison with all vectors."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Sizes:
     epochs: int  # of a head
 
     def samples(self, name: str, data_dir: str | None) -> list[Samples]:
-        """Read the training and test images of a data set."""
+        """Read the training and test images of a dataset."""
         return [images.raw(name, split, getattr(self, split), data_dir) for split in ("train", "test")]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Vectors of an encoder for training samples, test samples and candidates for anchors (the pool).
+    """Vectors of an encoder for training samples, test samples and candidate anchors (the pool).
 
     Row i of every encoder's pool is the same sample, or its translation.
     """
@@ -58,7 +58,7 @@ class Encoded:
 
 
 def encoded(encoder: Published, train: Samples, test: Samples, cache: Path) -> Encoded:
-    """Encode labelled samples; candidates for anchors are the training samples."""
+    """Encode labelled samples; the training samples are the candidate anchors."""
     vectors, held_out = encoder.vectors(train, cache), encoder.vectors(test, cache)
     return Encoded(vectors, torch.tensor(train.labels), held_out, torch.tensor(test.labels), vectors)
 
@@ -68,16 +68,16 @@ def choices(
 ) -> list[list[int]]:
     """Select anchors for each side, as indices in the pool.
 
-    Only the first of several candidates with the same vector up to rounding (for example a question in upper and lower
-    case) is considered. ``by`` are features ``(p, d)`` for selections that need them.
+    Only the first of several candidates with equal vectors up to rounding (for example a question in upper and lower
+    case) is considered. ``by`` are features ``(p, d)`` for selections that require them.
     """
-    kept = set(range(len(pool)))
+    distinct = set(range(len(pool)))
     for side in sides:
         unit = torch.nn.functional.normalize(side.pool.double())
-        for start in range(0, len(unit), BLOCK):  # equal up to rounding, which depends on the batch
+        for start in range(0, len(unit), BLOCK):  # equal up to rounding errors, which depend on the batch
             alike = (unit[start : start + BLOCK] @ unit.T > 1 - SAME).tril(start - 1)
-            kept -= set((start + alike.any(1).nonzero().flatten()).tolist())
-    places = sorted(kept)
+            distinct -= set((start + alike.any(1).nonzero().flatten()).tolist())
+    places = sorted(distinct)
     candidates = pool.select(places)
     place_of = dict(zip(candidates.ids, places, strict=True))
     features = None if by is None else by[places]
@@ -97,17 +97,19 @@ def exchange(
 ) -> pd.DataFrame:  # fmt: skip
     """Score every encoder under the heads of every other encoder with every method.
 
-    For each encoder, with anchors of its own, one head is trained on absolute vectors, one on relative representations,
-    and one on relative representations centred on the mean of the anchors. Translations are fitted on the anchors only.
+    Each encoder has separate anchors and three heads: on absolute vectors, on relative representations, and on relative
+    representations centred on the mean of the anchors. Translations are fitted only on the anchors.
     """
     rows = []
-    for (decoder, own), places in zip(encoders.items(), anchors, strict=True):
+    for (decoder, decoder_side), places in zip(encoders.items(), anchors, strict=True):
         trained = {
-            method: heads.trained(_input(method, own, own.train, places), own.train_labels, classes, epochs)
+            method: heads.trained(
+                _input(method, decoder_side, decoder_side.train, places), decoder_side.train_labels, classes, epochs
+            )
             for method in (ABSOLUTE, RELATIVE, CENTRED)
         }
         for encoder, side in encoders.items():
-            for method, predictions in _answers(trained, own, side, places, translations).items():
+            for method, predictions in _answers(trained, decoder_side, side, places, translations).items():
                 f1 = scored(side.test_labels, predictions)
                 rows.append({"decoder": decoder, "encoder": encoder, "method": method, "f1": f1})
     return pd.DataFrame(rows)
@@ -115,24 +117,24 @@ def exchange(
 
 @torch.no_grad()
 def _answers(
-    trained: Mapping[str, hf_stitch.artefacts.Head], own: Encoded, other: Encoded, places: Sequence[int],
-    translations: Mapping[str, Matcher],
+    trained: Mapping[str, hf_stitch.artefacts.Head], decoder_side: Encoded, encoder_side: Encoded,
+    places: Sequence[int], translations: Mapping[str, Matcher],
 ) -> dict[str, Tensor]:  # fmt: skip
     """Predict the classes of the test samples of an encoder: method -> ``(m,)``.
 
-    The absolute head is left out for encoders of another width, and least squares if there are not more anchors than
+    The absolute head is left out for encoders of a different width, and least squares unless anchors outnumber
     features.
     """
-    found = {}
+    predictions = {}
     for method, head in trained.items():
-        if method != ABSOLUTE or other.test.shape[1] == own.test.shape[1]:
-            found[method] = heads.answers(head, _input(method, other, other.test, places))
-    source, target = other.pool[list(places)], own.pool[list(places)]
+        if method != ABSOLUTE or encoder_side.test.shape[1] == decoder_side.test.shape[1]:
+            predictions[method] = heads.answers(head, _input(method, encoder_side, encoder_side.test, places))
+    source, target = encoder_side.pool[list(places)], decoder_side.pool[list(places)]
     moments = Moments(source.shape[1], target.shape[1]).update(source, target)
     for name, matcher in translations.items():
         if matcher.name != "lstsq" or len(source) > source.shape[1]:
-            found[name] = heads.answers(trained[ABSOLUTE], matcher.fit(moments)(other.test))
-    return {**found, CHANCE: by_frequency(own.train_labels, len(other.test))}
+            predictions[name] = heads.answers(trained[ABSOLUTE], matcher.fit(moments)(encoder_side.test))
+    return {**predictions, CHANCE: by_frequency(decoder_side.train_labels, len(encoder_side.test))}
 
 
 def _input(method: str, side: Encoded, vectors: Tensor, places: Sequence[int]) -> Tensor:
@@ -142,7 +144,7 @@ def _input(method: str, side: Encoded, vectors: Tensor, places: Sequence[int]) -
 
 
 def by_frequency(labels: Tensor, count: int) -> Tensor:
-    """Predict classes by their frequency, which is chance."""
+    """Draw classes by their frequency, as a chance baseline."""
     frequency, random = torch.bincount(labels).double(), torch.Generator().manual_seed(0)
     return frequency.multinomial(count, replacement=True, generator=random)
 

@@ -47,7 +47,7 @@ class Recipe:
 
 FAMILIES = {
     "bert uncased": Recipe("bert", 0),
-    "bert cased": Recipe("bert", 0, seed=1, cased=True),  # an equal seed would give both the same initial weights
+    "bert cased": Recipe("bert", 0, seed=1, cased=True),  # with equal seeds, both would start from the same weights
     "electra": Recipe("electra", 0),
     "roberta": Recipe("roberta", 0),
 }
@@ -58,7 +58,7 @@ def installed() -> Encoder:
     """Load the sentence encoder all-MiniLM-L6-v2 from its package."""
     folder = study.minilm()
     model = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    # Loaded as a module, because a folder is recorded by path and a module by its weights.
+    # Load as a module: a folder is recorded by its path, a module by its weights.
     return _encoder("MiniLM-L6", hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(folder)))
 
 
@@ -72,7 +72,7 @@ def local(recipe: Recipe, corpus: Sequence[str], cache: Path) -> Encoder:
         tokenizer = trained_tokenizer(recipe, corpus)
         _pretrained(recipe, tokenizer, corpus).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    # Without the pooler, whose untrained weights would differ at every load.
+    # Without the pooler: its untrained weights would differ at every load.
     options = {} if recipe.family == "electra" else {"add_pooling_layer": False}
     model = AutoModel.from_pretrained(folder, **options).eval()
     return _encoder(recipe.family, hf_stitch.load(model, processor=AutoTokenizer.from_pretrained(folder)))
@@ -85,21 +85,23 @@ def _encoder(name: str, adapter: Adapter) -> Encoder:
 def trained_tokenizer(recipe: Recipe, corpus: Sequence[str]) -> PreTrainedTokenizerFast:
     """Train the tokenizer of a local encoder on a corpus."""
     if recipe.family == "roberta":
-        made = Tokenizer(models.BPE(unk_token=SPECIAL["unk_token"]))
-        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL["unk_token"]))
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
         kind, options = trainers.BpeTrainer, {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
     else:
-        made = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
-        made.normalizer = normalizers.BertNormalizer(lowercase=recipe.family == "bert" and not recipe.cased)
-        made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+        tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=recipe.family == "bert" and not recipe.cased)
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
         kind, options = trainers.WordPieceTrainer, {}
     special = list(SPECIAL.values())
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         corpus, kind(vocab_size=recipe.vocabulary, special_tokens=special, show_progress=False, **options)
     )
-    ends = [(token, made.token_to_id(token)) for token in (SPECIAL["cls_token"], SPECIAL["sep_token"])]
-    made.post_processor = processors.TemplateProcessing(single=f"{ends[0][0]} $A {ends[1][0]}", special_tokens=ends)
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=128, **SPECIAL)
+    ends = [(token, tokenizer.token_to_id(token)) for token in (SPECIAL["cls_token"], SPECIAL["sep_token"])]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{ends[0][0]} $A {ends[1][0]}", special_tokens=ends
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **SPECIAL)
 
 
 def _tokens(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
@@ -136,7 +138,7 @@ def _masked(model: PreTrainedModel, ids: Tensor, tokenizer: PreTrainedTokenizerF
 
 
 def _replaced(model: PreTrainedModel, ids: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Return the cross-entropy of detecting tokens replaced by others of the same batch, without a generator."""
+    """Return the cross-entropy of detecting tokens replaced by random tokens of the batch, without a generator."""
     words = ids >= len(SPECIAL)
     others = ids[words][torch.randint(int(words.sum()), ids.shape)]
     seen = torch.where((torch.rand(ids.shape) < MASKED) & words, others, ids)

@@ -10,7 +10,7 @@ NTREX = "ntrex128"
 
 
 def read(source: str, split: str, count: int, data_dir: str | None, **columns: str) -> Samples:
-    """Read the first ``count`` texts of a data set, or all if there are fewer."""
+    """Read the first ``count`` texts of a dataset, or all of a smaller dataset."""
     samples = Samples.of(read_data(source, data_dir=data_dir, split=split), **columns)
     return samples.take(min(count, len(samples)))
 

@@ -1,4 +1,4 @@
-"""The training loop of all small networks in the experiments."""
+"""Training loop of all small networks in the experiments."""
 
 import math
 import sys

@@ -1,9 +1,9 @@
 """Swap in encoders of other languages where translations share the label (Moschella et al. 2023, section 5.2).
 
 Short everyday sentences in four languages have the labels of their English translations: the topic, and whether the
-sentence is negated, past, or about the first person. Each language has an encoder fitted to sentences of its own, none
-of which is a translation of a sentence of another encoder. Heads are trained on English and receive the vectors of the
-other languages by 500 parallel anchors. A ladder of encoders shows how alike encoders must be.
+sentence is negated, past, or about the first person. The encoder of each language is fitted to separate sentences,
+without translations of another encoder's sentences. Heads are trained on English and receive the vectors of the
+remaining languages through 500 parallel anchors. A ladder of encoders shows the required similarity of encoders.
 """
 
 import re
@@ -36,9 +36,9 @@ from hf_stitch.metrics import relative_cosine
 from hf_stitch.relative import nearest
 
 SIZES = {"pool": 1_500, "shard": 1_946, "test": 2_000, "anchors": 500, "width": 128, "few": 200, "seeds": 5}
-"""Parallel sentences that reach no encoder in fitting, among which the anchors are; sentences that the encoder of a
-language is fitted to, and its head; test sentences; anchors; width of the encoders, except for students; translations
-that the weak student learns from; draws of shards, encoders and anchors."""
+"""Parallel sentences for anchors, unseen by the fits of encoders; sentences for the encoder and the head of a language;
+test sentences; anchors; width of the encoders, except students; translations for the weak student; draws of shards,
+encoders and anchors."""
 RESAMPLES = 2_000
 LANGUAGES = ("en", "es", "fr", "ja")
 OTHERS = LANGUAGES[1:]
@@ -48,11 +48,11 @@ RANDOM, SVD, TUNED = "random projection", "TF-IDF + SVD", "TF-IDF + SVD, tuned"
 FEW, STUDENT = "student of few translations", "student"
 LADDER = (RANDOM, SVD, TUNED, FEW, STUDENT)
 MONOLINGUAL = (SVD, TUNED)
-"""Encoders that the verdict is about: they learn from sentences of one language only."""
+"""Encoders of the verdict, which learn from sentences of one language only."""
 SAME, MINILM = "same kind", "MiniLM"
-"""The English encoder whose heads are used: of the same kind as the other encoder, or a pretrained one."""
+"""English encoder of the heads: of the same kind as the second encoder, or pretrained."""
 PARALLEL, SHUFFLED, NEWS = "parallel", "shuffled", "news"
-"""Anchors: sentences and their translations, sentences and translations of other sentences, and other texts."""
+"""Anchors: sentences and their translations, sentences and translations of different sentences, and other texts."""
 MAPS: dict[str, ClosedFormMatcher] = {
     TRUNCATED: InverseRelative(rcond=0.1), "ridge": Ridge(), "procrustes": Procrustes(scale=True)
 }  # fmt: skip
@@ -61,16 +61,16 @@ CLAIMED = (RELATIVE, CENTRED)
 METHODS = (ABSOLUTE, *CLAIMED, *MAPS)
 CONTROLS = ("shuffled anchors", "absolute", "random projection")
 ENOUGH, LITTLE = 0.6, 0.2
-"""Fractions of the ceiling above chance: least of relative heads, greatest of absolute ones."""
+"""Fractions of the ceiling above chance: minimum of relative heads, maximum of absolute heads."""
 LEARNABLE = 10.0
-"""Least distance of the ceiling from chance, in points of F1, for a task to test anything."""
+"""Minimum distance of the ceiling from chance for a meaningful task, in points of F1."""
 ERROR = 0.05
-"""Share of false differences over all tasks and encoders: intervals of differences are that much wider."""
+"""Share of false differences over all tasks and encoders; intervals of differences are widened for it."""
 
 Bridge = tuple[str, str]
 """Anchors and method."""
 Cells = dict[tuple[str, ...], list[float]]
-"""Keys -> a figure and the limits of its interval."""
+"""Keys -> figure and limits of its interval."""
 
 
 LISTED = study.listed(__file__)
@@ -80,18 +80,18 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in LISTED["patterns"].it
 def by_rules(english: Iterable[str]) -> dict[str, Tensor]:
     """Label English sentences by the rules: task -> 0 or 1 ``(n,)``."""
     lowered = [text.lower().replace("’", "'") for text in english]
-    found = {
+    labels_of = {
         NEGATION: [bool(PATTERNS[NEGATION].search(text)) for text in lowered],
         PAST: [bool(PATTERNS[PAST].search(PATTERNS["not past"].sub("", text))) for text in lowered],
         PERSON: [bool(PATTERNS[PERSON].search(text)) for text in lowered],
     }
-    return {task: torch.tensor(labels, dtype=torch.int64) for task, labels in found.items()}
+    return {task: torch.tensor(labels, dtype=torch.int64) for task, labels in labels_of.items()}
 
 
 def labelled(
     train: Sequence[str], test: Sequence[str], vectors: Tensor, test_vectors: Tensor
 ) -> list[dict[str, Tensor]]:
-    """Label training and test sentences in all tasks; clusters of MiniLM's vectors of training sentences are topics."""
+    """Label training and test sentences in all tasks; topics are clusters of MiniLM's vectors of training sentences."""
     topics = KMeans(TOPICS, n_init=10, random_state=0).fit(functional.normalize(vectors).numpy())
     return [
         {TOPIC: torch.tensor(topics.predict(functional.normalize(some).numpy())).long(), **by_rules(sentences)}
@@ -108,41 +108,43 @@ def read(split: str, data_dir: str) -> dict[str, list[str]]:
 
 
 def apart(sentences: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]] | None = None) -> list[int]:
-    """Return the rows whose sentence, in every language, is not empty and is in no earlier row or other sentences."""
-    kept = set(range(len(sentences[LANGUAGES[0]])))
+    """Return the rows without empty or repeated sentences in any language, also compared with ``others``."""
+    distinct_rows = set(range(len(sentences[LANGUAGES[0]])))
     for language in LANGUAGES:
         seen = {"", *(others or {}).get(language, ())}
         for row, sentence in enumerate(sentences[language]):
             if sentence in seen:
-                kept.discard(row)
+                distinct_rows.discard(row)
             seen.add(sentence)
-    return sorted(kept)
+    return sorted(distinct_rows)
 
 
 def shards(rows: Sequence[int], seed: int) -> tuple[list[int], dict[str, list[int]]]:
     """Divide rows at random into the pool of anchors and one shard for each language, all disjoint."""
     order = np.random.default_rng(seed).permutation(np.asarray(rows)).tolist()
-    needed = SIZES["pool"] + len(LANGUAGES) * SIZES["shard"]
-    if len(order) < needed:
-        raise ValueError(f"{needed} sentences are needed, there are {len(order)}")
-    begins = range(SIZES["pool"], needed, SIZES["shard"])
-    found = {language: order[begin : begin + SIZES["shard"]] for language, begin in zip(LANGUAGES, begins, strict=True)}
-    return order[: SIZES["pool"]], found
+    total = SIZES["pool"] + len(LANGUAGES) * SIZES["shard"]
+    if len(order) < total:
+        raise ValueError(f"shards require {total} sentences, got {len(order)}")
+    begins = range(SIZES["pool"], total, SIZES["shard"])
+    shard_of = {
+        language: order[begin : begin + SIZES["shard"]] for language, begin in zip(LANGUAGES, begins, strict=True)
+    }
+    return order[: SIZES["pool"]], shard_of
 
 
 def distinct(pools: Iterable[Tensor], count: int) -> Tensor:
-    """Return the first ``count`` rows at which no vector of any pool repeats an earlier one."""
-    kept: set[int] | None = None
+    """Return the first ``count`` rows where no vector of any pool repeats an earlier vector."""
+    rows: set[int] | None = None
     for pool in pools:
         _, firsts = np.unique(pool.numpy(), axis=0, return_index=True)
-        kept = set(firsts.tolist()) if kept is None else kept & set(firsts.tolist())
-    assert kept is not None
-    return torch.tensor(sorted(kept)[:count])
+        rows = set(firsts.tolist()) if rows is None else rows & set(firsts.tolist())
+    assert rows is not None
+    return torch.tensor(sorted(rows)[:count])
 
 
 @dataclass(frozen=True)
 class Rung:
-    """Encoders of one kind by language, and the tasks that they are used for: all, or the one they are tuned on."""
+    """Encoders of one kind by language, with their tasks: all tasks, or the task of their fine-tuning."""
 
     encoder: str
     tasks: tuple[str, ...]
@@ -154,7 +156,7 @@ class Rung:
 
 
 def name_of(encoder: str, task: str) -> str:
-    """Return the name of the encoders of a kind that are used for a task."""
+    """Return the name of the encoders of a kind for a task."""
     return f"{encoder}: {task}" if encoder == TUNED else encoder
 
 
@@ -164,68 +166,68 @@ def ladder(
 ) -> list[Rung]:  # fmt: skip
     """Fit all encoders of a draw and encode all sentences: language -> set (train, pool, news, test) -> sentences.
 
-    The teacher has MiniLM's vectors of the English translations of each language's training sentences.
+    The teacher provides MiniLM's vectors of the English translations of each language's training sentences.
     """
-    found: dict[tuple[str, tuple[str, ...]], dict[str, Vectors]] = {}
+    sides_of: dict[tuple[str, tuple[str, ...]], dict[str, Vectors]] = {}
     for number, language in enumerate(LANGUAGES):
-        own = 1_000 * seed + 100 * number
+        language_seed = 1_000 * seed + 100 * number
         features = ngram_encoders.tfidf(sentences[language])
-        vectors = ngram_encoders.reduced(features, SIZES["width"], own)
-        made = {
-            (RANDOM, TASKS): ngram_encoders.projected(sentences[language], SIZES["width"], own),
+        vectors = ngram_encoders.reduced(features, SIZES["width"], language_seed)
+        encoded = {
+            (RANDOM, TASKS): ngram_encoders.projected(sentences[language], SIZES["width"], language_seed),
             (SVD, TASKS): vectors,
-            (FEW, TASKS): ngram_encoders.student(features, teacher[language][: SIZES["few"]], own),
-            (STUDENT, TASKS): ngram_encoders.student(features, teacher[language], own + 1),
+            (FEW, TASKS): ngram_encoders.student(features, teacher[language][: SIZES["few"]], language_seed),
+            (STUDENT, TASKS): ngram_encoders.student(features, teacher[language], language_seed + 1),
         }
         for place, task in enumerate(TASKS):
-            made[TUNED, (task,)] = ngram_encoders.tuned(vectors, labels[language][task], own + 2 + place)
-        for key, side in made.items():
-            found.setdefault(key, {})[language] = side
-    return [Rung(encoder, tasks, sides) for (encoder, tasks), sides in found.items()]
+            encoded[TUNED, (task,)] = ngram_encoders.tuned(vectors, labels[language][task], language_seed + 2 + place)
+        for key, side in encoded.items():
+            sides_of.setdefault(key, {})[language] = side
+    return [Rung(encoder, tasks, sides) for (encoder, tasks), sides in sides_of.items()]
 
 
 def representations(
-    own: Vectors, other: Vectors, part: str, places: Tensor, kinds: Sequence[str]
+    english: Vectors, encoder: Vectors, part: str, places: Tensor, kinds: Sequence[str]
 ) -> Iterator[tuple[Bridge, Tensor]]:
-    """Represent sentences of an encoder as the heads of an English one read them, by anchors and method.
+    """Represent sentences of an encoder as inputs of the heads of an English encoder, by anchors and method.
 
-    Absolute vectors use no anchors and are listed with the parallel ones; they are left out for unequal widths.
+    Absolute vectors do not use anchors and are listed with the parallel anchors; they are left out for unequal widths.
     """
-    if own["pool"].shape[1] == other["pool"].shape[1]:
-        yield (PARALLEL, ABSOLUTE), other[part]
+    if english["pool"].shape[1] == encoder["pool"].shape[1]:
+        yield (PARALLEL, ABSOLUTE), encoder[part]
     for kind in kinds:
-        target, source = (side["news"] if kind == NEWS else side["pool"][places] for side in (own, other))
+        target, source = (side["news"] if kind == NEWS else side["pool"][places] for side in (english, encoder))
         if kind == SHUFFLED:
             source = source.roll(1, 0)  # anchors are in random order
         for method in CLAIMED:
-            yield (kind, method), relative(source, other[part], center=method == CENTRED)
+            yield (kind, method), relative(source, encoder[part], center=method == CENTRED)
         if kind != SHUFFLED:
             moments = Moments(source.shape[1], target.shape[1]).update(source, target)
             for method in MAPS:
                 with torch.no_grad():
-                    yield (kind, method), MAPS[method].fit(moments)(other[part])
+                    yield (kind, method), MAPS[method].fit(moments)(encoder[part])
 
 
 class English:
-    """An English encoder with its heads: for each task on absolute vectors, and relative to each kind of anchors.
+    """English encoder with its heads for each task, on absolute vectors and relative to each kind of anchors.
 
-    Heads are logistic regressions on vectors that are normalised as by the LayerNorm at the entry of the paper's head.
+    Heads are logistic regressions on normalised vectors, like the LayerNorm at the entry of the paper's head.
     """
 
     def __init__(self, vectors: Vectors, labels: Mapping[str, Tensor], places: Tensor) -> None:
         self.vectors, self._places = vectors, places
         self._heads = {
-            (task, bridge): head(given, labels[task])
-            for bridge, given in representations(vectors, vectors, "train", places, (PARALLEL, NEWS))
+            (task, bridge): head(inputs, labels[task])
+            for bridge, inputs in representations(vectors, vectors, "train", places, (PARALLEL, NEWS))
             if bridge[1] in (ABSOLUTE, *CLAIMED)
             for task in labels
         }
         self._rows = dict(representations(vectors, vectors, "test", places, (PARALLEL,)))
         self._mean = vectors["pool"][places].mean(0)
 
-    def received(self, other: Vectors) -> Iterator[tuple[Bridge, Tensor]]:
-        """Yield anchors and method, and the test sentences of an encoder as the heads read them."""
-        return representations(self.vectors, other, "test", self._places, (PARALLEL, SHUFFLED, NEWS))
+    def received(self, encoder: Vectors) -> Iterator[tuple[Bridge, Tensor]]:
+        """Yield anchors and method, and the test sentences of an encoder as inputs of the heads."""
+        return representations(self.vectors, encoder, "test", self._places, (PARALLEL, SHUFFLED, NEWS))
 
     def predictions(self, task: str, bridge: Bridge, received: Tensor) -> NDArray[np.int64]:
         """Predict the classes of received sentences ``(m,)``."""
@@ -234,9 +236,9 @@ class English:
         return predicted(self._heads[task, space], received)
 
     def retrieved(self, bridge: Bridge, received: Tensor) -> NDArray[np.bool_]:
-        """Return for each sentence whether the nearest English sentence is its translation ``(m,)``.
+        """Return the mask of sentences with their translation as nearest English sentence ``(m,)``.
 
-        Absolute vectors and translated ones are centred on the mean of the English anchors.
+        Absolute and translated vectors are centred on the mean of the English anchors.
         """
         _, method = bridge
         rows = self._rows[PARALLEL, method] if method in CLAIMED else self.vectors["test"] - self._mean
@@ -259,7 +261,7 @@ def _normalised(vectors: Tensor) -> NDArray[np.float32]:
 
 
 class Bootstrap:
-    """Resamples of the test sentences and of the seeds, the same for all figures, which are thereby paired."""
+    """Resamples of the test sentences and of the seeds, shared by all figures to pair them."""
 
     def __init__(self, sentences: int, seeds: int, resamples: int) -> None:
         draws = np.random.default_rng(0)
@@ -274,15 +276,15 @@ class Bootstrap:
         true = (truth[:, None] == classes).astype(np.float32)
         weighted = self._weights @ true
         scores = []
-        for each in predictions:
-            found = (each[:, None] == classes).astype(np.float32)
-            shared, both = self._weights @ (true * found), weighted + self._weights @ found
+        for guesses in predictions:
+            hits = (guesses[:, None] == classes).astype(np.float32)
+            shared, both = self._weights @ (true * hits), weighted + self._weights @ hits
             scores.append(100 * (2 * shared / np.maximum(both, 1)).mean(1))
         return self._over_seeds(scores)
 
     def share(self, hits: Sequence[NDArray[np.bool_]]) -> Array:
         """Return the share of hits in percent, averaged over seeds ``(1 + resamples,)``."""
-        return self._over_seeds([100 * (self._weights @ each) / len(each) for each in hits])
+        return self._over_seeds([100 * (self._weights @ mask) / len(mask) for mask in hits])
 
     def _over_seeds(self, values: Sequence[NDArray[np.floating[Any]]]) -> Array:
         return (self._seeds * np.stack(values, 1)).sum(1)
@@ -298,7 +300,7 @@ ACCEPTED, FAILS, OUTSIDE, CENTRES = study.stated(__file__)
 
 
 def evidence(record: Mapping[str, Any], task: str, encoder: str, method: str) -> dict[str, dict[str, Any]]:
-    """Return language -> what the verdict of a task, an encoder and a method rests on."""
+    """Return language -> figures behind the verdict of a task, an encoder and a method."""
     return {
         language: {
             "margin": record["ceilings"][task][encoder][language][0] - record["chance"][task][0],
@@ -309,11 +311,11 @@ def evidence(record: Mapping[str, Any], task: str, encoder: str, method: str) ->
     }
 
 
-def accepted(found: Mapping[str, Any]) -> bool | None:
+def accepted(figures: Mapping[str, Any]) -> bool | None:
     """Return whether an English head accepts the encoder of a language; ``None`` if its task cannot be learnt."""
-    if found["margin"] < LEARNABLE:
+    if figures["margin"] < LEARNABLE:
         return None
-    return all(low > 0 for _, low, _ in found["over"].values()) and found["fraction"] >= ENOUGH
+    return all(low > 0 for _, low, _ in figures["over"].values()) and figures["fraction"] >= ENOUGH
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
@@ -321,7 +323,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     n = f"{sizes['seeds']} seeds, {len(TASKS)} tasks, 2 encoders, 3 languages, {sizes['test']:,} sentences"
 
     def figure(place: tuple[str, str, str], anchors: str, method: str, of: int) -> dict[str, float]:
-        task, encoder, language = place  # F1 is of 0, the fraction is of 3
+        task, encoder, language = place  # ``of``: 0 for F1, 3 for the fraction
         values = record["figures"][task][encoder][SAME][language][anchors][method][of : of + 3]
         return dict(zip(("value", "low", "high"), values, strict=True))
 
@@ -369,10 +371,10 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     rows = apart(train, everything)
     news = {language: list(map(plain, texts.plain(texts.ntrex(language, data_dir)))) for language in LANGUAGES}
     news_rows = apart(news)
-    # The vectors of all English sentences; row i of a tensor is row i of the data.
+    # Vectors of all English sentences; row i of a tensor is row i of the data.
     english, english_test, english_news = encoded(train["en"]), encoded(test["en"]), encoded(news["en"])
-    kept = torch.tensor(rows)
-    labels, truth = labelled([raw["en"][row] for row in rows], raw_test["en"], english[kept], english_test)
+    row_index = torch.tensor(rows)
+    labels, truth = labelled([raw["en"][row] for row in rows], raw_test["en"], english[row_index], english_test)
     label_of = {task: dict(zip(rows, classes.tolist(), strict=True)) for task, classes in labels.items()}
 
     results = Results()
@@ -399,7 +401,7 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
         }  # fmt: skip
         results.add(rungs, pretrained, own_labels, seed)
     bootstrap = Bootstrap(len(test["en"]), SIZES["seeds"], RESAMPLES)
-    f1 = {key: bootstrap.f1(truth[key[0]].numpy(), each) for key, each in results.answers.items()}
+    f1 = {key: bootstrap.f1(truth[key[0]].numpy(), by_seed) for key, by_seed in results.answers.items()}
     return {
         "sizes": {**SIZES, "resamples": RESAMPLES},
         "sentences": {"kept": len(rows), "of": len(train["en"]), "news_kept": len(news_rows)},
@@ -408,10 +410,10 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
             for task, classes in truth.items()
         },
         **summary(f1),
-        "retrieval": _nested({key: interval(bootstrap.share(each), 1) for key, each in results.hits.items()}),
+        "retrieval": _nested({key: interval(bootstrap.share(by_seed), 1) for key, by_seed in results.hits.items()}),
         "likeness": _nested({
-            key: [round(float(np.mean(each)), 3), round(float(np.std(each, ddof=1)), 3)]
-            for key, each in results.likeness.items()
+            key: [round(float(np.mean(by_seed)), 3), round(float(np.std(by_seed, ddof=1)), 3)]
+            for key, by_seed in results.likeness.items()
         }),
     }  # fmt: skip
 
@@ -420,7 +422,7 @@ CEILING, CHANCE = "own head", "chance"
 
 
 class Results:
-    """Predictions, retrieved sentences and similarities of encoders, each as a list over seeds."""
+    """Predictions, retrieved sentences and similarities of encoders, as lists over seeds."""
 
     def __init__(self) -> None:
         # Task, encoder, English encoder, language, anchors and method; or task, CEILING, encoder and language; or task
@@ -438,9 +440,9 @@ class Results:
         places = distinct((side["pool"] for rung in rungs for side in rung.sides.values()), SIZES["anchors"])
         minilm = English(pretrained, labels["en"], places)
         for rung in rungs:
-            own = English(rung.sides["en"], {task: labels["en"][task] for task in rung.tasks}, places)
+            own_kind = English(rung.sides["en"], {task: labels["en"][task] for task in rung.tasks}, places)
             for language, side in rung.sides.items():
-                self._exchange(rung, SAME, own, language, side)
+                self._exchange(rung, SAME, own_kind, language, side)
                 if language in OTHERS:
                     self._exchange(rung, MINILM, minilm, language, side)
                 for task in rung.tasks:
@@ -452,16 +454,16 @@ class Results:
             self.answers[task, CHANCE].append(draws.choice(len(shares), size=len(pretrained["test"]), p=shares))
 
     def _exchange(self, rung: Rung, decoder: str, english: English, language: str, side: Vectors) -> None:
-        """Use an encoder under the heads of an English encoder."""
-        found = rung.name, decoder, language
+        """Score an encoder under the heads of an English encoder."""
+        key = rung.name, decoder, language
         if language in OTHERS:
-            self.likeness[found].append(float(relative_cosine(english.vectors["pool"], side["pool"])))
+            self.likeness[key].append(float(relative_cosine(english.vectors["pool"], side["pool"])))
         for bridge, received in english.received(side):
             for task in rung.tasks:
                 answers = english.predictions(task, bridge, received)
                 self.answers[task, rung.encoder, decoder, language, *bridge].append(answers)
             if language in OTHERS and bridge[0] != NEWS:
-                self.hits[*found, *bridge].append(english.retrieved(bridge, received))
+                self.hits[*key, *bridge].append(english.retrieved(bridge, received))
 
 
 def summary(f1: Mapping[tuple[str, ...], Array]) -> dict[str, Any]:
@@ -484,10 +486,12 @@ def summary(f1: Mapping[tuple[str, ...], Array]) -> dict[str, Any]:
             (encoder, SAME, language, PARALLEL, ABSOLUTE),
             (RANDOM, SAME, language, PARALLEL, method),
         )
-        own = f1[task, encoder, SAME, language, PARALLEL, method]
-        for control, other in zip(CONTROLS, others, strict=True):
+        claimed = f1[task, encoder, SAME, language, PARALLEL, method]
+        for control, control_key in zip(CONTROLS, others, strict=True):
             error = ERROR / (len(TASKS) * len(MONOLINGUAL))
-            differences[task, encoder, method, language, control] = interval(own - f1[(task, *other)], 1, error)
+            differences[task, encoder, method, language, control] = interval(
+                claimed - f1[(task, *control_key)], 1, error
+            )
     return {
         "chance": chance, "ceilings": _nested(ceilings), "figures": _nested(figures),
         "differences": _nested(differences),
@@ -495,14 +499,14 @@ def summary(f1: Mapping[tuple[str, ...], Array]) -> dict[str, Any]:
 
 
 def _nested(values: Cells) -> dict[str, Any]:
-    """Return a dict of dicts, one for each part of the keys."""
-    found: dict[str, Any] = {}
+    """Nest a dict, with one level for each part of the keys."""
+    nested: dict[str, Any] = {}
     for key, value in values.items():
-        inner = found
+        inner = nested
         for part in key[:-1]:
             inner = inner.setdefault(part, {})
         inner[key[-1]] = value
-    return found
+    return nested
 
 
 def page(record: dict[str, Any]) -> str:
@@ -527,9 +531,9 @@ def _f1(values: Sequence[float]) -> str:
 def _values(
     record: Mapping[str, Any], task: str, encoder: str, bridge: Bridge, decoder: str = SAME, of: int = 3
 ) -> list[float]:
-    """Return F1 (of 0) or fractions (of 3) of other languages; none where the method is undefined."""
-    found, (anchors, method) = record["figures"][task][encoder][decoder], bridge
-    return [found[lang][anchors][method][of] for lang in OTHERS if method in found[lang][anchors]]
+    """Return F1 (``of=0``) or fractions (``of=3``) of the languages with a defined method."""
+    by_language, (anchors, method) = record["figures"][task][encoder][decoder], bridge
+    return [by_language[lang][anchors][method][of] for lang in OTHERS if method in by_language[lang][anchors]]
 
 
 def _joined(values: Sequence[float], digits: int) -> str:
@@ -544,10 +548,10 @@ SHUFFLES = {f"shuffled, {method}": (SHUFFLED, method) for method in CLAIMED}
 def _evidence_table(record: Mapping[str, Any]) -> str:
     rows = []
     for cell in product(TASKS, MONOLINGUAL, CLAIMED):
-        found = evidence(record, *cell)
-        fractions = [f"{each['fraction']:.2f}" for each in found.values()]
-        least = [_f1(min(each["over"][control] for each in found.values())) for control in CONTROLS]
-        rows.append((*cell, *fractions, *least, study.decided(map(accepted, found.values()))))
+        by_language = evidence(record, *cell)
+        fractions = [f"{figures['fraction']:.2f}" for figures in by_language.values()]
+        least = [_f1(min(figures["over"][control] for figures in by_language.values())) for control in CONTROLS]
+        rows.append((*cell, *fractions, *least, study.decided(map(accepted, by_language.values()))))
     over = [f"least difference to {control}" for control in CONTROLS]
     return study.markdown(("task", "encoder", "method", *OTHERS, *over, "verdict"), rows)
 
@@ -559,7 +563,7 @@ def _mean(record: Mapping[str, Any], encoder: str, *bridge: str) -> float:
 
 def _summary_table(record: Mapping[str, Any]) -> str:
     bridges = {**PARALLELS, **SHUFFLES, **{f"news, {method}": (NEWS, method) for method in METHODS[1:]}}
-    rows = [(encoder, *(f"{_mean(record, encoder, *each):.2f}" for each in bridges.values())) for encoder in LADDER]
+    rows = [(encoder, *(f"{_mean(record, encoder, *bridge):.2f}" for bridge in bridges.values())) for encoder in LADDER]
     return study.markdown(("encoder", *bridges), rows)
 
 
@@ -577,16 +581,16 @@ def _cautions(record: Mapping[str, Any]) -> str:
 def _methods_table(record: Mapping[str, Any], task: str) -> str:
     bridges, rows = {**PARALLELS, **SHUFFLES}, []
     for encoder in LADDER:
-        own = [record["figures"][task][encoder][SAME]["en"][PARALLEL][method][0] for method in (ABSOLUTE, *CLAIMED)]
+        english = [record["figures"][task][encoder][SAME]["en"][PARALLEL][method][0] for method in (ABSOLUTE, *CLAIMED)]
         ceilings = [record["ceilings"][task][encoder][language][0] for language in OTHERS]
-        columns = [own, ceilings, *(_values(record, task, encoder, each, of=0) for each in bridges.values())]
+        columns = [english, ceilings, *(_values(record, task, encoder, bridge, of=0) for bridge in bridges.values())]
         rows.append((encoder, *(_joined(column, 1) for column in columns)))
     table = study.markdown(("encoder", "en on en", "ceiling", *bridges), rows)
     return f"**{task.capitalize()}** (chance {_f1(record['chance'][task])})\n\n{table}"
 
 
 def _by_encoder(bridges: Mapping[str, Bridge], cell: Callable[[str, str, Bridge], str]) -> str:
-    rows = [(*of, *(cell(*of, each) for each in bridges.values())) for of in product(TASKS, LADDER)]
+    rows = [(*of, *(cell(*of, bridge) for bridge in bridges.values())) for of in product(TASKS, LADDER)]
     return study.markdown(("task", "encoder", *bridges), rows)
 
 
@@ -613,9 +617,9 @@ def _alike_table(record: Mapping[str, Any]) -> str:
             [record[figure][name][decoder] for name in sorted({name_of(encoder, task) for task in TASKS})]
             for figure in ("likeness", "retrieval")
         )
-        alike = [f"{np.mean([each[language][0] for each in likeness]):.3f}" for language in OTHERS]
+        alike = [f"{np.mean([rung[language][0] for rung in likeness]):.3f}" for language in OTHERS]
         shares = [
-            " / ".join(f"{np.mean([each[lang][kind][method][0] for each in retrieval]):.1f}" for lang in OTHERS)
+            " / ".join(f"{np.mean([rung[lang][kind][method][0] for rung in retrieval]):.1f}" for lang in OTHERS)
             for kind, method in bridges
         ]
         rows.append((encoder, decoder, *alike, *shares))
@@ -625,7 +629,7 @@ def _alike_table(record: Mapping[str, Any]) -> str:
 
 
 def _curve_sentences(record: Mapping[str, Any]) -> str:
-    """Return a sentence on each task: how the fraction follows the likeness, and from which likeness it is enough."""
+    """Report for each task the correlation of fraction and likeness, and the likeness of sufficient fractions."""
     lines = []
     for task in TASKS:
         points = [
@@ -636,22 +640,22 @@ def _curve_sentences(record: Mapping[str, Any]) -> str:
             )
         ]
         likeness, fractions = np.array(points).T
-        size = len(OTHERS)  # consecutive points with the same encoders are drawn together
+        size = len(OTHERS)  # consecutive points with the same encoders are resampled together
         count = len(likeness) // size
         groups = np.random.default_rng(0).integers(count, size=(2_000, count, 1))
         draws = (groups * size + np.arange(size)).reshape(len(groups), -1)
         ranks = [rankdata(values[draws], axis=1) for values in (likeness, fractions)]
-        one, other = ((rows - rows.mean(1, keepdims=True)) / rows.std(1, keepdims=True) for rows in ranks)
-        low, high = np.quantile((one * other).mean(1), [0.025, 0.975])
+        first, second = ((rows - rows.mean(1, keepdims=True)) / rows.std(1, keepdims=True) for rows in ranks)
+        low, high = np.quantile((first * second).mean(1), [0.025, 0.975])
         text = (
             f"- **{task}**: rank correlation of likeness and fraction {spearmanr(likeness, fractions).statistic:.2f} "
             f"[{low:.2f}, {high:.2f}] (n = {len(likeness)} points of {count} pairs of encoder kinds)"
         )
         enough = fractions >= ENOUGH
         if enough.any():
-            text += f"; the least likeness with a fraction of at least {ENOUGH} is {likeness[enough].min():.2f}"
+            text += f"; the smallest likeness with a fraction of at least {ENOUGH} is {likeness[enough].min():.2f}"
         if not enough.all():
-            text += f"; the greatest likeness with a smaller fraction is {likeness[~enough].max():.2f}"
+            text += f"; the largest likeness with a smaller fraction is {likeness[~enough].max():.2f}"
         lines.append(f"{text}.")
     return "\n".join(lines)
 

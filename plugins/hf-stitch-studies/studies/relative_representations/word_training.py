@@ -26,14 +26,14 @@ def lines_of(folder: Path) -> Iterator[str]:
     """Yield the lines of all ``.txt`` and ``.txt.gz`` files of a folder, in the order of their names."""
     files = sorted([*folder.glob("*.txt"), *folder.glob("*.txt.gz")])
     if not files:
-        raise SystemExit(f"there is no .txt or .txt.gz file in {folder}: see the page for the texts that were used")
+        raise SystemExit(f"{folder} must contain .txt or .txt.gz files; see the page for the texts")
     for file in files:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8", errors="replace") as text:
             yield from text
 
 
 def tokens_of(lines: Iterator[str]) -> Iterator[str]:
-    """Yield the words of every line in lower case, separated by spaces; lines of one word are left out."""
+    """Yield the words of every line in lower case, separated by spaces, without lines of a single word."""
     for line in lines:
         words = WORDS.findall(line.lower())
         if len(words) > 1:
@@ -41,27 +41,27 @@ def tokens_of(lines: Iterator[str]) -> Iterator[str]:
 
 
 def written(lines: Iterator[str], cache: Path) -> tuple[Path, int]:
-    """Write the words of lines to a file in the cache, named by its content; return it and their number."""
+    """Write the words of lines to a file in the cache, named by its content; return its path and its word count."""
     count, content = 0, hashlib.sha256()
-    for line in (kept := list(tokens_of(lines))):
+    for line in (tokens := list(tokens_of(lines))):
         count += line.count(" ") + 1
         content.update(line.encode() + b"\n")
     path = cache / f"tokens_{content.hexdigest()[:16]}.txt"
     if not path.is_file():
-        write_whole(path, lambda unfinished: unfinished.write_text("\n".join(kept) + "\n"))
+        write_whole(path, lambda unfinished: unfinished.write_text("\n".join(tokens) + "\n"))
     return path, count
 
 
 def parts_of(folder: Path, cache: Path) -> dict[str, tuple[Path, int]]:
-    """Write the words of all lines, of those with even and of those with odd numbers, as :func:`written` does."""
+    """Write the words of all lines, of the even lines and of the odd lines, as in :func:`written`."""
     places = {"all": (0, 1), "even": (0, 2), "odd": (1, 2)}
     return {part: written(islice(lines_of(folder), start, None, step), cache) for part, (start, step) in places.items()}
 
 
 def trained(algorithm: str, seed: int, words: Path, cache: Path, **options: Any) -> WordVectors:
-    """Train word vectors in one thread, which gives the same vectors again, or read them from the cache."""
-    create, own = ALGORITHMS[algorithm]
-    chosen = {"sg": 1, "window": 5, "negative": 5, "sample": 1e-4, **own, **options}
+    """Train word vectors in one thread for reproducibility, or read them from the cache."""
+    create, defaults = ALGORITHMS[algorithm]
+    chosen = {"sg": 1, "window": 5, "negative": 5, "sample": 1e-4, **defaults, **options}
     path = cache / f"{algorithm}_{digest(words.name, seed, chosen)}.bin"
     if not path.is_file():
         model = create(corpus_file=str(words), seed=seed, workers=1, **chosen)

@@ -66,8 +66,8 @@ class Family(Result):
         what: The measure in words.
         pairs: All pairs, earlier networks first.
         rounding: The first network against itself with weights rounded to bfloat16: distances this small are noise.
-        largest: Name of a network -> share of bootstrap resamples in which the step to it from the previous network is
-            the largest in outputs. Empty without data, or with fewer than 20 samples.
+        largest: Name of a network -> share of bootstrap resamples with the largest output distance at the step to it
+            from the previous network. Empty without data, or with fewer than 20 samples.
         notes: Omissions and their reasons.
     """
 

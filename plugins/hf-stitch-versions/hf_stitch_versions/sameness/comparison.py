@@ -44,7 +44,7 @@ class Look:
 
     source: Source
     calls: Mapping[Key, Key]  # calls of the reference -> of the source
-    put: Collection[Key] = ()  # calls of the reference whose outputs replace those of the source
+    put: Collection[Key] = ()  # calls of the reference with outputs that replace outputs of the source
 
     def compare(
         self, events: Mapping[Key, Event], feed: Feed, deviations: Deviations, with_inputs: Collection[Key]

@@ -165,7 +165,7 @@ def _names(node: Any, weights: set[str], seen: dict[str, str]) -> Mapping[str, s
         return {}
     names, name, last = dict[str, str](), "", ""
     for part in node.name.split("/")[1:-1]:
-        inner = part.startswith(f"{last}.")  # "layer1", then "layer1.0": what holds a module, and the module
+        inner = part.startswith(f"{last}.")  # "layer1", then "layer1.0": the parent and the module
         outer = name.removesuffix(last) if inner else f"{name}." if name else ""
         bare, _, call = part.rpartition("_")
         again = (

@@ -88,7 +88,7 @@ def _source(b: Any, first: Adapter, run: Run) -> Adapter | Source:
     if isinstance(b, Activations):
         return Recorded(b)
     if isinstance(b, nn.Module):
-        with suppress(ExampleError):  # user code, which takes the inputs of the first network
+        with suppress(ExampleError):  # user code accepts the inputs of the first network
             return load(b)
         return load(b, example_inputs=dict(first.example), processor=first.processor)
     return load_on(str(b) if isinstance(b, Path) else b, run.processes.device)
