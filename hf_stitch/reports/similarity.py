@@ -131,21 +131,21 @@ def _matches(atlas: SimilarityAtlas, metric: str, best: dict[str, str]) -> Itera
         yield a, best[a], f"{value:.4f}{tested}"
 
 
-def networks_section(result: NetworkAtlas) -> Section:
+def networks_section(joint: NetworkAtlas) -> Section:
     """Describe the similarity of several networks."""
-    atlas, networks = result.atlas, result.networks
+    atlas, networks = joint.atlas, joint.networks
     recipe = atlas.recipe.get("a") or {}
     sides = list((recipe.get("networks") or {}).values())
     return Section(
         "Similarity of networks",
         f"How similar are {len(networks)} networks with {len(atlas.layers_a)} layers, by {', '.join(atlas.metrics)} "
         f"({atlas.basis})?",
-        f"{result.headline()}.",
+        f"{joint.headline()}.",
         [
             Figure(
-                [_networks(result, metric) for metric in atlas.values], layout_of(len(networks), len(networks), "", "")
+                [_networks(joint, metric) for metric in atlas.values], layout_of(len(networks), len(networks), "", "")
             ),
-            _layers(result),
+            _layers(joint),
         ],
         notes=list(atlas._gaps()),
         recipe=atlas.recipe,
@@ -153,21 +153,21 @@ def networks_section(result: NetworkAtlas) -> Section:
     )
 
 
-def _networks(result: NetworkAtlas, metric: str) -> View:
-    names, values = result.networks, result.similarities(metric)
+def _networks(joint: NetworkAtlas, metric: str) -> View:
+    names, values = joint.networks, joint.similarities(metric)
     rows = [(name, *(f"{value:.4f}" for value in row)) for name, row in zip(names, values, strict=True)]
     return View(
-        metric, f"{result.headline(metric)}.", [heat_map(values, names, names, label=metric)], Table(("", *names), rows)
+        metric, f"{joint.headline(metric)}.", [heat_map(values, names, names, label=metric)], Table(("", *names), rows)
     )
 
 
-def _layers(result: NetworkAtlas) -> Figure:
-    atlas = result.atlas
+def _layers(joint: NetworkAtlas) -> Figure:
+    atlas = joint.atlas
     places = thinned(len(atlas.layers_a), MOST)
     names = [atlas.layers_a[place] for place in places]
     views = []
     for metric, values in atlas.values.items():
-        best = result.best_matches(metric)
+        best = joint.best_matches(metric)
         best_pairs = [(a, b) for a, b in best.items() if a in names and b in names]
         heat = heat_map(values[np.ix_(places, places)], names, names, label=metric)
         rows = [(a, b, f"{values[atlas.layers_a.index(a), atlas.layers_b.index(b)]:.4f}") for a, b in best.items()]

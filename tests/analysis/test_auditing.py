@@ -167,7 +167,7 @@ def test_a_detector_that_does_not_tell_far_samples_apart_does_not_count(place: A
     assert found.in_distribution is None and not found.doses
     assert found.left_out.keys() == {"mahalanobis", "knn"}
     assert all(why.startswith("distinguishes far samples with an AUROC of only 0.") for why in found.left_out.values())
-    assert "no detector counts (mahalanobis tells far samples apart with" in found.verdict
+    assert "no detector counts (mahalanobis distinguishes far samples with" in found.verdict
     assert "do not read" not in found.verdict
 
 

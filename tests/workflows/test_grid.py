@@ -156,7 +156,7 @@ def test_undefined_stitches_have_reasons_and_are_left_out(images: Any) -> None:
     grid = hf_stitch.stitch_grid(a, b, few, layers_a=layers, layers_b=layers, matchers=["lstsq", "ridge"], **options)
     assert np.isnan(grid["lstsq"]).tolist() == [[False] * 3, [True] * 3, [True] * 3]
     assert not np.isnan(grid["ridge"]).any() and len(grid.undefined) == 6
-    with pytest.raises(ValueError, match=r"lstsq: layer2.0 -> layer1.0 is undefined: .*needs at least 25 rows, got 20"):
+    with pytest.raises(ValueError, match=r"lstsq: layer2.0 -> layer1.0 is undefined: .*at least 25 rows, got 20"):
         grid.stitched("layer2.0", "layer1.0", "lstsq")
     assert str(grid).count("undefined") == 3
     assert "6 of 9 stitches are undefined, first lstsq: layer2.0 -> layer1.0" in " ".join(str(grid).split())
@@ -227,7 +227,7 @@ def test_a_grid_of_diverging_stitches_only_is_an_error(images: Any) -> None:
     a, b, data = network("cnn", 0, "float32"), network("cnn", 1, "float32"), of(images, double=False)
     options: dict[str, Any] = {"layers_a": ["layer1.0", "layer2.0"], "layers_b": ["layer2.0"], "progress": False}
     with pytest.raises(
-        DivergedError, match=r"no stitch .*task_loss.*: layer1\.0 -> layer2\.0: training diverged: .* lower lr"
+        DivergedError, match=r"diverged, first task_loss.*: layer1\.0 -> layer2\.0: training diverged: .* lower lr"
     ):
         hf_stitch.stitch_grid(a, b, data, matchers=[TaskLoss(max_steps=50, lr=1e37, batch_size=16)], **options)
 
@@ -265,7 +265,7 @@ def test_a_diverging_stitch_spares_the_others(images: Any, tmp_path: Any, monkey
     assert again.undefined == found.undefined and again.to_pandas().equals(found.to_pandas())
     with pytest.raises(ValueError, match="loaded from a file"):
         again.stitched("layer1.0", "layer1.0", "lstsq")
-    with pytest.raises(KeyError, match="no layer 'nosuch' of a"):
+    with pytest.raises(KeyError, match=r"layer_a must be one of .*, got 'nosuch'"):
         again.score("nosuch", "layer2.0", matcher="lstsq")
     with pytest.raises(KeyError, match="got 'ridge'"):
         again["ridge"]
