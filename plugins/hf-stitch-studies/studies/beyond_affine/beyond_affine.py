@@ -229,6 +229,11 @@ def pays(cell: dict[str, Any], name: str) -> bool:
     return cell["gains"][name][1] > 0 and cell["gains beyond untrained"][name][0] > 0 and not left
 
 
+def titled(kind: str) -> str:
+    """Return the name of a map on the page, from its name in the record."""
+    return kind.replace(" beside ", " + ")
+
+
 def cell_table(figure: str, cell: dict[str, Any]) -> str:
     """Tabulate the scores of all maps at a cell, and their audits."""
 
@@ -242,7 +247,7 @@ def cell_table(figure: str, cell: dict[str, Any]) -> str:
         return f"{figures[row]:{digits}}" if row in figures else "–"
 
     return table((CLOSED, *KINDS), {
-        "": str, figure: lambda row: ranged(cell["scores"][row], 3),
+        "": titled, figure: lambda row: ranged(cell["scores"][row], 3),
         "gain over affine": lambda row: ranged(cell["gains"][row], 3) if row in cell["gains"] else "–",
         "untrained front": lambda row: f"{cell['untrained'][row][0]:.3f}",
         "selectivity": lambda row: ranged(cell["selectivity"][row], 3),
@@ -263,7 +268,7 @@ def section(name: str, record: dict[str, Any]) -> str:
 def page(record: dict[str, Any]) -> str:
     pairs = record["pairs"]
     cells = [(TITLES[name], cut, cell) for name, pair in pairs.items() for cut, cell in pair["cuts"].items()]
-    paying = [f"{row} ({title}, {cut})" for title, cut, cell in cells for row in KINDS[1:] if pays(cell, row)]
+    paying = [f"{titled(row)} ({title}, {cut})" for title, cut, cell in cells for row in KINDS[1:] if pays(cell, row)]
     total = len(cells) * len(KINDS[1:])
     out = {row: sum(cell["audits"][row]["in_distribution"] is False for *_, cell in cells) for row in (CLOSED, *KINDS)}
     starts = {"affine": (AFFINE, FEATURES[0]), "random": FEATURES[1:]}
@@ -276,7 +281,8 @@ def page(record: dict[str, Any]) -> str:
     return study.text(__file__).format(
         settings=record["settings"], rank=RANK, hidden=HIDDEN, chance=0.025 * total,
         pays=f"Maps beyond affine pay in {len(paying)} of {total} cases{': ' * bool(paying)}{'; '.join(paying)}.",
-        strange=f"Out of distribution, of {len(cells)} cells: {', '.join(f'{row} {n}' for row, n in out.items())}.",
+        strange=f"Out of distribution, of {len(cells)} cells: "
+        f"{', '.join(f'{titled(row)} {n}' for row, n in out.items())}.",
         sections="\n\n".join(section(name, pair) for name, pair in pairs.items()),
         features=table([(TITLES[name], kind, pair) for name, pair in pairs.items() for kind in starts], {
             "": "{0}", "start": "{1}", "without": partial(scores, first=0),
