@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from hf_stitch_embeddings import exact_search
-from hf_stitch_embeddings.retrieval import csls_shift, recall_at
+from hf_stitch_embeddings.retrieval import csls_shift
 from torch import Tensor
 
 from hf_stitch.metrics import paired_cosine
@@ -142,5 +142,5 @@ def _drop_query(nearest: np.ndarray, query_words: np.ndarray, k: int) -> np.ndar
 
 def _jaccard(a: np.ndarray, b: np.ndarray) -> float:
     """Return the mean Jaccard index r / (2 - r) of two sets of k, from the shared proportion r."""
-    shared = recall_at(a, b)
+    shared = np.array([len(set(x) & set(y)) / len(y) for x, y in zip(a.tolist(), b.tolist(), strict=True)])
     return float((shared / (2 - shared)).mean())
