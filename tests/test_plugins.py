@@ -151,7 +151,7 @@ def test_an_attribute_that_a_plugin_exports_tells_which() -> None:
 def test_a_result_of_a_plugin_that_is_not_installed_tells_which(alone: None, tmp_path: Path) -> None:
     page, saved = tmp_path / "page.html", Path("tests/hub/fixtures/0.2.0/results")
     page.write_bytes(gzip.decompress((saved / "page.html.gz").read_bytes()))
-    with pytest.raises(ValueError, match=r"a \w+ of hf_stitch\S*, which is not known: it comes with hf-stitch-"):
+    with pytest.raises(ValueError, match=r"a \w+ of hf_stitch\S*, which is unknown; it comes with hf-stitch-"):
         hf_stitch.load_report(page)
     with pytest.raises(ValueError, match=r"a result of class Bench, .* comes with hf-stitch-studies: pip"):
         StitchGrid.load(saved / "bench.json")

@@ -90,7 +90,7 @@ def test_a_gguf_file_has_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("", {}, r"no config\.json.*To load a GGUF file, pass gguf_file='tiny\.gguf'"),
+        ("", {}, r"does not contain config\.json.*To load a GGUF file, pass gguf_file='tiny\.gguf'"),
         ("other.gguf", {}, r"other\.gguf is a file.*existing file.*gguf_file='other\.gguf'"),
         ("", {"gguf_file": "other.gguf"}, r"other\.gguf"),
         ("tiny.gguf", {}, r"tiny\.gguf does not start with the GGUF magic"),

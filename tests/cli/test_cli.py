@@ -43,7 +43,7 @@ def test_runs_as_a_module() -> None:
 def test_debug_raises_the_error(tmp_path: Path) -> None:
     result = run("--debug", "layers", tmp_path)
     assert isinstance(result.exception, ValueError)
-    assert "no config.json" in str(result.exception)
+    assert "does not contain config.json" in str(result.exception)
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ STITCH = f"stitch {{cnn}} {{vit}} --source-layer layer2.0 --target-layer vit.lay
 SWAP = f"swap a b --encoder-layer x {OF_DIGITS} --out {{out}}"
 GRID = f"grid {{cnn}} {{vit}} {OF_DIGITS} --max-samples 120 --test-size 40"
 ERRORS = {
-    "layers {empty}": "no config.json",
+    "layers {empty}": "does not contain config.json",
     # before data are read
     "compare timm:nosuch timm:nosuch --data {empty}/nodata": "nosuch",
     "evaluate {empty} --data {empty}/nodata": "is not a stitcher",

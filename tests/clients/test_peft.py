@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "the head of the source": (lora(target_modules=["classifier"]), "in place of 'classifier', which does not run in"),
     "the head of the source, whole": (
         lora(modules_to_save=["source.model.classifier"]),
-        "modules_to_save names classifier, which does not run in this model",
+        "modules_to_save contains classifier, which does not run in this model",
     ),
     "no modules": (lora(target_modules=None), "specify `target_modules`"),
 }

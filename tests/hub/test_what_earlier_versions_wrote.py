@@ -119,7 +119,7 @@ def check_generation(model: Any, expected: dict[str, Tensor]) -> None:
 def loaded(path: Path, loader: Any = StitchedModel) -> Any:
     """Load a model; this version must know all of its keys."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*does not know")
+        warnings.filterwarnings("error", message=".*contains unknown keys")
         return loader.from_pretrained(path)
 
 
@@ -127,7 +127,7 @@ def attached(path: Path) -> StitchedModel:
     """Attach a stitcher to the networks in its fixture."""
     source, target = (load(str(path.parent / name)) for name in ENDS[path.name])
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*does not know")
+        warnings.filterwarnings("error", message=".*contains unknown keys")
         return Stitcher.from_pretrained(path).attach(source, target)
 
 

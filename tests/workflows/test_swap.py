@@ -446,7 +446,7 @@ def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images
     swapped = swap(again, encoder=b, encoder_layer="blocks.2", pooling="cls")
     assert torch.equal(swapped(**inputs).logits, expected(**inputs).logits)
     (tmp_path / "anchors.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no anchors\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"does not contain anchors\.safetensors"):
         hf_stitch.StitchedModel.from_pretrained(tmp_path)
     other = AnchorSet.of(anchors).encode(a, "layer4.0", anchors)
     other.save_pretrained(tmp_path)

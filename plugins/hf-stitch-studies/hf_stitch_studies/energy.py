@@ -130,19 +130,19 @@ class Energy(Detector):
             torch.default_generator.manual_seed(self.seed)  # of the CPU, where the network is created
             network = self._network(sample, len(classes)).train()
             optimizer = torch.optim.Adam(network.parameters(), self.lr, weight_decay=self.weight_decay)
-            outlier_batches = _epochs(len(outliers), self.batch_size // 2, generator)
-            inlier_batches = _epochs(len(inliers), self.batch_size, generator)
-            for _ in range(self.epochs * _steps(len(inliers), self.batch_size)):
+            outlier_batches = _shuffled_batches(len(outliers), self.batch_size // 2, generator)
+            inlier_batches = _shuffled_batches(len(inliers), self.batch_size, generator)
+            for _ in range(self.epochs * _steps_per_epoch(len(inliers), self.batch_size)):
                 indices = next(inlier_batches)
                 logits = network(inliers.take(indices))
-                _step(optimizer, functional.cross_entropy(logits, truth[indices].to(logits.device)))
-            inlier_batches = _epochs(len(inliers), self.batch_size // 2, generator)
-            for _ in range(self.fine_tune_epochs * _steps(len(inliers), self.batch_size // 2)):
+                _optimizer_step(optimizer, functional.cross_entropy(logits, truth[indices].to(logits.device)))
+            inlier_batches = _shuffled_batches(len(inliers), self.batch_size // 2, generator)
+            for _ in range(self.fine_tune_epochs * _steps_per_epoch(len(inliers), self.batch_size // 2)):
                 indices = next(inlier_batches)
                 # One batch for both, because separate BatchNorm statistics would hide their differences.
                 logits = network(inliers.take(indices, outliers.samples(next(outlier_batches))))
-                _step(optimizer, self._loss(logits, truth[indices].to(logits.device)))
-        return _Energies(network.eval(), sample.width)
+                _optimizer_step(optimizer, self._loss(logits, truth[indices].to(logits.device)))
+        return _EnergyScorer(network.eval(), sample.width)
 
     def _network(self, first: Representation, classes: int) -> nn.Module:
         network: nn.Module
@@ -160,7 +160,7 @@ class Energy(Detector):
         return functional.cross_entropy(logits[: len(truth)], truth) + self.weight * excess
 
 
-class _Energies(Scorer):
+class _EnergyScorer(Scorer):
     def __init__(self, network: nn.Module, width: int) -> None:
         self.network, self.width = network, width
 
@@ -193,7 +193,7 @@ class _SampleStore:
                     f"{'auxiliary ' if like else ''}batch {number}; pass samples of the same size"
                 )
             self._values.append((batch.values.cpu(), None if batch.mask is None else batch.mask.cpu()))
-            self._indices += [(number, place) for place in range(batch.batch)]
+            self._indices += [(number, index) for index in range(batch.batch)]
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -217,19 +217,19 @@ class _SampleStore:
         return self.like.replace(values=concatenate(values).to(device), mask=mask)
 
 
-def _steps(count: int, size: int) -> int:
+def _steps_per_epoch(count: int, size: int) -> int:
     return max(1, count // size)
 
 
-def _epochs(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
+def _shuffled_batches(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
     """Yield batches of shuffled indices without end. An epoch with a full batch drops its incomplete last batch."""
     while True:
         order = torch.randperm(count, generator=generator).tolist()
-        for step in range(_steps(count, size)):
+        for step in range(_steps_per_epoch(count, size)):
             yield order[step * size : (step + 1) * size]
 
 
-def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+def _optimizer_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

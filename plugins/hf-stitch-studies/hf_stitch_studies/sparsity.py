@@ -78,14 +78,14 @@ def sparsify(layer: StitchingLayer, threshold: float | None = None, *, sparsity:
         mask = (
             magnitude >= (THRESHOLD if threshold is None else threshold)
             if sparsity is None
-            else _largest(magnitude, round((1 - sparsity) * magnitude.numel()))
+            else _largest_mask(magnitude, round((1 - sparsity) * magnitude.numel()))
         )
         return MaskedStitch.of(weight=linear.weight, mask=mask, bias=linear.bias)
 
     return layer.with_maps(prune(layer.body), None if layer.prefix is None else prune(layer.prefix))
 
 
-def _largest(magnitude: Tensor, count: int) -> Tensor:
+def _largest_mask(magnitude: Tensor, count: int) -> Tensor:
     """Return the mask of the ``count`` largest entries; ties go to earlier entries."""
     order = magnitude.flatten().argsort(descending=True, stable=True)
     mask = torch.zeros(magnitude.numel(), dtype=torch.bool, device=magnitude.device)

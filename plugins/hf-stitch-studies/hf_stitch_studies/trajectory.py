@@ -148,12 +148,12 @@ class TrajectoryRecorder:
         cut = stitched.target.cut.layer
         samples = Samples.of(probe)
         with evaluating(stitched):
-            self._batches = [self._outputs(batch, target_network, cut) for batch in samples.batches(batch_size)]
+            self._batches = [self._run_networks(batch, target_network, cut) for batch in samples.batches(batch_size)]
         self._n = len(samples)
         self._steps: list[int] = []
         self._figures: dict[str, list[float]] = {}
 
-    def _outputs(self, batch: Batch, target_network: Adapter, cut: str) -> BatchOutputs:
+    def _run_networks(self, batch: Batch, target_network: Adapter, cut: str) -> BatchOutputs:
         """Run both networks on one batch of the probe."""
         stitched = self._model
         x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples))).replace(context={})

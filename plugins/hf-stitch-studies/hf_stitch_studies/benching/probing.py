@@ -116,7 +116,7 @@ def linear_probes(
                 loss.backward()
                 optimizer.step()
             schedule.step()
-    return [_layer(w, b) for w, b in zip(weight.detach(), bias.detach(), strict=True)]
+    return [_linear_layer(w, b) for w, b in zip(weight.detach(), bias.detach(), strict=True)]
 
 
 def _check_inputs(
@@ -141,7 +141,7 @@ def _check_inputs(
     return stacked, targets, classes
 
 
-def _layer(weight: Tensor, bias: Tensor) -> nn.Linear:
+def _linear_layer(weight: Tensor, bias: Tensor) -> nn.Linear:
     layer = nn.Linear(weight.shape[0], weight.shape[1], device="meta")
     layer.load_state_dict({"weight": weight.T.contiguous(), "bias": bias[0].contiguous()}, assign=True)
     return layer.requires_grad_(False).eval()

@@ -144,12 +144,12 @@ def bench(
         >>> list(scored.scores["sensitivity"])[2:]
         ['lstsq, structural', 'depth only', 'rank only', 'probing, other half']
     """
-    named = named_networks(networks)
-    layers_of_networks = named_layers(named, layers)
+    networks_by_name = named_networks(networks)
+    layers_of_networks = named_layers(networks_by_name, layers)
     methods = {**metric_distances(metrics), **structural_distances(matchers)}
     stitched = list(registries.matchers.build_all(functional, "functional").values())
-    adapters = {name: load(network) for name, network in named.items()}
-    cut_layers = _layers(adapters, layers_of_networks, cut=bool(stitched))
+    adapters = {name: load(network) for name, network in networks_by_name.items()}
+    cut_layers = _check_layers(adapters, layers_of_networks, cut=bool(stitched))
     layer_numbers(next(iter(cut_layers.values()), ()), sensitivity_layers)
     if stitched:
         for adapter in adapters.values():
@@ -162,7 +162,7 @@ def bench(
         grids = _Grids(adapters, cut_layers, stitched, fitted, test.select(scoring), task, batch_size, ranks)
         methods |= {f"{matcher.label}, functional": FunctionalDistance(matcher, grids) for matcher in stitched}
     methods |= _given_distances(distances or {}, cut_layers, methods)
-    labels = _labels(train, "data"), _labels(test, "test_data")
+    labels = _require_labels(train, "data"), _require_labels(test, "test_data")
     recorded, tested = (
         {name: extract_activations(adapter, part, layers=cut_layers[name], pooling=pooling, batch_size=batch_size,
                                    progress=progress) for name, adapter in adapters.items()}
@@ -274,7 +274,7 @@ class FunctionalDistance(Distance):
         return {"registry": "matchers", **self.matcher.to_dict()}
 
 
-def _layers(
+def _check_layers(
     adapters: Mapping[str, Adapter], layers: Mapping[str, tuple[str, ...]], *, cut: bool
 ) -> dict[str, tuple[str, ...]]:
     """Return the layers of each network, by default all candidates.
@@ -305,7 +305,7 @@ def _indices(samples: Samples, part: Samples) -> list[int]:
     return [indices[id_] for id_ in part.ids]
 
 
-def _labels(samples: Samples, name: str) -> list[int]:
+def _require_labels(samples: Samples, name: str) -> list[int]:
     if samples.labels is None:
         raise ValueError(f"probes require labels; pass {name} as hf_stitch.Samples.of({name}, label=…)")
     return samples.labels

@@ -1,4 +1,4 @@
-"""Are stitches that are not affine worth their parameters? Do final features first help training?
+"""Are stitches beyond affine maps worth their parameters? Does training on final features first help?
 
 Pairs: the ResNet-20s of Csiszárik et al., two vision transformers (``studies/dr_frankenstein/base_training.py``) and
 the decoders of ``studies/language_models/decoders.py``.
@@ -6,7 +6,7 @@ the decoders of ``studies/language_models/decoders.py``.
     python run.py beyond_affine.beyond_affine --data-dir DATA --published PUBLISHED --networks NETWORKS --out OUT
     --decoders DECODERS --texts TEXTS
 
-A pair that is done is not run again.
+Completed pairs are not run again.
 """
 
 import argparse
@@ -49,15 +49,15 @@ CUTS: dict[str, Any] = {
     "decoders": (("model.layers.1", "model.layers.1"), ("model.layers.2", "model.layers.3"),
                  ("model.layers.3", "model.layers.4")),
 }  # fmt: skip
-"""Pair -> layers, at about a quarter, a half and three quarters of the depth."""
+"""Pair -> layers at about a quarter, a half and three quarters of the depth."""
 CLOSED = "ridge, not trained"
 AFFINE = "affine"
 KINDS = (AFFINE, "low-rank correction", "MLP beside affine", "attention beside affine")
 FEATURES = ("affine, final features first", "random start", "random start, final features first")
 RESAMPLES = 1000
 TRAIN, TEST, STEPS, BATCH, ROWS = (4000, 320), (2000, 100), (200, 40), (64, 16), (300, 200)
-"""For images, and for texts: samples that maps are fitted to and trained on, and held-out ones; steps of training, and
-their samples; samples whose rows the MLP is fitted to before it is trained."""
+"""For images and texts: samples for fitting and training maps; held-out samples; training steps; samples per step;
+samples for the initial fit of the MLP."""
 VIT_IMAGES, VIT_EPOCHS = 50_000, 4
 RANK, HIDDEN = 8, 128
 FIGURES = ("relative_accuracy", "bits_per_character")
@@ -65,14 +65,14 @@ FIGURES = ("relative_accuracy", "bits_per_character")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two networks and their data."""
+    """Pair of networks with its data."""
 
     name: str  # name of the pair
     source: Any  # the source
     blank: Any  # the source with random weights
     target: Adapter  # the target
     cuts: tuple[tuple[str, str], ...]  # layers of the source and of the target, by depth
-    train: Samples  # samples that maps are fitted to
+    train: Samples  # samples for fitting maps
     test: Samples  # held-out samples
 
     @property
@@ -88,13 +88,13 @@ def of_images(name: str, arguments: argparse.Namespace) -> Pair:
     if name == "resnet20":
         both = list(networks.read_folder(arguments.published / "drfrankenstein_resnet20")[0].values())
     else:
-        given = ["--data-dir", arguments.data_dir] if arguments.data_dir else []
-        # In a process of its own, because accelerators of one process share their precision.
+        options = ["--data-dir", arguments.data_dir] if arguments.data_dir else []
+        # In a separate process, because the accelerators of a process share their precision.
         subprocess.run(
             [
                 sys.executable, study.RUN, "dr_frankenstein.base_training", "--networks", str(arguments.networks),
                 "--architecture", "vit", "--optimizer", "adamw", "--images", str(VIT_IMAGES), "--epochs",
-                str(VIT_EPOCHS), *given,
+                str(VIT_EPOCHS), *options,
             ],
             check=True,
         )  # fmt: skip
@@ -116,7 +116,7 @@ def of_texts(arguments: argparse.Namespace) -> Pair:
     train, test = (
         [part[i] for i in random.permutation(len(part))[:count]] for part, count in ((train, TRAIN[1]), (test, TEST[1]))
     )
-    source, blank = (PrefixAdapter(each, both[1], own=True) for each in (both[0], untrained(both[0])))
+    source, blank = (PrefixAdapter(network, both[1], own=True) for network in (both[0], untrained(both[0])))
     train, test = Samples.of(train), Samples.of(test)
     return Pair("decoders", source, blank, both[1], CUTS["decoders"], train, test)
 
@@ -131,7 +131,7 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
     specs = pair.source.spec(cut[0]), pair.target.spec(cut[1])
     steps, batch = STEPS[pair.is_language], BATCH[pair.is_language]
     matcher = TaskLoss(max_steps=steps, batch_size=batch, schedule="cosine")
-    found: dict[str, Any] = {"parameters": {}, "seconds": {}}
+    results: dict[str, Any] = {"parameters": {}, "seconds": {}}
     drawn: dict[str, Any] = {}
     models = {}
     for front, source, statistics in (("trained", pair.source, moments), ("untrained", pair.blank, blank)):
@@ -149,9 +149,9 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
             model = join(source, cut[0], first, pair.target, cut[1], task=pair.task)
             layers[name] = matcher.fit(model, pair.train, target=pair.target, progress=False)
             if front == "trained":
-                found["seconds"][name] = time.perf_counter() - begun
-                found["parameters"][name] = sum(p.numel() for p in layers[name].parameters())
-                print(f"  {name}: {found['seconds'][name]:.0f} s", flush=True)
+                results["seconds"][name] = time.perf_counter() - begun
+                results["parameters"][name] = sum(p.numel() for p in layers[name].parameters())
+                print(f"  {name}: {results['seconds'][name]:.0f} s", flush=True)
 
         layers[CLOSED] = Ridge().match(CollectedParts(*specs, "none", statistics)).only
         for name, start in starts(pair).items():
@@ -159,7 +159,7 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
         if front == "trained":
             half = STEPS[pair.is_language] // 2
             first = replace(matcher, max_steps=half, feature_steps=half)
-            fast = replace(matcher, lr=1e-2)  # short training converges from a random start with larger steps only
+            fast = replace(matcher, lr=1e-2)  # from a random start, short training converges only with larger steps
             trained(FEATURES[0], Ridge(), first)
             trained(FEATURES[1], Random(), fast)
             trained(FEATURES[2], Random(), replace(first, lr=fast.lr))
@@ -179,27 +179,27 @@ def measure(pair: Pair, cut: tuple[str, str], moments: Any, blank: Any) -> dict[
     audits = hf_stitch.audit(
         list(models.values()), pair.test, train_data=pair.train, target=pair.target, progress=False, resamples=200
     )
-    sign = -1 if pair.is_language else 1  # fewer bits are better
+    sign = -1 if pair.is_language else 1  # lower bits are better
     of, blank_of = drawn["trained"], drawn["untrained"]
     gains = {name: sign * (of[name] - of[AFFINE]) for name in KINDS[1:]}
-    found["scores"] = {name: percentiles(values) for name, values in of.items()}
-    found["untrained"] = {name: percentiles(blank_of[name]) for name in (CLOSED, *KINDS)}
-    found["gains"] = {name: percentiles(values) for name, values in gains.items()}
-    found["selectivity"] = {name: percentiles(sign * (of[name] - blank_of[name])) for name in (CLOSED, *KINDS)}
-    found["gains beyond untrained"] = {
+    results["scores"] = {name: percentiles(values) for name, values in of.items()}
+    results["untrained"] = {name: percentiles(blank_of[name]) for name in (CLOSED, *KINDS)}
+    results["gains"] = {name: percentiles(values) for name, values in gains.items()}
+    results["selectivity"] = {name: percentiles(sign * (of[name] - blank_of[name])) for name in (CLOSED, *KINDS)}
+    results["gains beyond untrained"] = {
         name: percentiles(gain - sign * (blank_of[name] - blank_of[AFFINE])) for name, gain in gains.items()
     }
-    found["drawn"] = {"affine": sign * (of[FEATURES[0]] - of[AFFINE]),
+    results["drawn"] = {"affine": sign * (of[FEATURES[0]] - of[AFFINE]),
                       "random": sign * (of[FEATURES[2]] - of[FEATURES[1]])}  # fmt: skip
-    found["audits"] = {
+    results["audits"] = {
         name: {
             "in_distribution": one.in_distribution,
-            "doses": {each: dose.value for each, dose in one.doses.items()},
+            "doses": {detector: dose.value for detector, dose in one.doses.items()},
             "residual": one.residual["body"],
         }
         for name, one in zip(models, audits, strict=True)
     }
-    return found
+    return results
 
 
 def run(pair: Pair) -> dict[str, Any]:
@@ -213,78 +213,78 @@ def run(pair: Pair) -> dict[str, Any]:
         print(f"{pair.name} {' → '.join(cut)}", flush=True)
         record["cuts"][" → ".join(dict.fromkeys(cut))] = measure(pair, cut, trained.moments(cut), blank.moments(cut))
     for kind in ("affine", "random"):  # over the depths of a pair, on shared resamples
-        of_cuts = [found["drawn"][kind] for found in record["cuts"].values()]
+        of_cuts = [cell["drawn"][kind] for cell in record["cuts"].values()]
         record[f"features of {kind}"] = percentiles(np.mean(of_cuts, 0))
-    for found in record["cuts"].values():
-        del found["drawn"]
+    for cell in record["cuts"].values():
+        del cell["drawn"]
     record["seconds"] = time.perf_counter() - begun
     record["machine"] = study.machine()
     return record
 
 
-def pays(found: dict[str, Any], name: str) -> bool:
+def pays(cell: dict[str, Any], name: str) -> bool:
     """Return whether a map pays at a cell, by the rule of the page."""
-    audits = found["audits"]
+    audits = cell["audits"]
     left = audits[name]["in_distribution"] is False and audits[AFFINE]["in_distribution"] is True
-    return found["gains"][name][1] > 0 and found["gains beyond untrained"][name][0] > 0 and not left
+    return cell["gains"][name][1] > 0 and cell["gains beyond untrained"][name][0] > 0 and not left
 
 
-def cell_table(figure: str, found: dict[str, Any]) -> str:
-    """Write the table of a cell: the scores of all maps, and their audits."""
+def cell_table(figure: str, cell: dict[str, Any]) -> str:
+    """Tabulate the scores of all maps at a cell, and their audits."""
 
     def audited(row: str) -> str:
-        audit = found["audits"][row]
+        audit = cell["audits"][row]
         state = {True: "in", False: "**out**", None: "undecided"}[audit["in_distribution"]]
-        detector, dose = max(audit["doses"].items(), key=lambda each: each[1], default=("none counts", 0.0))
+        detector, dose = max(audit["doses"].items(), key=lambda scored: scored[1], default=("none counts", 0.0))
         return f"{state} ({detector} {dose:.2f})" if dose > 0 else state
 
     def known(figures: dict[str, Any], row: str, digits: str) -> str:
         return f"{figures[row]:{digits}}" if row in figures else "–"
 
     return table((CLOSED, *KINDS), {
-        "": str, figure: lambda row: ranged(found["scores"][row], 3),
-        "gain over affine": lambda row: ranged(found["gains"][row], 3) if row in found["gains"] else "–",
-        "untrained front": lambda row: f"{found['untrained'][row][0]:.3f}",
-        "selectivity": lambda row: ranged(found["selectivity"][row], 3),
-        "parameters trained": lambda row: known(found["parameters"], row, ","),
-        "seconds": lambda row: known(found["seconds"], row, ".0f"), "audit": audited,
+        "": str, figure: lambda row: ranged(cell["scores"][row], 3),
+        "gain over affine": lambda row: ranged(cell["gains"][row], 3) if row in cell["gains"] else "–",
+        "untrained front": lambda row: f"{cell['untrained'][row][0]:.3f}",
+        "selectivity": lambda row: ranged(cell["selectivity"][row], 3),
+        "parameters trained": lambda row: known(cell["parameters"], row, ","),
+        "seconds": lambda row: known(cell["seconds"], row, ".0f"), "audit": audited,
     })  # fmt: skip
 
 
 def section(name: str, record: dict[str, Any]) -> str:
     figure = record["figure"].replace("_", " ")
     parts = [f"## {TITLES[name]}"]
-    for cut, found in record["cuts"].items():
-        target = f"; target alone {found['scores']['target'][0]:.3f}" if "bits" in figure else ""
-        parts += [f"### `{cut}`{target}", cell_table(figure, found)]
+    for cut, cell in record["cuts"].items():
+        target = f"; target alone {cell['scores']['target'][0]:.3f}" if "bits" in figure else ""
+        parts += [f"### `{cut}`{target}", cell_table(figure, cell)]
     return "\n\n".join(parts)
 
 
 def page(record: dict[str, Any]) -> str:
     pairs = record["pairs"]
-    found = [(TITLES[name], cut, each) for name, pair in pairs.items() for cut, each in pair["cuts"].items()]
-    paying = [f"{row} ({title}, {cut})" for title, cut, each in found for row in KINDS[1:] if pays(each, row)]
-    total = len(found) * len(KINDS[1:])
-    out = {row: sum(each["audits"][row]["in_distribution"] is False for *_, each in found) for row in (CLOSED, *KINDS)}
+    cells = [(TITLES[name], cut, cell) for name, pair in pairs.items() for cut, cell in pair["cuts"].items()]
+    paying = [f"{row} ({title}, {cut})" for title, cut, cell in cells for row in KINDS[1:] if pays(cell, row)]
+    total = len(cells) * len(KINDS[1:])
+    out = {row: sum(cell["audits"][row]["in_distribution"] is False for *_, cell in cells) for row in (CLOSED, *KINDS)}
     starts = {"affine": (AFFINE, FEATURES[0]), "random": FEATURES[1:]}
     defaults = study.listed(__file__)["default"]
     helped = tuple(k for k in starts if all(pair[f"features of {k}"][1] > 0 for pair in pairs.values()))
 
     def scores(_: str, kind: str, pair: dict[str, Any], first: int) -> str:
-        return ", ".join(f"{each['scores'][starts[kind][first]][0]:.3f}" for each in pair["cuts"].values())
+        return ", ".join(f"{cell['scores'][starts[kind][first]][0]:.3f}" for cell in pair["cuts"].values())
 
     return study.text(__file__).format(
         settings=record["settings"], rank=RANK, hidden=HIDDEN, chance=0.025 * total,
         pays=f"Maps beyond affine pay in {len(paying)} of {total} cases{': ' * bool(paying)}{'; '.join(paying)}.",
-        strange=f"Out of distribution, of {len(found)} cells: {', '.join(f'{row} {n}' for row, n in out.items())}.",
-        sections="\n\n".join(section(name, each) for name, each in pairs.items()),
+        strange=f"Out of distribution, of {len(cells)} cells: {', '.join(f'{row} {n}' for row, n in out.items())}.",
+        sections="\n\n".join(section(name, pair) for name, pair in pairs.items()),
         features=table([(TITLES[name], kind, pair) for name, pair in pairs.items() for kind in starts], {
             "": "{0}", "start": "{1}", "without": partial(scores, first=0),
             "final features first": partial(scores, first=1),
             "difference, mean over depths": lambda _, kind, pair: ranged(pair[f"features of {kind}"], 3),
         }),
         default=defaults[" and ".join(helped) or "none"], machine=next(iter(pairs.values()))["machine"],
-        minutes=sum(each["seconds"] for each in pairs.values()) / 60,
+        minutes=sum(pair["seconds"] for pair in pairs.values()) / 60,
     )  # fmt: skip
 
 

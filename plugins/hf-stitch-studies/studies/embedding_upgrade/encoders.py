@@ -1,7 +1,7 @@
 """Real texts and encoders for the upgrade of an index: all-MiniLM-L6-v2, its relatives, and TF-IDF.
 
-All vectors are kept in a folder, so that a run that is interrupted goes on where it stopped.
-``TEXTS`` holds plain text, a passage a line (``relative_representations/debian_texts.py`` writes such files).
+All vectors are cached in a folder, so that an interrupted run resumes. ``TEXTS`` contains plain text, one passage per
+line (``relative_representations/debian_texts.py`` writes such files).
 """
 
 import argparse
@@ -31,17 +31,17 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 from hf_stitch.storage.files import write_whole
 
 Vectors = npt.NDArray[np.float32]
-LAYERS, SHARED = 6, 4  # layers of all-MiniLM-L6-v2, and how many of them all fine-tuned copies share
+LAYERS, SHARED = 6, 4  # layers of all-MiniLM-L6-v2, and number of layers shared by all fine-tuned copies
 TUNED = {"tuned_12": (12, 1e-5), "tuned_40": (40, 5e-5)}  # fine-tuned copy -> steps and learning rate
 STUDENTS = {"student_128": (128, "training"), "student_256": (256, "pairs")}
-"""Student -> width and the texts that it is distilled on. ``pairs`` are also the texts that maps are fitted to."""
+"""Student -> width, and texts of its distillation. Maps are also fitted to the texts of ``pairs``."""
 ENCODERS = ("hidden_0", "hidden_3", "hidden_5", "final", *TUNED, *STUDENTS, "tfidf_256")
 TOKENS = 64
 DOCSTRINGS = ("numpy", "scipy", "pandas", "sklearn", "torch", "transformers", "datasets", "matplotlib")
 
 
 SIZES = {"queries": 500, "pairs": 5000, "training": 1500, "index": 6000}
-"""Queries, texts that maps may be fitted to, texts that encoders are trained on, and documents of the index."""
+"""Queries, texts for maps, texts for the training of encoders, and documents of the index."""
 TRANSLATED, STEPS = 3000, 200
 """Documents of the index of Tatoeba sentences; steps of a distillation."""
 
@@ -51,10 +51,10 @@ class Corpus:
     """Texts in disjoint parts."""
 
     parts: dict[str, list[str]]  # part (``index``, ``pairs``, ``queries``, ``training``) -> texts
-    kinds: dict[str, list[str]]  # part -> where each text is from
+    kinds: dict[str, list[str]]  # part -> origin of each text
     documents: list[str]  # English Tatoeba sentences
     questions: list[str]  # further Tatoeba sentences
-    relevant: list[list[int]]  # for each question, the numbers of the documents with which it shares a translation
+    relevant: list[list[int]]  # for each question, the indices of documents that share a translation
 
     @property
     def sections(self) -> dict[str, list[str]]:
@@ -62,10 +62,10 @@ class Corpus:
 
 
 def corpus(data: Path, texts: Path | None) -> Corpus:
-    """Read the texts, remove near-duplicates, and divide them."""
+    """Read the texts, remove near-duplicates, and divide them into parts."""
     random = np.random.default_rng(0)
     quotas = {"docstring": 3000, "debian": 5000}
-    found = {
+    sources = {
         "news": pd.read_parquet(data / "ntrex128" / "test.parquet")["en"].tolist(),
         "question": [
             text
@@ -77,14 +77,14 @@ def corpus(data: Path, texts: Path | None) -> Corpus:
     }
     seen: set[str] = set()
     pool: list[tuple[str, str]] = []
-    for kind, given in found.items():
-        kept = []
-        for text in given:
+    for kind, candidates in sources.items():
+        unique = []
+        for text in candidates:
             if (key := " ".join(re.findall(r"[a-z]+", text.lower()))[:60]) not in seen and len(key) > 8:
                 seen.add(key)
-                kept.append(text)
-        order = random.permutation(len(kept))[: quotas.get(kind)]
-        pool += [(kind, kept[row]) for row in order]
+                unique.append(text)
+        order = random.permutation(len(unique))[: quotas.get(kind)]
+        pool += [(kind, unique[row]) for row in order]
     pool = [pool[row] for row in random.permutation(len(pool))]
     share = min(1.0, len(pool) / sum(SIZES.values()))
     parts, kinds, start = {}, {}, 0
@@ -97,13 +97,13 @@ def corpus(data: Path, texts: Path | None) -> Corpus:
 
 def passages(file: Path, random: np.random.Generator) -> list[str]:
     """Return up to 2,500 passages of 30 to 600 characters."""
-    kept = [line for line in file.read_text().splitlines() if 30 <= len(line) <= 600 and "00-database" not in line]
-    return [kept[row] for row in random.permutation(len(kept))[:2500]]
+    lines = [line for line in file.read_text().splitlines() if 30 <= len(line) <= 600 and "00-database" not in line]
+    return [lines[row] for row in random.permutation(len(lines))[:2500]]
 
 
 def docstrings(packages: Sequence[str]) -> list[str]:
     """Return the first paragraphs of the docstrings of installed packages."""
-    found = []
+    paragraphs = []
     for package in packages:
         if (spec := importlib.util.find_spec(package)) is None or spec.origin is None:
             continue
@@ -118,14 +118,14 @@ def docstrings(packages: Sequence[str]) -> list[str]:
                 if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
                     first = " ".join(text.split("\n\n")[0].split())
                     if 30 <= len(first) <= 600:
-                        found.append(first)
-    return found
+                        paragraphs.append(first)
+    return paragraphs
 
 
 def translated(data: Path, count: int) -> tuple[list[str], list[str], list[list[int]]]:
     """Return English Tatoeba sentences, questions, and for each question the sentences that share a translation.
 
-    Of each group of sentences that share a translation, the first is a question and the others are documents.
+    In each group of sentences with a shared translation, the first is a question and the rest are documents.
     """
     table = pd.concat(
         [pd.read_parquet(data / "tatoeba_en_es_fr_ja" / f"{split}.parquet") for split in ("train", "test")]
@@ -145,12 +145,12 @@ def translated(data: Path, count: int) -> tuple[list[str], list[str], list[list[
             questions.append(rows[0])
             relevant.append([documents.setdefault(row, len(documents)) for row in rows[1:]])
     rest = [row for row in range(len(sentences)) if row not in used]
-    kept = [*documents, *rest[: max(0, count - len(documents))]]
-    return [sentences[row] for row in kept], [sentences[row] for row in questions], relevant
+    rows_kept = [*documents, *rest[: max(0, count - len(documents))]]
+    return [sentences[row] for row in rows_kept], [sentences[row] for row in questions], relevant
 
 
 class Teacher:
-    """all-MiniLM-L6-v2, its hidden states, and copies whose last two layers are fine-tuned."""
+    """all-MiniLM-L6-v2 with its hidden states, and copies with the last two layers fine-tuned."""
 
     def __init__(self) -> None:
         folder = study.minilm()
@@ -159,7 +159,7 @@ class Teacher:
         self.heads: dict[str, nn.ModuleList] = {"final": self.body.encoder.layer[SHARED:]}
 
     def tokens(self, texts: Sequence[str], limit: int = TOKENS) -> dict[str, Tensor]:
-        """Tokenize texts, cut off after ``limit`` tokens."""
+        """Tokenize texts, truncated to ``limit`` tokens."""
         return dict(self.tokenizer(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt"))
 
     def states(self, tokens: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -167,27 +167,27 @@ class Teacher:
         weights = tokens["attention_mask"]
         mask = (1.0 - weights[:, None, None, :].float()) * torch.finfo(torch.float32).min
         state = self.body.embeddings(input_ids=tokens["input_ids"])
-        kept = {"hidden_0": pooled(state, weights)}
+        by_name = {"hidden_0": pooled(state, weights)}
         for number, layer in enumerate(self.body.encoder.layer[:SHARED], 1):
             state = applied(layer, state, mask)
-            kept[f"hidden_{number}"] = pooled(state, weights)
-        return kept, state, mask
+            by_name[f"hidden_{number}"] = pooled(state, weights)
+        return by_name, state, mask
 
     def encode(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Return the vectors of a batch of texts by all copies, and the hidden states."""
+        """Return the vectors of a batch of texts from all copies, and the hidden states."""
         tokens = self.tokens(texts)
-        kept, shared, mask = self.states(tokens)
+        by_name, shared, mask = self.states(tokens)
         for name, layers in self.heads.items():
             state = shared
             for number, layer in enumerate(layers, SHARED + 1):
                 state = applied(layer, state, mask)
                 if name == "final" and number < LAYERS:
-                    kept[f"hidden_{number}"] = pooled(state, tokens["attention_mask"])
-            kept[name] = functional.normalize(pooled(state, tokens["attention_mask"]), dim=-1)
-        return kept
+                    by_name[f"hidden_{number}"] = pooled(state, tokens["attention_mask"])
+            by_name[name] = functional.normalize(pooled(state, tokens["attention_mask"]), dim=-1)
+        return by_name
 
-    def tune(self, name: str, texts: Sequence[str], steps: int, rate: float) -> None:
-        """Fine-tune a copy of the last two layers: the two halves of a text are close, other texts are not."""
+    def fine_tune(self, name: str, texts: Sequence[str], steps: int, rate: float) -> None:
+        """Fine-tune a copy of the last two layers with a contrastive loss on the two halves of each text."""
         halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in texts]
         layers = copy.deepcopy(self.heads["final"]).requires_grad_(True)
         optimizer = torch.optim.AdamW(layers.parameters(), rate)
@@ -215,7 +215,7 @@ def pooled(state: Tensor, weights: Tensor) -> Tensor:
 
 
 def student(width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors) -> Callable[[Sequence[str]], Tensor]:
-    """Distil a transformer of one layer and another width: it learns the teacher's cosines within a batch."""
+    """Distil a one-layer transformer of a given width on the teacher's cosines within a batch."""
     torch.manual_seed(width)
     words = teacher.body.embeddings.word_embeddings.weight.detach()
     config = BertConfig(
@@ -226,7 +226,7 @@ def student(width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors
     centred = words - words.mean(0)
     _, vectors = torch.linalg.eigh(centred.T @ centred)
     body.embeddings.word_embeddings.weight = nn.Parameter(centred @ vectors[:, -width:], requires_grad=False)
-    optimizer = torch.optim.AdamW([each for each in body.parameters() if each.requires_grad], 1e-3)
+    optimizer = torch.optim.AdamW([parameter for parameter in body.parameters() if parameter.requires_grad], 1e-3)
     random = np.random.default_rng(width)
 
     def run(batch: Sequence[str], limit: int = TOKENS) -> Tensor:
@@ -236,8 +236,8 @@ def student(width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors
 
     for _ in range(STEPS):
         rows = random.choice(len(texts), min(64, len(texts)), replace=False)
-        made, aimed = run([texts[row] for row in rows], 32), torch.from_numpy(targets[rows])
-        loss = (made @ made.T - aimed @ aimed.T).square().mean()
+        outputs, goals = run([texts[row] for row in rows], 32), torch.from_numpy(targets[rows])
+        loss = (outputs @ outputs.T - goals @ goals.T).square().mean()
         study.descend(optimizer, loss)
     body.eval()
     return run
@@ -246,17 +246,17 @@ def student(width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors
 def encoded(run: Callable[[Sequence[str]], dict[str, Tensor]], texts: Sequence[str]) -> dict[str, Vectors]:
     """Encode texts in batches of similar lengths, and return the vectors in the order of the texts."""
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-    made: dict[str, list[Tensor]] = defaultdict(list)
+    by_name: dict[str, list[Tensor]] = defaultdict(list)
     with torch.inference_mode():
         for start in range(0, len(order), 64):
             for name, vectors in run([texts[row] for row in order[start : start + 64]]).items():
-                made[name].append(vectors)
+                by_name[name].append(vectors)
     places = np.argsort(order)
-    return {name: torch.cat(parts).numpy()[places] for name, parts in made.items()}
+    return {name: torch.cat(parts).numpy()[places] for name, parts in by_name.items()}
 
 
 def tfidf(fitted: Sequence[str], texts: Sequence[str], width: int = 256) -> Vectors:
-    """Compute TF-IDF vectors reduced by SVD, fitted to some texts. A text without known words gets the mean vector."""
+    """Compute TF-IDF vectors reduced by SVD, fitted to some texts. Texts without known words get the mean vector."""
     terms = TfidfVectorizer(sublinear_tf=True, min_df=2, stop_words="english")
     counts = terms.fit_transform(fitted)
     reduced = TruncatedSVD(min(width, min(counts.shape) - 1), random_state=0).fit(counts)
@@ -267,7 +267,7 @@ def tfidf(fitted: Sequence[str], texts: Sequence[str], width: int = 256) -> Vect
 
 
 def embed(texts: Corpus, cache: Path) -> dict[str, dict[str, Vectors]]:
-    """Return the vectors of all sections by all encoders; compute what the cache does not have."""
+    """Return the vectors of all sections from all encoders, computing vectors that the cache lacks."""
     sections = texts.sections
     joined = [text for part in sections.values() for text in part]
     key = hashlib.sha256(json.dumps([joined, STEPS, TUNED, STUDENTS]).encode()).hexdigest()[:12]
@@ -282,24 +282,24 @@ def embed(texts: Corpus, cache: Path) -> dict[str, dict[str, Vectors]]:
         teacher = Teacher()
     if set(missing) - {*STUDENTS, "tfidf_256"}:
         for name, (steps, rate) in TUNED.items():
-            teacher.tune(name, texts.parts["training"], steps, rate)
+            teacher.fine_tune(name, texts.parts["training"], steps, rate)
             console.print(f"{name}: {steps} steps")
         whole = encoded(teacher.encode, joined)
         for name in whole.keys() & set(ENCODERS):
-            keep(folder / f"{name}.npy", whole[name])
+            save(folder / f"{name}.npy", whole[name])
         console.print(f"{len(joined):,} texts embedded")
     if "tfidf_256" in missing:
-        keep(folder / "tfidf_256.npy", tfidf([*texts.parts["index"], *texts.parts["training"]], joined))
+        save(folder / "tfidf_256.npy", tfidf([*texts.parts["index"], *texts.parts["training"]], joined))
     for name in set(STUDENTS) & set(missing):
         width, part = STUDENTS[name]
         targets = divided(np.load(folder / "final.npy"))[part]
         run = student(width, teacher, sections[part], targets)
-        keep(folder / f"{name}.npy", encoded(lambda some, name=name, run=run: {name: run(some)}, joined)[name])
+        save(folder / f"{name}.npy", encoded(lambda some, name=name, run=run: {name: run(some)}, joined)[name])
         console.print(f"{name}: distilled")
     return {name: divided(np.load(folder / f"{name}.npy")) for name in ENCODERS}
 
 
-def keep(path: Path, vectors: Vectors) -> None:
+def save(path: Path, vectors: Vectors) -> None:
 
     def write(to: Path) -> None:
         with open(to, "wb") as file:
@@ -316,6 +316,6 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return study.parser(description, "data-dir", "texts", "cache", required={"data-dir"})
 
 
-def prepared(given: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vectors]]]:
-    texts = corpus(Path(given.data_dir), given.texts)
-    return texts, embed(texts, given.cache)
+def prepared(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, dict[str, Vectors]]]:
+    texts = corpus(Path(arguments.data_dir), arguments.texts)
+    return texts, embed(texts, arguments.cache)

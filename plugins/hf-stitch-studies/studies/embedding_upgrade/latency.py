@@ -1,4 +1,4 @@
-"""What a map costs: latency of a query by runtime, and the rewriting of a million vectors."""
+"""Costs of a map: latency of a query by runtime, and rewriting a million vectors."""
 
 import json
 import os
@@ -30,7 +30,7 @@ ROWS = (100_000, 1_000_000)
 
 
 class Served(nn.Module):
-    """A map followed by normalisation."""
+    """Map followed by normalisation."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -50,24 +50,24 @@ def timed(call: Callable[[], object], count: int) -> list[float]:
         began = time.perf_counter()
         call()
         taken.append(1e6 * (time.perf_counter() - began))
-    return [round(float(each), 1) for each in np.percentile(taken, (50, 95))]
+    return [round(float(quantile), 1) for quantile in np.percentile(taken, (50, 95))]
 
 
-def latencies(made: EmbeddingMap, query: Vectors) -> dict[str, list[float]]:
-    """Measure a query ``(1, d)`` by runtime."""
-    served = Served(made.stitch).eval()
+def latencies(embedding_map: EmbeddingMap, query: Vectors) -> dict[str, list[float]]:
+    """Measure the latency of a query ``(1, d)`` by runtime."""
+    served = Served(embedding_map.stitch).eval()
     rows = torch.from_numpy(query)
-    found = {"EmbeddingMap": timed(lambda: made(query), CALLS)}
-    if (affine := made.affine()) is not None:
+    by_runtime = {"EmbeddingMap": timed(lambda: embedding_map(query), CALLS)}
+    if (affine := embedding_map.affine()) is not None:
         weight, bias = affine
 
         def plain() -> Vectors:
             mapped = query @ weight.T + bias
             return mapped / np.linalg.norm(mapped)
 
-        found["numpy"] = timed(plain, CALLS)
+        by_runtime["numpy"] = timed(plain, CALLS)
     with torch.inference_mode():
-        found["torch"] = timed(lambda: served(rows), CALLS)
+        by_runtime["torch"] = timed(lambda: served(rows), CALLS)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "map.onnx"
         torch.onnx.export(served, (rows,), str(path), dynamo=True, verbose=False)
@@ -75,18 +75,18 @@ def latencies(made: EmbeddingMap, query: Vectors) -> dict[str, list[float]]:
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
-        found["ONNX Runtime"] = timed(lambda: session.run(None, {name: query}), CALLS)
-    return found
+        by_runtime["ONNX Runtime"] = timed(lambda: session.run(None, {name: query}), CALLS)
+    return by_runtime
 
 
 def peak() -> float:
-    """Return the peak of the resident memory of this process in MiB (unlike ``ru_maxrss``, without its parent's)."""
+    """Return the peak resident memory of this process in MiB (unlike ``ru_maxrss``, without the parent process)."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
 
-def rewrite(made: EmbeddingMap, count: int, width: int) -> dict[str, float]:
-    """Write ``count`` vectors to a file, map them batch by batch into another, and measure time and memory."""
+def rewrite(embedding_map: EmbeddingMap, count: int, width: int) -> dict[str, float]:
+    """Write ``count`` vectors to a file, map them batch by batch into a second file, and measure time and memory."""
     random = np.random.default_rng(0)
     block = random.normal(size=(BATCH, width)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
@@ -99,13 +99,13 @@ def rewrite(made: EmbeddingMap, count: int, width: int) -> dict[str, float]:
         with open(source, "rb") as file, open(target, "wb") as out:
             for start in range(0, count, BATCH):
                 rows = np.fromfile(file, np.float32, min(BATCH, count - start) * width).reshape(-1, width)
-                out.write(made(rows).tobytes())
+                out.write(embedding_map(rows).tobytes())
             out.flush()
             os.fsync(out.fileno())
         wall, used = time.perf_counter() - wall, time.process_time() - used
         after = peak()
-        if target.stat().st_size != source.stat().st_size * made.out_features // width:
-            raise RuntimeError("the rewritten file has the wrong size")
+        if target.stat().st_size != source.stat().st_size * embedding_map.out_features // width:
+            raise RuntimeError(f"the rewritten file has a wrong size, {target.stat().st_size} bytes")
     return {
         "rows": count, "seconds": round(wall, 2), "processor_seconds": round(used, 4),
         "peak_mib": round(after), "more_mib": round(after - before),
@@ -113,17 +113,17 @@ def rewrite(made: EmbeddingMap, count: int, width: int) -> dict[str, float]:
 
 
 def in_another_process(folder: Path, count: int, width: int) -> dict[str, float]:
-    """Rewrite in a process of its own, so that the peak of its memory is that of the rewriting."""
+    """Rewrite in a separate process, so that its peak memory is the peak of the rewriting."""
     done = subprocess.run(
         [sys.executable, study.RUN, "embedding_upgrade.latency", "--rewrite", str(folder), str(count), str(width)],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def embedding_rate(texts: Sequence[str]) -> dict[str, float]:
-    """Measure how many texts all-MiniLM-L6-v2 embeds a second, and the latency of a text."""
+    """Measure the number of texts that all-MiniLM-L6-v2 embeds per second, and the latency of a text."""
     teacher = Teacher()
     ordered = sorted(texts, key=len)
     with torch.inference_mode():
@@ -140,7 +140,7 @@ def embedding_rate(texts: Sequence[str]) -> dict[str, float]:
 
 
 def page(record: dict[str, Any]) -> str:
-    runtimes = dict.fromkeys(name for found in record["latency"].values() for name in found)
+    runtimes = dict.fromkeys(name for by_runtime in record["latency"].values() for name in by_runtime)
     quiet = record["load"] < record["cores"] / 2
     few, *_, many = rows = record["rewriting"]
     rate = record["embedding"]["per_processor_second"]
@@ -150,7 +150,7 @@ def page(record: dict[str, Any]) -> str:
         text=record["embedding"]["one_text"] / 1000, few=few["rows"], many=many["rows"],
         verdict="flat" if many["peak_mib"] <= 1.1 * few["peak_mib"] else "not flat",
         latency=study.table(record["latency"].items(), {"map": "{0}"} | {
-            key: lambda _, found, key=key: "{:.0f} ({:.0f})".format(*found[key]) if key in found else "–"
+            key: lambda _, by_runtime, key=key: "{:.0f} ({:.0f})".format(*by_runtime[key]) if key in by_runtime else "–"
             for key in runtimes
         }),
         rewriting=study.table(rows, {
@@ -167,9 +167,9 @@ def main() -> None:
         folder, count, width = sys.argv[2:5]
         print(json.dumps(rewrite(EmbeddingMap.from_pretrained(folder), int(count), int(width))))
         return
-    given = parser(__doc__).parse_args()
+    arguments = parser(__doc__).parse_args()
     torch.set_num_threads(1)
-    texts, vectors = prepared(given)
+    texts, vectors = prepared(arguments)
     old, new = (vectors[name]["pairs"] for name in ("hidden_3", "final"))
     query = np.ascontiguousarray(vectors["final"]["queries"][:1])
     maps = {}
@@ -178,10 +178,11 @@ def main() -> None:
         maps[name] = EmbeddingMap.of(stitch_of(matcher, new, old), direction="query")
     record: dict[str, Any] = {
         "width": query.shape[1], "calls": CALLS, "load": round(os.getloadavg()[0], 2),
-        "cores": os.cpu_count(), "latency": {name: latencies(each, query) for name, each in maps.items()},
+        "cores": os.cpu_count(),
+        "latency": {name: latencies(embedding_map, query) for name, embedding_map in maps.items()},
         "embedding": embedding_rate(texts.parts["index"][:512]),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         maps["ridge"].save_pretrained(folder)
         record["rewriting"] = [in_another_process(Path(folder), n, query.shape[1]) for n in ROWS]
-    study.leave("embedding_latency", record, page, given.out)
+    study.leave("embedding_latency", record, page, arguments.out)

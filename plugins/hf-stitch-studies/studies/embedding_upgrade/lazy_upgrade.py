@@ -1,4 +1,4 @@
-"""What embedding a part of an index again brings after a mapped upgrade, which rows come first, and lazy reranking."""
+"""Re-embed a part of an index after a mapped upgrade: gain, order of the rows, and lazy reranking."""
 
 import tempfile
 import warnings
@@ -22,19 +22,19 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 FIRSTS: tuple[First, ...] = ("asked", "hubs", "random")
 K, RERANK = 10, 100
 PAST = (10, 50, 250)  # numbers of past queries
-COMPARED = 0.2  # share at which orders of rows are compared
+COMPARED = 0.2  # share for the comparison of orders of rows
 
 
 def recalls(queries: Vectors, documents: Vectors, truth: Vectors) -> Vectors:
-    """Return, for each query, the share of its true documents among the ten that are found."""
+    """Return for each query the share of its true documents among the ten retrieved documents."""
     return overlap(exact_search(queries, documents, K)[0], truth)
 
 
 def measured(vectors: dict[str, dict[str, Vectors]], old: str, new: str) -> dict[str, Any]:
     """Measure a pair of encoders.
 
-    Half of the queries are those of the past: they choose rows, and are asked first of the lazy index. All figures are
-    of the other half.
+    Half of the queries are past queries: they choose rows, and the lazy index answers them first. All figures are
+    measured on the second half.
     """
     sides = [{part: normalized(rows) for part, rows in vectors[name].items()} for name in (old, new)]
     before, after = sides
@@ -42,50 +42,50 @@ def measured(vectors: dict[str, dict[str, Vectors]], old: str, new: str) -> dict
     past, queries = after["queries"][:half], after["queries"][half:]
     exact = after["index"]
     truth = exact_search(queries, exact, K)[0]
-    made = fit_embedding_map(before["pairs"], after["pairs"], map="ridge", direction="index", progress=False)
-    mapped = made(before["index"])
+    embedding_map = fit_embedding_map(before["pairs"], after["pairs"], map="ridge", direction="index", progress=False)
+    mapped = embedding_map(before["index"])
     old_model = bootstrapped(recalls(before["queries"][half:], before["index"], truth))
-    found: dict[str, Any] = {"pair": [old, new], "pairs": len(before["pairs"]), "old": old_model}
-    found |= {"shares": {}, "gain": {}, "exact_rows": {}}
+    figures: dict[str, Any] = {"pair": [old, new], "pairs": len(before["pairs"]), "old": old_model}
+    figures |= {"shares": {}, "gain": {}, "exact_rows": {}}
     at_compared = {}
     for first in FIRSTS:
         order = rows_first(mapped, len(mapped), first=first, queries=past if first == "asked" else None)
-        found["shares"][first] = {}
+        figures["shares"][first] = {}
         for share in SHARES:
             rows = order[: round(share * len(order))]
             mixed = mapped.copy()
             mixed[rows] = exact[rows]
             values = recalls(queries, mixed, truth)
-            found["shares"][first][f"{share:g}"] = bootstrapped(values)
+            figures["shares"][first][f"{share:g}"] = bootstrapped(values)
             if share == COMPARED:
                 at_compared[first] = values
                 there = np.isin(exact_search(queries, mixed, K)[0], rows).mean()
-                found["exact_rows"][first] = [round(float(there), 4), round(float(np.isin(truth, rows).mean()), 4)]
-    found["gain"] = {first: bootstrapped(at_compared[first] - at_compared["random"]) for first in FIRSTS[:-1]}
-    found["pairs_from_index"] = refitted(before, after, queries, truth, made)
-    found["lazy"] = lazily(mapped, exact, past, queries, truth)
-    return found
+                figures["exact_rows"][first] = [round(float(there), 4), round(float(np.isin(truth, rows).mean()), 4)]
+    figures["gain"] = {first: bootstrapped(at_compared[first] - at_compared["random"]) for first in FIRSTS[:-1]}
+    figures["pairs_from_index"] = refitted(before, after, queries, truth, embedding_map)
+    figures["lazy"] = lazily(mapped, exact, past, queries, truth)
+    return figures
 
 
 def refitted(
-    before: dict[str, Vectors], after: dict[str, Vectors], queries: Vectors, truth: Vectors, made: EmbeddingMap
+    before: dict[str, Vectors], after: dict[str, Vectors], queries: Vectors, truth: Vectors, first_map: EmbeddingMap
 ) -> dict[str, Any]:
-    """Measure a sixth of the index, at random, as pairs and in the place of mapped rows."""
+    """Measure a random sixth of the index as additional pairs and as replacements of mapped rows."""
     count = len(before["index"]) // 6
     rows = rows_first(before["index"], count, first="random")
     old, new = (np.concatenate([side["pairs"], side["index"][rows]]) for side in (before, after))
     both = fit_embedding_map(old, new, map="ridge", direction="index", progress=False)
-    found = {"rows": count}
-    for name, embedding_map in (("outside", made), ("with these", both)):
+    recall_of = {"rows": count}
+    for name, embedding_map in (("outside", first_map), ("with these", both)):
         mapped = embedding_map(before["index"])
-        found[f"pairs {name}"] = bootstrapped(recalls(queries, mapped, truth))
+        recall_of[f"pairs {name}"] = bootstrapped(recalls(queries, mapped, truth))
         mapped[rows] = after["index"][rows]
-        found[f"pairs {name}, rows replaced"] = bootstrapped(recalls(queries, mapped, truth))
-    return found
+        recall_of[f"pairs {name}, rows replaced"] = bootstrapped(recalls(queries, mapped, truth))
+    return recall_of
 
 
 def lazily(mapped: Vectors, exact: Vectors, past: Vectors, queries: Vectors, truth: Vectors) -> dict[str, Any]:
-    """Ask a lazy index the queries of the past, then the others, with and without embedding again."""
+    """Search a lazy index with past queries, then with the remaining queries, with and without re-embedding."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.save(folder / "new.npy", mapped)
@@ -97,14 +97,14 @@ def lazily(mapped: Vectors, exact: Vectors, past: Vectors, queries: Vectors, tru
         def answered(asked: Vectors, lazy: LazyUpgrade) -> Vectors:
             return overlap(np.array(lazy.search(asked, K, rerank=min(RERANK, len(mapped)))), truth)
 
-        with LazyUpgrade(store, embedded, lambda ids: [str(each) for each in ids], folder / "exact.sqlite") as lazy:
+        with LazyUpgrade(store, embedded, lambda ids: [str(row) for row in ids], folder / "exact.sqlite") as lazy:
             fresh = bootstrapped(answered(queries, lazy))
             once = lazy.embedded
         warm = []
         for count in PAST:
             np.save(folder / "new.npy", mapped)
-            kept = folder / f"exact_{count}.sqlite"
-            with LazyUpgrade(store, embedded, lambda ids: [str(each) for each in ids], kept) as lazy:
+            database = folder / f"exact_{count}.sqlite"
+            with LazyUpgrade(store, embedded, lambda ids: [str(row) for row in ids], database) as lazy:
                 lazy.search(past[:count], K, rerank=min(RERANK, len(mapped)))
                 touched = lazy.embedded
                 lazy.update_store()
@@ -116,39 +116,39 @@ def lazily(mapped: Vectors, exact: Vectors, past: Vectors, queries: Vectors, tru
 
 
 def page(record: dict[str, Any]) -> str:
-    found = record["measured"]
-    better = {first: sum(each["gain"][first][1] > 0 for each in found) for first in FIRSTS[:-1]}
-    most = [f"`{name}`" for name, count in better.items() if count >= 0.75 * len(found)]
+    pairs = record["measured"]
+    better = {first: sum(row["gain"][first][1] > 0 for row in pairs) for first in FIRSTS[:-1]}
+    most = [f"`{name}`" for name, count in better.items() if count >= 0.75 * len(pairs)]
     beats = f"{' and '.join(most)} {'beats' if len(most) == 1 else 'beat'} random rows"
     pair = {"old → new": "{pair[0]} → {pair[1]}"}
     ways = {"neither": "outside", "replaced": "outside, rows replaced", "as pairs": "with these",
             "both": "with these, rows replaced"}  # fmt: skip
     return study.text(__file__).format(
-        index=record["index"], pairs=found[0]["pairs"], queries=record["queries"], compared=COMPARED, rerank=RERANK,
-        verdict=beats if most else "No order of rows beats random ones",
-        counts=", ".join(f"`{name}` in {count} of {len(found)}" for name, count in better.items()),
+        index=record["index"], pairs=pairs[0]["pairs"], queries=record["queries"], compared=COMPARED, rerank=RERANK,
+        verdict=beats if most else "No order of rows beats random rows",
+        counts=", ".join(f"`{name}` in {count} of {len(pairs)}" for name, count in better.items()),
         shares=table(
-            [(" → ".join(each["pair"]), first, each) for each in found for first in each["shares"]],
+            [(" → ".join(row["pair"]), first, row) for row in pairs for first in row["shares"]],
             {"old → new": "{0}", "rows first": "{1}"}
-            | {f"{share:.0%}": lambda _, first, each, share=share: f"{each['shares'][first][f'{share:g}'][0]:.2f}"
+            | {f"{share:.0%}": lambda _, first, row, share=share: f"{row['shares'][first][f'{share:g}'][0]:.2f}"
                for share in SHARES}
-            | {f"gain at {COMPARED:.0%}": lambda _, first, each: ranged(each["gain"][first])
-               if first in each["gain"] else ""},
+            | {f"gain at {COMPARED:.0%}": lambda _, first, row: ranged(row["gain"][first])
+               if first in row["gain"] else ""},
         ),
-        crowding=table(found, pair | {
+        crowding=table(pairs, pair | {
             first: f"{{exact_rows[{first}][0]:.0%}} (true {{exact_rows[{first}][1]:.0%}})" for first in FIRSTS
         }),
-        rows=found[0]["pairs_from_index"]["rows"],
-        as_pairs=table(found, pair | {
-            title: lambda each, way=way: ranged(each["pairs_from_index"][f"pairs {way}"]) for title, way in ways.items()
+        rows=pairs[0]["pairs_from_index"]["rows"],
+        as_pairs=table(pairs, pair | {
+            title: lambda row, way=way: ranged(row["pairs_from_index"][f"pairs {way}"]) for title, way in ways.items()
         }),
         lazy=table(
-            [(each, warm, not number) for each in found for number, warm in enumerate(each["lazy"]["warm"])],
+            [(row, warm, not number) for row in pairs for number, warm in enumerate(row["lazy"]["warm"])],
             {
-                "old → new": lambda each, _, first: " → ".join(each["pair"]) if first else "",
-                "old model": lambda each, _, first: ranged(each["old"]) if first else "",
-                "mapped": lambda each, _, first: ranged(each["shares"]["random"]["0"]) if first else "",
-                "cold, reranked": lambda each, _, first: ranged(each["lazy"]["reranked"]) if first else "",
+                "old → new": lambda row, _, first: " → ".join(row["pair"]) if first else "",
+                "old model": lambda row, _, first: ranged(row["old"]) if first else "",
+                "mapped": lambda row, _, first: ranged(row["shares"]["random"]["0"]) if first else "",
+                "cold, reranked": lambda row, _, first: ranged(row["lazy"]["reranked"]) if first else "",
                 "past queries": "{1[queries]}", "rows touched": "{1[share]:.0%}",
                 "warm, not reranked": lambda _, warm, __: ranged(warm["not reranked"]),
                 "warm, reranked": lambda _, warm, __: ranged(warm["reranked"]),
@@ -159,28 +159,29 @@ def page(record: dict[str, Any]) -> str:
 
 
 def picture(record: dict[str, Any]) -> Figure:
-    """Draw recall by share for each pair of encoders and order of rows."""
-    found = record["measured"]
-    figure = Figure(figsize=(3 * len(found), 2.8), layout="constrained")
-    for axes, each in zip(np.atleast_1d(figure.subplots(1, len(found), sharey=True)), found, strict=True):
-        for first, shares in each["shares"].items():
+    """Plot recall by share for each pair of encoders and order of rows."""
+    pairs = record["measured"]
+    figure = Figure(figsize=(3 * len(pairs), 2.8), layout="constrained")
+    for axes, row in zip(np.atleast_1d(figure.subplots(1, len(pairs), sharey=True)), pairs, strict=True):
+        for first, shares in row["shares"].items():
             axes.plot([float(share) for share in shares], [values[0] for values in shares.values()], label=first)
-        axes.axhline(each["lazy"]["reranked"][0], color="gray", linestyle=":", label="lazy, cold")
-        axes.set(title=" → ".join(each["pair"]), xlabel="share embedded again", ylim=(0, 1))
+        axes.axhline(row["lazy"]["reranked"][0], color="gray", linestyle=":", label="lazy, cold")
+        axes.set(title=" → ".join(row["pair"]), xlabel="share embedded again", ylim=(0, 1))
     figure.axes[0].set_ylabel("recall@10")
     figure.axes[0].legend(fontsize=7)
     return figure
 
 
 def main() -> None:
-    given = parser(__doc__).parse_args()
+    arguments = parser(__doc__).parse_args()
     warnings.filterwarnings("ignore", message=".*IProgress.*")
-    texts, vectors = prepared(given)
-    found = []
+    texts, vectors = prepared(arguments)
+    measurements = []
     for pair in PAIRS:
-        found.append(measured(vectors, *pair))
+        measurements.append(measured(vectors, *pair))
         Console(stderr=True).print(" → ".join(pair))
     sizes = counts(texts)
     record = {"texts": sizes, "index": len(texts.parts["index"]),
-              "queries": len(texts.parts["queries"]) - len(texts.parts["queries"]) // 2, "measured": found}  # fmt: skip
-    study.leave(NAME, record, page, given.out, {NAME: picture(record)})
+              "queries": len(texts.parts["queries"]) - len(texts.parts["queries"]) // 2,
+              "measured": measurements}  # fmt: skip
+    study.leave(NAME, record, page, arguments.out, {NAME: picture(record)})

