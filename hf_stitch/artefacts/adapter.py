@@ -125,10 +125,8 @@ class StitchedLibrary(Transformers):
             example = _example(model)
         device, dtype = place_of(model)
         example = {
-            name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
-            if isinstance(tensor, Tensor)
-            else tensor
-            for name, tensor in example.items()
+            n: v.to(device, dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
+            for n, v in example.items()
         }
         return Described(model, interface, example, model.processor if processor is None else processor)
 
@@ -158,11 +156,9 @@ class StitchedLibrary(Transformers):
             settings.chosen[f"{side}.layer"] = half.cut.layer
             blueprint = getattr(stitched.config, side)["blueprint"]
             if blueprint is not None:
-                half_settings = settings_of(half.model, registries.adapters.get(blueprint["library"])())
-                settings.chosen.update({f"{side}.{name}": setting for name, setting in half_settings.chosen.items()})
-                settings.defaults.update(
-                    {f"{side}.{name}": setting for name, setting in half_settings.defaults.items()}
-                )
+                inner = settings_of(half.model, registries.adapters.get(blueprint["library"])())
+                settings.chosen.update({f"{side}.{name}": setting for name, setting in inner.chosen.items()})
+                settings.defaults.update({f"{side}.{name}": setting for name, setting in inner.defaults.items()})
         return settings
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
@@ -209,11 +205,8 @@ def _example(model: StitchedModel) -> dict[str, Any]:
     half, interface = model.target if has_prefix else model.source, model.source.takes
     blueprint = getattr(model.config, "target" if has_prefix else "source")["blueprint"]
     if interface.modality != "text" and set(interface.given) <= interface.prompt.keys():
-        generator, blank_inputs = torch.Generator().manual_seed(0), interface.blank(2, None, torch.device("cpu"))
-        return {
-            name: torch.randn(tensor.shape, generator=generator) if name in interface.content else tensor
-            for name, tensor in blank_inputs.items()
-        }
+        generator, blank = torch.Generator().manual_seed(0), interface.blank(2, None, torch.device("cpu"))
+        return {n: torch.randn(v.shape, generator=generator) if n in interface.content else v for n, v in blank.items()}
     if blueprint is None:
         raise ExampleError(
             "the inputs of a source of user code cannot be generated: pass example_inputs, a batch of "

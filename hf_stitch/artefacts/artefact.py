@@ -90,11 +90,10 @@ class Artefact:
         return *plots, REPORT
 
     def _licences(self) -> dict[str, str | None]:
-        references = {side: getattr(self.describe(), side) for side in SIDES}
+        ends = {side: getattr(self.describe(), side) for side in SIDES}
         return {
-            side: reference.license
-            or (hub.license_of(name, reference.revision, ask=True) if (name := reference.public.id) else None)
-            for side, reference in references.items()
+            side: end.license or (hub.license_of(name, end.revision, ask=True) if (name := end.public.id) else None)
+            for side, end in ends.items()
         }
 
     def push_to_hub(
@@ -125,10 +124,8 @@ class Artefact:
         licences = self._licences()
 
         def described() -> Description:
-            description = self.describe()
-            return replace(
-                description, **{side: replace(getattr(description, side), license=licences[side]) for side in SIDES}
-            )
+            about = self.describe()
+            return replace(about, **{side: replace(getattr(about, side), license=licences[side]) for side in SIDES})
 
         with tempfile.TemporaryDirectory() as folder:
             self._write_signed(Path(folder), licences, **options)

@@ -114,27 +114,16 @@ def decoder_layers(model: Any) -> tuple[int, ...]:
 def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | None]]:
     """Return the cache type and window of the given layers of a decoder."""
     config = model.config.get_text_config(decoder=True)
-    types_in_config, cached_layers = getattr(config, "layer_types", None), DynamicCache(config=config).layers
-    if layers and layers[-1] >= len(cached_layers):
+    declared, cached = getattr(config, "layer_types", None), DynamicCache(config=config).layers
+    if layers and layers[-1] >= len(cached):
         raise UncachedError(
-            f"{type(model).__name__} has a layer {layers[-1]}, but a cache of its config has {len(cached_layers)} "
-            "layers"
+            f"{type(model).__name__} has a layer {layers[-1]}, but a cache of its config has {len(cached)} layers"
         )
     types: list[tuple[str, int | None]] = []
     for layer in layers:
-        window = (
-            getattr(cached_layers[layer], "sliding_window", None)
-            if getattr(cached_layers[layer], "is_sliding", False)
-            else None
-        )
-        kind = (
-            types_in_config[layer]
-            if types_in_config is not None
-            else "full_attention"
-            if window is None
-            else "sliding_attention"
-        )
-        previous = getattr(cached_layers[layer], "has_previous_state", None)
+        window = getattr(cached[layer], "sliding_window", None) if getattr(cached[layer], "is_sliding", False) else None
+        kind = declared[layer] if declared is not None else "full_attention" if window is None else "sliding_attention"
+        previous = getattr(cached[layer], "has_previous_state", None)
         num_states = len(previous) if isinstance(previous, dict) else 1
         if kind not in KINDS or num_states > 1:
             raise UncachedError(

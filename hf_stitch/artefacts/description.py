@@ -83,12 +83,10 @@ class Description:
     def methods(self) -> tuple[Method, ...]:
         """The registered methods required to load the artefact: maps, similarities and the head."""
         maps = [self.stitch[part] for part in ("body", "prefix") if self.stitch.get(part)]
-        similarities = [
-            name for map_record in maps for name in map_record.get("similarities", ()) if isinstance(name, Mapping)
-        ]
+        similarities = [name for record in maps for name in record.get("similarities", ()) if isinstance(name, Mapping)]
         tasks = [] if self.task is None else [("tasks", self.task)]
         return (
-            *(("stitches", str(map_record["name"])) for map_record in maps),
+            *(("stitches", str(record["name"])) for record in maps),
             *(("similarities", str(similarity["name"])) for similarity in similarities),
             *tasks,
         )

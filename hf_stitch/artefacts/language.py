@@ -51,13 +51,7 @@ from hf_stitch.tasks.base import logits_of
 CHECKING = threading.RLock()
 """Lock of the cache check."""
 
-AHEAD = (
-    "assistant_model",
-    "assistant_early_exit",
-    "prompt_lookup_num_tokens",
-    "use_mtp",
-    "prefill_chunk_size",
-)
+AHEAD = ("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp", "prefill_chunk_size")
 """Generation options that process several tokens at once and revert some, or split a text at any token."""
 
 
@@ -438,23 +432,17 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
 
 
 def _loss(
-    logits: Tensor, labels: Tensor | None, shifted_labels: Tensor | None = None, num_labels: int | Tensor | None = None
+    logits: Tensor, labels: Tensor | None, shifted: Tensor | None = None, count: int | Tensor | None = None
 ) -> Tensor | None:
     """Return the mean cross-entropy of the next tokens, or the sum divided by ``items``; ``None`` without labels."""
-    if shifted_labels is None:
+    if shifted is None:
         if labels is None:
             return None
-        logits, shifted_labels = logits[:, :-1], labels[:, 1:]
+        logits, shifted = logits[:, :-1], labels[:, 1:]
     logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
-    shifted_labels = shifted_labels.flatten().to(logits.device)
-    loss = functional.cross_entropy(
-        logits, shifted_labels, ignore_index=-100, reduction="mean" if num_labels is None else "sum"
-    )
-    return (
-        loss
-        if num_labels is None
-        else loss / (num_labels.to(loss.device) if isinstance(num_labels, Tensor) else num_labels)
-    )
+    shifted = shifted.flatten().to(logits.device)
+    loss = functional.cross_entropy(logits, shifted, ignore_index=-100, reduction="mean" if count is None else "sum")
+    return loss if count is None else loss / (count.to(loss.device) if isinstance(count, Tensor) else count)
 
 
 class Backbone:

@@ -136,8 +136,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
             network = self.parents[SIDES.index(side)]
             return network.source if isinstance(network, PrefixAdapter) else network
         source, target = (
-            ModelReference.from_dict(half_record["reference"])
-            for half_record in (self.config.source, self.config.target)
+            ModelReference.from_dict(half["reference"]) for half in (self.config.source, self.config.target)
         )
         network, _ = load_parent(side, source if side == "source" else target, None, options, allow_changed)
         warn_if_only_weights_are_pinned(source, target)
@@ -573,7 +572,7 @@ class Stitcher(Artefact):
         """
         cast_to = dtype_of(dtype)
         networks = (source, target)
-        if options and not _is_loaded_by_name(networks):
+        if options and not _is_named(networks):
             raise TypeError(f"{', '.join(options)}: loading options require a network that is loaded by name")
         if example_inputs is not None:
             if all(isinstance(network, Adapter) for network in networks):
@@ -618,7 +617,7 @@ class Stitcher(Artefact):
             if len(network) != 2:
                 raise TypeError(f"the {side} is stitched from two networks, {nested!r}, got {len(network)}")
             assert nested is not None
-            if not _is_loaded_by_name(network):
+            if not _is_named(network):
                 options = {key: options[key] for key in ("allow_changed", "example_inputs") if key in options}
             if all(isinstance(network_of_pair, Adapter) for network_of_pair in network):
                 options.pop("example_inputs", None)
@@ -632,13 +631,9 @@ class Stitcher(Artefact):
         return network
 
 
-def _is_loaded_by_name(network: NetworkOrPair) -> bool:
+def _is_named(network: NetworkOrPair) -> bool:
     """Return whether a network, or any network of a tuple, is loaded by name."""
-    return (
-        any(map(_is_loaded_by_name, network))
-        if isinstance(network, tuple)
-        else network is None or isinstance(network, str)
-    )
+    return any(map(_is_named, network)) if isinstance(network, tuple) else network is None or isinstance(network, str)
 
 
 def _nested_file(name: str, side: str) -> str:
@@ -662,9 +657,7 @@ def _nested_stitchers(model: StitchedModel) -> dict[str, Stitcher]:
     stitchers = {}
     for side in SIDES:
         network, record = getattr(model, side).model, getattr(model.config, side)
-        is_stitched = getattr(getattr(network, "config", None), "model_type", None) == MODEL_TYPE
-        if (
-            is_stitched and record["reference"]["id"] is None and isinstance(network.stitch, StitchingLayer)
-        ):  # not cut off
+        is_chain = getattr(getattr(network, "config", None), "model_type", None) == MODEL_TYPE
+        if is_chain and record["reference"]["id"] is None and isinstance(network.stitch, StitchingLayer):  # in the half
             stitchers[side] = Stitcher.of(network.describe(), network.stitch, parts=_nested_stitchers(network))
     return stitchers

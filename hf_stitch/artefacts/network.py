@@ -300,13 +300,8 @@ class StitchedNetwork(PreTrainedModel):
         missing = [name for name in self.source.takes.content if name not in renamed and not has_embeddings]
         if missing:
             raise ValueError(f"the source requires {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")
-        mask, interface = renamed.get(MASK), self.source.takes
-        if (
-            POSITIONS in interface.arguments
-            and interface is self.source.interface
-            and mask is not None
-            and mask.dim() == 2
-        ):
+        mask, takes = renamed.get(MASK), self.source.takes
+        if POSITIONS in takes.arguments and takes is self.source.interface and mask is not None and mask.dim() == 2:
             renamed.setdefault(POSITIONS, positions_of(mask))
         return self._present_inputs(renamed)
 
@@ -326,9 +321,7 @@ class StitchedNetwork(PreTrainedModel):
             used |= {*INPUTS}
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         unused = [name for name in present if name not in used]
-        is_user_code = passes_on(network) and not isinstance(
-            network, PreTrainedModel
-        )  # user code, around a network or not
+        is_user_code = passes_on(network) and not isinstance(network, PreTrainedModel)  # or around a network
         for module in network.modules() if unused and is_user_code else ():
             parameters = inspect.signature(module.forward).parameters
             unused = [name for name in unused if content not in parameters or name not in parameters]
@@ -418,11 +411,9 @@ class StitchedNetwork(PreTrainedModel):
         Hidden states may be selected by numbers. Raises an error if a half is not cut in a list of layers, because it
         then cannot return hidden states.
         """
-        flag_by_name = {name: inputs.pop(name, None) for name in SHOWN}
-        flag_by_name = {
-            key: getattr(self.config, key, None) if flag is None else flag for key, flag in flag_by_name.items()
-        }
-        requested = {name: flag for name, flag in flag_by_name.items() if flag is not None and flag is not False}
+        switches = {name: inputs.pop(name, None) for name in SHOWN}
+        switches = {n: getattr(self.config, n, None) if flag is None else flag for n, flag in switches.items()}
+        requested = {name: flag for name, flag in switches.items() if flag is not None and flag is not False}
         for half in (self.source, self.target) if requested else ():
             if depth_of(half) is None:
                 raise _missing_outputs(half, next(iter(requested)))
@@ -438,35 +429,31 @@ class StitchedNetwork(PreTrainedModel):
         """
         joined: dict[str, tuple[Any, ...]] = {}
         source, target = self.source, self.target
-        source_depth, target_depth = depth_of(source), depth_of(target)
-        assert source_depth is not None and target_depth is not None  # checked by _requested_outputs
-        num_left = target_depth.layers - 1 - target_depth.layer
+        depth_a, depth_b = depth_of(source), depth_of(target)
+        assert depth_a is not None and depth_b is not None  # checked by _requested_outputs
+        num_after = depth_b.layers - 1 - depth_b.layer
         for name, flag in requested.items():
-            source_outputs, target_outputs = (
+            outputs_a, outputs_b = (
                 getattr(half_output, SHOWN[name], None) for half_output in (observed.output, output)
             )
             is_hidden = name == "output_hidden_states"
-            for half, values in ((source, source_outputs), (target, target_outputs)):
-                if values is None and (is_hidden or source_outputs is target_outputs):
+            for half, values in ((source, outputs_a), (target, outputs_b)):
+                if values is None and (is_hidden or outputs_a is outputs_b):
                     raise _missing_outputs(half, name)
             # Hidden states include the embeddings.
-            head = tuple(source_outputs or ())[: source_depth.layer + 1]
-            tail = tuple(target_outputs or ())[len(target_outputs or ()) - num_left :] if num_left else ()
+            head = tuple(outputs_a or ())[: depth_a.layer + 1]
+            tail = tuple(outputs_b or ())[len(outputs_b or ()) - num_after :] if num_after else ()
             mapped = target.cut.restore(target.cut.accept(representation, target.interface).values)
-            joined_states = (*head, observed.values, mapped, *tail) if is_hidden else (*head, *tail)
+            all_states = (*head, observed.values, mapped, *tail) if is_hidden else (*head, *tail)
             if is_hidden and flag is not True:
                 numbers = [flag] if isinstance(flag, int) else [*flag]
-                if out_of_range := [
-                    number for number in numbers if not -len(joined_states) <= number < len(joined_states)
-                ]:
+                if beyond := [number for number in numbers if not -len(all_states) <= number < len(all_states)]:
                     raise ValueError(
-                        f"output_hidden_states names {out_of_range}, but there are {len(joined_states)} hidden states, from 0"
+                        f"output_hidden_states names {beyond}, but there are {len(all_states)} hidden states, from 0"
                     )
-                selected = {number % len(joined_states) for number in numbers}
-                joined_states = tuple(
-                    states if number in selected else None for number, states in enumerate(joined_states)
-                )
-            joined[SHOWN[name]] = joined_states
+                selected = {number % len(all_states) for number in numbers}
+                all_states = tuple(states if number in selected else None for number, states in enumerate(all_states))
+            joined[SHOWN[name]] = all_states
         return joined
 
     # -- training ---------------------------------------------------------------------------------------------------

@@ -206,14 +206,14 @@ def changes_by_hand(model: StitchedNetwork, side: str) -> list[str]:
     if states is None:
         return [] if half.made is None else half.made.changes(attributes(half))
     current, original = states
-    recorded_settings, cut = (record["reference"].get("config") or {}).get("chosen", {}), half.cut.layer
+    recorded, cut = (record["reference"].get("config") or {}).get("chosen", {}), half.cut.layer
     names = {name: name.removeprefix("model.").replace(f"{cut}.{KEPT}", cut) for name in current.chosen}
-    changed_names = {name for name in names if recorded_settings.get(f"modules.{names[name]}") != current.chosen[name]}
-    current_settings, original_settings = (
-        Settings({names[name]: state.chosen[name] for name in changed_names & state.chosen.keys()})
+    changed = {name for name in names if recorded.get(f"modules.{names[name]}") != current.chosen[name]}
+    new_settings, old_settings = (
+        Settings({names[name]: state.chosen[name] for name in changed & state.chosen.keys()})
         for state in (current, original)
     )
-    return original_settings.changes(current_settings)
+    return old_settings.changes(new_settings)
 
 
 def load_pretrained(
@@ -254,18 +254,14 @@ def load_pretrained(
 
 
 def _load(
-    model_class: type[M], folder: Path, passed_config: StitchConfig | None, attention: str | None, allow_modified: bool,
+    model_class: type[M], folder: Path, custom: StitchConfig | None, attention: str | None, allow_modified: bool,
     placement: DeviceMap | None, max_memory: Mapping[int | str, int | str] | None,
 ) -> M:  # fmt: skip
     """Load the files in a folder, and verify at the end that they belong together."""
     path, record = folder / CONFIG, read_config(record_in(folder, CONFIG))
-    config: StitchConfig = (
-        StitchConfig.from_dict(record, name_or_path=str(folder)) if passed_config is None else passed_config
-    )
+    config: StitchConfig = StitchConfig.from_dict(record, name_or_path=str(folder)) if custom is None else custom
     files = SavedFiles(path, record, allow_modified)
-    if (
-        not allow_modified and passed_config is not None and passed_config.checksum not in (None, record[CHECKSUM])
-    ):  # None: a user's
+    if not allow_modified and custom is not None and custom.checksum not in (None, record[CHECKSUM]):  # None: a user's
         raise ValueError(f"{path} was replaced after config was read from it; load both again")
     check_requirements(config.requires or (), str(folder))
     if record.get("task") not in (None, config.task):
@@ -274,18 +270,17 @@ def _load(
             "this task, and drops the scores of an earlier version"
         )
     with built_from(path):
-        saved_class = class_of(config)
-    if not issubclass(saved_class, model_class):
+        actual = class_of(config)
+    if not issubclass(actual, model_class):
         raise ValueError(
-            f"{folder} contains a {saved_class.__name__}, not a {model_class.__name__}; use "
-            "StitchedModel.from_pretrained"
+            f"{folder} contains a {actual.__name__}, not a {model_class.__name__}; use StitchedModel.from_pretrained"
         )
     shards = sorted(file for file in folder.glob(SHARDS) if file.name in files.names)
     if not shards:
         raise FileNotFoundError(f"{folder} does not contain {WEIGHTS}: the weights are missing; {AGAIN}")
     attention = attention or config._attn_implementation  # Auto classes set it
     try:
-        model = _skeleton(saved_class, config, path)
+        model = _skeleton(actual, config, path)
     except AttentionError as error:
         if attention is None:
             raise AttentionError(
@@ -298,7 +293,7 @@ def _load(
         for half in every_half({"source": config.source, "target": config.target}):
             if "attention" in half["blueprint"]:
                 half["blueprint"]["attention"] = attention
-        model = _skeleton(saved_class, config, path)
+        model = _skeleton(actual, config, path)
     if placement is None:
         load_strictly(model, shards, config.tied_weights)
     else:
@@ -310,10 +305,8 @@ def _load(
         files.verify()
         raise damaged(f"a processor or generation config in {folder}", error) from error
     recorded, now = config.processor_settings, settings_of_processor(model.processor)
-    is_unchanged = recorded is not None and now is not None and not Settings(**recorded).changes(now)
-    files.verify(
-        {name for name in files.names if is_unchanged and any(fnmatch(name, pattern) for pattern in PROCESSORS)}
-    )
+    equal = recorded is not None and now is not None and not Settings(**recorded).changes(now)
+    files.verify({name for name in files.names if equal and any(fnmatch(name, pattern) for pattern in PROCESSORS)})
     if attention is not None:
         model.set_attn_implementation(attention)
     return model

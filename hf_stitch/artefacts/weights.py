@@ -165,7 +165,7 @@ def load_placed(
 
     names_by_file = check_headers(model, files, tied)
     dtypes = {name: dtype for file in files for name, dtype in _dtypes(file).items()}
-    dtypes |= {name: dtypes[saved_name] for name, saved_name in tied.items()}
+    dtypes |= {name: dtypes[saved] for name, saved in tied.items()}
     empty = {name: weight.to("meta", dtypes[name]) for name, weight in model.state_dict().items()}
     model.load_state_dict(empty, strict=True, assign=True)
     device_of_module: dict[str, Any]
@@ -185,9 +185,7 @@ def load_placed(
         in_memory = [name for name in names if devices[name] != "disk"]
         weights = {name: weight.to(devices[name]) for name, weight in read_weights(file, in_memory, tied).items()}
         model.load_state_dict(weights, strict=False, assign=True)
-    tie(
-        model, {name: saved_name for name, saved_name in tied.items() if devices[name] == devices[saved_name] != "disk"}
-    )
+    tie(model, {name: saved for name, saved in tied.items() if devices[name] == devices[saved] != "disk"})
     index = {
         name: {
             "safetensors_file": str(file),
@@ -204,10 +202,8 @@ def load_placed(
 
 def whole_blocks(model: nn.Module) -> list[str]:
     """Return the module classes in a model that must not be split over devices."""
-    class_names = (
-        getattr(module, "_no_split_modules", None) or () for module in model.modules() if module is not model
-    )
-    return sorted({"StitchingLayer", *(name for names in class_names for name in names)})
+    lists = (getattr(module, "_no_split_modules", None) or () for module in model.modules() if module is not model)
+    return sorted({"StitchingLayer", *(name for names in lists for name in names)})
 
 
 def _dtypes(file: Path) -> dict[str, torch.dtype]:

@@ -23,7 +23,7 @@ from hf_stitch import __version__
 from hf_stitch.cli import functions
 from hf_stitch.cli.options import NAMES, AsJson, Device, Dtype, Task, check_place
 from hf_stitch.cli.output import Output
-from hf_stitch.plugins import installed as installed_plugins, normalized
+from hf_stitch.plugins import installed as entries_of, normalized
 from hf_stitch.registry import registries
 
 OPTIONAL = ("sentence-transformers", "peft", "torchvision", "evaluate", "matplotlib")
@@ -179,10 +179,7 @@ def installed_versions() -> list[Installed]:
     declared = map(Requirement, metadata.requires("hf-stitch") or () if "hf-stitch" in present else ())
     required = {normalized(r.name): str(r.specifier) for r in declared if _applies(r)}
     names_of_plugins = {
-        normalized(entry.distribution[0])
-        for kind in registries
-        for entry in installed_plugins(kind)
-        if entry.distribution
+        normalized(entry.distribution[0]) for kind in registries for entry in entries_of(kind) if entry.distribution
     }
     plugins = sorted(names_of_plugins | {name for name in present if name.startswith("hf-stitch-")})
     names = dict.fromkeys([*required, *(name for name in (*OPTIONAL, *plugins) if name in present)])

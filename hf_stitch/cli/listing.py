@@ -91,19 +91,14 @@ def _metrics(entries: list[dict[str, Any]]) -> Table:
 
 
 def _entry(registry: Registry[Any], name: str) -> dict[str, Any]:
-    method = registry.entry(name)
-    entry: dict[str, Any] = {
-        "name": name,
-        "origin": method.origin,
-        "source": method.source,
-        "summary": method.summary,
-    }
+    info = registry.entry(name)
+    entry: dict[str, Any] = {"name": name, "origin": info.origin, "source": info.source, "summary": info.summary}
     if registry.kind == "metrics":
-        if method.distribution is not None:
+        if info.distribution is not None:
             entry |= {"title": name, "direction": "", "range": [], "invariances": []}
         else:
-            entry |= _metric_record(CATALOGUE[name]) if method.origin == BUILT_IN else imported(registry.kind, name)
-    return entry | {"source": BROKEN, "summary": method.problem} if method.problem else entry
+            entry |= _metric_record(CATALOGUE[name]) if info.origin == BUILT_IN else imported(registry.kind, name)
+    return entry | {"source": BROKEN, "summary": info.problem} if info.problem else entry
 
 
 def imported(kind: str, name: str) -> dict[str, Any]:

@@ -109,12 +109,12 @@ def _check_round_trip(stitched: StitchedModel, saved: dict[str, Path], parents: 
     """Raise an error if the logits of the saved model or stitcher, loaded again, are not bit-identical."""
     import torch
 
-    reloaded = hf_stitch.StitchedModel.from_pretrained(saved["model"])
+    loaded = hf_stitch.StitchedModel.from_pretrained(saved["model"])
     attached = hf_stitch.Stitcher.from_pretrained(saved["stitcher"]).attach(*parents)
     with torch.no_grad():
         for batch in test.batches(64):
-            original, *loaded = (
-                model(**model.preprocess(batch.samples)).logits for model in (stitched, reloaded, attached)
+            original, *rest = (
+                model(**model.preprocess(batch.samples)).logits for model in (stitched, loaded, attached)
             )
-            if not all(logits.equal(original) for logits in loaded):
+            if not all(logits.equal(original) for logits in rest):
                 raise ValueError(f"the artefacts in {saved['model'].parent} return different logits than before saving")

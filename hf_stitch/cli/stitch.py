@@ -74,14 +74,12 @@ def swap(
         samples = shared.read(shared.split, None, job.seed)
         pool = samples if anchor_split in (None, shared.split) else shared.read(anchor_split, None, job.seed)
         if is_whole:
-            anchor_samples: Samples | None = select_anchors(pool, anchors or 300, selection or "random", seed=job.seed)
-            anchor_set = AnchorSet.of(anchor_samples)
+            drawn: Samples | None = select_anchors(pool, anchors or 300, selection or "random", seed=job.seed)
+            anchor_set = AnchorSet.of(drawn)
         else:
-            anchor_set, anchor_samples = _stored_anchors(
-                model, pool, encoder, passed["encoder_layer"], passed.get("pooling")
-            )
+            anchor_set, drawn = _stored_anchors(model, pool, encoder, passed["encoder_layer"], passed.get("pooling"))
         scored = draw(_without_anchors(samples, anchor_set, job.output), shared.max_samples, job.seed, str(shared.data))
-        finish(job, job.run(model=model, encoder=encoder, anchors=anchor_samples, data=scored), {})
+        finish(job, job.run(model=model, encoder=encoder, anchors=drawn, data=scored), {})
 
 
 def _exchange(job: Job) -> None:

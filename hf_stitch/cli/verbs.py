@@ -73,9 +73,7 @@ class Job:
             load = cache(self.shared.load)
             networks = self._of_type("Adapter", passed).items()
             arguments = passed | {name: _build(load, value) for name, value in networks}
-            arguments |= {
-                name: self._read(name, location) for name, location in self._of_type("Data", passed).items()
-            } | more
+            arguments |= {name: self._read(name, text) for name, text in self._of_type("Data", passed).items()} | more
             if self.shared.plan:
                 plan = hf_stitch.plan(verb, **arguments)
                 self.output.show(plan)

@@ -27,7 +27,7 @@ def numbered_as(samples: Samples, config: Any) -> Samples:
     number_by_name = {_plain(name): index for index, name in enumerate(network_names)}
     only_in_data = [name for name in names if _plain(name) not in number_by_name]
     each_has_more = bool(only_in_data) and len(network_names) > len(names) - len(only_in_data)
-    if each_has_more or len(number_by_name) < len(network_names):  # the latter: two classes of the network look alike
+    if each_has_more or len(number_by_name) < len(network_names):  # second: look-alike names in the network
         return samples
     number_by_name |= {_plain(name): len(network_names) + index for index, name in enumerate(only_in_data)}
     numbers = [number_by_name[_plain(name)] for name in names]

@@ -12,10 +12,10 @@ Modality = Literal["image", "text", "tensor", "image and text"]
 ANSWER = "answer"
 """Column of expected answers about images; networks do not receive it."""
 
-LIST_KINDS = ("List", "LargeList", "Sequence", "list", "tuple", "ndarray", "tensor")
+LISTS = ("List", "LargeList", "Sequence", "list", "tuple", "ndarray", "tensor")
 """Kinds of label columns with several numbers per sample."""
 
-NUMERIC = ("class", "integer", "float", *LIST_KINDS)
+NUMERIC = ("class", "integer", "float", *LISTS)
 """Kinds of columns that can be labels."""
 
 LABELS = ("label", "labels", "target")
@@ -105,9 +105,7 @@ def check_named(kinds: Mapping[str, str], role: str, name: str, allowed: Sequenc
     if name not in kinds:
         raise ValueError(f"{role}={name!r} is not a column; the columns are: {listing(kinds)}")
     if kinds[name] not in allowed:
-        allowed_names = [kind for kind in allowed if kind not in LIST_KINDS] + ["lists of numbers"] * (
-            LIST_KINDS[0] in allowed
-        )
+        allowed_names = [kind for kind in allowed if kind not in LISTS] + ["lists of numbers"] * (LISTS[0] in allowed)
         raise ValueError(f"{role}={name!r} must be a column of {' or '.join(allowed_names)}, got {kinds[name]}")
 
 
