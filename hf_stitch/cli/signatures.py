@@ -70,7 +70,9 @@ def read(verb: str) -> tuple[str, list[Parameter]]:
     module, _, name = verb.partition(":")
     functions = {node.name: node for node in tree_of(module).body if isinstance(node, ast.FunctionDef)}
     if (function := functions.get(name)) is None:
-        raise ValueError(f"{module} does not define a function {name!r}; pass the verb of a command as module:function")
+        raise ValueError(
+            f"{module} does not define a function {name!r}; a command must refer to its verb as module:function"
+        )
     summary, about = _described(function)
     arguments = function.args
     missing = [None] * (len(arguments.args) - len(arguments.defaults))

@@ -116,7 +116,9 @@ def test_the_verb_gets_what_is_given(counted: Any) -> None:
 
 @pytest.mark.parametrize("verb", ["hf_stitch.running:nothing", "no_such_module:nothing"])
 def test_a_verb_that_does_not_exist_is_named(verb: str) -> None:
-    with pytest.raises((ValueError, ImportError), match=rf"{verb.partition(':')[0]}.* the verb of a command as"):
+    with pytest.raises(
+        (ValueError, ImportError), match=rf"{verb.partition(':')[0]}.*a command must refer to its .* as"
+    ):
         command(verb)(lambda job: None)
 
 

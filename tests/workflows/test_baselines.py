@@ -117,7 +117,7 @@ def test_two_columns_that_could_be_the_labels_stop_neither_a_stitch_nor_a_grid(t
     data = Dataset.from_list([{"text": t["text"], "coarse": t["label"], "fine": 7} for t in texts], features=kinds)
     a, b = net("bert", 0), net("bert", 1)
     places: dict[str, Any] = {"source_layer": "bert.encoder.layer.0", "target_layer": "bert.encoder.layer.0"}
-    said = r"several columns could be the labels: 'coarse', 'fine'.*Samples.of\(data, label='coarse'\).*without labels"
+    said = r"several columns could be the labels: 'coarse', 'fine'.*Samples.of\(data, label='coarse'\).*unlabelled"
     with pytest.warns(UserWarning, match=said):
         model = stitch(a, b, data, matcher="ridge", **places, **QUIET)
     assert list(model.evaluation.scores["stitched"]) == ["agreement", "kl_divergence"]

@@ -76,7 +76,7 @@ def cached(path: Path, compute: Callable[[], Any]) -> Any:
 # -- record and page ---------------------------------------------------------------------------------------------------
 
 
-def leave(
+def write_results(
     name: str, record: Mapping[str, Any], page: Callable[[Record], str], out: Path | None,
     pictures: Mapping[str, Figure] = MappingProxyType({}), *, null: bool = False,
 ) -> None:  # fmt: skip

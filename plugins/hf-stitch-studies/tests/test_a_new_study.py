@@ -41,7 +41,7 @@ def test_its_record_gives_page_and_rows(tmp_path: Path, monkeypatch: pytest.Monk
     module = of("my_folder.my_study")
     layers = {"0": [0.95, 0.96, 0.94], "1": [0.5, 0.6, 0.55], "2": [0.9, 0.8, 0.99]}
     record = {"pairs": 3, "steps": 30, "layers": layers}
-    study.leave("my_study", record, module.page, results)
+    study.write_results("my_study", record, module.page, results)
     page, rows = (results / "my_study.md").read_text(), module.claims(record)
     run.write_pages()
     assert page == (results / "my_study.md").read_text()

@@ -9,13 +9,13 @@ from study_scripts import of
 
 
 def test_kept_share_is_above_chance() -> None:
-    pairs = of("relative_representations.kept").Pairs(["network"] * 3)
+    pairs = of("relative_representations.exchange").Pairs(["network"] * 3)
     found = pairs.kept(np.full((3, 3), 50.0) + 40 * np.eye(3), 10.0)
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_pairs_between_groups_leave_out_pairs_within() -> None:
-    pairs = of("relative_representations.kept").Pairs(["one", "one", "other"], between=True)
+    pairs = of("relative_representations.exchange").Pairs(["one", "one", "other"], between=True)
     values = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 3.0], [np.nan, 5.0, 0.0]])
     found = pairs.mean(values)
     assert found.value == pytest.approx(3)
@@ -23,16 +23,16 @@ def test_pairs_between_groups_leave_out_pairs_within() -> None:
 
 
 def test_intervals_follow_the_networks() -> None:
-    kept = of("relative_representations.kept")
+    exchange = of("relative_representations.exchange")
     quality = np.arange(8.0)
-    found = kept.Pairs(["network"] * 8).mean(np.broadcast_to(quality, (8, 8)))
+    found = exchange.Pairs(["network"] * 8).mean(np.broadcast_to(quality, (8, 8)))
     standard_error = quality.std() / np.sqrt(8)
     assert found.value == pytest.approx(quality.mean())
     assert (found.high - found.low) / 2 == pytest.approx(1.96 * standard_error, rel=0.15)
 
 
 def test_one_collapsed_network_does_not_decide_a_median() -> None:
-    median = of("relative_representations.kept").median
+    median = of("relative_representations.exchange").median
     gaps = np.array([-80.0, *np.linspace(-1, 1, 15)])
     found = median(gaps)
     assert found.value == pytest.approx(-0.0714, abs=1e-3) and -1 <= found.low < found.high <= 1
@@ -40,7 +40,7 @@ def test_one_collapsed_network_does_not_decide_a_median() -> None:
 
 
 def test_intervals_are_those_of_student() -> None:
-    student = of("relative_representations.kept").student
+    student = of("relative_representations.exchange").student
     found = student([1.0, 2.0, 3.0])
     assert (found.value, found.low, found.high) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-3)
 

@@ -398,7 +398,7 @@ def test_verdict_on_word_vectors(relative: Any, shuffled: Any, verdict: str) -> 
     absolute = ([0.001, 0.0012], [0.0, 0.0])
     methods = {script.RELATIVE: relative, script.ABSOLUTE: absolute, script.SHUFFLED: shuffled}
     assert study.decided(script.agree(_scores(script, **methods))) == verdict
-    assert study.decided(script.apart(_scores(script, **methods))) == "confirmed"
+    assert study.decided(script.disagree(_scores(script, **methods))) == "confirmed"
 
 
 def test_a_map_is_better_if_it_is_in_every_draw() -> None:

@@ -308,4 +308,4 @@ def main() -> None:
         f"{TRAIN[0]:,} images and {TRAIN[1]:,} texts, {STEPS[0]} steps of {BATCH[0]} images and {STEPS[1]} of "
         f"{BATCH[1]} texts (Adam, 0.001, cosine), scored on {TEST[0]:,} and {TEST[1]:,} held-out ones"
     )
-    study.leave("beyond_affine", {"settings": settings, "pairs": pairs}, page, arguments.out)
+    study.write_results("beyond_affine", {"settings": settings, "pairs": pairs}, page, arguments.out)

@@ -41,7 +41,7 @@ def main() -> None:
         record["architectures"][architecture] = measured(architecture, networks, samples)
         if architecture == "tiny10":
             record["permutations"] = permuted(networks, PERMUTED.samples(arguments.data_dir))
-    study.leave("direct_matching", record, page, arguments.out)
+    study.write_results("direct_matching", record, page, arguments.out)
 
 
 def measured(architecture: str, networks: Networks, samples: Sequence[Any]) -> dict[str, Any]:

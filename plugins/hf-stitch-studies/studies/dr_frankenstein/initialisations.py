@@ -47,7 +47,7 @@ def main() -> None:
             record["architectures"][architecture] = {
                 "layer": layer, "setting": str(sizes), "asked": count, "pairs": pairs, "relative_accuracy": accuracies,
             }  # fmt: skip
-            study.leave("initialisations", record, page, arguments.out)
+            study.write_results("initialisations", record, page, arguments.out)
 
 
 def measured(

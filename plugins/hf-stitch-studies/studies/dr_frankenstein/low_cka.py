@@ -53,7 +53,7 @@ def main() -> None:
             },
             "between": between_networks(networks, experiment.disjoint(networks, PAIRS), CUTS[architecture], *some),
         }
-    study.leave("low_cka", record, page, arguments.out)
+    study.write_results("low_cka", record, page, arguments.out)
 
 
 def self_stitched(network: Adapter, layer: str, train: Samples, test: Samples) -> dict[str, list[dict[str, Any]]]:

@@ -30,7 +30,7 @@ def main() -> None:
             layer: {f"{a} → {b}": measured(networks[a], networks[b], layer, *samples) for a, b in pairs}
             for layer in layers
         }
-    study.leave("low_rank", record, page, arguments.out)
+    study.write_results("low_rank", record, page, arguments.out)
 
 
 def measured(source: Adapter, target: Adapter, layer: str, train: Samples, test: Samples) -> dict[str, list[Any]]:

@@ -31,7 +31,7 @@ def main() -> None:
     arguments = experiment.read(__doc__)
     architectures = {architecture: measured(architecture, arguments) for architecture in CUTS}
     record = {"preset": SIZES, "architectures": architectures, "networks": experiment.origin(arguments)}
-    study.leave("matching", record, page, arguments.out)
+    study.write_results("matching", record, page, arguments.out)
 
 
 def measured(architecture: str, arguments: argparse.Namespace) -> dict[str, Any]:

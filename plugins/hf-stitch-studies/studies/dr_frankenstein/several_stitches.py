@@ -119,7 +119,7 @@ def main() -> None:
     orders = [[names[(first * step + i) % len(names)] for i in range(len(LAYERS) + 1)] for first in range(ORDERS)]
     scores = measured(networks, orders, *SIZES.samples(arguments.data_dir))
     record = {"preset": SIZES, "orders": orders, "relative_accuracy": scores, "products": products(scores)}
-    study.leave("several_stitches", record, page, arguments.out)
+    study.write_results("several_stitches", record, page, arguments.out)
 
 
 (INDEPENDENT,) = study.stated(__file__)

@@ -55,7 +55,7 @@ def main() -> None:
         if architecture == "tiny10":
             record["in the loss"] = in_the_loss(networks, layer, arguments.out / "parts", *samples)
     record = json.loads(json.dumps(study.plain(record)))
-    study.leave("sparsity", record, page, arguments.out, pictures(record))
+    study.write_results("sparsity", record, page, arguments.out, pictures(record))
 
 
 def points(

@@ -86,7 +86,7 @@ def main() -> None:
             rows += [{"task": task, "architecture": architecture, **row} for row in swapped(sides, test[1])]
     for task, (sides, labels) in texts(arguments.data_dir).items():
         rows += [{"task": task, "architecture": "minilm", **row} for row in swapped(sides, labels)]
-    study.leave("swapping", {"preset": SIZES, "scores": summary(pd.DataFrame(rows))}, page, arguments.out)
+    study.write_results("swapping", {"preset": SIZES, "scores": summary(pd.DataFrame(rows))}, page, arguments.out)
 
 
 @torch.no_grad()
@@ -262,7 +262,7 @@ def _findings(part: pd.DataFrame, title: str) -> list[str]:
 (KEEPS,) = study.stated(__file__)
 
 
-def kept(part: pd.DataFrame, networks: int) -> dict[int, dict[str, float]]:
+def kept_shares(part: pd.DataFrame, networks: int) -> dict[int, dict[str, float]]:
     """Return number of anchors -> share of the accuracy that the default map keeps, with its interval.
 
     The record has a standard deviation over pairs and draws, which share networks. If a value is the sum of one
@@ -284,7 +284,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     table, rows, networks = pd.DataFrame(record["scores"]), [], record["preset"]["networks"]
     for task in (OWN, OTHER):
         part = table[(table.task == task) & (table.architecture == "tiny10")]
-        shares = kept(part, networks)
+        shares = kept_shares(part, networks)
         few = [number for number in shares if number <= FEW]
         held = [study.above(study.adjusted(shares[number], len(few), networks - 1), KEPT) for number in few]
         least = next((number for number, share in shares.items() if share["value"] >= KEPT), max(shares))

@@ -41,7 +41,7 @@ def main() -> None:
         "preset": SIZES, "setting": str(SIZES), "epochs": {name: count for name, (_, count) in KINDS.items()},
         "pairs": [pair for pair in PAIRS if set(pair) <= set(kinds)], "kinds": kinds,
     }  # fmt: skip
-    study.leave("widths", record, page, arguments.out)
+    study.write_results("widths", record, page, arguments.out)
 
 
 def stitched(networks: Networks, accuracies: Sequence[float], samples: Sequence[Any]) -> dict[str, Any]:

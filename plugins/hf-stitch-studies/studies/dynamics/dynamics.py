@@ -95,7 +95,7 @@ def main() -> None:
     runs = [json.loads(path.read_text()) for path in paths]
     # The page only requires the similarity to the last moment.
     summaries = [{key: value for key, value in run.items() if key != "dynamics"} for run in runs]
-    study.leave(NAME, {"sizes": SIZES, "runs": summaries}, page, arguments.out)
+    study.write_results(NAME, {"sizes": SIZES, "runs": summaries}, page, arguments.out)
 
 
 def watch(paths: list[Path], data_dir: str | None) -> None:

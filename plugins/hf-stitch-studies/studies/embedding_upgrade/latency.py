@@ -185,4 +185,4 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         maps["ridge"].save_pretrained(folder)
         record["rewriting"] = [in_another_process(Path(folder), n, query.shape[1]) for n in ROWS]
-    study.leave("embedding_latency", record, page, arguments.out)
+    study.write_results("embedding_latency", record, page, arguments.out)

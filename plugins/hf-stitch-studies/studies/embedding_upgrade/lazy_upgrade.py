@@ -184,4 +184,4 @@ def main() -> None:
     record = {"texts": sizes, "index": len(texts.parts["index"]),
               "queries": len(texts.parts["queries"]) - len(texts.parts["queries"]) // 2,
               "measured": measurements}  # fmt: skip
-    study.leave(NAME, record, page, arguments.out, {NAME: picture(record)})
+    study.write_results(NAME, record, page, arguments.out, {NAME: picture(record)})

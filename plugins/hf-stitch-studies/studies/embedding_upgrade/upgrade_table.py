@@ -422,12 +422,14 @@ def predicted(chosen: Sequence[dict[str, Any]], similarity: dict[str, dict[str, 
             if len(set(rows)) > 2:
                 drawn.append(spearmanr(np.array(x)[rows], y[rows]).statistic)
         correlations[name] = [round(float(v), 3) for v in
-                       (spearmanr(x, y).statistic, *np.nanpercentile(drawn, (2.5, 97.5)))]  # fmt: skip
+                              (spearmanr(x, y).statistic, *np.nanpercentile(drawn, (2.5, 97.5)))]  # fmt: skip
     far = y < GO
-    apart = {name: round(float(spearmanr(np.array(x)[far], y[far]).statistic), 3) if far.sum() > 2 else None
-             for name, x in signals.items()}  # fmt: skip
+    far_correlations = {
+        name: round(float(spearmanr(np.array(x)[far], y[far]).statistic), 3) if far.sum() > 2 else None
+        for name, x in signals.items()
+    }
     return {"encoder_pairs": len(names), "pairs": most, "spearman": correlations, "far": int(far.sum()),
-            "spearman_far": apart, "recall": recall,
+            "spearman_far": far_correlations, "recall": recall,
             "similarity": {key: similarity[key] for key in names}}  # fmt: skip
 
 
@@ -465,7 +467,7 @@ def page(record: dict[str, Any]) -> str:
             "similarity": "{0}", "Spearman": lambda _, values: ranged(values),
             "predicts": lambda _, values: "yes" if values[1] > 0 else "no" if values[2] < 0 else "undecided",
             f"only the {predicted['far']} pairs with recall below {GO}": lambda name, _: (
-                "–" if (apart := predicted["spearman_far"][name]) is None else f"{apart:.2f}"
+                "–" if (correlation := predicted["spearman_far"][name]) is None else f"{correlation:.2f}"
             ),
         }),
         similarities=study.table(
@@ -622,4 +624,4 @@ def main() -> None:
     record["prediction"] = predicted(
         record["choices"], {key: measured["similarity"] for key, measured in extra.items()}
     )
-    study.leave(NAME, record, page, arguments.out)
+    study.write_results(NAME, record, page, arguments.out)

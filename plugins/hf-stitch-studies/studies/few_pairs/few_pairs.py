@@ -297,4 +297,4 @@ def main() -> None:
         "unrelated": {name: done[name] for name in UNRELATED}, "machine": study.machine(),
         "seconds": sum(result["seconds"] for result in done.values()),
     }  # fmt: skip
-    study.leave("few_pairs", record, page, arguments.out)
+    study.write_results("few_pairs", record, page, arguments.out)

@@ -9,7 +9,7 @@ import numpy as np
 import study
 import torch
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import OPTIONS, filled, leave
+from filter_atoms.experiment import OPTIONS, filled, write_results
 from filter_atoms.networks import Images
 from filter_atoms.task_networks import SIZES, TUNED, Cifar100
 from hf_stitch_filter_atoms import FilterAtoms, gauge_bounds
@@ -42,7 +42,7 @@ def main() -> None:
         "sizes": SIZES, "origin": task_networks.origin(arguments), "images": len(test), "pairs": pairs,
         "trained": on_two_tasks(Cifar100.read(arguments.data_dir), arguments), "bounds": bounds,
     }  # fmt: skip
-    leave("blindness", record, page, arguments.out)
+    write_results("blindness", record, page, arguments.out)
 
 
 def _scale(network: nn.Module) -> None:

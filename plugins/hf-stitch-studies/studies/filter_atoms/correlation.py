@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import study
 from filter_atoms import networks, task_networks
-from filter_atoms.experiment import OPTIONS, filled, leave
+from filter_atoms.experiment import OPTIONS, filled, write_results
 from filter_atoms.pairwise import (
     Array,
     additive,
@@ -81,7 +81,7 @@ def main() -> None:
         "sizes": SIZES, "recipe": str(TUNED), "resamples": RESAMPLES, "origin": task_networks.origin(arguments),
         "arms": arms,
     }  # fmt: skip
-    leave(NAME, record, page, arguments.out, pictures(record))
+    write_results(NAME, record, page, arguments.out, pictures(record))
 
 
 def compared(arm: Arm, number: int, data: Cifar100, arguments: argparse.Namespace) -> dict[str, Any]:

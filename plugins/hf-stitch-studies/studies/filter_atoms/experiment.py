@@ -13,7 +13,7 @@ DEMONSTRATION = (
 )
 OPTIONS = ("data-dir", "published", "networks")
 TRAINED = "--networks NETWORKS --data-dir DATA --out OUT"  # options of a script without published networks
-leave = partial(study.leave, null=True)
+write_results = partial(study.write_results, null=True)
 
 
 def filled(

@@ -12,7 +12,7 @@ import numpy as np
 import study
 import torch
 from filter_atoms import ensembles, networks
-from filter_atoms.experiment import OPTIONS, TRAINED, above, filled, leave
+from filter_atoms.experiment import OPTIONS, TRAINED, above, filled, write_results
 from filter_atoms.federated_methods import EVOLVING, FEDAVG, FIXED, Plan, State, federate, snapshot
 from filter_atoms.networks import Images, Recipe, alexnet
 from filter_atoms.pairwise import Pairs, bootstrap, shown, upper
@@ -188,7 +188,7 @@ def main() -> None:
         network = start(arm, clients, arguments)
         arms[arm], matrices[arm] = related(arm, network, clients, public.select(places).inputs())
     record = {"sizes": SIZES, "plan": str(PLAN), "arms": arms}
-    leave("federated", record, page, arguments.out, {"federated": picture(matrices)})
+    write_results("federated", record, page, arguments.out, {"federated": picture(matrices)})
 
 
 def related(

@@ -44,7 +44,7 @@ def main() -> None:
         Console(width=140).print(result)
         name = folder.name.removeprefix("drfrankenstein_")
         record["architectures"][name] = {**summary(result), "seconds": round(time.process_time() - start)}
-    study.leave("bench", record, page, arguments.out)
+    study.write_results("bench", record, page, arguments.out)
 
 
 def measured(loaded: dict[str, Adapter], layers: Sequence[str], train: Samples, test: Samples) -> Bench:

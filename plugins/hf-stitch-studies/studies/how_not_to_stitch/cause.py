@@ -81,7 +81,7 @@ def main() -> None:
     }
     sizes = {"train": TRAIN, "test": TEST, "steps": STEPS, "sources": SOURCES, "targets": TARGETS}
     record = {"pairs": pairs, "layers": [layers_a, layers_b], "preset": sizes}
-    study.leave("cause", record, page, arguments.out)
+    study.write_results("cause", record, page, arguments.out)
 
 
 (REASON,) = study.stated(__file__)
@@ -90,7 +90,7 @@ def main() -> None:
 def page(record: Mapping[str, Any]) -> str:
     preset, pairs = record["preset"], record["pairs"]
     cells_of, only = _only(record)
-    distant = _apart(preset)
+    distant = _distant_cells(preset)
     lines = [
         [key, record["layers"][0][i], record["layers"][1][j], *cells_of[key].line(i, j)]
         for key, mask in only.items()
@@ -124,14 +124,14 @@ def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
     return [REASON.row(ours, f"{len(cells_of)} pairs, {total} cells", [part], len(cells_of))]
 
 
-def _apart(preset: Mapping[str, Any]) -> NDArray[np.bool_]:
+def _distant_cells(preset: Mapping[str, Any]) -> NDArray[np.bool_]:
     distant: NDArray[np.bool_] = np.abs(np.subtract.outer(preset["sources"], preset["targets"])) >= 2
     return distant
 
 
 def _only(record: Mapping[str, Any]) -> tuple[dict[str, "_Cells"], dict[str, NDArray[np.bool_]]]:
     """Return the figures of each pair, and the distant cells with a detector where only task loss is accurate."""
-    cells_of, distant = {key: _Cells(one) for key, one in record["pairs"].items()}, _apart(record["preset"])
+    cells_of, distant = {key: _Cells(one) for key, one in record["pairs"].items()}, _distant_cells(record["preset"])
     return cells_of, {
         key: distant & of.judged & (of.accuracy("task loss") >= ACCURATE) & (of.accuracy(DIRECT) < ACCURATE)
         for key, of in cells_of.items()

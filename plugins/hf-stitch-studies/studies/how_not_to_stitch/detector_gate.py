@@ -55,7 +55,7 @@ def main() -> None:
                 for name, (detector, auxiliary, at) in tries.items()
             }
         record["families"][kind] = {"layers": list(layers), "targets": by_target}
-    study.leave("detector_gate", record, page, arguments.out)
+    study.write_results("detector_gate", record, page, arguments.out)
 
 
 def superposed(data_dir: Any) -> Samples:

@@ -39,7 +39,7 @@ def main() -> None:
             for folder in arguments.networks
         },
     }
-    study.leave("layer_grids", record, page, arguments.out)
+    study.write_results("layer_grids", record, page, arguments.out)
 
 
 def measured(loaded: dict[str, Adapter], layers: Sequence[str], train: Samples, test: Samples) -> dict[str, Any]:

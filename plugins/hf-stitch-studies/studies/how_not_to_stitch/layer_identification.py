@@ -37,7 +37,7 @@ def main() -> None:
     record: dict[str, Any] = {"preset": {"images": IMAGES, "resamples": RESAMPLES}, "families": {}}
     for kind, loaded, layers in kinds(arguments):
         record["families"][kind] = measured(loaded, layers, samples)
-    study.leave("layer_identification", record, page, arguments.out)
+    study.write_results("layer_identification", record, page, arguments.out)
 
 
 def measured(loaded: dict[str, Adapter], layers: tuple[str, ...], samples: Samples) -> dict[str, Any]:

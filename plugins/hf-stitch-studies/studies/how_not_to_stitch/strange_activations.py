@@ -78,7 +78,7 @@ def main() -> None:
         figures = recorded(grid, task_loss) | {"histograms": histograms(grid, task_loss)}
         section[f"{a} -> {b}"] = figures | {"seconds": round(time.perf_counter() - start)}
         section["layers"], section["preset"] = list(layers), {"train": TRAIN, "test": TEST, "steps": arguments.steps}
-        study.leave("strange_activations", record, page, arguments.out)
+        study.write_results("strange_activations", record, page, arguments.out)
 
 
 def recorded(grid: StitchGrid, task_loss: Mapping[int, TaskLoss]) -> dict[str, Any]:

@@ -70,10 +70,10 @@ def main() -> None:
     rank = {a: ranks(activations(models[a], test.pixels[:500])) for a, b in parts_of}
     record = {
         "preset": {"images": TRAIN, "test": TEST, "last": LAST}, "pairs": [list(pair) for pair in parts_of],
-        "float32": apart(exact, next(iter(parts_of.values()))[CHECKED]),
+        "float32": float32_gap(exact, next(iter(parts_of.values()))[CHECKED]),
         **summary({pair: Cells.read(parts) for pair, parts in parts_of.items()}, rank),
     }  # fmt: skip
-    study.leave("task_loss_steps", record, page, arguments.out, null=True)
+    study.write_results("task_loss_steps", record, page, arguments.out, null=True)
 
 
 class Back:
@@ -260,7 +260,7 @@ def ranks(layers: Sequence[Tensor]) -> list[float]:
     return ratios
 
 
-def apart(exact: Mapping[str, Any], rounded: Mapping[str, Any]) -> float:
+def float32_gap(exact: Mapping[str, Any], rounded: Mapping[str, Any]) -> float:
     """Return the largest difference of accuracies between training in float32 and in bfloat16."""
     return max(
         abs(bits(digits_exact).mean() - bits(rounded["right"][name][step]).mean())

@@ -80,7 +80,7 @@ def main() -> None:
         "audits": audited({TRAINED: source, UNTRAINED: twin, ITSELF: target}, target, fitting, test, far),
         "seconds": round(time.perf_counter() - start),
     }  # fmt: skip
-    study.leave("text_audit", record, page, arguments.out)
+    study.write_results("text_audit", record, page, arguments.out)
 
 
 def encoder(seed: int, tokenizer: PreTrainedTokenizerFast, questions: Samples, *, trained: bool = True) -> Adapter:
@@ -189,7 +189,9 @@ def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
     failed = [name for name in ("source", "target") if accuracy[name] <= accuracy["most frequent class"]]
     failed += [f"itself at layer {one['from']}" for one in audits if one["source"] == ITSELF and not _sound(one)]
     direct = [one for one in audits if one["matcher"] in DIRECT and one["source"] != ITSELF]
-    strange = [one for one in audits if one["matcher"] == TASK and (one["source"] == UNTRAINED or _apart(one) >= 2)]
+    strange = [
+        one for one in audits if one["matcher"] == TASK and (one["source"] == UNTRAINED or _layer_distance(one) >= 2)
+    ]
     (inside, left), (within, outside) = decided(direct), decided(strange)
     parts = [
         None if failed or yes + no < LEAST else yes / (yes + no) >= share
@@ -201,14 +203,14 @@ def claims(record: Mapping[str, Any]) -> list[dict[str, str]]:
     return [CARRIES_OVER.row(ours, f"1 pair of encoders, {len(audits)} stitches", parts, 1)]
 
 
-def _apart(one: Mapping[str, Any]) -> int:
+def _layer_distance(one: Mapping[str, Any]) -> int:
     return int(abs(one["from"] - one["to"]))
 
 
 def caveats(audits: Sequence[Mapping[str, Any]]) -> str:
 
     def accurate(matcher: str) -> str:
-        distant = [one for one in _of(audits, TRAINED, matcher) if _apart(one) >= 2]
+        distant = [one for one in _of(audits, TRAINED, matcher) if _layer_distance(one) >= 2]
         return f"{sum(one['accurate'] for one in distant)} of {len(distant)}"
 
     twin = [one for one in audits if one["source"] == UNTRAINED]
@@ -233,10 +235,10 @@ DISTANCES = {"corresponding": (0, 0), "adjacent": (1, 1), "distant": (2, 99)}
 
 def _counted(audits: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     lines: list[list[Any]] = []
-    for source, (kind, apart), matcher in itertools.product(
+    for source, (kind, bounds), matcher in itertools.product(
         (TRAINED, UNTRAINED), DISTANCES.items(), (*DIRECT, TASK, GENTLE)
     ):
-        stitches = [one for one in _of(audits, source, matcher) if apart[0] <= _apart(one) <= apart[1]]
+        stitches = [one for one in _of(audits, source, matcher) if bounds[0] <= _layer_distance(one) <= bounds[1]]
         if stitches:
             fine, (inside, outside) = sum(one["accurate"] for one in stitches), decided(stitches)
             lines.append([

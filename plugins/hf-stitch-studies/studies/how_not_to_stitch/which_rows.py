@@ -38,7 +38,7 @@ def main() -> None:
     record: dict[str, Any] = {"preset": {"images": IMAGES}, "families": {}}
     for kind, loaded, layers in kinds(arguments):
         record["families"][kind] = measured(loaded, layers, samples)
-    study.leave("which_rows", record, page, arguments.out)
+    study.write_results("which_rows", record, page, arguments.out)
 
 
 def measured(loaded: Loaded, layers: tuple[str, ...], samples: Samples) -> dict[str, Any]:

@@ -253,4 +253,4 @@ def _direction(name: str, results: dict[str, Any]) -> str:
 
 def main() -> None:
     arguments = study.parser(__doc__, "texts", "networks", required={"texts", "out"}).parse_args()
-    study.leave("two_tokenizers", run(arguments.texts, arguments.networks), page, arguments.out)
+    study.write_results("two_tokenizers", run(arguments.texts, arguments.networks), page, arguments.out)

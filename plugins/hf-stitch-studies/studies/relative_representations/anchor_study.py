@@ -18,8 +18,8 @@ import torch
 from dr_frankenstein import images
 from relative_representations import end_to_end, heads, image_encoders, swapping
 from relative_representations.cross_architecture_images import SIZES
+from relative_representations.exchange import ABSOLUTE, Array, Estimate, Pairs, filled, spread
 from relative_representations.image_encoders import FINAL
-from relative_representations.kept import ABSOLUTE, Array, Estimate, Pairs, filled, spread
 from relative_representations.swapping import Encoded
 from torch import Tensor
 
@@ -64,7 +64,7 @@ def main() -> None:
         "sizes": SIZES, "settings": SETTINGS, "networks": names, "cuts": CUTS, "chance": chance, "scores": scores,
         "frequency": in_training(arguments.data_dir),
     }  # fmt: skip
-    study.leave("anchor_study", record, page, arguments.out)
+    study.write_results("anchor_study", record, page, arguments.out)
 
 
 def on_frozen(arguments: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]], float]:

@@ -17,7 +17,7 @@ import torch
 from dr_frankenstein import images
 from matplotlib.figure import Figure
 from relative_representations import cross_seed, graph_stitching, image_encoders, text_encoders, texts
-from relative_representations.kept import ABSOLUTE, Array, Estimate, Pairs, filled, span
+from relative_representations.exchange import ABSOLUTE, Array, Estimate, Pairs, filled, span
 from torch import Tensor
 
 from hf_stitch import registries
@@ -121,7 +121,7 @@ def main() -> None:
             scores += [{**place, "measure": name, "values": rows} for name, rows in by_measure.items()]
         print(f"{cell.data}, {cell.cut}: done", flush=True)
     record = {"samples": SAMPLES, "networks": networks, "scores": scores}
-    study.leave("angles", record, page, arguments.out, pictures(record))
+    study.write_results("angles", record, page, arguments.out, pictures(record))
 
 
 def likenesses(vectors: Sequence[Tensor], centred: bool) -> dict[str, list[list[float]]]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import study
-from relative_representations import cross_seed, image_encoders, kept
+from relative_representations import cross_seed, exchange, image_encoders
 from relative_representations.cross_seed import TASKS
-from relative_representations.kept import ABSOLUTE, RELATIVE, Estimate, Exchange, Pairs, filled, span
+from relative_representations.exchange import ABSOLUTE, RELATIVE, Estimate, Exchange, Pairs, filled, span
 from relative_representations.swapping import CENTRED, Sizes
 
 SIZES = Sizes(2_000, 1_000, 300, 5)
@@ -37,13 +37,13 @@ def main() -> None:
         train, test = SIZES.samples(task, arguments.data_dir)
         for cut in cross_seed.CUTS:
             frame = cross_seed.swapped(encoders, cut, train, test, arguments.cache, SIZES)
-            scores += kept.scores(frame, task=task, cut=cut)
+            scores += exchange.scores(frame, task=task, cut=cut)
             print(f"{task}, {cut}: done", flush=True)
     record = {
         "sizes": SIZES, "networks": [network.name for network in encoders], "cuts": list(cross_seed.CUTS),
         "groups": [name for name, count in NETWORKS.items() for _ in range(count)], "scores": scores,
     }  # fmt: skip
-    study.leave("cross_architecture_images", record, page, arguments.out)
+    study.write_results("cross_architecture_images", record, page, arguments.out)
 
 
 class Cell(Exchange):

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import study
-from relative_representations import image_encoders, kept, swapping
+from relative_representations import exchange, image_encoders, swapping
+from relative_representations.exchange import ABSOLUTE, RELATIVE, Exchange, Pairs, filled, span
 from relative_representations.image_encoders import FINAL, Published
-from relative_representations.kept import ABSOLUTE, RELATIVE, Exchange, Pairs, filled, span
 from relative_representations.swapping import CENTRED, INVERSE, TRANSLATIONS, TRUNCATED, Sizes
 
 from hf_stitch import Samples
@@ -55,16 +55,16 @@ def main() -> None:
         train, test = SIZES.samples(task, arguments.data_dir)
         for cut in CUTS:
             frame = swapped(trained, cut, train, test, arguments.cache, SIZES)
-            scores += kept.scores(frame, task=task, cut=cut, encoders="trained")
+            scores += exchange.scores(frame, task=task, cut=cut, encoders="trained")
             twins = swapped(untrained, cut, train, test, arguments.cache, SIZES, translations={})
-            scores += kept.scores(twins, task=task, cut=cut, encoders="untrained")
+            scores += exchange.scores(twins, task=task, cut=cut, encoders="untrained")
             print(f"{task}, {cut}: done", flush=True)
     record = {
         "sizes": SIZES, "networks": [network.name for network in trained],
         "untrained": [network.name for network in untrained],
         "cuts": list(CUTS), "scores": scores,
     }  # fmt: skip
-    study.leave("cross_seed", record, page, arguments.out)
+    study.write_results("cross_seed", record, page, arguments.out)
 
 
 class Cell(Exchange):

@@ -20,7 +20,7 @@ import torch
 from hf_stitch_graphs import Graph, NodeNetwork, create, read_planetoid
 from relative_representations import swapping
 from relative_representations.encoders import digest
-from relative_representations.kept import Array, Estimate, Exchange, Pairs, filled, median, spread
+from relative_representations.exchange import Array, Estimate, Exchange, Pairs, filled, median, spread
 from relative_representations.swapping import ABSOLUTE, CHANCE, RELATIVE, TRANSLATIONS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -251,7 +251,7 @@ def main() -> None:
         )
         for name in DATA
     ]
-    study.leave("graph_stitching", {"sizes": SIZES, "results": results}, page, arguments.out)
+    study.write_results("graph_stitching", {"sizes": SIZES, "results": results}, page, arguments.out)
 
 
 class Compared:

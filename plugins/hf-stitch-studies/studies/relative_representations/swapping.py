@@ -8,8 +8,8 @@ import pandas as pd
 import torch
 from dr_frankenstein import images
 from relative_representations import heads
+from relative_representations.exchange import ABSOLUTE, CHANCE, RELATIVE
 from relative_representations.image_encoders import Published
-from relative_representations.kept import ABSOLUTE, CHANCE, RELATIVE
 from sklearn.metrics import f1_score
 from torch import Tensor
 

@@ -19,7 +19,7 @@ import study
 import torch
 from numpy.typing import NDArray
 from relative_representations import ngram_encoders, text_encoders, texts
-from relative_representations.kept import ABSOLUTE, RELATIVE, Array, filled, span
+from relative_representations.exchange import ABSOLUTE, RELATIVE, Array, filled, span
 from relative_representations.ngram_encoders import Vectors, plain
 from relative_representations.swapping import CENTRED, TRUNCATED, relative
 from scipy.stats import rankdata, spearmanr
@@ -107,16 +107,18 @@ def read(split: str, data_dir: str) -> dict[str, list[str]]:
     }
 
 
-def apart(sentences: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]] | None = None) -> list[int]:
+def distinct_rows(
+    sentences: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]] | None = None
+) -> list[int]:
     """Return the rows without empty or repeated sentences in any language, also compared with ``others``."""
-    distinct_rows = set(range(len(sentences[LANGUAGES[0]])))
+    rows = set(range(len(sentences[LANGUAGES[0]])))
     for language in LANGUAGES:
         seen = {"", *(others or {}).get(language, ())}
         for row, sentence in enumerate(sentences[language]):
             if sentence in seen:
-                distinct_rows.discard(row)
+                rows.discard(row)
             seen.add(sentence)
-    return sorted(distinct_rows)
+    return sorted(rows)
 
 
 def shards(rows: Sequence[int], seed: int) -> tuple[list[int], dict[str, list[int]]]:
@@ -368,9 +370,9 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     )
     train, test = ({name: list(map(plain, some)) for name, some in part.items()} for part in (raw, raw_test))
     everything = {language: list(map(plain, read("test", data_dir)[language])) for language in LANGUAGES}
-    rows = apart(train, everything)
+    rows = distinct_rows(train, everything)
     news = {language: list(map(plain, texts.plain(texts.ntrex(language, data_dir)))) for language in LANGUAGES}
-    news_rows = apart(news)
+    news_rows = distinct_rows(news)
     # Vectors of all English sentences; row i of a tensor is row i of the data.
     english, english_test, english_news = encoded(train["en"]), encoded(test["en"]), encoded(news["en"])
     row_index = torch.tensor(rows)
@@ -662,4 +664,4 @@ def _curve_sentences(record: Mapping[str, Any]) -> str:
 
 def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "cache", required={"data-dir"}).parse_args()
-    study.leave("translated_labels", measured(arguments.data_dir, arguments.cache), page, arguments.out)
+    study.write_results("translated_labels", measured(arguments.data_dir, arguments.cache), page, arguments.out)

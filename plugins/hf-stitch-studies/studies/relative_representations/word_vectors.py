@@ -18,7 +18,7 @@ import torch
 from hf_stitch_word_vectors import WordVectors, align, retrieval_scores, shared_vocabulary, word_samples
 from matplotlib.figure import Figure
 from relative_representations import texts
-from relative_representations.kept import Estimate, student
+from relative_representations.exchange import Estimate, student
 from relative_representations.word_training import WORDS, parts_of, trained, written
 from torch import Tensor
 from tqdm import tqdm
@@ -273,7 +273,7 @@ class Scores:
         return [name for name in available if all(gain.low > 0 for gain in self.all(pairs, name, "mrr 10", RELATIVE))]
 
 
-def apart(results: Scores) -> list[bool | None]:
+def disagree(results: Scores) -> list[bool | None]:
     """Return whether absolute vectors disagree, in each pair and direction."""
     return [
         estimate.below(CHANCE) for score in ("mrr 10", "jaccard 10") for estimate in results.all(TWO, ABSOLUTE, score)
@@ -325,7 +325,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     )
     return [
         INCOMPATIBLE.row(
-            f"{main[ABSOLUTE]:.3f} (MRR); other texts {other_texts[ABSOLUTE]:.3f}", n, apart(results), len(TWO)
+            f"{main[ABSOLUTE]:.3f} (MRR); other texts {other_texts[ABSOLUTE]:.3f}", n, disagree(results), len(TWO)
         ),
         AGREE.row(agreed, n, agree(results), len(TWO)),
         NEAR.row(cosines, n, near(results), len(TWO)),
@@ -485,4 +485,4 @@ def measured(folder: Path, data_dir: str, cache: Path) -> dict[str, Any]:
 def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "cache", "texts", required={"data-dir", "texts"}).parse_args()
     record = measured(arguments.texts, arguments.data_dir, arguments.cache)
-    study.leave(NAME, record, page, arguments.out, {NAME: picture(record)})
+    study.write_results(NAME, record, page, arguments.out, {NAME: picture(record)})

@@ -247,4 +247,4 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> None:
     arguments = study.parser(__doc__, "data-dir", "networks", required={"data-dir"}).parse_args()
-    study.leave("transfer", run(arguments.data_dir, arguments.networks), page, arguments.out)
+    study.write_results("transfer", run(arguments.data_dir, arguments.networks), page, arguments.out)
