@@ -271,8 +271,9 @@ def page(record: Mapping[str, Any]) -> str:
         "![Measured and modelled seconds](scaling.png)",
         "",
         "For each job, we fitted a model of the time: a constant, and a rate for each term that grows with the size. "
-        "In the first table of a job, n is the number of rows, d the width of the layers, and *pairs* the number of pairs "
-        "of layers. The column *left out* checks the model: it predicts the time for this size from all other sizes. "
+        "In the first table of a job, n is the number of rows, d the width of the layers, and *pairs* the number of "
+        "pairs of layers. The column *left out* checks the model: it predicts the time for this size from all "
+        "other sizes. "
         "The second table contains **predictions** for larger sizes, not measurements.",
         "",
     ]
