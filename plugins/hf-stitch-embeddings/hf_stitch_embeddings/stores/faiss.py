@@ -16,7 +16,7 @@ from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.export.sentence_transformers import dense_layers
 from hf_stitch_embeddings.stores.arrays import UnfinishedRows, drawn
 from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed
-from hf_stitch_embeddings.vectors import SAMPLED, Metric, are_normalized, batches, is_unit
+from hf_stitch_embeddings.vectors import SAMPLED, Metric, are_normalized, batches, was_normalized
 
 CHANGES = ("add", "add_with_ids", "train")
 TRAINING = 100_000
@@ -257,7 +257,7 @@ class FaissStore(VectorStore):
         error = self._old.error(self._faiss)
         sample = self._old.rows(next(drawn(index.ntotal, SAMPLED, 0)))
         unit = not inner and (
-            is_unit(sample, error) if error else are_normalized(sample)
+            was_normalized(sample, error) if error else are_normalized(sample)
         )  # then both metrics rank alike
         metrics: tuple[Metric, ...] = ("cosine", "dot") if inner else ("cosine", "l2") if unit else ("l2",)
         return Description(f"FAISS index {self.source}", index.ntotal, index.d, metrics, error)
