@@ -372,26 +372,21 @@ def pairs_curve(
         >>> curve.old, list(curve.scores)
         (1.0, ['ridge, index', 'ridge, query', 'ridge, adjoint'])
     """
-    old_vectors, new_vectors = read_vectors(old_pairs, "old_pairs"), read_vectors(new_pairs, "new_pairs")
+    old_rows, new_rows = read_vectors(old_pairs, "old_pairs"), read_vectors(new_pairs, "new_pairs")
     directions: tuple[Direction, ...] = ("index", "query") if metric == "l2" else ("index", "query", "adjoint")
     maps = dict(maps or {f"ridge, {map_direction}": ("ridge", map_direction) for map_direction in directions})
     candidates_by_name = {
         name: candidates(
-            len(old_vectors),
-            old_vectors.shape[1],
-            new_vectors.shape[1],
-            map=matcher,
-            direction=one_direction,
-            metric=metric,
+            len(old_rows), old_rows.shape[1], new_rows.shape[1], map=matcher, direction=map_direction, metric=metric
         )[0]
-        for name, (matcher, one_direction) in maps.items()
+        for name, (matcher, map_direction) in maps.items()
     }
     recalls: dict[str, dict[str, list[Any]]] = {name: {} for name in maps}
     figure, old = f"recall@{k}", float("nan")
-    for count in [size for size in sizes if size <= len(old_vectors)]:
+    for count in [size for size in sizes if size <= len(old_rows)]:
         for seed in seeds:
-            rows = np.sort(np.random.default_rng(seed).permutation(len(old_vectors))[:count])
-            fits = Fits(Pairs(old_vectors[rows], new_vectors[rows]), metric=metric, seed=seed)
+            rows = np.sort(np.random.default_rng(seed).permutation(len(old_rows))[:count])
+            fits = Fits(Pairs(old_rows[rows], new_rows[rows]), metric=metric, seed=seed)
             result = evaluate_retrieval(
                 {name: fits.map(candidate) for name, candidate in candidates_by_name.items()},
                 *(old_documents, new_documents, old_queries, new_queries),
