@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hf_stitch.options import checked
 from hf_stitch.storage.files import decoding
 from hf_stitch_embeddings.retrieval import exact_search
-from hf_stitch_embeddings.stores.base import Rows, VectorStore, written
+from hf_stitch_embeddings.stores.base import Rows, VectorStore, write_errors
 from hf_stitch_embeddings.vectors import Metric, encode, lengths, normalized, outside_range, read_vectors
 
 First: TypeAlias = Literal["hubs", "asked", "random"]
@@ -205,7 +205,7 @@ class LazyUpgrade:
         for start in range(0, len(waiting), self.every):
             chunk = waiting[start : start + self.every]
             ids = [id_ for id_, _ in chunk]
-            with written(f"the {type(self.store).__name__}"):
+            with write_errors(f"the {type(self.store).__name__}"):
                 self.store.replace(ids, np.stack([vector for _, vector in chunk]))
             self._write("UPDATE exact SET in_store = 1 WHERE id = ?", [(id_,) for id_ in ids])
         return len(waiting)

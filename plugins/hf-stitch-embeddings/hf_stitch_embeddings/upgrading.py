@@ -13,7 +13,7 @@ import numpy as np
 
 from hf_stitch.results import Result
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
-from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, written
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, write_errors
 from hf_stitch_embeddings.vectors import BATCH, normalized, was_normalized
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def upgrade(
             "expect a lower recall than in the verdict, or upgrade the original vectors if you have them",
             stacklevel=2,
         )
-    with written(description.name):
+    with write_errors(description.name):
         store.start(fingerprint(embedding_map), embedding_map.out_features)
         mapped, missing = 0, store.missing()
         already_mapped = description.rows - missing
