@@ -123,7 +123,8 @@ def a_map(width: int = NEW, seed: int = 0) -> EmbeddingMap:
     return EmbeddingMap.of(LinearStitch.of(weight=torch.randn(width, OLD, generator=draws)))
 
 
-MAP, OTHER_MAP, EQUAL_WIDTH_MAP = a_map(), a_map(seed=1), a_map(OLD)
+MAP, OTHER_MAP, EQUAL_MAP = a_map(), a_map(seed=1), a_map(OLD)
+"""A map, a different map, and a map to vectors of equal width."""
 
 
 class _CaseStore:
@@ -132,9 +133,7 @@ class _CaseStore:
     def __init__(self, case: StoreCase, folder: Path) -> None:
         draws = np.random.default_rng(0)
         self.case, self.folder = case, folder
-        self.vectors, self.changed_vectors = (
-            normalized(draws.normal(size=(ROWS, OLD)).astype(np.float32)) for _ in range(2)
-        )
+        self.vectors, self.changed = (normalized(draws.normal(size=(ROWS, OLD)).astype(np.float32)) for _ in range(2))
         self.payloads = [f"text {number}" for number in range(ROWS)]
         self.ids = list(case.make(folder, self.vectors, self.payloads))
 
@@ -307,10 +306,8 @@ def _ids(case: StoreCase) -> None:
         _require(store.missing() == ROWS, f"missing() must be {ROWS} at the start, got {store.missing()}")
     with _case_store(case) as case_store:
         upgraded = case_store.upgrade()
-        _require(
-            upgraded.rows == upgraded.mapped == ROWS,
-            f"{ROWS} rows must be mapped, got {upgraded.mapped} of {upgraded.rows}",
-        )
+        valid = upgraded.rows == upgraded.mapped == ROWS
+        _require(valid, f"{ROWS} rows must be mapped, got {upgraded.mapped} of {upgraded.rows}")
         case_store.check_new("an upgrade")
 
 
@@ -437,12 +434,7 @@ def _another_map(case: StoreCase) -> None:
 
 
 def _finished(case: StoreCase) -> None:
-    for first, again in (
-        (MAP, MAP),
-        (MAP, OTHER_MAP),
-        (EQUAL_WIDTH_MAP, EQUAL_WIDTH_MAP),
-        (EQUAL_WIDTH_MAP, a_map(OLD, seed=1)),
-    ):
+    for first, again in ((MAP, MAP), (MAP, OTHER_MAP), (EQUAL_MAP, EQUAL_MAP), (EQUAL_MAP, a_map(OLD, seed=1))):
         with _case_store(case) as case_store:
             case_store.upgrade(first)
             try:
@@ -486,15 +478,13 @@ def _both_write(case: StoreCase, second: EmbeddingMap) -> None:
 def _changed_source(case: StoreCase) -> None:
     with _case_store(case) as case_store:
         case_store.interrupt()
-        case.change(case_store.folder, case_store.ids, case_store.changed_vectors)
+        case.change(case_store.folder, case_store.ids, case_store.changed)
         try:
             case_store.upgrade()
         except ValueError:
-            _require(
-                case_store.holds(case_store.changed_vectors), "a rejected upgrade must leave the old vectors unchanged"
-            )
+            _require(case_store.holds(case_store.changed), "a rejected upgrade must leave the old vectors unchanged")
         else:
-            is_complete = case_store.holds(MAP(case_store.changed_vectors))
+            is_complete = case_store.holds(MAP(case_store.changed))
             _require(is_complete, "if old vectors have changed since the start, raise an error or map the changed ones")
 
 

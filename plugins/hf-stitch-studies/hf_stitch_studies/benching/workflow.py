@@ -24,10 +24,10 @@ from hf_stitch.workflows._checks import Named, Runs, check_held_out, named_layer
 from hf_stitch.workflows._grid import stitch_grid
 from hf_stitch_studies.benching.correlation import BASELINES, TESTS, Test
 from hf_stitch_studies.benching.distances import (
+    BenchPair,
+    BenchRepresentation,
     Distance,
     GivenDistance,
-    Represented,
-    RepresentedPair,
     metric_distances,
     structural_distances,
 )
@@ -204,7 +204,9 @@ class _Grids:
     # (reference network, its depth, source network, approximated) -> matcher label -> grid, or why it is undefined
     _cache: dict[tuple[str, int, str, bool], dict[str, StitchGrid | str]] = field(default_factory=dict)
 
-    def grid(self, reference: Represented, representation: Represented, matcher: Matcher) -> tuple[StitchGrid, str]:
+    def grid(
+        self, reference: BenchRepresentation, representation: BenchRepresentation, matcher: Matcher
+    ) -> tuple[StitchGrid, str]:
         """Return the grid from a representation to a reference, and the label of the applied matcher in it.
 
         The grid contains all layers of the network, or all approximations of the layer.
@@ -265,7 +267,7 @@ class FunctionalDistance(Distance):
         """Both tests for closed-form matchers; only specificity for trained matchers."""
         return TESTS if isinstance(self.matcher, ClosedFormMatcher) else ("specificity",)
 
-    def __call__(self, pair: RepresentedPair) -> float:
+    def __call__(self, pair: BenchPair) -> float:
         """Compute the distance of a pair."""
         grid, label = self.grids.grid(pair.reference, pair.other, self.matcher)
         layers = self.grids.layers[pair.other.network][pair.other.depth], grid.layers_b[0]
