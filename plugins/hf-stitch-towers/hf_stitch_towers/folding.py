@@ -17,9 +17,8 @@ from transformers.pytorch_utils import Conv1D
 READERS = (nn.Linear, Conv1D)
 """Classes of modules that can absorb a map in front of them."""
 
-EQUAL = {False: 1e-5, True: 3e-2}
-"""Whether in half precision -> maximum difference between folded and mapped network, over the largest output."""
-
+TOLERANCE, HALF_TOLERANCE = 1e-5, 3e-2
+"""Maximum difference due to rounding, over the largest output: in float32, and in half precision."""
 
 LONGEST = 160
 """Maximum number of reported characters of an error."""
@@ -27,6 +26,11 @@ LONGEST = 160
 
 class CannotFoldError(ValueError):
     """Error for towers or maps that cannot be folded into a network of the class."""
+
+
+def tolerance(*dtypes: torch.dtype) -> float:
+    """Return the maximum difference due to rounding in computations with these dtypes."""
+    return HALF_TOLERANCE if min(torch.finfo(dtype).bits for dtype in dtypes) < 32 else TOLERANCE
 
 
 @dataclass(frozen=True)

@@ -143,17 +143,17 @@ def test_scales_and_shifts_of_a_tower_are_found_by_its_images_alone() -> None:
 
 def test_matchers_are_chosen_on_images_that_fitted_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module, fits, scores = sys.modules["hf_stitch_towers.exchange"], list[set[Any]](), list[set[Any]]()
-    fitted, scored = Folded.fitted, module.scored
+    fit_maps, scored = Folded.fit_maps, module.scored
 
     def fitting(self: Any, matchers: Any, samples: Any) -> Any:
         fits.append({*samples.ids})
-        return fitted(self, matchers, samples)
+        return fit_maps(self, matchers, samples)
 
     def scoring(place: Any, samples: Any, rows: Any) -> Any:
         scores.append({*samples.ids})
         return scored(place, samples, rows)
 
-    monkeypatch.setattr(Folded, "fitted", fitting)
+    monkeypatch.setattr(Folded, "fit_maps", fitting)
     monkeypatch.setattr(module, "scored", scoring)
     exchange(network("ved"), hf_stitch.load(TOWERS["vit"](), processor=of_images()), images(48), "vision", QUIET)
     (first, both), (chosen, tested) = fits, scores
@@ -176,7 +176,7 @@ def test_a_saved_network_loads_without_hf_stitch(tmp_path: Path) -> None:
         "assert 'hf_stitch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
-    assert "image decides" in (tmp_path / "new" / "README.md").read_text()
+    assert "decided by the image" in (tmp_path / "new" / "README.md").read_text()
 
 
 def test_a_tower_of_another_kind_is_stitched() -> None:
@@ -412,7 +412,7 @@ def test_a_killed_save_leaves_the_old_folder_whole(kind: str, tmp_path: Path) ->
     found = saved(kind)
     assert found.folded == (kind == "folded")
     found.save_pretrained(folder)
-    assert "image decides" in (folder / "README.md").read_text() and not (folder / ".hf_stitch_save").exists()
+    assert "decided by the image" in (folder / "README.md").read_text() and not (folder / ".hf_stitch_save").exists()
 
 
 def test_a_broken_save_leaves_the_old_folder_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,7 +492,7 @@ def test_a_pipeline_reads_an_exchanged_network(kind: str, how: str, tmp_path: Pa
     found = exchange(old, encoder, images(48), "vision", QUIET, matcher="ridge")
     assert found.folded == (how == "folded")
     found.save_pretrained(tmp_path / "new")
-    assert "image decides" in (tmp_path / "new" / "README.md").read_text()
+    assert "decided by the image" in (tmp_path / "new" / "README.md").read_text()
     pipeline = hf.pipeline("image-text-to-text", model=str(tmp_path / "new"))
     text = "<image> w5 w6" if kind == "llava" else "w5"
     given = images(2, seed=3)
