@@ -23,7 +23,7 @@ from hf_stitch.scoring.measured import as_score
 from hf_stitch_towers.answers import references_of
 from hf_stitch_towers.examples import start_of
 from hf_stitch_towers.folding import tower_of
-from hf_stitch_towers.outputs import Captions, Outputs, written
+from hf_stitch_towers.outputs import Captions, Outputs, generate_greedily
 from hf_stitch_towers.places import (
     FEWEST,
     Features,
@@ -174,8 +174,9 @@ def _exchanged(
     shown_samples = test.take(min(len(test), SHOWN))
     captions: tuple[Caption, ...] = ()
     if tokenizer is not None and isinstance(job.outputs, Captions):
-        ids = written(old.model, full_inputs(old, shown_samples))[1], final.generate(finished.model, shown_samples)
-        texts = (tokenizer.batch_decode(network_ids, skip_special_tokens=True) for network_ids in ids)
+        original_ids = generate_greedily(old.model, full_inputs(old, shown_samples))[1]
+        all_ids = original_ids, final.generate(finished.model, shown_samples)
+        texts = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in all_ids)
         captions = tuple(map(Caption, shown_samples.ids, *texts))
     # a stitched place holds out FEWEST samples of `rest` from the fit
     return Exchanged(

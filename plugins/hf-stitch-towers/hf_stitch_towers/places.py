@@ -44,7 +44,7 @@ from hf_stitch_towers.folding import (
     with_tower,
 )  # fmt: skip
 from hf_stitch_towers.inputs import OF_TEXT, WHOLE, ImageAndTextProcessor, WaveformProcessor, inputs_of
-from hf_stitch_towers.outputs import Outputs, greedy, split_generated, text_of, written
+from hf_stitch_towers.outputs import Outputs, generate_greedily, greedy, split_generated, text_of
 from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 
 FEWEST = 8
@@ -374,7 +374,7 @@ class FoldedMap(Map):
 
     def generate(self, model: Any, samples: Samples) -> Tensor:
         """Generate texts with the network."""
-        return written(model, self.place.inputs(samples))[1]
+        return generate_greedily(model, self.place.inputs(samples))[1]
 
     def finish(self, samples: Samples) -> Finished:
         """Return the network of the same class."""

@@ -18,7 +18,7 @@ import transformers as hf
 from hf_stitch_towers.exchange import exchange, with_context
 from hf_stitch_towers.folding import tower_of, with_tower
 from hf_stitch_towers.inputs import ImageAndTextProcessor
-from hf_stitch_towers.outputs import Captions, Written, with_captions
+from hf_stitch_towers.outputs import CaptionInputs, Captions, with_captions
 from hf_stitch_towers.places import Folded, full_inputs
 from hf_stitch_towers.result import DECIDED, DECIDED_AGREEMENT, MEAN, MOMENTS, NO_MAP, ORIGINAL
 from PIL import Image
@@ -212,7 +212,7 @@ def test_tokens_behind_the_end_of_a_caption_decide_nothing() -> None:
     torch.manual_seed(0)
     logits = {name: torch.randn(2, 5, 7, dtype=torch.float64) for name in (ORIGINAL, MEAN, "exchanged")}
     outputs = Captions(None, "vision")
-    outputs.wanted = logits[ORIGINAL].argmax(-1)
+    outputs.tokens = logits[ORIGINAL].argmax(-1)
     outputs.counted = torch.tensor([[True] * 4 + [False], [True] * 2 + [False] * 3])
     found = outputs.measures({name: [values] for name, values in logits.items()})["exchanged"]
     logs = {name: values.log_softmax(-1) for name, values in logits.items()}
@@ -542,12 +542,12 @@ def test_a_name_that_begins_another_is_no_choice() -> None:
 def test_answers_follow_the_special_tokens_that_all_captions_begin_with() -> None:
     tokens = torch.tensor([[2, 55, 7, 8], [2, 55, 9, 8]])
     inputs = {"input_ids": torch.tensor([[1], [1]]), "attention_mask": torch.ones(2, 1, dtype=torch.long)}
-    made = Written(inputs, "input_ids", "attention_mask", 0, inputs["input_ids"], tokens, tokens > 0)
-    moved = made.begun_by([2, 55], 0)
-    assert moved.begun.tolist() == [[1, 2, 55]] * 2 and moved.tokens.tolist() == [[7, 8], [9, 8]]
-    full = moved.followed_by(torch.tensor([[5, 6], [5, 6]]))
+    made = CaptionInputs(inputs, "input_ids", "attention_mask", 0, inputs["input_ids"], tokens, tokens > 0)
+    moved = made.move_shared_tokens([2, 55], 0)
+    assert moved.text.tolist() == [[1, 2, 55]] * 2 and moved.tokens.tolist() == [[7, 8], [9, 8]]
+    full = moved.with_tokens(torch.tensor([[5, 6], [5, 6]]))
     assert full["input_ids"].tolist() == [[1, 2, 55, 5]] * 2 and full["attention_mask"].tolist() == [[1] * 4] * 2
-    assert made.begun_by([2, 55], 2).begun.tolist() == [[1]] * 2  # an end is no beginning
+    assert made.move_shared_tokens([2, 55], 2).text.tolist() == [[1]] * 2  # an end is no beginning
 
 
 def padded_behind() -> Any:
