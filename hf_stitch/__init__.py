@@ -41,7 +41,7 @@ class _StitchConfig:
 
     @staticmethod
     def _real() -> Any:
-        return importlib.import_module("hf_stitch.auto").StitchConfig  # a room above this one
+        return importlib.import_module("hf_stitch.auto").StitchConfig  # late, because it imports this package
 
 
 class _Registration:
@@ -50,17 +50,17 @@ class _Registration:
     It does not derive from a class in importlib.abc, because importing that would make this import 10 % slower.
     """
 
-    place = "transformers.models.auto.configuration_auto"
-    looking = False
+    module_name = "transformers.models.auto.configuration_auto"
+    is_searching = False
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        if name != self.place or self.looking:
+        if name != self.module_name or self.is_searching:
             return None
-        self.looking = True
+        self.is_searching = True
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self.looking = False
+            self.is_searching = False
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
             spec.loader.exec_module = lambda module: (run(module), self.register(module))  # type: ignore[assignment, func-returns-value, method-assign]
@@ -72,7 +72,7 @@ class _Registration:
         module.AutoConfig.register(_StitchConfig.model_type, _StitchConfig, exist_ok=True)
 
 
-if _Registration.place in sys.modules:
-    _Registration().register(sys.modules[_Registration.place])
+if _Registration.module_name in sys.modules:
+    _Registration().register(sys.modules[_Registration.module_name])
 else:
     sys.meta_path.insert(0, _Registration())

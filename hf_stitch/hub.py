@@ -65,9 +65,9 @@ def download(repo_id: str, *, files: list[str], subfolder: str = "", **options: 
     revision = options.get("revision")
     repo_at_revision = f"{repo_id}@{revision}" if revision else repo_id
     with _readable_errors(f"{repo_at_revision} could not be downloaded"):
-        below = f"{subfolder}/" if subfolder else ""
-        patterns, deeper = [f"{below}{pattern}" for pattern in files], [f"{below}*/*"]
-        folder = snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=deeper, **options)
+        prefix = f"{subfolder}/" if subfolder else ""
+        patterns, subfolders = [f"{prefix}{pattern}" for pattern in files], [f"{prefix}*/*"]
+        folder = snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=subfolders, **options)
     return Path(folder, subfolder)
 
 
@@ -91,14 +91,14 @@ def commit_of(
     return file.parents[len(Path(subfolder or "").parts)].name if file else None
 
 
-def license_of(place: str, revision: str | None = None, *, ask: bool = False) -> str | None:
+def license_of(repo_or_folder: str, revision: str | None = None, *, ask: bool = False) -> str | None:
     """Return the licence in the card of a model in a folder or the cache, or, with ``ask``, on the Hub.
 
     Returns ``None`` without a licence, also after errors.
     """
     from huggingface_hub import ModelCard
 
-    if (file := file_of(place, CARD, revision=revision, local_files_only=not ask)) is None:
+    if (file := file_of(repo_or_folder, CARD, revision=revision, local_files_only=not ask)) is None:
         return None
     try:
         licence = ModelCard(file.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
@@ -144,10 +144,10 @@ def upload(
         info = api.model_info(repo_id, revision=revision)
         assert info.sha is not None
         remote_files = {sibling.rfilename for sibling in info.siblings or ()}
-        present = _read(api, repo_id, CARD, info.sha) if CARD in remote_files else None
+        card_text = _read(api, repo_id, CARD, info.sha) if CARD in remote_files else None
         # Patterns would also match files in subfolders, which belong to other artefacts.
         stale = [name for name in remote_files if "/" not in name and any(fnmatch(name, p) for p in replaces)]
-        (folder / CARD).write_bytes(card(repo_id, present).encode())
+        (folder / CARD).write_bytes(card(repo_id, card_text).encode())
         return api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
@@ -175,16 +175,16 @@ def explained(failure: str, error: BaseException) -> OSError | None:
     """
     from huggingface_hub import errors
 
-    kinds = (errors.HTTPError, errors.EntryNotFoundError, errors.HFValidationError, errors.LocalTokenNotFoundError)
-    client_errors = [link for link in _chain(error) if isinstance(link, kinds)]
-    if not client_errors or not isinstance(error, (OSError, RuntimeError, *kinds)):
+    types = (errors.HTTPError, errors.EntryNotFoundError, errors.HFValidationError, errors.LocalTokenNotFoundError)
+    client_errors = [link for link in _chain(error) if isinstance(link, types)]
+    if not client_errors or not isinstance(error, (OSError, RuntimeError, *types)):
         return None
     # The error for an uncached file hides the reason why the Hub did not send it.
     cause = next(
         (link for link in client_errors if not isinstance(link, errors.LocalEntryNotFoundError)), client_errors[0]
     )
     status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else 0
-    words = f" ({message})" if status and (message := getattr(cause, "server_message", None)) else ""
+    server_text = f" ({message})" if status and (message := getattr(cause, "server_message", None)) else ""
     table: tuple[tuple[bool, type[OSError], str], ...] = (
         (
             isinstance(cause, errors.HFValidationError), FileNotFoundError,
@@ -215,22 +215,22 @@ def explained(failure: str, error: BaseException) -> OSError | None:
         ),
         (
             status in (401, 403), PermissionError,
-            f"the token does not permit this{words}; log in (hf auth login) or pass token=",
+            f"the token does not permit this{server_text}; log in (hf auth login) or pass token=",
         ),
         (
             status == 404, FileNotFoundError,
-            f"the model or file does not exist on the Hub{words}; check the id and the revision",
+            f"the model or file does not exist on the Hub{server_text}; check the id and the revision",
         ),
         (
             status in (409, 412), OSError,
-            f"it changed during the upload{words}; check the changes and push again",
+            f"it changed during the upload{server_text}; check the changes and push again",
         ),
         (
             status == 429, ConnectionError,
-            f"too many requests, status 429{words}; log in (hf auth login), or wait",
+            f"too many requests, status 429{server_text}; log in (hf auth login), or wait",
         ),
-        (status >= 500, ConnectionError, f"the Hub returned status {status}{words}; try again later"),
-        (status > 0, OSError, f"the Hub returned status {status}{words}"),
+        (status >= 500, ConnectionError, f"the Hub returned status {status}{server_text}; try again later"),
+        (status > 0, OSError, f"the Hub returned status {status}{server_text}"),
         (
             True, ConnectionError,
             f"the Hub did not respond, or the connection broke{_reason(cause)}; try again, nothing was changed",
@@ -241,7 +241,7 @@ def explained(failure: str, error: BaseException) -> OSError | None:
 
 
 def refused(failure: str, repo_id: str, files: Sequence[str], **options: Unpack[DownloadOptions]) -> OSError | None:
-    """Ask the Hub why it does not send files, for libraries that interpret any error as a missing file."""
+    """Return the error with which the Hub refuses files; libraries report any such error as a missing file."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     if options.get("local_files_only"):

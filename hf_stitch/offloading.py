@@ -64,7 +64,7 @@ def shared(model: nn.Module) -> dict[int, Any]:
     for module in model.modules():
         for hook in hooks_of(module):
             objects += [hook.weights_map, hook.tied_params_map]
-    return {id(shared): shared for shared in objects if shared is not None}
+    return {id(value): value for value in objects if value is not None}
 
 
 def hooks_of(module: nn.Module) -> list[Any]:

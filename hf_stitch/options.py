@@ -173,8 +173,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {plain(key): plain(entry) for key, entry in value.items()}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        converted = value.tolist()
-        return tuple(converted) if isinstance(converted, list) else converted
+        python_value = value.tolist()
+        return tuple(python_value) if isinstance(python_value, list) else python_value
     return value
 
 
@@ -279,14 +279,14 @@ class Configured:
     @property
     def label(self) -> str:
         """The name with all non-default options: ``ridge(ridge=0.5)``."""
-        changed = []
+        settings = []
         for option in dataclasses.fields(self):
             value = getattr(self, option.name)
             text = value.label if isinstance(value, Configured) else value
             factory = option.default_factory
             if text != (option.default if factory is dataclasses.MISSING else factory()):
-                changed.append(f"{option.name}={text}")
-        return self.name + (f"({', '.join(changed)})" if changed else "")
+                settings.append(f"{option.name}={text}")
+        return self.name + (f"({', '.join(settings)})" if settings else "")
 
 
 @cache
@@ -306,9 +306,9 @@ def _kinds(owner: Hashable) -> Mapping[str, Any]:
     kinds: dict[str, Any] = {}
     for scope, declared_types in declared:
         for name in names & declared_types.keys():
-            single = SimpleNamespace(__annotations__={name: declared_types[name]})
+            holder = SimpleNamespace(__annotations__={name: declared_types[name]})
             try:
-                kinds |= get_type_hints(single, scope, include_extras=True)
+                kinds |= get_type_hints(holder, scope, include_extras=True)
             except NameError:
                 kinds[name] = Any
     return MappingProxyType(kinds)
@@ -316,8 +316,8 @@ def _kinds(owner: Hashable) -> Mapping[str, Any]:
 
 def _check(kinds: Mapping[str, Any], values: Mapping[str, Any], owner: str = "") -> None:
     messages = [_message(kinds[name], name, value) for name, value in values.items() if name in kinds]
-    if wrong := list(filter(None, messages)):
-        raise OptionError(owner + "; ".join(wrong))
+    if problems := list(filter(None, messages)):
+        raise OptionError(owner + "; ".join(problems))
 
 
 def violated(kind: Any, value: Any) -> bool:
@@ -335,13 +335,13 @@ def _message(kind: Any, name: str, value: Any) -> str:
 
 def _problem(kind: Any, name: str, value: Any) -> str | None:
     """Return the error message for the entries of a value; empty for an invalid value, ``None`` for a valid one."""
-    origin, parts = get_origin(kind), get_args(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
     valid = True
     if origin in (Union, UnionType):
-        problems = [_problem(part, name, value) for part in parts]
+        problems = [_problem(part, name, value) for part in arguments]
         return None if None in problems else next(filter(None, problems), "")
     if origin is Annotated:
-        inner, *metadata = parts
+        inner, *metadata = arguments
         constraints = [constraint for constraint in metadata if isinstance(constraint, Constraint)]
         only_within = all(isinstance(constraint, Within) for constraint in constraints)
         if only_within and (problem := _problem(inner, name, value)) is not None:
@@ -351,17 +351,17 @@ def _problem(kind: Any, name: str, value: Any) -> str | None:
         number = plain(value)
         valid = any(
             isinstance(number, type(choice)) and isinstance(number, bool) is isinstance(choice, bool)
-            and number == choice for choice in parts
+            and number == choice for choice in arguments
         )  # fmt: skip
     elif kind in (int, float):
         valid = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     elif origin in CONTAINERS:
-        indexed = origin is Sequence and hasattr(value, "__len__") and hasattr(value, "__getitem__")
-        listed = origin is tuple and isinstance(value, list)  # JSON does not have tuples
+        is_indexable = origin is Sequence and hasattr(value, "__len__") and hasattr(value, "__getitem__")
+        is_json = origin is tuple and isinstance(value, list)  # JSON does not have tuples
         wrong = isinstance(value, str | bytes) or (isinstance(value, Mapping) and CONTAINERS[origin] != "a dictionary")
-        if wrong or not (indexed or listed or isinstance(value, origin)):
+        if wrong or not (is_indexable or is_json or isinstance(value, origin)):
             return ""
-        return "; ".join(islice(filter(None, _inside(origin, parts, name, value)), 5)) or None
+        return "; ".join(islice(filter(None, _inside(origin, arguments, name, value)), 5)) or None
     elif isinstance(kind := origin or kind, type) and kind is not Any:
         protocol = getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
         valid = protocol or isinstance(value, kind)
@@ -414,8 +414,8 @@ def _formatted(value: Any) -> str:
         return f"the class {value.__name__}"
     if isinstance(value, str | Real | NoneType):
         return repr(value)
-    room = type(value).__module__.partition(".")[0]
-    return type(value).__name__ if room in ("builtins", "hf_stitch") else f"{room}.{type(value).__name__}"
+    package = type(value).__module__.partition(".")[0]
+    return type(value).__name__ if package in ("builtins", "hf_stitch") else f"{package}.{type(value).__name__}"
 
 
 def _hint(kind: Any, value: Any) -> str:
@@ -425,5 +425,5 @@ def _hint(kind: Any, value: Any) -> str:
             return f": {hint}"
     if get_origin(kind) in (Union, UnionType, Annotated):
         return next(filter(None, (_hint(part, value) for part in parts)), "")
-    single = CONTAINERS.get(get_origin(kind)) == "a list" and _problem(parts[0], "", value) is None
-    return f"; write [{value!r}]" if single else ""
+    is_entry = CONTAINERS.get(get_origin(kind)) == "a list" and _problem(parts[0], "", value) is None
+    return f"; write [{value!r}]" if is_entry else ""

@@ -116,9 +116,9 @@ class Entry:
     @classmethod
     def of(cls, name: str, factory: Callable[..., Any], file: FilePlugin | None = None) -> Entry:
         """Describe a class or function registered at run time or by a file."""
-        defined = factory if hasattr(factory, "__qualname__") else type(factory)
+        named_object = factory if hasattr(factory, "__qualname__") else type(factory)
         return cls(
-            name, f"{defined.__module__}:{defined.__qualname__}", lambda: factory,
+            name, f"{named_object.__module__}:{named_object.__qualname__}", lambda: factory,
             about=lambda: first_line(inspect.getdoc(factory)),
             origin="registered at run time" if file is None else file.origin, file=file,
         )  # fmt: skip
@@ -174,8 +174,8 @@ def entry_of(kind: str, point: EntryPoint) -> Entry:
     """Describe the registry entry of an entry point."""
     dist = point.dist
     origin = f"plugin {point.value}" if dist is None else f"plugin {dist.name} {dist.version}"
-    stated = () if dist is None else dist.entry_points.select(group="hf_stitch.contracts")
-    contract = next((stated_point.value for stated_point in stated if stated_point.value != CONTRACT), "")
+    contracts = () if dist is None else dist.entry_points.select(group="hf_stitch.contracts")
+    contract = next((contract_point.value for contract_point in contracts if contract_point.value != CONTRACT), "")
     problem = contract and (
         f"it was built for {contract}, but this hf-stitch has {CONTRACT}; install compatible versions of both"
     )
@@ -218,8 +218,8 @@ GONE = {
 
 def hint_for(kind: str, name: str) -> str:
     """Return a hint for messages about a missing name: its plugin or its replacement."""
-    if instead := GONE.get(kind, {}).get(name):
-        return instead
+    if replacement := GONE.get(kind, {}).get(name):
+        return replacement
     plugin = distribution_of(kind, name)
     return f"it comes with {plugin}: pip install {plugin}" if plugin else ""
 
@@ -285,10 +285,10 @@ def load_plugin(path: str | Path) -> FilePlugin:
         raise FileNotFoundError(f"the plugin {path} is not a file; name a Python file that registers its entries")
     code = file.read_bytes()
     plugin = FilePlugin(file, hashlib.sha256(code).hexdigest())
-    if (before := _LOADED.get(file)) is not None:
-        if before == plugin:
-            return before
-        before.unload()
+    if (loaded := _LOADED.get(file)) is not None:
+        if loaded == plugin:
+            return loaded
+        loaded.unload()
     name = f"hf_stitch_plugin_{re.sub(r'[^0-9A-Za-z]', '_', file.stem)}_{plugin.sha256[:8]}"
     if file.suffix != ".py":
         raise PluginError(f"the plugin {file} is not a Python file; its name must end in .py")
@@ -308,13 +308,13 @@ def load_plugin(path: str | Path) -> FilePlugin:
     return plugin
 
 
-def run_file(name: str, place: Path, code: bytes) -> ModuleType:
+def run_file(name: str, path: Path, code: bytes) -> ModuleType:
     """Run the code of a file as a module of this name, so that dataclasses and pickle find its classes."""
     module = ModuleType(name)
-    module.__file__ = str(place)
+    module.__file__ = str(path)
     sys.modules[name] = module
     try:
-        exec(compile(code, str(place), "exec", dont_inherit=True), vars(module))  # without the __future__ of this file
+        exec(compile(code, str(path), "exec", dont_inherit=True), vars(module))  # without the __future__ of this file
     except BaseException:
         del sys.modules[name]
         raise

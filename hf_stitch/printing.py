@@ -48,13 +48,13 @@ def visible(text: str) -> str:
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, with :func:`visible` text, at the line that called this package."""
-    frame, level, outside = sys._getframe(1), 2, 2
+    frame, level, caller_level = sys._getframe(1), 2, 2
     while frame is not None:
         level += 1
         if frame.f_code.co_filename.startswith(PACKAGE):
-            outside = level
+            caller_level = level
         frame = frame.f_back  # type: ignore[assignment]
-    warnings.warn(visible(message), category, stacklevel=outside)
+    warnings.warn(visible(message), category, stacklevel=caller_level)
 
 
 def progress_bar(label: str | None, total: int, unit: str, done: int = 0, *, leave: bool = True) -> Any:
@@ -70,8 +70,8 @@ def progress_bar(label: str | None, total: int, unit: str, done: int = 0, *, lea
     if label is None or not bar.disable:
         return bar
     interval: dict[str, Any] = {"delay": SILENT, "mininterval": SILENT, "miniters": 1}
-    form = "{desc}: {n_fmt} of {total_fmt} {unit}s, about {remaining} left{postfix}"
-    return tqdm(**options, **interval, bar_format=form, file=_Lines(), disable=False)
+    line_format = "{desc}: {n_fmt} of {total_fmt} {unit}s, about {remaining} left{postfix}"
+    return tqdm(**options, **interval, bar_format=line_format, file=_Lines(), disable=False)
 
 
 class _Lines(io.TextIOBase):
@@ -92,8 +92,8 @@ def rounded(value: float) -> str:
     """Format a number with three decimals, or more if it is near 0 or 1 by more than float32 rounding error."""
     if 1e-7 < abs(value) < 5e-4:
         return f"{value:.1e}"
-    off = abs(1 - value)
-    return f"{value:z.{1 - math.floor(math.log10(off)) if 1e-7 < off < 5e-4 else 3}f}"
+    distance = abs(1 - value)
+    return f"{value:z.{1 - math.floor(math.log10(distance)) if 1e-7 < distance < 5e-4 else 3}f}"
 
 
 def make_visible(error: BaseException | None) -> None:

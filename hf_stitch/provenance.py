@@ -44,8 +44,8 @@ def requirements(methods: Iterable[Method]) -> list[dict[str, Any]]:
     for kind, name in dict.fromkeys(methods):
         if (entry := registries[kind].entry(name)).origin != "built-in":
             provider, release = entry.provider or (None, None)
-            by = "distribution" if entry.file is None else "file"
-            records.append({"registry": kind, "name": name, "distribution": None, by: provider, "version": release})
+            key = "distribution" if entry.file is None else "file"
+            records.append({"registry": kind, "name": name, "distribution": None, key: provider, "version": release})
     return records
 
 
@@ -54,10 +54,10 @@ def check_requirements(required: Iterable[Mapping[str, Any]], where: str) -> Non
     for method in required:
         kind, name = str(method["registry"]), str(method["name"])
         try:
-            present = name in registries[kind]
+            is_installed = name in registries[kind]
         except UnknownNameError as error:  # a registry of an earlier version
             raise PluginError(f"{where} requires {name!r} among {kind}, but {error}") from error
-        if present:
+        if is_installed:
             continue
         distribution, release = method.get("distribution"), method.get("version")
         if file := method.get("file"):

@@ -65,8 +65,8 @@ class Place:
     def wrong(self, expected: str, actual: Any) -> RecordError:
         """Create the error for a wrong value."""
         text = repr(actual)
-        got = text if len(text) < 80 else f"{text[:80]}…"
-        return RecordError(f"{self.record} is damaged: {self.field or 'it'} must be {expected}, got {got}; {AGAIN}")
+        short = text if len(text) < 80 else f"{text[:80]}…"
+        return RecordError(f"{self.record} is damaged: {self.field or 'it'} must be {expected}, got {short}; {AGAIN}")
 
 
 class RecordError(ValueError):
@@ -170,11 +170,11 @@ def _read(kind: Any, value: Any, at: Place) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(parts, value, at)
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        fixed = origin is tuple and parts[1:] != (...,)
-        if not isinstance(value, (list, tuple)) or (fixed and len(value) != len(parts)):
-            raise at.wrong(f"a list of {len(parts)}" if fixed else "a list", value)
-        typed = enumerate(zip(parts if fixed else parts[:1] * len(value), value, strict=True))
-        return tuple(_read(part, entry, at / key) for key, (part, entry) in typed)
+        is_fixed = origin is tuple and parts[1:] != (...,)
+        if not isinstance(value, (list, tuple)) or (is_fixed and len(value) != len(parts)):
+            raise at.wrong(f"a list of {len(parts)}" if is_fixed else "a list", value)
+        typed_entries = enumerate(zip(parts if is_fixed else parts[:1] * len(value), value, strict=True))
+        return tuple(_read(part, entry, at / key) for key, (part, entry) in typed_entries)
     return value
 
 
@@ -248,17 +248,17 @@ def nested(
     """
     level: list[tuple[str | None, Any]] = [("", value)]
     for _ in range(DEEPEST):
-        inside: list[tuple[str | None, Any]] = []
+        deeper: list[tuple[str | None, Any]] = []
         for key, outer in level:
             most -= len(outer) if isinstance(outer, (Mapping, list)) else 0
             if most < 0:
                 raise RecordError(f"{where} is damaged: it has more values than any record; {AGAIN}")
             if isinstance(outer, Mapping):
-                inside += [(None if key is None or key in unnamed else name, inner) for name, inner in outer.items()]
+                deeper += [(None if key is None or key in unnamed else name, inner) for name, inner in outer.items()]
             elif isinstance(outer, list):
-                inside += [(key, inner) for inner in outer]
-        yield from inside
-        level = inside
+                deeper += [(key, inner) for inner in outer]
+        yield from deeper
+        level = deeper
         if not level:
             return
     raise RecordError(f"{where} is damaged: it has values nested more than {DEEPEST} deep; {AGAIN}")
@@ -267,10 +267,10 @@ def nested(
 @cache
 def _schema(kind: Any) -> tuple[Mapping[str, Any], list[str], str | None]:
     """Return the annotations of the saved fields of a dataclass, the required fields, and the field of other keys."""
-    hints, none = get_type_hints(kind, include_extras=True), (dataclasses.MISSING, dataclasses.MISSING)
+    hints, no_default = get_type_hints(kind, include_extras=True), (dataclasses.MISSING, dataclasses.MISSING)
     fields = [field for field in dataclasses.fields(kind) if field.metadata.get("saved", True)]
     others = next((field for field in fields if field.metadata.get("others")), None)
-    required = [f for f in fields if f.metadata.get("required") or (f.default, f.default_factory) == none]
+    required = [f for f in fields if f.metadata.get("required") or (f.default, f.default_factory) == no_default]
     return (
         {field.name: hints[field.name] for field in fields if field is not others},
         [field.name for field in required],

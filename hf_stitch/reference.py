@@ -146,8 +146,8 @@ class ModelReference(Record):
                 f"library must be one of {', '.join(registries.adapters)}, got {self.library!r}; install the plugin if "
                 "a plugin provides it"
             )
-        lasting = {name: _as_json(value, name) for name, value in self.kwargs.items() if name not in PERSONAL}
-        object.__setattr__(self, "kwargs", lasting)
+        recorded = {name: _as_json(value, name) for name, value in self.kwargs.items() if name not in PERSONAL}
+        object.__setattr__(self, "kwargs", recorded)
 
     @classmethod
     def parse(cls, text: str, task: str | None = None, **kwargs: Any) -> ModelReference:
@@ -186,10 +186,10 @@ class ModelReference(Record):
             model_folder = folder / str(kwargs.get("subfolder", ""))
             library = HUB_DEFAULT if kwargs.get("gguf_file") else _library_of(model_folder, whole=task is None)
             return cls(str(folder), library, task=task, kwargs=kwargs)
-        name, at, revision = text.rpartition("@") if "@" in text else (text, "", "")
-        if at and not (name and revision):
+        name, separator, revision = text.rpartition("@") if "@" in text else (text, "", "")
+        if separator and not (name and revision):
             raise ValueError(f"{text!r} has nothing {'after' if name else 'before'} '@'; write 'owner/name@revision'")
-        if at and Path(name).expanduser().is_dir():
+        if separator and Path(name).expanduser().is_dir():
             raise ValueError(f"{name!r} is a local folder, without revisions; remove '@{revision}'")
         if looks_local(name) or name.count("/") > 1:
             raise FileNotFoundError(f"the folder {text!r} does not exist; Hub ids are 'name' or 'owner/name'")
@@ -249,13 +249,13 @@ def shareable(record: Mapping[str, Any]) -> dict[str, Any]:
 
     A reference to a local folder becomes :attr:`ModelReference.public`, with an additional ``name`` of the network.
     """
-    copied: dict[str, Any] = json.loads(json.dumps(record))
-    networks = [(network, ModelReference.from_dict(network["reference"])) for network in _networks_in(copied)]
-    local = [(network, reference) for network, reference in networks if reference.is_local]
-    names = short_names(str(reference.id) for _, reference in local)
-    for network, reference in local:
+    result: dict[str, Any] = json.loads(json.dumps(record))
+    networks = [(network, ModelReference.from_dict(network["reference"])) for network in _networks_in(result)]
+    local_networks = [(network, reference) for network, reference in networks if reference.is_local]
+    names = short_names(str(reference.id) for _, reference in local_networks)
+    for network, reference in local_networks:
         network |= {"reference": reference.public.to_dict(), "name": names[str(reference.id)]}
-    return copied
+    return result
 
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:
@@ -266,10 +266,10 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
         {'/home/alice/first/vit': 'first/vit', '/home/alice/second/vit': 'second/vit', '/home/alice/bert': 'bert'}
     """
     parts = {path: PurePath(path).parts for path in paths}
-    every = set(parts.values())
+    all_parts = set(parts.values())
     return {
         path: next(
-            ("/".join(names[-n:]) for n in range(1, len(names)) if sum(names[-n:] == p[-n:] for p in every) == 1),
+            ("/".join(names[-n:]) for n in range(1, len(names)) if sum(names[-n:] == p[-n:] for p in all_parts) == 1),
             "/".join(names),
         )
         for path, names in parts.items()
@@ -320,19 +320,17 @@ def weights_hash(module: nn.Module | Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     state = module if isinstance(module, Mapping) else State(module)
     for name in sorted(state):
-        for part, value in _parts(name, state[name]):
+        for key, value in _parts(name, state[name]):
             if isinstance(value, str):
-                digest.update(repr((part, value)).encode())
+                digest.update(repr((key, value)).encode())
                 continue
             if not isinstance(value, torch.Tensor):
                 raise TypeError(
-                    f"{part} of {type(module).__name__} must be a tensor to be hashed, got {type(value).__name__}"
+                    f"{key} of {type(module).__name__} must be a tensor to be hashed, got {type(value).__name__}"
                 )
             if value.is_meta:
-                raise ValueError(
-                    f"{part} of {type(module).__name__} is on the meta device; load weights before hashing"
-                )
-            digest.update(repr((part, str(value.dtype), tuple(value.shape))).encode())
+                raise ValueError(f"{key} of {type(module).__name__} is on the meta device; load weights before hashing")
+            digest.update(repr((key, str(value.dtype), tuple(value.shape))).encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
 
@@ -388,8 +386,8 @@ def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{within}{name}.")
             continue
         text = json.dumps(value, default=_named, sort_keys=True)
-        short = len(text) <= LONGEST
-        yield f"{within}{name}", json.loads(text) if short else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        is_short = len(text) <= LONGEST
+        yield f"{within}{name}", json.loads(text) if is_short else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _named(value: Any) -> Any:
@@ -400,19 +398,19 @@ def _named(value: Any) -> Any:
         return hashlib.sha256(value).hexdigest()
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
-    named = value if hasattr(value, "__qualname__") else type(value)
-    by_name = named is value or " at 0x" in repr(value)  # an address differs between processes
-    return f"{named.__module__}.{named.__qualname__}" if by_name else repr(value)
+    owner = value if hasattr(value, "__qualname__") else type(value)
+    by_name = owner is value or " at 0x" in repr(value)  # an address differs between processes
+    return f"{owner.__module__}.{owner.__qualname__}" if by_name else repr(value)
 
 
 PEFT_CONFIG = "adapter_config.json"
 """Config file of a PEFT adapter."""
 
 
-def as_recorded(named: ModelReference, record: ModelReference) -> ModelReference:
+def as_recorded(reference: ModelReference, record: ModelReference) -> ModelReference:
     """Return a reference with the library of a record: the whole sentence encoder, or its transformer alone."""
-    both = {named.library, record.library} == {HUB_DEFAULT, SENTENCES}
-    return replace(named, library=record.library) if both else named
+    is_encoder = {reference.library, record.library} == {HUB_DEFAULT, SENTENCES}
+    return replace(reference, library=record.library) if is_encoder else reference
 
 
 def adapter_of_peft(place: object) -> str:
@@ -445,12 +443,12 @@ def _library_of(folder: Path, *, whole: bool) -> str:
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"it must contain a JSON object, got {type(config).__name__}")
-        reading = libraries_reading(config)
-        if len(reading) == 1:
-            return reading[0]
+        libraries = libraries_reading(config)
+        if len(libraries) == 1:
+            return libraries[0]
         keys = ", ".join(sorted(config)) or "nothing"
-        if reading:
-            raise ValueError(f"several adapters can read {path}: {', '.join(reading)}; it contains {keys}")
+        if libraries:
+            raise ValueError(f"several adapters can read {path}: {', '.join(libraries)}; it contains {keys}")
         raise ValueError(
             f"no adapter ({', '.join(registries.adapters)}) can read {path}: transformers looks for 'model_type', "
             f"timm for 'architecture'; it contains {keys}"

@@ -196,10 +196,10 @@ class Registry(Generic[T]):
                 raise ValueError(f"a record of {self.kind} requires the key 'name', one of: {', '.join(self.names())}")
             spec = options.pop("name")
         elif isinstance(spec, str):
-            spec, written = options_in(spec)
-            if twice := written.keys() & options.keys():
-                raise TypeError(f"option {min(twice)!r} of {spec!r} is given twice, in the name and as an argument")
-            options = {**written, **options}
+            spec, named_options = options_in(spec)
+            if repeated := named_options.keys() & options.keys():
+                raise TypeError(f"option {min(repeated)!r} of {spec!r} is given twice, in the name and as an argument")
+            options = {**named_options, **options}
         if not isinstance(spec, str):
             raise TypeError(
                 f"{self.kind} must be a name, a {base.__name__} or a record of one, got {type(spec).__name__}"
@@ -231,9 +231,9 @@ class Registry(Generic[T]):
         built: list[Any] = [self.build(spec) for spec in specs]
         if needed and not built:
             raise ValueError(f"{argument} must contain at least one {self.base.__name__.lower()}, got none")
-        by_label = {entry.label: entry for entry in built}
+        by_label = {one.label: one for one in built}
         if len(by_label) < len(built):
-            raise ValueError(f"{argument} must name each method once, got {', '.join(entry.label for entry in built)}")
+            raise ValueError(f"{argument} must name each method once, got {', '.join(one.label for one in built)}")
         return by_label
 
     def check_kind(self, name: str, factory: Any) -> None:
@@ -358,8 +358,8 @@ class Registries:
 
     def __getitem__(self, kind: str) -> Registry[Any]:
         if kind not in tuple(self):
-            instead = f"; {hint}" if (hint := hint_for("registries", kind)) else ""
-            raise UnknownNameError(f"no registry {kind!r}{instead}. Available: {', '.join(self)}")
+            advice = f"; {hint}" if (hint := hint_for("registries", kind)) else ""
+            raise UnknownNameError(f"no registry {kind!r}{advice}. Available: {', '.join(self)}")
         registry: Registry[Any] = getattr(self, kind)
         return registry
 

@@ -193,8 +193,8 @@ class Representation:
             return samples
         self.check_padding_known(pooling)
         tokens, mask = self._positions(prefix)
-        owners = samples[:, None].expand(tokens.shape[:2])
-        return owners.flatten() if mask is None else owners[mask]
+        indices = samples[:, None].expand(tokens.shape[:2])
+        return indices.flatten() if mask is None else indices[mask]
 
     def prefix(self) -> Tensor:
         """Return the prefix tokens: (batch, prefix tokens, d)."""

@@ -140,7 +140,7 @@ class Result(ABC):
             path: The file.
             title: Title of the page.
         """
-        write: Any = pkgutil.resolve_name("hf_stitch.reports.page:report")  # a room above this one
+        write: Any = pkgutil.resolve_name("hf_stitch.reports.page:report")  # late, because it imports this module
         write(self, path, title=title)
 
     @classmethod

@@ -47,14 +47,14 @@ class Processes:
 
     @classmethod
     def of(cls, accelerator: Accelerator | None) -> Processes:
-        """Use an accelerator, or create one if several processes were launched."""
+        """Return the processes of an accelerator; without one, create it if several processes were launched."""
         if accelerator is None and any(int(os.environ.get(name, "1")) > 1 for name in LAUNCHED):
             import torch
             from accelerate import Accelerator, PartialState
 
             # torchrun does not make accelerate use CPUs; otherwise each process would do the whole job
-            fresh = not PartialState._shared_state
-            accelerator = Accelerator(cpu=fresh and not torch.accelerator.is_available())
+            is_first = not PartialState._shared_state
+            accelerator = Accelerator(cpu=is_first and not torch.accelerator.is_available())
         if accelerator is not None and not hasattr(accelerator, "num_processes"):
             raise TypeError(f"accelerator must be an accelerate.Accelerator, got {accelerator!r}")
         return cls(accelerator)
@@ -122,13 +122,13 @@ class Processes:
 
         if self.accelerator is None:
             return dict(mine)
-        forms_here = {name: (tuple(tensor.shape), tensor.dtype, tensor.device.type) for name, tensor in mine.items()}
-        (forms,) = broadcast_object_list([forms_here], from_process=rank)
+        own_specs = {name: (tuple(tensor.shape), tensor.dtype, tensor.device.type) for name, tensor in mine.items()}
+        (specs,) = broadcast_object_list([own_specs], from_process=rank)
         received = {}
-        for name, (shape, dtype, device) in forms.items():
+        for name, (shape, dtype, device) in specs.items():
             tensor = mine[name] if self.rank == rank else torch.empty(shape, dtype=dtype)
-            sent = broadcast(tensor.to(self.accelerator.device, copy=True), from_process=rank)
-            received[name] = sent.to("cpu" if device == "cpu" else self.accelerator.device)
+            copy_ = broadcast(tensor.to(self.accelerator.device, copy=True), from_process=rank)
+            received[name] = copy_.to("cpu" if device == "cpu" else self.accelerator.device)
         return received
 
     @contextmanager

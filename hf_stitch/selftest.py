@@ -20,7 +20,7 @@ from hf_stitch.resources import one_thread
 
 __all__ = ["self_test"]
 
-LAYER, WORDS, NEW = "model.layers.1", 60, 8
+LAYER, WORDS, NEW = "model.layers.1", 60, 8  # the cut, the vocabulary without special tokens, the generated tokens
 VIT: dict[str, Any] = dict(img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5)
 DECODER: dict[str, Any] = dict(  # with weights as large as these, all earlier tokens matter for the next one
     hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, vocab_size=WORDS + 2,
@@ -105,8 +105,8 @@ def _cut(network: Any, samples: list[Any]) -> None:
 
 def _stitch() -> None:
     inputs = _decoder(0).preprocess(TEXTS)
-    expected, got = _decoder(0).model(**inputs).logits, _stitched(0)(**inputs).logits
-    gap = ((got - expected).norm() / expected.norm()).item()
+    expected, actual = _decoder(0).model(**inputs).logits, _stitched(0)(**inputs).logits
+    gap = ((actual - expected).norm() / expected.norm()).item()
     _require(gap < 1e-3, f"the outputs of a decoder stitched to itself differ by {gap:.1g} from the decoder's outputs")
 
 
@@ -122,17 +122,17 @@ def _generate() -> None:
     output = model.generate(**model.preprocess(TEXTS[-3:]), **options, return_dict_in_generate=True)
     _require(output.get(NAME) is not None, "the model does not use a cache: it is missing in the output of generate")
     for text, tokens in zip(TEXTS[-3:], output.sequences[:, -NEW:].tolist(), strict=True):
-        alone = model.generate(**model.preprocess([text]), **options, use_cache=False)[0, -NEW:].tolist()
-        _require(tokens == alone, f"{text!r} continues in a padded batch by {tokens}, alone by {alone}")
+        single = model.generate(**model.preprocess([text]), **options, use_cache=False)[0, -NEW:].tolist()
+        _require(tokens == single, f"{text!r} continues in a padded batch by {tokens}, alone by {single}")
 
 
 def _save() -> None:
     inputs = _stitched(1).preprocess(TEXTS)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps files that are mapped
         _stitched(1).save_pretrained(folder)
-        again: Any = hf_stitch.StitchedModelForCausalLM.from_pretrained(folder)
-        same = again(**inputs).logits.equal(_stitched(1)(**inputs).logits)
-    _require(same, "the outputs of the loaded model differ from the saved model")
+        loaded: Any = hf_stitch.StitchedModelForCausalLM.from_pretrained(folder)
+        is_equal = loaded(**inputs).logits.equal(_stitched(1)(**inputs).logits)
+    _require(is_equal, "the outputs of the loaded model differ from the saved model")
 
 
 def _images() -> list[torch.Tensor]:

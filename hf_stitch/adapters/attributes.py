@@ -53,9 +53,9 @@ def attributes_of(module: nn.Module) -> dict[str, Any]:
     attrs = {name: value for name, value in vars(module).items() if name not in INTERNAL}
     for replaced in ("_original_forward", "_old_forward"):  # where accelerate casts, and where it moves weights
         if replaced in attrs:
-            patched, attrs = attrs[replaced], {name: value for name, value in attrs.items() if name not in REPLACED}
-            if getattr(patched, "__func__", None) is not type(module).forward:
-                attrs["forward"] = patched
+            original, attrs = attrs[replaced], {name: value for name, value in attrs.items() if name not in REPLACED}
+            if getattr(original, "__func__", None) is not type(module).forward:
+                attrs["forward"] = original
     unread = (*UNREAD, "p") if isinstance(module, _DropoutNd) else UNREAD
     return {name: value for name, value in attrs.items() if name not in unread}
 
@@ -131,8 +131,8 @@ def _reduced(value: Any) -> tuple[Any, ...]:
         return ()
     if isinstance(reduced, str):
         return reduced, getattr(value, "__wrapped__", None)  # set by functools.lru_cache
-    make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-    return make, arguments, state, list(items or ()), list(pairs or ())
+    constructor, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    return constructor, arguments, state, list(items or ()), list(pairs or ())
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -144,13 +144,13 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 NOT_SET = ...
-"""Value of an attribute that a module does not have."""
+"""Stands for the value of an attribute that a module does not have."""
 
 HOOKS = "hooks"
 """Key of the forward hooks among the attributes of a module, if they may change its outputs."""
 
 HARMLESS = ("accelerate", "deepspeed", "hf_stitch", "peft", "torch", "transformers", "wandb")
-"""Packages with hooks that only move, distribute, record or watch values."""
+"""Packages with hooks that do not change values: they only move, distribute, record or log them."""
 
 NAMESPACES = ("argparse", "types")
 """Modules of Python with classes that are used as configs."""
@@ -285,21 +285,21 @@ def changed(model: nn.Module, skeleton: nn.Module) -> tuple[Settings, Settings]:
         if hooks := _hooks(module):
             changes[f"{name or 'network'}.{HOOKS}"] = hooks, NOT_SET
         ours, theirs = attributes_of(module), attributes_of(twin)
-        hiding = {key for key in ours if hasattr(type(module), key)}
+        hiding_keys = {key for key in ours if hasattr(type(module), key)}
         if type(module).__module__.startswith("hf_stitch"):  # its record contains its values; plugins included
-            hiding, theirs = {key for key in hiding if callable(getattr(type(module), key))}, {}
+            hiding_keys, theirs = {key for key in hiding_keys if callable(getattr(type(module), key))}, {}
             if module is model and _is_wrapped_by_trl(ours.get("forward"), type(module)):
-                hiding.discard("forward")
-        for key in sorted(theirs.keys() | hiding):
-            place, values = f"{name}.{key}".lstrip("."), (ours.get(key, NOT_SET), theirs.get(key, NOT_SET))
+                hiding_keys.discard("forward")
+        for key in sorted(theirs.keys() | hiding_keys):
+            path, values = f"{name}.{key}".lstrip("."), (ours.get(key, NOT_SET), theirs.get(key, NOT_SET))
             if all(hasattr(type(value), "to_diff_dict") for value in values):  # configs are shared by modules
                 if (ids := tuple(map(id, values))) not in compared:
                     compared.add(ids)
                     first, second = (_values_of_config(type(values[1]).from_dict(value.to_dict())) for value in values)
                     both = {inner: (first[inner], second[inner]) for inner in sorted(first.keys() & second.keys())}
-                    changes |= {f"{place}.{inner}": pair for inner, pair in both.items() if pair[0] != pair[1]}
+                    changes |= {f"{path}.{inner}": pair for inner, pair in both.items() if pair[0] != pair[1]}
             elif values[1] != {} and not alike(*map(_with_lists, values)):  # {}: a cache that forwards fill
-                changes[place] = values
+                changes[path] = values
     ours, theirs = ({n: pair[side] for n, pair in changes.items() if pair[side] is not NOT_SET} for side in (0, 1))
     return Settings.of(ours), Settings.of(theirs)
 

@@ -154,9 +154,9 @@ class Adapter:
         """The reference with everything that determines the outputs: current weights (hash), config and processor."""
         settings = self.settings()
         changes = changed_by_hand(self.model, lambda: recorded(self.blueprint(), self.model))
-        by_hand = attributes(self.model) if changes is None else changes[0]
+        by_code = attributes(self.model) if changes is None else changes[0]
         chosen, defaults = (
-            {f"modules.{name}": value for name, value in part.items()} for part in (by_hand.chosen, by_hand.defaults)
+            {f"modules.{name}": value for name, value in part.items()} for part in (by_code.chosen, by_code.defaults)
         )
         return dataclasses.replace(
             self.reference,
@@ -338,10 +338,10 @@ class Adapter:
             survey.plan(self.module_name(name))
         representations: dict[str, Representation] = {}
 
-        def keep(name: str, representation: Representation) -> None:
+        def store(name: str, representation: Representation) -> None:
             representations[name] = representation.replace(values=representation.values.clone())
 
-        self.run_with_callback(inputs, names, keep)
+        self.run_with_callback(inputs, names, store)
         return {name: representations[name] for name in names}
 
     @_locked
@@ -374,11 +374,11 @@ class Adapter:
         if self._padded().sides:
             return self._capture(survey, arguments, names, callback, complete)
 
-        def keep(name: str, representation: Representation) -> None:
+        def store(name: str, representation: Representation) -> None:
             stored[name] = representation.replace(values=representation.values.clone())
 
         def run(part: Mapping[str, Any]) -> tuple[Any, dict[str, Representation]]:
-            return self._capture(survey, part, names, keep, complete), stored.copy()
+            return self._capture(survey, part, names, store, complete), stored.copy()
 
         output, by_layer = run_by_length(run, arguments, self.interface)
         for name in by_layer:
@@ -397,21 +397,21 @@ class Adapter:
         self, survey: Survey, arguments: Mapping[str, Any], layers: Iterable[str], callback: LayerCallback,
         complete: bool,
     ) -> Any:  # fmt: skip
-        named = {self.module_name(name): name for name in layers}
-        cuts = {name: survey.cut(name) for name in named}
+        layer_of = {self.module_name(name): name for name in layers}
+        cuts = {name: survey.cut(name) for name in layer_of}
         deepest = max(cuts, key=lambda name: survey.trace.calls[name].exited)
         # Offloaded weights are on the meta device until hooks of a complete forward load them.
         to_the_end = complete or any(p.is_meta for p in self.model.parameters())
         output = None
-        waiting = set(cuts)
+        pending = set(cuts)
 
         def hook(cut: Cut) -> Callable[[nn.Module, Any, Any], None]:
             def capture(module: nn.Module, args: Any, output: Any) -> None:
-                if cut.layer not in waiting:
+                if cut.layer not in pending:
                     raise NotACutError(f"layer {cut.layer!r} runs several times for these inputs; choose another layer")
-                waiting.remove(cut.layer)
+                pending.remove(cut.layer)
                 values = tree.get(output, cut.path)
-                callback(named[cut.layer], cut.represent(values, arguments, self.interface))
+                callback(layer_of[cut.layer], cut.represent(values, arguments, self.interface))
                 if cut.layer == deepest and not to_the_end:
                     raise CutReached
 
@@ -424,8 +424,8 @@ class Adapter:
         finally:
             for handle in handles:
                 handle.remove()
-        if waiting:
-            raise NotACutError(f"layer {min(waiting)!r} does not run for these inputs; choose another layer")
+        if pending:
+            raise NotACutError(f"layer {min(pending)!r} does not run for these inputs; choose another layer")
         return output if complete else None
 
     @_locked
@@ -449,8 +449,8 @@ class Adapter:
             >>> torch.equal(adapter.decode(zeros, "1"), net[2](torch.zeros(5, 8)))
             True
         """
-        placed = in_context(representation, self.interface)
-        survey = self._survey(placed.context)
+        complete = in_context(representation, self.interface)
+        survey = self._survey(complete.context)
         cut, plan = survey.cut(self.module_name(layer)), survey.plan(self.module_name(layer))
         cut.accept(representation, self.interface)
         if representation.layout != cut.spec.layout or representation.width != cut.spec.width:
@@ -460,7 +460,7 @@ class Adapter:
             )
         first = cut, plan
         return run_by_length(
-            lambda part: run_part(self.model, self._run, self.interface, part, first=first), placed, self._padded()
+            lambda part: run_part(self.model, self._run, self.interface, part, first=first), complete, self._padded()
         )
 
     # -- halves ------------------------------------------------------------------------------------
@@ -537,11 +537,11 @@ class Adapter:
         inputs = self.interface.complete(inputs)
         if missing := [name for name in (*content, *self.interface.given) if name not in inputs]:
             raise ValueError(f"inputs of {kind} lack {', '.join(missing)}; got {', '.join(inputs) or 'none'}")
-        counted = ("samples", "tokens") if self.interface.modality == "text" else ("samples",)
+        axes = ("samples", "tokens") if self.interface.modality == "text" else ("samples",)
         for name in content:
-            if isinstance(value := inputs.get(name), Tensor) and 0 in value.shape[: len(counted)]:
+            if isinstance(value := inputs.get(name), Tensor) and 0 in value.shape[: len(axes)]:
                 raise ValueError(
-                    f"{name} of {kind} must contain {' and '.join(counted)}, got the shape {tuple(value.shape)}: "
+                    f"{name} of {kind} must contain {' and '.join(axes)}, got the shape {tuple(value.shape)}: "
                     "remove empty batches and texts"
                 )
         return {name: value for name, value in inputs.items() if value is not None}
@@ -562,9 +562,9 @@ class Adapter:
 
     def _run(self, inputs: Mapping[str, Any], *, trial: bool = False, fused: bool = False) -> Any:
         """Run a forward in eval mode, uncompiled, with the options of the interface. All forwards use this method."""
-        eagerly = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
+        eager = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
         condition = self._library.running(self, inputs, trial=trial)
-        with evaluating(self.model, fused=fused), eagerly, condition:
+        with evaluating(self.model, fused=fused), eager, condition:
             return self.interface.kept(self.model(**{**self.interface.options, **inputs}))
 
     def _survey(self, inputs: Mapping[str, Any] | None = None) -> Survey:
@@ -586,13 +586,13 @@ class Adapter:
         interface = self.interface
         sizes = () if interface.modality == "text" else tuple(interface.shape(inputs, n) for n in interface.content)
         native_names = {*interface.content, *interface.given, *interface.arguments}
-        others = {n: v for n, v in {**interface.options, **inputs}.items() if n not in native_names}
-        values = {n: repr(v) if isinstance(v, (bool, int, float, str)) else type(v).__name__ for n, v in others.items()}
+        extra = {n: v for n, v in {**interface.options, **inputs}.items() if n not in native_names}
+        values = {n: repr(v) if isinstance(v, (bool, int, float, str)) else type(v).__name__ for n, v in extra.items()}
         return sizes, tuple(sorted(values.items()))
 
     def _few(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return two samples of the inputs to verify cuts for their kind, texts cut to the native number of tokens."""
-        interface, few = self.interface, {}
+        interface, pair = self.interface, {}
         batch, tokens = size_of_inputs(inputs, interface)
         for name, value in inputs.items():
             if isinstance(value, Tensor) and value.dim():
@@ -605,5 +605,5 @@ class Adapter:
                     value = torch.cat([value[:2], mirrored[:1]])[:2]
                 if name in interface.shapes and not any(value.stride()):  # erased content of a context is all zeros
                     value = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
-            few[name] = value
-        return few
+            pair[name] = value
+        return pair

@@ -25,7 +25,7 @@ def layer_names(argument: str, layers: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_comparable(source: Adapter, target: Adapter, pooling: Pooling) -> None:
-    """Check that two networks accept the same kind of samples and, without pooling, the same tokens."""
+    """Raise an error unless two networks accept the same kind of samples and, without pooling, the same tokens."""
     if source is not target and source.model is target.model and getattr(source.model, "peft_config", None):
         warn(
             f"both networks are the same {type(source.model).__name__}: PEFT adds its adapter to the base model in "

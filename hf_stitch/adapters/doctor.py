@@ -144,25 +144,25 @@ def diagnose(model: str | nn.Module | Adapter, *, device: torch.device | None = 
         >>> diagnose(net, example_inputs=torch.ones(2, 2)).cuts
         ('0', '1')
     """
-    asked = {"model": model} | {name: value for name, value in options.items() if value is not None}
+    passed = {"model": model} | {name: value for name, value in options.items() if value is not None}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        diagnosis = _examine(asked, device)
+        diagnosis = _examine(passed, device)
     return replace(diagnosis, notes=tuple(dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning)))
 
 
-def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
+def _examine(passed: dict[str, Any], device: torch.device | None) -> Diagnosis:
     """Load a network, run it and verify its candidates, until a stage fails."""
-    diagnosis = Diagnosis(asked["model"] if isinstance(asked["model"], str) else "")
+    diagnosis = Diagnosis(passed["model"] if isinstance(passed["model"], str) else "")
     stage, network, adapter = "loading", None, None
     try:
-        adapter = load(**asked)
+        adapter = load(**passed)
         if device is not None:
             adapter.model.to(device)
         stage, network, override = "forward", adapter.model, type(adapter.override)
         tried_by = "made up" if adapter.override.example(network) is None else f"the override {override.__name__}"
-        if "example_inputs" in asked:
-            tried_by, asked["example_inputs"] = "example_inputs", adapter.example
+        if "example_inputs" in passed:
+            tried_by, passed["example_inputs"] = "example_inputs", adapter.example
         shapes = {name: getattr(value, "shape", [value]) for name, value in adapter.example.items()}
         diagnosis = replace(
             diagnosis,
@@ -185,7 +185,7 @@ def _examine(asked: dict[str, Any], device: torch.device | None) -> Diagnosis:
         diagnosis = replace(
             diagnosis, kind=type(network).__name__, parameters=sum(p.numel() for p in network.parameters())
         )
-    return replace(diagnosis, advice=tuple(_advise(diagnosis, network, adapter, asked)))
+    return replace(diagnosis, advice=tuple(_advise(diagnosis, network, adapter, passed)))
 
 
 def _compare_with_fused(adapter: Adapter) -> None:
@@ -193,14 +193,14 @@ def _compare_with_fused(adapter: Adapter) -> None:
     outputs = tree.tensors(adapter._run(adapter.example))
     if not any(isinstance(module, FUSED) for module in adapter.model.modules()):
         return
-    again, gaps = tree.tensors(adapter._run(adapter.example)), [0.0]
+    repeated, gaps = tree.tensors(adapter._run(adapter.example)), [0.0]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fused = tree.tensors(adapter._run(adapter.example, fused=True))
         for path, x in outputs.items():
             gap = (x.double() - fused[path]).abs()
-            if torch.equal(x, again[path]) and (finite := gap.isfinite()).any():
+            if torch.equal(x, repeated[path]) and (finite := gap.isfinite()).any():
                 gaps.append(float(gap[finite].max() / x[finite].abs().max()))
         effect = f"changes outputs by up to {max(gaps):.1g} of the largest" if max(gaps) else ""
     except Exception as error:  # the code of the network can raise anything
@@ -214,8 +214,8 @@ def _compare_with_fused(adapter: Adapter) -> None:
 
 
 # -- advice ------------------------------------------------------------------------------------
-def _advise(diagnosis: Diagnosis, network: Any, adapter: Adapter | None, asked: dict[str, Any]) -> Iterator[str]:
-    if diagnosis.failed == "inputs" and not asked.keys() & {"example_inputs", "content"}:  # else the error explains it
+def _advise(diagnosis: Diagnosis, network: Any, adapter: Adapter | None, passed: dict[str, Any]) -> Iterator[str]:
+    if diagnosis.failed == "inputs" and not passed.keys() & {"example_inputs", "content"}:  # else the error explains it
         yield PASS_INPUTS
     elif diagnosis.failed == "forward" and diagnosis.tried_by != "made up":
         yield f"Correct these inputs: they come from {diagnosis.tried_by}."
@@ -263,9 +263,9 @@ def _advise_one_output(adapter: Adapter) -> list[str]:
         run = partial(lambda path, inputs: tree.get(adapter.forward(inputs), path), path)
         with suppress(ValueError):  # this output does not depend on the input
             if blocks := Survey(adapter.model, run, adapter.interface, adapter.example).blocks:
-                place = "".join(f"[{key!r}]" for key in path)
+                location = "".join(f"[{key!r}]" for key in path)
                 return [
-                    f"For output{place} alone, the candidates are {', '.join(blocks)}: load a module that "
+                    f"For output{location} alone, the candidates are {', '.join(blocks)}: load a module that "
                     "returns only this output."
                 ]
     return []
@@ -275,9 +275,9 @@ def _advise_more_cuts(adapter: Adapter) -> list[str]:
     survey, kind = adapter._survey(), type(adapter.override)
     calls = survey.trace.calls
     names = [n for n in calls if n not in survey.blocks and survey.dominates(n)]
-    names = [n for n in names if not any(s.given or s.is_output for s in calls[n].seen().values())]
+    names = [n for n in names if not any(s.given or s.is_output for s in calls[n].tensors().values())]
     # each verification runs the network several times
-    more = [name for name in names[:12] if adapter.verify_cut(name).status == "verified"]
+    further = [name for name in names[:12] if adapter.verify_cut(name).status == "verified"]
     override = "an override" if kind is Override else f"the override {kind.__name__}"
-    advice = f"These modules are also cuts, but not blocks: {', '.join(more)}. Add them to the blocks of {override}."
-    return [advice] if more else []
+    advice = f"These modules are also cuts, but not blocks: {', '.join(further)}. Add them to the blocks of {override}."
+    return [advice] if further else []

@@ -66,9 +66,9 @@ def named(model: nn.Module, example: Any, options: Mapping[str, Any], content: s
     try:
         signature.bind(**{**{n: v for n, v in options.items() if n in signature.parameters}, **example})
     except TypeError as error:
-        takes = ", ".join(str(p) for p in signature.parameters.values())
+        accepted = ", ".join(str(p) for p in signature.parameters.values())
         raise ExampleError(
-            f"example_inputs ({', '.join(example) or 'none'}) do not match the forward of {kind}, ({takes}), which "
+            f"example_inputs ({', '.join(example) or 'none'}) do not match the forward of {kind}, ({accepted}), which "
             f"receives all arguments by name: {error}",
             model,
         ) from error
@@ -170,8 +170,8 @@ LACKING = (
 def lacks_weights(module: nn.Module) -> bool:
     """Return whether direct weights of a module are missing in this process, wholly or in part."""
     tensors = (*module.parameters(False), *module.buffers(False))
-    parts = any(value.is_meta or hasattr(value, "device_mesh") or hasattr(value, "ds_id") for value in tensors)
-    return parts or type(module).__name__ == "FullyShardedDataParallel"
+    is_partial = any(value.is_meta or hasattr(value, "device_mesh") or hasattr(value, "ds_id") for value in tensors)
+    return is_partial or type(module).__name__ == "FullyShardedDataParallel"
 
 
 def first_argument(model: nn.Module) -> str:
@@ -193,8 +193,8 @@ def arguments_of(model: nn.Module, content: str) -> Mapping[str, inspect.Paramet
         if not _has_kwargs(parameters):
             return arguments
     if content not in arguments:
-        inside = (inspect.signature(module.forward).parameters for module in model.modules())
-        arguments |= next((parameters for parameters in inside if content in parameters), {})
+        inner = (inspect.signature(module.forward).parameters for module in model.modules())
+        arguments |= next((parameters for parameters in inner if content in parameters), {})
     return arguments
 
 

@@ -54,22 +54,22 @@ class OfWhisper(Override):
         return {"input_features": spectrograms, "decoder_input_ids": torch.full((2, 3), config.decoder_start_token_id)}
 
 
-WRONG = 2
-"""The ``eos_token_id`` of the oldest configs of CLIP. The end of a text is then its largest id."""
+OLD_CLIP_EOS = 2
+"""Wrong ``eos_token_id`` in the oldest configs of CLIP; the end of a text is in fact its largest id."""
 
 
 class OfClipTexts(Override):
     """Override for text encoders with the last id of the vocabulary as end of text, despite the config."""
 
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
-        """Return the last id of the vocabulary if the config contains the wrong one."""
+        """Return the last id of the vocabulary if the config has :data:`OLD_CLIP_EOS`."""
         config: Any = model.config
-        return (config.vocab_size - 1,) if config.eos_token_id == WRONG else ()
+        return (config.vocab_size - 1,) if config.eos_token_id == OLD_CLIP_EOS else ()
 
     def example(self, model: nn.Module) -> Mapping[str, Any] | None:
         """Return texts of 6 tokens that end with the last id of the vocabulary."""
         config: Any = model.config
-        if config.eos_token_id != WRONG:
+        if config.eos_token_id != OLD_CLIP_EOS:
             return None
         ids = torch.randint(3, config.vocab_size - 1, (2, 6), generator=torch.Generator().manual_seed(0))
         ids[:, -1] = config.vocab_size - 1

@@ -1,4 +1,4 @@
-"""Create an adapter from a name, a record or a live module: :func:`load`."""
+""":func:`load`: the adapter of a network from its name, its record or a live module."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def _with_modules(reference: ModelReference, options: Mapping[str, Any]) -> Mode
         or options.keys() & {"subfolder", "gguf_file"}
     ):
         return reference
-    place, revision = str(reference.id), reference.revision
-    access: Any = {key: options[key] for key in hub.DownloadOptions.__annotations__ if key in options}
-    cached = access.pop("local_files_only", False) or hub.is_out_of_reach(place, token=access.get("token"))
-    file = hub.file_of(place, MODULES, **access, revision=revision, local_files_only=cached)
+    repo, revision = str(reference.id), reference.revision
+    download: Any = {key: options[key] for key in hub.DownloadOptions.__annotations__ if key in options}
+    cached = download.pop("local_files_only", False) or hub.is_out_of_reach(repo, token=download.get("token"))
+    file = hub.file_of(repo, MODULES, **download, revision=revision, local_files_only=cached)
     return reference if file is None else dataclasses.replace(reference, library=SENTENCES, revision=file.parent.name)
 
 
@@ -159,9 +159,9 @@ def _library(reference: ModelReference) -> Library:
     return kind()
 
 
-def _check_no_options(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def _check_no_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Raise an error if loading options are passed with an adapter."""
-    if names := [*(name for name, value in chosen.items() if value is not None), *options]:
+    if names := [*(name for name, value in values.items() if value is not None), *options]:
         raise TypeError(
             f"an adapter keeps its loading options, got {', '.join(names)}: pass them to the first call of "
             "hf_stitch.load, or load the network, adapter.model, with them"
@@ -174,23 +174,23 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 def _loading_error(reference: ModelReference, options: Mapping[str, Any], error: Exception) -> Exception | None:
     """Return an error that explains why files of a network could not be read; ``None`` for other reasons."""
-    failure, place = f"{reference} could not be loaded", str(reference.id)
-    access: Any = {key: options[key] for key in hub.DownloadOptions.__annotations__ if key in options}
-    access["revision"] = reference.revision
+    failure, origin = f"{reference} could not be loaded", str(reference.id)
+    download: Any = {key: options[key] for key in hub.DownloadOptions.__annotations__ if key in options}
+    download["revision"] = reference.revision
     if isinstance(error, SafetensorError):
-        folder = Path(place)
+        folder = Path(origin)
         if not reference.is_local:
             with suppress(OSError):
-                folder = hub.download(place, files=["*.safetensors"], **{**access, "local_files_only": True})
+                folder = hub.download(origin, files=["*.safetensors"], **{**download, "local_files_only": True})
         files = ", ".join(str(file) for file in sorted(folder.glob("*.safetensors")) if _is_damaged(file))
         return ValueError(
             f"{failure}: {files or 'a file of weights'} is damaged ({error}); restore it, or load it from the Hub "
             "again with force_download=True"
         )
     explanation = hub.explained(failure, error)
-    elsewhere = reference.is_local or any(name in options for name in ("pretrained", "subfolder", "variant"))
-    if explanation is None and type(error) is OSError and not elsewhere:
-        explanation = hub.refused(failure, place, WEIGHTS, **access)
+    has_other_source = reference.is_local or any(name in options for name in ("pretrained", "subfolder", "variant"))
+    if explanation is None and type(error) is OSError and not has_other_source:
+        explanation = hub.refused(failure, origin, WEIGHTS, **download)
     if explanation is None and type(error) in (OSError, FileNotFoundError) and ".safetensors" in str(error):
         explanation = FileNotFoundError(
             f"{failure}: the copy on this machine is incomplete ({str(error).partition('. ')[0].rstrip('.')}); copy or "
@@ -199,8 +199,8 @@ def _loading_error(reference: ModelReference, options: Mapping[str, Any], error:
         )
     wrong_option = isinstance(error, TypeError) and options
     missing = isinstance(error, (ImportError, FileNotFoundError))
-    ours = wrong_option or missing or type(error).__module__.startswith("hf_stitch")
-    if explanation is None and reference.is_local and not ours and place not in str(error):
+    is_clear = wrong_option or missing or type(error).__module__.startswith("hf_stitch")
+    if explanation is None and reference.is_local and not is_clear and origin not in str(error):
         kind = OSError if isinstance(error, OSError) else ValueError
         return kind(f"{failure} ({type(error).__name__}: {error})")
     return explanation
@@ -279,13 +279,13 @@ def _library_of(model: Any) -> Library:
     A library that extends a second library takes precedence over it.
     """
     check(NetworkLike, model=model)
-    serving = [kind for kind in registries.adapters.usable() if kind().serves(model)]
-    chosen = most_special([kind for kind in serving if not kind.fallback] or serving)
-    if len(chosen) > 1:
-        names = ", ".join(kind.name for kind in chosen)
+    libraries = [kind for kind in registries.adapters.usable() if kind().serves(model)]
+    preferred = most_special([kind for kind in libraries if not kind.fallback] or libraries)
+    if len(preferred) > 1:
+        names = ", ".join(kind.name for kind in preferred)
         class_name = f"{type(model).__module__}.{type(model).__name__}"
         raise TypeError(f"several adapters serve objects of type {class_name}: {names}; uninstall all but one")
-    library: Library = chosen[0]()
+    library: Library = preferred[0]()
     return library
 
 

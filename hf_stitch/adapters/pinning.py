@@ -49,9 +49,9 @@ def settings_of_config(config: Any) -> Settings:
     derived = _derived_keys(_HashableConfig(type(config), repr(config_values), config_values))
     settings = _split(plain, derived & plain.keys())
     for name, nested in inner.items():
-        below = settings_of_config(nested)
-        settings.chosen.update({f"{name}.{key}": value for key, value in below.chosen.items()})
-        settings.defaults.update({f"{name}.{key}": value for key, value in below.defaults.items()})
+        nested_settings = settings_of_config(nested)
+        settings.chosen.update({f"{name}.{key}": value for key, value in nested_settings.chosen.items()})
+        settings.defaults.update({f"{name}.{key}": value for key, value in nested_settings.defaults.items()})
     return settings
 
 
@@ -81,11 +81,11 @@ def _is_derived(config: _HashableConfig, name: str) -> bool:
         return True
     try:
         with _unlogged():
-            rest = {key: current for key, current in config.values.items() if key != name}
-            again = config.kind.from_dict(deepcopy(rest)).to_dict()
+            others = {key: current for key, current in config.values.items() if key != name}
+            rebuilt = config.kind.from_dict(deepcopy(others)).to_dict()
     except Exception:  # the class requires the value
         return False
-    return name in again and bool(again[name] == value)
+    return name in rebuilt and bool(rebuilt[name] == value)
 
 
 def settings_of_processor(processor: Any, max_tokens: int | None = None) -> Settings | None:
@@ -101,8 +101,8 @@ def settings_of_processor(processor: Any, max_tokens: int | None = None) -> Sett
         return Settings({"class": USER_CODE})
     values = processor.to_dict()
     values["class"] = values.get("image_processor_type", type(processor).__name__)
-    read = {n: v for n, v in values.items() if n not in UNREAD_OF_PROCESSORS and not n.startswith("_")}
-    return _split(read, {name for name, value in read.items() if _is_default(type(processor), name, value)})
+    used = {n: v for n, v in values.items() if n not in UNREAD_OF_PROCESSORS and not n.startswith("_")}
+    return _split(used, {name for name, value in used.items() if _is_default(type(processor), name, value)})
 
 
 @contextmanager
@@ -119,8 +119,8 @@ def _unlogged() -> Iterator[None]:
 
 
 def _is_default(kind: type, name: str, value: Any) -> bool:
-    nothing = object()
-    return bool(getattr(kind, name, nothing) == value)
+    missing = object()
+    return bool(getattr(kind, name, missing) == value)
 
 
 def _split(values: Mapping[str, Any], defaults: Collection[str]) -> Settings:

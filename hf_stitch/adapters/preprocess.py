@@ -77,8 +77,8 @@ def preprocess(
         (pixels,) = inputs.values()
         finite = pixels.isfinite().flatten(1).all(1)
         if not bool(finite.all()):
-            bad = ids[int(finite.int().argmin())]
-            raise ValueError(f"image {bad!r} contains NaN or infinite values: remove it, or check its processor")
+            bad_id = ids[int(finite.int().argmin())]
+            raise ValueError(f"image {bad_id!r} contains NaN or infinite values: remove it, or check its processor")
     return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in inputs.items()}
 
 
@@ -92,8 +92,8 @@ def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
         dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
         devices = (p.device for p in model.parameters() if not p.is_meta)
         hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
-        runs_on = (getattr(hook, "execution_device", None) for hook in hooks)
-        return torch.device(next(devices, next((place for place in runs_on if place is not None), "cpu"))), dtype
+        by_hooks = (getattr(hook, "execution_device", None) for hook in hooks)
+        return torch.device(next(devices, next((d for d in by_hooks if d is not None), "cpu"))), dtype
 
 
 def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offsets: bool) -> dict[str, Tensor]:
@@ -129,8 +129,8 @@ def _tokenize(samples: Sequence[Any], tokenizer: Any, interface: Interface, offs
             )
     limit = interface.max_tokens
     if limit is not None and inputs["input_ids"].shape[1] > limit:
-        long = int((inputs[MASK].sum(1) > limit).sum())
-        warn(f"{long} of {len(samples)} texts are longer than the {limit} tokens of the model and are truncated")
+        num_long = int((inputs[MASK].sum(1) > limit).sum())
+        warn(f"{num_long} of {len(samples)} texts are longer than the {limit} tokens of the model and are truncated")
         inputs = tokenizer(*texts, truncation=True, max_length=limit, **options)
     if len(interface.sides) < 2:  # padding_side= of the call would be saved with the tokenizer
         order = inputs[MASK].argsort(dim=1, descending=interface.sides != ("left",), stable=True)
@@ -152,15 +152,15 @@ def decoder_inputs(inputs: Mapping[str, Tensor], interface: Interface) -> dict[s
             "bos_token_id: set model.config.decoder_start_token_id before hf_stitch.load, or pass inputs with "
             "decoder_input_ids"
         )
-    first = {"input_ids": interface.start_id, MASK: 1}
-    later = {
+    start_values = {"input_ids": interface.start_id, MASK: 1}
+    shifted = {
         DECODER + name: torch.cat([torch.full_like(inputs[name][:, :1], value), inputs[name][:, :-1]], 1)
-        for name, value in first.items()
+        for name, value in start_values.items()
     }
     if OFFSETS in inputs and interface.content[0].startswith(DECODER):
         spans = inputs[OFFSETS]
-        later[OFFSETS] = torch.cat([torch.zeros_like(spans[:, :1]), spans[:, :-1]], 1)
-    return later
+        shifted[OFFSETS] = torch.cat([torch.zeros_like(spans[:, :1]), spans[:, :-1]], 1)
+    return shifted
 
 
 def _stack(samples: Sequence[Any], processor: Any, interface: Interface) -> dict[str, Tensor]:
@@ -220,7 +220,7 @@ def _check_sample(value: Any, subject: str, native: tuple[int, ...] | None) -> N
         )
 
 
-def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
+def load_processor(origin: str, main_input: str, hub: Mapping[str, Any]) -> Any:
     """Load the tokenizer or image processor that is saved with a model.
 
     Returns:
@@ -234,23 +234,23 @@ def load_processor(place: str, main_input: str, hub: Mapping[str, Any]) -> Any:
     kind = transformers.AutoTokenizer if main_input == "input_ids" else transformers.AutoImageProcessor
     cause: Exception | None = None
     try:
-        processor = kind.from_pretrained(place, **hub)
+        processor = kind.from_pretrained(origin, **hub)
         if main_input != "input_ids" or len(processor.get_vocab()) > len(processor.all_special_tokens):
             return processor
         reason = "its vocabulary is empty"  # returned by transformers if a file is missing
     except (OSError, ValueError, KeyError) as error:  # raised for a repository without a processor
         cause, reason = error, str(error).strip().splitlines()[0]
-    if not Path(place).is_dir():  # transformers treats a file to which the Hub denies access as missing
-        access: Any = {key: hub[key] for key in DownloadOptions.__annotations__ if key in hub}
-        failure = f"the processor of {place} could not be loaded"
-        refusal = (cause and explained(failure, cause)) or refused(failure, place, PROCESSORS[main_input], **access)
+    if not Path(origin).is_dir():  # transformers treats a file to which the Hub denies access as missing
+        download: Any = {key: hub[key] for key in DownloadOptions.__annotations__ if key in hub}
+        failure = f"the processor of {origin} could not be loaded"
+        refusal = (cause and explained(failure, cause)) or refused(failure, origin, PROCESSORS[main_input], **download)
         if isinstance(refusal, PermissionError):
             raise refusal from cause
         if isinstance(refusal, ConnectionError):  # the model may be in the cache without a processor
             reason = f"none in the cache; {refusal}"
     warn(
-        f"{place} does not contain a usable {kind.__name__[4:]} ({visible(reason)}): pass processor= to hf_stitch.load "
-        "to use raw samples"
+        f"{origin} does not contain a usable {kind.__name__[4:]} ({visible(reason)}): pass processor= to "
+        "hf_stitch.load to use raw samples"
     )
     return None
 

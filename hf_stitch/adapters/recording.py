@@ -1,4 +1,4 @@
-"""Recorder of tensors of all samples in memory, such as activations, for all jobs."""
+"""Computation of a tensor for every sample, such as activations, collected in memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def record(
     """Compute tensors batch by batch, and store the tensors of all samples in memory, on the CPU.
 
     The processes share the samples, and each receives all tensors. Shorter texts are padded. ``read`` must return the
-    same names for every batch; ``what`` and ``instead`` describe the tensors and an alternative in the error if the
-    tensors do not fit.
+    same names for every batch; ``description`` names the tensors and ``instead`` an alternative, in the error if
+    the tensors do not fit into memory.
     """
     parts: dict[K, list[Tensor]] = {}
     for _, batch, _ in PairedSamples(samples, samples).batches(run, label):

@@ -88,9 +88,9 @@ def rewrite(model: nn.Module, change: str | Mapping[str, Any] | Rewrite) -> None
         >>> network[1].out_features
         2
     """
-    built = registries.rewrites.build(change)
-    record = json.loads(json.dumps(built.to_dict()))
-    built.apply(model)
+    instance = registries.rewrites.build(change)
+    record = json.loads(json.dumps(instance.to_dict()))
+    instance.apply(model)
     setattr(model, ATTRIBUTE, [*rewrites_of(model), record])
 
 
@@ -127,8 +127,8 @@ def network_of(blueprint: Mapping[str, Any]) -> nn.Module:
     Raises:
         UnknownNameError: If a library or a rewrite is not installed.
     """
-    original = {key: value for key, value in blueprint.items() if key != REWRITES}
-    model: nn.Module = registries.adapters.get(blueprint["library"])().build(original)
+    plain_blueprint = {key: value for key, value in blueprint.items() if key != REWRITES}
+    model: nn.Module = registries.adapters.get(blueprint["library"])().build(plain_blueprint)
     for record in blueprint.get(REWRITES, ()):
         rewrite(model, record)
     return model.eval()

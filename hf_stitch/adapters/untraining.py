@@ -61,11 +61,11 @@ def _rebuild(adapter: Adapter) -> nn.Module:
             blueprint = adapter.blueprint()
     if blueprint is not None:
         return network_of(blueprint)
-    copied = copy.deepcopy(adapter.model)
+    model = copy.deepcopy(adapter.model)
     with torch.no_grad():
-        for module in reversed(list(copied.modules())):  # parents last: they may initialise their children differently
+        for module in reversed(list(model.modules())):  # parents last: they may initialise their children differently
             initialise(module)
-    return copied
+    return model
 
 
 def initialise(module: nn.Module) -> None:

@@ -160,13 +160,13 @@ class _WithoutMemory(TorchDispatchMode):
                 return args[0].fill_(torch.nan) if args[0].is_floating_point() else args[0]
             return func(*args, **(kwargs or {}))
         try:
-            planned = func(*_on_meta(args), **_on_meta({**(kwargs or {}), **_device(func)}))
+            meta_result = func(*_on_meta(args), **_on_meta({**(kwargs or {}), **_device(func)}))
         except (NotImplementedError, RuntimeError):  # depends on values
             return func(*args, **(kwargs or {}))
         is_view = any(result.alias_info is not None for result in func._schema.returns)
-        size = 0 if is_view else sum(_size(leaf) for leaf in _pytree.tree_leaves(planned))
-        without = size > SMALL and func.overloadpacket is torch.ops.aten.empty
-        return planned if mixed or without or size > ROOM else func(*args, **(kwargs or {}))
+        size = 0 if is_view else sum(_size(leaf) for leaf in _pytree.tree_leaves(meta_result))
+        is_empty = size > SMALL and func.overloadpacket is torch.ops.aten.empty
+        return meta_result if mixed or is_empty or size > ROOM else func(*args, **(kwargs or {}))
 
 
 def _fills(func: Any) -> bool:
@@ -180,8 +180,8 @@ def _on_meta(tree: Any) -> Any:
 
 
 def _device(func: Any) -> dict[str, Any]:
-    takes = any(argument.name == "device" for argument in func._schema.arguments)
-    return {"device": torch.device("meta")} if takes else {}
+    accepts_device = any(argument.name == "device" for argument in func._schema.arguments)
+    return {"device": torch.device("meta")} if accepts_device else {}
 
 
 def _size(leaf: Any) -> int:

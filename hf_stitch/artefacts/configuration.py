@@ -1,4 +1,4 @@
-"""Config of stitched models: cuts halves out of two networks, and rebuilds them without weights."""
+"""Config of stitched models: the records of both halves, and building the halves from them without weights."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def record_of(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any
     except ValueError as error:  # user code: the model runs, and saving it raises this error
         blueprint = {"blueprint": None, "why": str(error)}
     cut, plan = adapter.cut(layer)
-    half.made = attributes(half)  # compared when the model is saved, to find changes by hand
+    half.attributes_at_cut = attributes(half)  # to find changes by hand when the model is saved
     return {
         **blueprint,
         "cut": cut.to_dict(),

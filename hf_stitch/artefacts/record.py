@@ -145,7 +145,7 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Reading:
-    """Additional fields of a front half that receives texts (:class:`hf_stitch.adapters.prefixes.PrefixFront`)."""
+    """Fields of a :class:`hf_stitch.adapters.prefixes.PrefixFront`: token of an empty text, and size of ``own``."""
 
     start: int
     own: tuple[Count, Count] | None

@@ -204,7 +204,7 @@ def changes_by_hand(model: StitchedNetwork, side: str) -> list[str]:
     half, record = getattr(model, side), getattr(config, side)
     states = changed_by_hand(half, lambda: front_of(config) if side == "source" else back_of(config))
     if states is None:
-        return [] if half.made is None else half.made.changes(attributes(half))
+        return [] if half.attributes_at_cut is None else half.attributes_at_cut.changes(attributes(half))
     current, original = states
     recorded, cut = (record["reference"].get("config") or {}).get("chosen", {}), half.cut.layer
     names = {name: name.removeprefix("model.").replace(f"{cut}.{KEPT}", cut) for name in current.chosen}

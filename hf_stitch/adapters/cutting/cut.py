@@ -129,11 +129,11 @@ class Cut(Record):
             return None, mask is not None or appended > 0
         if mask is None and not appended:
             return None, False
-        one = values.new_ones(1, dtype=torch.bool)
+        true = values.new_ones(1, dtype=torch.bool)
         # with a cache, the mask covers past tokens too
-        real = one.expand(batch, tokens) if mask is None else mask.bool()[:, -tokens:].to(values.device)
+        real = true.expand(batch, tokens) if mask is None else mask.bool()[:, -tokens:].to(values.device)
         if prefix or appended:
-            real = torch.cat([one.expand(batch, prefix), real, ~one.expand(batch, appended)], 1)
+            real = torch.cat([true.expand(batch, prefix), real, ~true.expand(batch, appended)], 1)
         return real, False
 
 
@@ -253,21 +253,21 @@ def run_part(
     Without a first cut it starts at its inputs, and without a last cut it ends at its output. All other modules are
     replaced as in the halves.
     """
-    entering, leaving = Slot(), Slot()
-    entering.flow, entering.noise = flow, noise
+    entry_slot, exit_slot = Slot(), Slot()
+    entry_slot.flow, entry_slot.noise = flow, noise
     stand_ins: dict[str, nn.Module] = {}
     if isinstance(start, Representation):
         assert first is not None
         cut, plan = first
         size = size_of(start, interface)
-        fill(entering, cut.restore(start.values), size)
-        stand_ins |= plan.after_cut(model, cut, entering)
+        fill(entry_slot, cut.restore(start.values), size)
+        stand_ins |= plan.after_cut(model, cut, entry_slot)
         arguments = plan.context(start, interface)
     else:
         arguments, size = start, size_of_inputs(start, interface)
     if last is not None:
-        fill(leaving, None, size)
-        stand_ins |= last[1].before_cut(model, last[0], leaving)
+        fill(exit_slot, None, size)
+        stand_ins |= last[1].before_cut(model, last[0], exit_slot)
     if noise:
         arguments = interface.obscure(arguments)
     if flow is not None:
@@ -275,7 +275,7 @@ def run_part(
             flow.mark(arguments[name])
     with swapped(model, stand_ins):
         output = run(arguments)
-    return output if last is None else captured_values(leaving, last[0])
+    return output if last is None else captured_values(exit_slot, last[0])
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ class Flow:
     def _set_mark(self, value: Tensor, *, ids: bool) -> None:
         for storage in _storages(value):
             mark = self._marked.get(storage._cdata)
-            reference, before = mark or (StorageWeakRef(storage), True)
-            self._marked[storage._cdata] = reference, ids and before and value.dtype in IDS
+            reference, was_ids = mark or (StorageWeakRef(storage), True)
+            self._marked[storage._cdata] = reference, ids and was_ids and value.dtype in IDS
 
     def _are_ids(self, value: Tensor) -> bool:
         return all(self._marked[storage._cdata][1] for storage in _storages(value) if storage._cdata in self._marked)
@@ -96,27 +96,27 @@ class Flow:
         """Run an operation and mark its output if an argument is marked."""
         packet = operation.overloadpacket
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        marked = [value for value in operands if self._is_marked(value)]
-        if not marked or packet in SHAPE_ONLY:
+        marked_operands = [value for value in operands if self._is_marked(value)]
+        if not marked_operands or packet in SHAPE_ONLY:
             return operation(*args, **kwargs)
-        ids = all(map(self._are_ids, marked))
+        ids = all(map(self._are_ids, marked_operands))
         if ids and (
             (packet in COMPARISONS and self._compares_with_special(args, operands))
             or (packet is aten.argmax and self._finds_special(*args, **kwargs))
         ):
             return operation(*args, **kwargs)
-        empty = packet in (aten.eq, aten.ne) and args[0].dim() > 3 and isinstance(args[1], float) and not args[1]
-        if self._tiles and empty:
+        is_zero_test = packet in (aten.eq, aten.ne) and args[0].dim() > 3 and isinstance(args[1], float) and not args[1]
+        if self._tiles and is_zero_test:
             return operation(*args, **kwargs)  # a test for padding images; trials detect a test of pixels
-        if READS & set(operation.tags) and not (packet is aten.index and not _indexes_by_mask(marked, args)):
+        if READS & set(operation.tags) and not (packet is aten.index and not _indexes_by_mask(marked_operands, args)):
             raise ValuesReadError(operation)
         output = operation(*args, **kwargs)
         if operation.is_view:
             return output
-        moved = ids and (packet in MOVES or (packet in PICKS and self._is_marked(args[0])))
+        are_moved_ids = ids and (packet in MOVES or (packet in PICKS and self._is_marked(args[0])))
         for leaf in tree_leaves((output, _written_arguments(operation, args, kwargs))):
             if isinstance(leaf, Tensor):
-                self._set_mark(leaf, ids=moved)
+                self._set_mark(leaf, ids=are_moved_ids)
         return output
 
     def _compares_with_special(self, args: Any, operands: list[Tensor]) -> bool:
@@ -140,8 +140,8 @@ def _storages(value: Tensor) -> list[torch.UntypedStorage]:
 
 def _written_arguments(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     return [
-        kwargs.get(argument.name) if place >= len(args) else args[place]
-        for place, argument in enumerate(operation._schema.arguments)
+        kwargs.get(argument.name) if index >= len(args) else args[index]
+        for index, argument in enumerate(operation._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
 

@@ -51,14 +51,14 @@ def evaluating(model: nn.Module, *, fused: bool = False) -> Iterator[None]:
     fused path of PyTorch modules.
     """
     flags = ("training", "grad_checkpointing")
-    on = [(module, flag) for module in model.modules() for flag in flags if vars(module).get(flag) is True]
+    enabled = [(module, flag) for module in model.modules() for flag in flags if vars(module).get(flag) is True]
     try:
-        for module, flag in on:
+        for module, flag in enabled:
             setattr(module, flag, False)
         with nullcontext() if fused else plain():
             yield
     finally:
-        for module, flag in on:
+        for module, flag in enabled:
             setattr(module, flag, True)
 
 
@@ -106,9 +106,9 @@ def run_by_length(run: Callable[[Any], Any], start: Any, interface: Interface) -
         for rows, values in zip(groups, pieces, strict=False):
             for axis in axes:
                 tokens = values.movedim(axis, 1)
-                wide = tokens.new_zeros(len(rows), real.shape[1], *tokens.shape[2:])
-                wide[used[rows]] = tokens.flatten(0, 1)
-                values = wide.movedim(1, axis)
+                padded = tokens.new_zeros(len(rows), real.shape[1], *tokens.shape[2:])
+                padded[used[rows]] = tokens.flatten(0, 1)
+                values = padded.movedim(1, axis)
             texts.append(values)
         return torch.cat(texts)[torch.cat(groups).argsort()]
 

@@ -67,7 +67,7 @@ class _Half(nn.Module):
         _persist_buffers(model)
         self.model = model
         self.cut, self.plan, self.interface = cut, plan, interface
-        self.made: Settings | None = None  # the modules at the time of the cut, which pin user code
+        self.attributes_at_cut: Settings | None = None  # compared when saving, to find changes by hand
 
     def _run(self, values: Tensor | None, size: tuple[int, int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
         """Return the output of the network and the values at the cut."""
@@ -121,8 +121,8 @@ class Front(_Half):
         """Compute the representation at the cut."""
 
         def run(part: Mapping[str, Any]) -> tuple[Representation, Any]:
-            here = None if seen is None else Observed(seen.flags)
-            return self._observed(here, part), None if here is None else here.output
+            outputs = None if seen is None else Observed(seen.flags)
+            return self._observed(outputs, part), None if outputs is None else outputs.output
 
         representation, output = run_by_length(run, self.interface.complete(inputs), self.interface)
         if seen is not None:
@@ -193,8 +193,8 @@ class Back(_Half):
     def __call__(self, representation: Representation, **options: Any) -> Any:
         """Compute the output of the network from a representation in the spec of the cut."""
         _check_size(representation.context, self.interface, self.cut)
-        placed = in_context(self.cut.accept(representation, self.interface), self.interface)
-        return run_by_length(partial(self._output, options), placed, self.interface)
+        complete = in_context(self.cut.accept(representation, self.interface), self.interface)
+        return run_by_length(partial(self._output, options), complete, self.interface)
 
     def _output(self, options: Mapping[str, Any], representation: Representation) -> Any:
         context, size = self.plan.context(representation, self.interface), size_of(representation, self.interface)
@@ -264,12 +264,12 @@ def hollow(module: nn.Module) -> nn.Module:
     return twin
 
 
-def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Module:
+def copy_without(model: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.Module:
     """Copy a model in eval mode, with some modules replaced before the copy, and with no hooks except weight hooks.
 
     The copy of a model with weights offloaded by accelerate shares these weights and the hooks that load them.
     """
-    with swapped(model, without):
+    with swapped(model, replacements):
         offloaded = is_offloaded(model)
         state = State(model)
         if empty := [name for name in state if state.lacks(name)]:
@@ -277,30 +277,30 @@ def copy_without(model: nn.Module, without: Mapping[str, nn.Module]) -> nn.Modul
                 f"{len(empty)} weights of {type(model).__name__} are not loaded, e.g. {empty[0]}: they are on the meta "
                 "device without a hook of accelerate that loads them; load the model first"
             )
-        cached = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+        tensors = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
         copies: dict[int, Any] = {
-            id(value): value.detach().clone() for value in cached if not value.is_leaf
+            id(value): value.detach().clone() for value in tensors if not value.is_leaf
         }  # by hooks
         try:
             with inference_mode(False):  # inference tensors cannot be trained, and kernels handle them differently
                 twin = copy.deepcopy(model, copies | (shared(model) if offloaded else {}))
         except Exception as error:
             raise ValueError(_copy_error(model, error)) from error
-    if not offloaded and (moving := [module for module in twin.modules() if hooks_of(module)]):
+    if not offloaded and (hooked := [module for module in twin.modules() if hooks_of(module)]):
         from accelerate.hooks import remove_hook_from_module
 
-        for module in moving:
+        for module in hooked:
             remove_hook_from_module(module)
     for name, module in twin.named_modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            allowed = {key: hook for key, hook in hooks.items() if not is_bookkeeping(hook)}
-            if foreign := [hook for hook in allowed.values() if not isinstance(hook, MAKING_WEIGHTS)]:
+            allowed_hooks = {key: hook for key, hook in hooks.items() if not is_bookkeeping(hook)}
+            if unknown := [hook for hook in allowed_hooks.values() if not isinstance(hook, MAKING_WEIGHTS)]:
                 raise ValueError(
-                    f"module {name!r} of {type(twin).__name__} has a hook ({foreign[0]!r}), but halves of a network "
+                    f"module {name!r} of {type(twin).__name__} has a hook ({unknown[0]!r}), but halves of a network "
                     "cannot have hooks: remove it, or move its computation into the module"
                 )
             hooks.clear()
-            hooks.update(allowed)
+            hooks.update(allowed_hooks)
         vars(module).pop("_output_capturing_hooks_installed", None)  # transformers installs them again on demand
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()

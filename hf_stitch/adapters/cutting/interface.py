@@ -37,8 +37,8 @@ def positions_of(mask: Tensor) -> Tensor:
     >>> positions_of(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist()
     [[0, 0, 0, 1], [0, 1, 2, 3]]
     """
-    first = mask.int().argmax(1, keepdim=True)
-    return (torch.arange(mask.shape[1], device=mask.device) - first).clamp(min=0)
+    start = mask.int().argmax(1, keepdim=True)
+    return (torch.arange(mask.shape[1], device=mask.device) - start).clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Interface(Record):
     @property
     def padding(self) -> str:
         """Sides where texts are padded, in words; empty for other modalities."""
-        where = " or ".join(self.sides) or "none: texts run in groups of equal length"
-        counted = ", with position_ids" if "left" in self.sides and POSITIONS in self.arguments else ""
-        return where + counted if self.modality == "text" else ""
+        sides = " or ".join(self.sides) or "none: texts run in groups of equal length"
+        suffix = ", with position_ids" if "left" in self.sides and POSITIONS in self.arguments else ""
+        return sides + suffix if self.modality == "text" else ""
 
     @property
     def tiles(self) -> bool:
@@ -130,8 +130,8 @@ class Interface(Record):
 
     def shape(self, inputs: Mapping[str, Any], name: str) -> tuple[int, ...]:
         """Return the shape of one sample of a content argument."""
-        first, *rest = inputs[name].shape
-        return (first // size_of_inputs(inputs, self)[0], *rest) if name in self.packed else tuple(rest)
+        rows, *rest = inputs[name].shape
+        return (rows // size_of_inputs(inputs, self)[0], *rest) if name in self.packed else tuple(rest)
 
     def complete(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Add the :attr:`prompt` to inputs that contain none of its arguments."""
@@ -143,8 +143,8 @@ class Interface(Record):
 
     def kept(self, output: Any) -> Any:
         """Return an output of the network, restricted to :attr:`outputs`."""
-        chosen = [name for name in self.outputs if isinstance(output, Mapping) and name in output]
-        return type(output)(**{name: output[name] for name in chosen}) if chosen else output
+        names = [name for name in self.outputs if isinstance(output, Mapping) and name in output]
+        return type(output)(**{name: output[name] for name in names}) if names else output
 
     def erase(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the context of an input: its arguments with the content erased.
@@ -186,8 +186,8 @@ class Interface(Record):
             ids = torch.full(mask.shape, self.filler_id, device=device)
             if self.pad_id is not None:
                 ids = torch.where(mask, ids, self.pad_id)
-            longer = mask.sum(1, True) > self.prefix_tokens  # a pooled representation has no prompt
-            optional = {self.mask: mask.long(), POSITIONS: positions_of(mask), PROMPT: self.prompted(mask & longer)}
+            has_prompt = mask.sum(1, True) > self.prefix_tokens  # a pooled representation has no prompt
+            optional = {self.mask: mask.long(), POSITIONS: positions_of(mask), PROMPT: self.prompted(mask & has_prompt)}
             return dict.fromkeys(self.content, ids) | {n: v for n, v in optional.items() if n in self.arguments}
         blank = {}
         for name, shape in self.shapes.items():

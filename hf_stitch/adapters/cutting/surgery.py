@@ -88,8 +88,8 @@ def _shape_rule(examples: list[tuple[int, int, int]]) -> list[int] | None:
         return None
     if not (per_batch and per_token):
         return [v00 - per_batch * b0 - per_token * t0, per_batch, per_token, 0]
-    both, rest = divmod(per_token, b0)  # a product of batch size and tokens
-    return None if rest or v00 != per_batch * b0 else [0, per_batch - both * t0, 0, both]
+    per_pair, rest = divmod(per_token, b0)  # a product of batch size and tokens
+    return None if rest or v00 != per_batch * b0 else [0, per_batch - per_pair * t0, 0, per_pair]
 
 
 def _build_output(rule: Outline, slot: Slot, arguments: Mapping[int | str, Any], materialise: bool) -> Any:
@@ -123,9 +123,9 @@ def noise(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     """Create large random numbers of both signs, identical in every call and repeated after :data:`PERIOD`."""
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype, device=device)
-    few = (1e4 * torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))).to(device, dtype)
+    period = (1e4 * torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))).to(device, dtype)
     count = math.prod(shape)
-    return few.repeat(-(-count // PERIOD))[:count].view(*shape)
+    return period.repeat(-(-count // PERIOD))[:count].view(*shape)
 
 
 def _current_values(slot: Slot) -> Tensor:
@@ -196,10 +196,10 @@ class _StandIn(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the module; a copy without its half (PEFT: ``modules_to_save``) still uses the slot of that half."""
-        memo[id(self)] = copied = type(self).__new__(type(self))  # first: hooks of accelerate refer to the module
+        memo[id(self)] = twin = type(self).__new__(type(self))  # first: hooks of accelerate refer to the module
         memo.setdefault(id(self._slot), self._slot)  # the slot of a half is copied before its modules
-        copied.__dict__.update(copy.deepcopy(vars(self), memo))
-        return copied
+        twin.__dict__.update(copy.deepcopy(vars(self), memo))
+        return twin
 
 
 class Stub(_StandIn, _Absent):
@@ -316,12 +316,12 @@ _REGISTERING = threading.Lock()
 def alone(model: Any) -> Iterator[None]:
     """Lock a network, and all networks that share modules with it, for this thread. The lock is reentrant."""
     locks: dict[int, threading.RLock] = {}
-    with ExitStack() as held:
-        while (present := _locks_of(model)) != locks:  # another thread has restored modules meanwhile
-            held.close()
-            locks = present
+    with ExitStack() as stack:
+        while (current := _locks_of(model)) != locks:  # another thread has restored modules meanwhile
+            stack.close()
+            locks = current
             for _, lock in sorted(locks.items()):  # in a fixed order, to avoid deadlocks
-                held.enter_context(lock)
+                stack.enter_context(lock)
         yield
 
 
@@ -335,23 +335,23 @@ def _locks_of(model: Any) -> dict[int, threading.RLock]:
 @contextmanager
 def swapped(model: nn.Module, replacements: Mapping[str, nn.Module]) -> Iterator[None]:
     """Replace modules temporarily, wherever they occur in the model; they are restored afterwards, also on errors."""
-    places = exchange(model, replacements)
+    originals = exchange(model, replacements)
     try:
         yield
     finally:
-        for parent, key, child in places:
+        for parent, key, child in originals:
             parent._modules[key] = child
 
 
 def exchange(model: nn.Module, replacements: Mapping[str, nn.Module]) -> list[tuple[nn.Module, str, nn.Module]]:
     """Replace modules permanently, wherever they occur in the model; return the parent, key and original of each."""
     targets = {id(model.get_submodule(name)): module for name, module in replacements.items()}
-    places = [
+    originals = [
         (parent, key, child)
         for parent in model.modules()
         for key, child in parent._modules.items()
         if child is not None and id(child) in targets
     ]
-    for parent, key, child in places:
+    for parent, key, child in originals:
         parent._modules[key] = targets[id(child)]
-    return places
+    return originals

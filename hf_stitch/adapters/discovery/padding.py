@@ -35,16 +35,16 @@ def probe_padding(model: nn.Module, run: Run, interface: Interface, text: Tensor
         text = text[:2, : max((interface.max_tokens or text.shape[1] + PADDED) - PADDED, 0)]
         fill, ones = interface.pad_id or 0 if pad is None else pad, torch.ones_like(text)
         with unchanged(model), suppress(Exception):  # forwards on the user's inputs raise it again
-            alone = _activations(model, run, interface, {"input_ids": text, MASK: ones})
+            unpadded = _activations(model, run, interface, {"input_ids": text, MASK: ones})
             padded = {"input_ids": _padded_right_and_left(text, fill), MASK: _padded_right_and_left(ones, 0)}
             padded[POSITIONS] = positions_of(padded[MASK])
             padded_outputs = _activations(model, run, interface, padded)
             tolerance = INTEGERS if _has_integers(model) else 0.0
             sides = tuple(
-                side for side in get_args(Side) if _is_unchanged(alone, padded_outputs, side, text, tolerance)
+                side for side in get_args(Side) if _is_unchanged(unpadded, padded_outputs, side, text, tolerance)
             )
-            added = {padded_outputs[at].shape[1] - v.shape[1] for at, v in alone.items() if v.dim() == 3}
-            by_length = added <= {0, PADDED}
+            lengthened = {padded_outputs[key].shape[1] - v.shape[1] for key, v in unpadded.items() if v.dim() == 3}
+            by_length = lengthened <= {0, PADDED}
     if "right" not in sides and POSITIONS in interface.arguments:  # the network computes other positions
         arguments = tuple(name for name in interface.arguments if name != POSITIONS)
         sides, interface = (), replace(interface, arguments=arguments)
@@ -67,7 +67,7 @@ def _activations(model: nn.Module, run: Run, interface: Interface, inputs: Mappi
     """Run a network on the inputs that it accepts, and return the outputs of its blocks and its final output."""
     outputs: dict[Any, Tensor] = {}
 
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
+    def record(module: nn.Module, args: Any, output: Any) -> None:
         outputs.update({(module, path): v.clone() for path, v in tree.tensors(output).items() if v.dim() > 1})
 
     if interface.given:
@@ -76,7 +76,7 @@ def _activations(model: nn.Module, run: Run, interface: Interface, inputs: Mappi
     stacks = [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
     with ExitStack() as hooks:
         for module in {model, *(block for stack in stacks for block in stack.children())}:
-            hooks.callback(module.register_forward_hook(keep).remove)
+            hooks.callback(module.register_forward_hook(record).remove)
         run({name: value for name, value in inputs.items() if name in names})
     return outputs
 
@@ -88,11 +88,11 @@ def _has_integers(model: nn.Module) -> bool:
 
 
 def _is_unchanged(
-    alone: Mapping[Any, Tensor], padded: Mapping[Any, Tensor], side: Side, text: Tensor, tolerance: float
+    unpadded: Mapping[Any, Tensor], padded: Mapping[Any, Tensor], side: Side, text: Tensor, tolerance: float
 ) -> bool:
     """Return whether padding on a side leaves the activations of real tokens unchanged, up to rounding."""
-    for at, expected in alone.items():
-        rows, first = (padded[at][: len(text)], 0) if side == "right" else (padded[at][len(text) :], PADDED)
+    for key, expected in unpadded.items():
+        rows, first = (padded[key][: len(text)], 0) if side == "right" else (padded[key][len(text) :], PADDED)
         values = rows[:, first : first + text.shape[1]] if rows.shape[1] == text.shape[1] + PADDED else rows
         if expected.shape == values.shape and expected.is_floating_point():
             sizes = expected.abs().where(expected.abs() < LARGEST, 0)

@@ -35,8 +35,8 @@ class Probes:
             if isinstance(value, Tensor) and value.dim():
                 rows = len(value) // old_batch if name in self.interface.packed else 1
                 if value.shape[0] == old_batch * rows:
-                    chosen = torch.arange(batch, device=value.device) % old_batch
-                    value = value.unflatten(0, (old_batch, rows))[chosen].flatten(0, 1)
+                    indices = torch.arange(batch, device=value.device) % old_batch
+                    value = value.unflatten(0, (old_batch, rows))[indices].flatten(0, 1)
                 if tokens and name not in self.interface.shapes and value.shape[1:2] == (self.tokens,):
                     value = value[:, self._positions(tokens).to(value.device)]
             varied[name] = copy.deepcopy(value) if not isinstance(value, Tensor) else value
@@ -54,9 +54,9 @@ class Probes:
             special = torch.isin(self.example[str(self.interface.text)], torch.tensor(self.interface.special_ids))
             words = (~special.any(0)).nonzero().flatten().tolist() or [0]
             return torch.tensor([*range(self.tokens), *[words[-1]] * (tokens - self.tokens)]).sort().values
-        places = torch.arange(tokens) % max(self.tokens - 1, 1)
-        places[-1] = self.tokens - 1
-        return places
+        positions = torch.arange(tokens) % max(self.tokens - 1, 1)
+        positions[-1] = self.tokens - 1
+        return positions
 
     def _half_empty(self, content: Tensor) -> Tensor:
         """Return images with one half set to zero; they are not padding."""
@@ -131,10 +131,10 @@ class Probes:
         for left in (False, True) if mask in longer else ():
             batch, positions = self.vary(2), torch.arange(n)
             shorter = torch.cat([positions[:1], positions] if left else [positions, positions[-1:]])
-            places = self._positions(n + 1), shorter
+            indices = self._positions(n + 1), shorter
             for name, value in batch.items():
                 if isinstance(value, Tensor) and name not in self.interface.shapes and value.shape[1:2] == (n,):
-                    rows = [row[place.to(row.device)] for row, place in zip(value, places, strict=True)]
+                    rows = [row[index.to(row.device)] for row, index in zip(value, indices, strict=True)]
                     batch[name] = torch.stack(rows)
                     batch[name][1, 0 if left else -1] = (self.interface.pad_id or 0) if name == text else 0
             yield batch
@@ -155,14 +155,14 @@ class Probes:
 
     def _with_all(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Add the outputs of the tokenizer that the example lacks."""
-        added = {}
+        extra = {}
         for name in set(self.interface.arguments) - inputs.keys():
             ids = next(
                 (i for i in (*self.interface.content, *self.interface.given) if mask_of(i) == mask_of(name)), None
             )
             if ids is not None:
-                added[name] = torch.full_like(inputs[ids], int(name == mask_of(ids)))
-        return {**inputs, **added}
+                extra[name] = torch.full_like(inputs[ids], int(name == mask_of(ids)))
+        return {**inputs, **extra}
 
 
 def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:

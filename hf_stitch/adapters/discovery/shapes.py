@@ -62,22 +62,22 @@ class Shapes:
     def axes(self, name: str, path: tree.Path, subject: str) -> Axes:
         """Return the meaning of the axes of a tensor in the output of a module."""
         call = self.traces[0].calls[name]
-        seen = call.seen()[path]
+        tensor = call.tensors()[path]
         multimodal = self.modality != "text" and len(self.traces) > 2  # a network with texts may divide its images
-        if multimodal and len(seen.shape) in (2, 3) and not self._axes_of_tokens(name, path):
+        if multimodal and len(tensor.shape) in (2, 3) and not self._axes_of_tokens(name, path):
             first, second = (sizes[1:] if sizes[0] == 1 else sizes for sizes in self._sizes(name, path)[:2])
             if first[0] > 2 and first[0] * 3 == second[0] * 2:
-                fold = 0 if len(seen.shape) == 2 else -1 if seen.shape[0] == 1 else seen.shape[1]
-                positions = math.prod(seen.shape[:-1]) // 2
+                fold = 0 if len(tensor.shape) == 2 else -1 if tensor.shape[0] == 1 else tensor.shape[1]
+                positions = math.prod(tensor.shape[:-1]) // 2
                 grid = next((candidate for candidate in self.grids if math.prod(candidate) == positions), None)
-                return Axes(RepresentationSpec("bnd", seen.shape[-1], grid), (), "absent", fold)
+                return Axes(RepresentationSpec("bnd", tensor.shape[-1], grid), (), "absent", fold)
         order = self._axis_order(call, path, subject)
-        shape = tuple(seen.shape[axis] for axis in order)
+        shape = tuple(tensor.shape[axis] for axis in order)
         moved = () if order == tuple(sorted(order)) else order
         if len(shape) == 2:
             return Axes(RepresentationSpec("bd", shape[1]), moved, "absent")
         if len(shape) == 4:
-            layout = self._grid_layout(call, seen, subject)
+            layout = self._grid_layout(call, tensor, subject)
             h, channels = (2, 1) if layout == "bchw" else (1, 3)
             spec = RepresentationSpec(layout, shape[channels], (shape[h], shape[h + 1]))
             return Axes(spec, moved, "unknown" if self.modality == "text" else "absent")
@@ -112,11 +112,11 @@ class Shapes:
             )
         if len(shape) != 3:
             return tuple(range(len(shape)))
-        across = tokens == [2] if tokens or self.modality == "text" else self._channels(call, call.seen()[path]) == 1
-        return (0, 2, 1) if across else (0, 1, 2)
+        swap = tokens == [2] if tokens or self.modality == "text" else self._channels(call, call.tensors()[path]) == 1
+        return (0, 2, 1) if swap else (0, 1, 2)
 
     def _sizes(self, name: str, path: tree.Path) -> list[tuple[int, ...]]:
-        return [trace.calls[name].seen()[path].shape for trace in self.traces]
+        return [trace.calls[name].tensors()[path].shape for trace in self.traces]
 
     def _axes_of_tokens(self, name: str, path: tree.Path) -> list[int]:
         """Return the axes that grow if the text has one more token."""
@@ -126,33 +126,33 @@ class Shapes:
         return [axis for axis, (n, m) in enumerate(zip(shape, longer, strict=True)) if n != m]
 
     # -- axis of the channels -----------------------------------------------------------------------------------------
-    def _grid_layout(self, call: Call, seen: TracedTensor, subject: str) -> Layout:
+    def _grid_layout(self, call: Call, tensor: TracedTensor, subject: str) -> Layout:
         """Return the layout of a grid, from the layers around it or from the aspect ratio of the image."""
-        channels = self._channels(call, seen)
+        channels = self._channels(call, tensor)
         if channels is None and self.modality == "image":
-            _, i, j, k = seen.shape
+            _, i, j, k = tensor.shape
             height, width = self.content[-2:]
             fitting = [axis for axis, (h, w) in ((1, (j, k)), (3, (i, j))) if h * width == w * height]
             channels = fitting[0] if len(fitting) == 1 else None
         if channels is None:
-            raise NotACutError(f"{subject} returns a tensor of shape {seen.shape} with an unknown axis of channels")
+            raise NotACutError(f"{subject} returns a tensor of shape {tensor.shape} with an unknown axis of channels")
         return "bchw" if channels == 1 else "bhwc"
 
-    def _channels(self, call: Call, seen: TracedTensor) -> int | None:
+    def _channels(self, call: Call, tensor: TracedTensor) -> int | None:
         """Return the axis of the channels of a tensor, or ``None`` if it is unknown.
 
         Layers are used in this order: layers that computed or received the tensor; the nearest layers that
         shape-preserving modules connect to it; the last layer before it or the first layer after it with a tensor of
         the same shape.
         """
-        reached, near = {seen.value}, {seen.value}
+        reached, near = {tensor.value}, {tensor.value}
         while near:
             axes = {axis for value in near for axis in self._channels_of[value]}
             if len(axes) == 1:
                 return axes.pop()
             near = {relative for value in near for relative in self._connected[value]} - reached
             reached |= near
-        of_shape = [(tick, axis) for tick, relative, axis in self._known_channels if relative.shape == seen.shape]
+        of_shape = [(tick, axis) for tick, relative, axis in self._known_channels if relative.shape == tensor.shape]
         before = [(tick, axis) for tick, axis in of_shape if tick <= call.exited]
         return max(before)[1] if before else min(of_shape)[1] if of_shape else None
 
@@ -163,17 +163,17 @@ class Shapes:
         for call in self.traces[0].calls.values():
             module = self.model.get_submodule(call.name)
             for received, returned in _inputs_and_outputs(call):
-                for tick, seen in (*((call.entered, x) for x in received), *((call.exited, y) for y in returned)):
-                    if (axis := _channel_axis(module, seen.shape)) is not None:
-                        channels.append((tick, seen, axis))
+                for tick, tensor in (*((call.entered, x) for x in received), *((call.exited, y) for y in returned)):
+                    if (axis := _channel_axis(module, tensor.shape)) is not None:
+                        channels.append((tick, tensor, axis))
         return channels
 
     @cached_property
     def _channels_of(self) -> defaultdict[int | None, set[int]]:
         """For each tensor, the axes of its channels according to layers."""
         axes = defaultdict(set)
-        for _, seen, axis in self._known_channels:
-            axes[seen.value].add(axis)
+        for _, tensor, axis in self._known_channels:
+            axes[tensor.value].add(axis)
         return axes
 
     @cached_property
@@ -205,7 +205,7 @@ class Shapes:
     @cached_property
     def _grids(self) -> set[tuple[int, ...]]:
         """Shapes with four axes and channels on axis 1 in some layer, and the empty shape."""
-        return {(), *(seen.shape for _, seen, axis in self._known_channels if axis == 1 and len(seen.shape) == 4)}
+        return {(), *(tensor.shape for _, tensor, axis in self._known_channels if axis == 1 and len(tensor.shape) == 4)}
 
     def _tokens(self, name: str, path: tree.Path, axis: int) -> tuple[int, Padding]:
         """Return the number of positions before the tokens, and the kind of padding."""
@@ -213,16 +213,16 @@ class Shapes:
         if not self.tokens or (len(sizes) > 1 and self.modality == "tensor" and not self._axes_of_tokens(name, path)):
             return 0, "unknown"
 
-        def are(tokens: int) -> Callable[[int, Sequence[Arrangement]], bool | None]:
+        def is_tokens(tokens: int) -> Callable[[int, Sequence[Arrangement]], bool | None]:
             return lambda positions, _: True if positions == tokens else None
 
         splits = [
-            _token_split(size[axis], self._arrangements(call, 2 * more), are(self.tokens + more))
+            _token_split(size[axis], self._arrangements(call, 2 * more), is_tokens(self.tokens + more))
             for more, size in enumerate(sizes)
         ]
-        around = [(one[0], one[2]) for one in splits if one]
-        if len(around) == len(splits) and len({before for before, _ in around}) == 1:
-            return around[0][0], "behind" if any(behind for _, behind in around) else "masked"
+        margins = [(split[0], split[2]) for split in splits if split]
+        if len(margins) == len(splits) and len({before for before, _ in margins}) == 1:
+            return margins[0][0], "behind" if any(behind for _, behind in margins) else "masked"
         if self.modality == "text" and sizes[0] == sizes[1] == self._size_if_longer(name, path):
             return 0, "absent"
         return 0, "unknown"
@@ -230,8 +230,8 @@ class Shapes:
     def _size_if_longer(self, name: str, path: tree.Path) -> tuple[int, ...] | None:
         """Return the shape of a tensor for a much longer text; ``None`` if the model does not accept it."""
         calls = self._trace_of_longer.calls if self._trace_of_longer else {}
-        seen = calls[name].seen().get(path) if name in calls else None
-        return seen.shape if seen else None
+        tensor = calls[name].tensors().get(path) if name in calls else None
+        return tensor.shape if tensor else None
 
     @cached_property
     def _trace_of_longer(self) -> Trace | None:
@@ -269,10 +269,10 @@ def _token_split(
     """Return the number of positions before a whole (a grid or the tokens), the whole, and the number after it."""
     if (middle := whole(positions, arranged)) is not None:
         return 0, middle, 0
-    for place, join in reversed(list(enumerate(arranged))):
+    for step, join in reversed(list(enumerate(arranged))):
         if isinstance(join, Join) and join.axis == 1 and sum(join.lengths) == positions:
-            for part, length in reversed(list(enumerate(join.lengths))):
-                inner = _token_split(length, arranged[:place], whole) if length < positions else None
+            for index, length in reversed(list(enumerate(join.lengths))):
+                inner = _token_split(length, arranged[:step], whole) if length < positions else None
                 if inner is not None:
-                    return sum(join.lengths[:part]) + inner[0], inner[1], inner[2] + sum(join.lengths[part + 1 :])
+                    return sum(join.lengths[:index]) + inner[0], inner[1], inner[2] + sum(join.lengths[index + 1 :])
     return None

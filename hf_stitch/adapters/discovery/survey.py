@@ -33,9 +33,9 @@ class Survey:
 
     def __init__(
         self, model: nn.Module, run: Run, interface: Interface, example: Mapping[str, Any],
-        named: tuple[str, ...] | None = None,
+        block_names: tuple[str, ...] | None = None,
     ) -> None:  # fmt: skip
-        self._named = named
+        self._named = block_names
         self.model, self.run, self.interface = model, run, interface
         self._probes = Probes(interface, example)
         self._verifier = Verifier(model, run, self._probes)
@@ -54,34 +54,34 @@ class Survey:
     def trace(self) -> Trace:
         """Trace of a forward of two samples."""
         with unchanged(self.model):
-            output, noted = self._first(self._batch_of_other_words())
+            output, integers = self._first(self._batch_of_other_words())
             self._check_comparable(output)
-            watched = self._trace(2, noted=noted)
+            traced = self._trace(2, integers=integers)
             with torch.no_grad():
                 if not same(output, self.run(self._batch_of_other_words())):
                     raise ValueError(
                         f"{type(self.model).__name__} returns different outputs for the same input in eval mode and "
                         "cannot be cut exactly: disable its random operations"
                     )
-        if not watched.has_source:
+        if not traced.has_source:
             raise ValueError(
                 f"{type(self.model).__name__}: dependence on the input cannot be traced because no module embeds "
                 f"{', '.join(self.interface.content)}; pass floating-point inputs or use an embedding module"
             )
-        if not watched.reaches:
+        if not traced.reaches:
             raise ValueError(
                 f"{type(self.model).__name__}: dependence on the input cannot be traced because gradients do not flow "
                 f"from the output to {', '.join(self.interface.content)}; check whether its forward runs under "
                 "torch.no_grad, detaches, or returns only integers. Layers that quantize their inputs (dynamic "
                 "activations of torchao) block gradients: quantize only the weights"
             )
-        return watched
+        return traced
 
     def _first(self, batch: Mapping[str, Any]) -> tuple[Any, Integers]:
         """Run two samples and record the integers that modules read; an error names the example inputs."""
         try:
-            with torch.no_grad(), noting(self.model) as noted, noting_outside(self.model) as self._outside:
-                return self.run(batch), noted
+            with torch.no_grad(), noting(self.model) as integers, noting_outside(self.model) as self._outside:
+                return self.run(batch), integers
         except Exception as failure:
             shapes = [
                 ", ".join(f"{n} {tuple(v.shape)}" for n, v in inputs.items() if isinstance(v, Tensor))
@@ -103,9 +103,9 @@ class Survey:
             )
         for path, leaf in tree.leaves(output):
             if not (leaf is None or isinstance(leaf, (Tensor, bool, int, float, str))):
-                place = "".join(f"[{key!r}]" for key in path)
+                location = "".join(f"[{key!r}]" for key in path)
                 raise ValueError(
-                    f"{kind} returns a {type(leaf).__name__} at output{place}, which cannot be traversed: wrap the "
+                    f"{kind} returns a {type(leaf).__name__} at output{location}, which cannot be traversed: wrap the "
                     "model in a module that returns tensors, or a tuple, list or mapping of tensors; for a language "
                     "model, disable the cache (config.use_cache = False)"
                 )
@@ -127,7 +127,7 @@ class Survey:
     @cached_property
     def _shapes(self) -> Shapes:
         content = self._probes.vary(2)[self.interface.content[0]].shape
-        traces = [watched for _, _, watched in self._examples]
+        traces = [traced for _, _, traced in self._examples]
         tokens = self._probes.tokens or (content[1] if len(content) > 1 else 0)
         interface = self.interface
         return Shapes(self.model, traces, self._long, tuple(content), tokens, interface.modality, interface.grids)
@@ -135,12 +135,12 @@ class Survey:
     def _long(self) -> Trace:
         return self._trace(2, min(4 * self._probes.tokens, self.interface.max_tokens or 4 * self._probes.tokens))
 
-    def _trace(self, batch: int, tokens: int | None = None, noted: Integers | None = None) -> Trace:
-        """Trace a forward; ``noted`` has the integers read in a forward of other words, to find readers of words."""
+    def _trace(self, batch: int, tokens: int | None = None, integers: Integers | None = None) -> Trace:
+        """Trace a forward; ``integers`` are those read in a forward of other words, to find readers of words."""
         inputs, content = self._probes.vary(batch, tokens), self.interface.content
         ids = any(not inputs[name].is_floating_point() for name in content)
         try:
-            return trace(self.model, self.run, inputs, content, self._reads, noted if noted and ids else {})
+            return trace(self.model, self.run, inputs, content, self._reads, integers if integers and ids else {})
         except NotImplementedError as error:
             raise ValueError(
                 f"{type(self.model).__name__} does not run with gradients, which are required to find its cuts: "
@@ -162,15 +162,15 @@ class Survey:
         """
         if self._named is not None:
             return self._named
-        listed = [name for name in self.trace.calls if name and self.dominates(name)]
-        composite = [n for n in listed if self._is_composite(n)]
+        dominating = [name for name in self.trace.calls if name and self.dominates(name)]
+        composite = [n for n in dominating if self._is_composite(n)]
         repeated = [n for n in composite if self._is_stack(n.rpartition(".")[0], composite)]
         chosen = repeated or composite
         if len(chosen) < 2:
-            inside = tuple(f"{n}." for n in chosen)
+            prefixes = tuple(f"{n}." for n in chosen)
             calls = self.trace.calls
-            outputs = [n for n in listed if any(seen.is_output for seen in calls[n].seen().values())]
-            chosen = [*chosen, *(n for n in listed if n not in (*chosen, *outputs) and not n.startswith(inside))]
+            outputs = [n for n in dominating if any(tensor.is_output for tensor in calls[n].tensors().values())]
+            chosen = [*chosen, *(n for n in dominating if n not in (*chosen, *outputs) and not n.startswith(prefixes))]
         if self._outside:
             message = (
                 f"{type(self.model).__name__} runs modules that are not its submodules (in "
@@ -185,9 +185,9 @@ class Survey:
 
     def _is_composite(self, name: str) -> bool:
         """Return whether an element of a stack contains modules other than modules that compute its weight."""
-        parent, module = (self.model.get_submodule(place) for place in (name.rpartition(".")[0], name))
-        inside = [key for key, _ in getattr(module, "base_layer", module).named_children()]  # without an adapter
-        composite = any(key not in ("parametrizations", "_packed_params") for key in inside)
+        parent, module = (self.model.get_submodule(path) for path in (name.rpartition(".")[0], name))
+        children = [key for key, _ in getattr(module, "base_layer", module).named_children()]  # without an adapter
+        composite = any(key not in ("parametrizations", "_packed_params") for key in children)
         return composite and isinstance(parent, (nn.Sequential, nn.ModuleList))
 
     def _is_stack(self, parent: str, composite: list[str]) -> bool:
@@ -202,7 +202,7 @@ class Survey:
         call = self.trace.calls.get(name)
         if call is None or len(call.outputs) != 1:
             return False
-        return any(seen.dominates and 2 <= len(seen.shape) <= 4 for seen in call.seen().values())
+        return any(tensor.dominates and 2 <= len(tensor.shape) <= 4 for tensor in call.tensors().values())
 
     # -- one cut ------------------------------------------------------------------------------------
     def cut(self, layer: str) -> Cut:
@@ -226,21 +226,21 @@ class Survey:
             raise NotACutError(
                 f"{subject} runs {len(call.outputs)} times in one forward and does not have a single representation"
             )
-        dependent = {path: s for path, s in call.seen().items() if s.depends}
+        dependent = {path: s for path, s in call.tensors().items() if s.depends}
         if not dependent:
             raise NotACutError(f"the output of {subject} does not depend on the input")
-        path, seen = next(((p, s) for p, s in dependent.items() if s.dominates), next(iter(dependent.items())))
-        if not 2 <= len(seen.shape) <= 4 or not seen.dtype.is_floating_point:
-            kind = f"a tensor of shape {seen.shape}" if seen.shape else "a nested tensor or a single number"
+        path, tensor = next(((p, s) for p, s in dependent.items() if s.dominates), next(iter(dependent.items())))
+        if not 2 <= len(tensor.shape) <= 4 or not tensor.dtype.is_floating_point:
+            kind = f"a tensor of shape {tensor.shape}" if tensor.shape else "a nested tensor or a single number"
             raise NotACutError(
-                f"{subject} returns {kind} and dtype {seen.dtype}, expected floating-point vectors, tokens or a grid"
+                f"{subject} returns {kind} and dtype {tensor.dtype}, expected floating-point vectors, tokens or a grid"
             )
         axes = self._shapes.axes(layer, path, subject)
         return Cut(
             layer,
             path,
             axes.spec,
-            str(seen.dtype).removeprefix("torch."),
+            str(tensor.dtype).removeprefix("torch."),
             call.flops / self.trace.flops if self.trace.flops else 0.0,
             axes.order,
             axes.padding,
@@ -340,9 +340,9 @@ class Survey:
         spans: dict[str, tuple[float, float]] = {}
         for call in self.trace.calls.values():
             parts = call.name.split(".") if call.name else []
-            for around in [".".join(parts[:depth]) for depth in range(len(parts) + 1)]:
-                entered, exited = spans.get(around, (math.inf, -math.inf))
-                spans[around] = min(entered, call.entered), max(exited, call.exited)
+            for outer in [".".join(parts[:depth]) for depth in range(len(parts) + 1)]:
+                entered, exited = spans.get(outer, (math.inf, -math.inf))
+                spans[outer] = min(entered, call.entered), max(exited, call.exited)
         return spans
 
     def _children(self, name: str) -> list[str]:
@@ -355,11 +355,11 @@ class Survey:
         input.
         """
         examples = []
-        for batch, tokens, watched in self._examples:
-            call = watched.calls.get(name)
-            if call is None or not call.seen():
+        for batch, tokens, traced in self._examples:
+            call = traced.calls.get(name)
+            if call is None or not call.tensors():
                 return None
-            if content_only and any(not (seen.depends or seen.given) for seen in call.seen().values()):
+            if content_only and any(not (tensor.depends or tensor.given) for tensor in call.tensors().values()):
                 return None
             if not all(_shapes(o) == _shapes(call.outputs[0]) and tree.is_plain(_shapes(o)) for o in call.outputs):
                 return None
@@ -387,7 +387,7 @@ class Survey:
         """Explain a refusal by the last module before the layer that changes the output while the layer is fixed."""
         end = self.trace.calls[cut.layer].exited
         before = [c for c in self.trace.calls.values() if c.exited < end and not c.name.startswith(cut.layer + ".")]
-        depending = [call for call in before if any(seen.depends for seen in call.seen().values())]
+        depending = [call for call in before if any(tensor.depends for tensor in call.tensors().values())]
         latest = sorted(depending, key=lambda c: (-c.exited, len(c.name)))
         if name := self._verifier.bypass(cut, (call.name for call in latest)):
             reason = f"the output of {name!r} bypasses it (later modules use it directly)."

@@ -145,7 +145,7 @@ class Call:
     arguments: list[Mapping[tree.Path, Any]] = field(default_factory=list)
     arranged: int = 0  # number of arrangements of the trace up to the last exit
 
-    def seen(self) -> dict[tree.Path, TracedTensor]:
+    def tensors(self) -> dict[tree.Path, TracedTensor]:
         """Return the tensors of the last output."""
         return {path: leaf for path, leaf in tree.leaves(self.outputs[-1]) if isinstance(leaf, TracedTensor)}
 
@@ -189,16 +189,16 @@ def _dominating(roots: list[Edge], leaves: set[Node]) -> set[Edge]:
 def _topological(roots: Iterator[Node]) -> list[Node]:
     """Return the nodes reachable from the roots, each after its successors."""
     order: list[Node] = []
-    done: set[Node] = set()
+    seen: set[Node] = set()
     stack = [(root, False) for root in roots]
     while stack:
         node, expanded = stack.pop()
         if expanded:
             order.append(node)
-        elif node not in done:
-            done.add(node)
+        elif node not in seen:
+            seen.add(node)
             stack.append((node, True))
-            stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in done)
+            stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in seen)
     return order
 
 
@@ -234,16 +234,16 @@ def _integers(args: Any, kwargs: Any) -> list[Tensor]:
 @contextmanager
 def noting(model: nn.Module) -> Iterator[Integers]:
     """Record the integers that modules receive."""
-    noted: Integers = {}
+    integers: Integers = {}
     count: Counter[str] = Counter()
 
     def note(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        noted[name, count[name]] = _integers(args, kwargs)
+        integers[name, count[name]] = _integers(args, kwargs)
         count[name] += 1
 
     handles = [m.register_forward_pre_hook(partial(note, n), with_kwargs=True) for n, m in model.named_modules()]
     try:
-        yield noted
+        yield integers
     finally:
         for handle in handles:
             handle.remove()
@@ -252,16 +252,16 @@ def noting(model: nn.Module) -> Iterator[Integers]:
 @contextmanager
 def noting_outside(model: nn.Module) -> Iterator[set[str]]:
     """Record the Python lists and dicts with modules that run but are not submodules, and so are not traced."""
-    inside, places, handles = set(model.modules()), set[str](), []
+    inside, names, handles = set(model.modules()), set[str](), []
     for name, holder in model.named_modules():
         for key, value in vars(holder).items():
-            held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-            for module in held:
+            members = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+            for module in members:
                 if isinstance(module, nn.Module) and module not in inside:
-                    place = f"{name}.{key}".lstrip(".")
-                    handles.append(module.register_forward_pre_hook(lambda *_, place=place: places.add(place)))
+                    name_ = f"{name}.{key}".lstrip(".")
+                    handles.append(module.register_forward_pre_hook(lambda *_, name_=name_: names.add(name_)))
     try:
-        yield places
+        yield names
     finally:
         for handle in handles:
             handle.remove()
@@ -317,37 +317,37 @@ class _Watch:
 
     def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.clock += 1
-        this = name, len(self.calls.setdefault(name, Call(name, self.clock)).outputs)
-        if this in self.others:
-            now, then = _integers(args, kwargs), self.others[this]
-            if len(now) != len(then) or not all(map(torch.equal, now, then)):
-                self.reads.add(this)
+        key = name, len(self.calls.setdefault(name, Call(name, self.clock)).outputs)
+        if key in self.others:
+            received, recorded = _integers(args, kwargs), self.others[key]
+            if len(received) != len(recorded) or not all(map(torch.equal, received, recorded)):
+                self.reads.add(key)
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         self.clock += 1
-        call, replaced = self.calls[name], output
+        call, new_output = self.calls[name], output
         if name and (name, len(call.outputs)) in self.reads and _is_source(output):
             self.sources.append(name)
-            replaced = tree.transform(output, lambda leaf: self.sprout(leaf) if _is_values(leaf) else leaf)
+            new_output = tree.transform(output, lambda leaf: self.sprout(leaf) if _is_values(leaf) else leaf)
         call.exited, call.flops = self.clock, self.operations.count
         call.arranged = len(self.operations.arrangements)
         arguments = tree.tensors(tree.arguments(args, kwargs))
         paths = {id(leaf): path for path, leaf in arguments.items()}
-        call.arguments.append({path: _place(leaf, {}) for path, leaf in arguments.items()})
+        call.arguments.append({path: _graph_tensor(leaf, {}) for path, leaf in arguments.items()})
         # A class that overrides __call__ (Front) may return something else to its caller, which cannot be replaced.
         opaque = not str(type(module).__call__.__module__).startswith(("torch.", "transformers.", "keras."))
-        call.outputs.append(None if opaque else tree.transform(replaced, lambda leaf: _place(leaf, paths)))
-        return replaced
+        call.outputs.append(None if opaque else tree.transform(new_output, lambda leaf: _graph_tensor(leaf, paths)))
+        return new_output
 
     def trace(self, output: Any, origins: set[Node]) -> Trace:
         """Create the trace: replace edges by their properties in the whole graph."""
-        returned = tree.transform(output, lambda leaf: _place(leaf, {}))
-        roots = [leaf.edge for _, leaf in tree.leaves(returned) if isinstance(leaf, _Place) and leaf.edge]
+        returned = tree.transform(output, lambda leaf: _graph_tensor(leaf, {}))
+        roots = [leaf.edge for _, leaf in tree.leaves(returned) if isinstance(leaf, _GraphTensor) and leaf.edge]
         dominating = _dominating(roots, origins)
         numbers: dict[Edge, int] = {}
 
         def describe(leaf: Any) -> Any:
-            if not isinstance(leaf, _Place):
+            if not isinstance(leaf, _GraphTensor):
                 return leaf
             return TracedTensor(
                 leaf.shape,
@@ -382,7 +382,7 @@ def _is_source(output: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _GraphTensor:
     """A tensor while the graph exists; ``edge`` is ``None`` if it does not depend on the input."""
 
     shape: tuple[int, ...]
@@ -391,9 +391,9 @@ class _Place:
     given: tree.Path | None
 
 
-def _place(leaf: Any, paths: Mapping[int, tree.Path]) -> Any:
+def _graph_tensor(leaf: Any, paths: Mapping[int, tree.Path]) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     edge = get_gradient_edge(leaf) if leaf.grad_fn is not None else None
     shape = () if leaf.is_nested else tuple(leaf.shape)
-    return _Place(shape, leaf.dtype, (edge.node, edge.output_nr) if edge else None, paths.get(id(leaf)))
+    return _GraphTensor(shape, leaf.dtype, (edge.node, edge.output_nr) if edge else None, paths.get(id(leaf)))

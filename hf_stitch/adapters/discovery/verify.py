@@ -34,8 +34,8 @@ A mode is a pair: whether Flow tracks the part, and whether noise replaces the c
 
 
 @dataclass(frozen=True)
-class Observed:
-    """Output of the whole model for a probe."""
+class WholeRun:
+    """Run of the whole model on a probe."""
 
     inputs: Mapping[str, Any]  # the probe
     values: Mapping[str, Tensor]  # name of a layer -> values at its cut
@@ -65,54 +65,54 @@ class Verifier:
         return self._passes(cut, lambda: self._holds(cut, plan))
 
     def _holds(self, cut: Cut, plan: CutPlan) -> bool:
-        observed = self.observe([cut])
-        for probe in observed:
+        whole_runs = self.observe([cut])
+        for probe in whole_runs:
             if cut.layer not in probe.values:
                 raise NotACutError(
                     f"layer {cut.layer!r} of {type(self.model).__name__} does not run for all inputs (not for "
                     f"{len(probe.inputs[self.interface.content[0]])} samples); cut at another layer"
                 )
-        return self.front_holds(cut, plan, observed) and self.back_holds((cut, plan), observed)
+        return self.front_holds(cut, plan, whole_runs) and self.back_holds((cut, plan), whole_runs)
 
-    def observe(self, cuts: Iterable[Cut]) -> list[Observed]:
+    def observe(self, cuts: Iterable[Cut]) -> list[WholeRun]:
         """Run the whole model on all probes; the values of a probe exclude layers that do not run for it."""
-        chosen = list(cuts)
+        cut_list = list(cuts)
         with torch.no_grad():
             probes = list(self.probes)
-            tries = [TRIES[min(place, 2) :][:1] for place in range(len(probes) - 1)]
+            tries = [TRIES[min(index, 2) :][:1] for index in range(len(probes) - 1)]
             tries.append(TRIES[max(1, min(len(probes) - 1, 2)) :])
-            observed = [self._observed(chosen, *probe) for probe in zip(probes, tries, strict=True)]
-            for place, inputs in enumerate(self.probes.further()):
+            whole_runs = [self._run_whole(cut_list, *probe) for probe in zip(probes, tries, strict=True)]
+            for index, inputs in enumerate(self.probes.further()):
                 with suppress(Exception):  # the network may reject these
-                    observed.append(self._observed(chosen, inputs))
-                    if not place:
+                    whole_runs.append(self._run_whole(cut_list, inputs))
+                    if not index:
                         break
-        return observed
+        return whole_runs
 
-    def front_holds(self, cut: Cut, plan: CutPlan, observed: Iterable[Observed]) -> bool:
+    def front_holds(self, cut: Cut, plan: CutPlan, whole_runs: Iterable[WholeRun]) -> bool:
         """Return whether the part before a cut, without the modules after it, returns the values at the cut."""
 
-        def holds(probe: Observed) -> bool:
+        def holds(probe: WholeRun) -> bool:
             values = run_part(self.model, self.run, self.interface, copied(probe.inputs), last=(cut, plan))
             return same(values, probe.values[cut.layer])
 
-        return self._passes(cut, lambda: all(holds(probe) for probe in observed))  # map would stop at a StopIteration
+        return self._passes(cut, lambda: all(holds(probe) for probe in whole_runs))  # map would stop at a StopIteration
 
-    def back_holds(self, first: End, observed: Iterable[Observed], last: End | None = None) -> bool:
+    def back_holds(self, first: End, whole_runs: Iterable[WholeRun], last: End | None = None) -> bool:
         """Return whether the part after a cut depends on the content only through the values at the cut.
 
         The part ends at a second cut, if any, and runs without the modules before the first and after the second cut.
         """
         cut = first[0]
 
-        def holds(probe: Observed) -> bool:
+        def holds(probe: WholeRun) -> bool:
             def runs(flow: Flow | None, noise: bool) -> Any:
-                seen = cut.represent(probe.values[cut.layer], probe.inputs, self.interface)
-                return run_part(self.model, self.run, self.interface, seen, first, last, flow, noise)
+                representation = cut.represent(probe.values[cut.layer], probe.inputs, self.interface)
+                return run_part(self.model, self.run, self.interface, representation, first, last, flow, noise)
 
             return self._reproduces(probe, runs, probe.output if last is None else probe.values[last[0].layer])
 
-        return self._passes(cut, lambda: all(holds(probe) for probe in observed))  # map would stop at a StopIteration
+        return self._passes(cut, lambda: all(holds(probe) for probe in whole_runs))  # map would stop at a StopIteration
 
     @cached_property
     def _largest_id(self) -> int:
@@ -134,28 +134,28 @@ class Verifier:
                 errors[cut.layer] = f"{type(origin).__name__}: {origin}"
         return False
 
-    def _observed(self, cuts: Iterable[Cut], inputs: Mapping[str, Any], tries: Any = TRIES[2:]) -> Observed:
+    def _run_whole(self, cuts: Iterable[Cut], inputs: Mapping[str, Any], tries: Any = TRIES[2:]) -> WholeRun:
         with ExitStack() as hooks:
             captured = {cut.layer: hooks.enter_context(self._capture(cut)) for cut in cuts}
             output = self.run(copied(inputs))
-        return Observed(inputs, {layer: values[0] for layer, values in captured.items() if values}, output, tries)
+        return WholeRun(inputs, {layer: values[0] for layer, values in captured.items() if values}, output, tries)
 
-    def _reproduces(self, probe: Observed, runs: Callable[[Flow | None, bool], Any], expected: Any) -> bool:
+    def _reproduces(self, probe: WholeRun, runs: Callable[[Flow | None, bool], Any], expected: Any) -> bool:
         """Return whether a part reproduces the output of the model, independently of everything before the part.
 
         Flow tracks dependence on the content before the part. Noise in its place detects dependence that Flow misses
         (custom kernels, threads). Flow may disable fused kernels: if the values differ, the part runs again without it.
         """
-        for followed, noise in probe.tries:
+        for is_tracked, noise in probe.tries:
             ids = self.interface.special_ids, self._largest_id
-            with Flow(*ids, tiles=self.interface.tiles) if followed else nullcontext() as flow:
+            with Flow(*ids, tiles=self.interface.tiles) if is_tracked else nullcontext() as flow:
                 output = runs(flow, noise)
                 if flow is not None and flow.reaches(output):
                     return False
-        return same(output, expected) or (followed and same(runs(None, True), expected))
+        return same(output, expected) or (is_tracked and same(runs(None, True), expected))
 
     @contextmanager
-    def _capture(self, cut: Cut, poisoned: str | None = None, entering: Tensor | None = None) -> Iterator[list[Tensor]]:
+    def _capture(self, cut: Cut, poisoned: str | None = None, fixed: Tensor | None = None) -> Iterator[list[Tensor]]:
         """Record the values at the cut; optionally let another module return NaN, and the layer fixed values."""
         captured: list[Tensor] = []
 
@@ -163,7 +163,7 @@ class Verifier:
             values = tree.get(output, cut.path)
             captured.append(values.clone())
             # A copy for each run, because a network may add to it in place.
-            return output if entering is None else tree.put(output, cut.path, entering.clone())
+            return output if fixed is None else tree.put(output, cut.path, fixed.clone())
 
         def poison(module: nn.Module, args: Any, output: Any) -> Any:
             return tree.transform(
@@ -184,11 +184,11 @@ class Verifier:
         """Return the first module before a cut that changes the output while the output of the layer is fixed."""
         inputs = self.probes.vary(2)
         with torch.no_grad():
-            whole = self._observed([cut], inputs)
+            whole_run = self._run_whole([cut], inputs)
         for name in before:
             try:
-                with torch.no_grad(), self._capture(cut, poisoned=name, entering=whole.values[cut.layer]):
-                    if not same(whole.output, self.run(copied(inputs))):
+                with torch.no_grad(), self._capture(cut, poisoned=name, fixed=whole_run.values[cut.layer]):
+                    if not same(whole_run.output, self.run(copied(inputs))):
                         return name
             except Exception as error:  # the code of the model rejects NaN, so it reads the values
                 self._failure[cut.layer] = f"{type(error).__name__}: {error}"
@@ -232,27 +232,27 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     ]
     lists = [(v, list(v)) for _, values in attributes for v in values.values() if type(v) is list]
     dicts = [(v, dict(v)) for _, values in attributes for v in values.values() if type(v) is dict]
-    buffers = {id(buffer): buffer for _, _, held in modules for buffer in held.values() if buffer is not None}
+    buffers = {id(buffer): buffer for _, _, stored in modules for buffer in stored.values() if buffer is not None}
     before = [(buffer, buffer.clone()) for buffer in buffers.values() if not buffer.is_meta]
     try:
         yield
     finally:
-        for module, children, held in modules:
+        for module, children, stored in modules:
             module._modules.update(children)
-            module._buffers.update(held)
-        for module, values in attributes if all(weight._version == was for weight, was in weights) else ():
+            module._buffers.update(stored)
+        for module, values in attributes if all(weight._version == old for weight, old in weights) else ():
             for name in [name for name in vars(module) if not name.startswith("_") and name not in values]:
                 del vars(module)[name]
             vars(module).update(values)
-        for now, then in lists:
-            now[:] = then
+        for current, saved in lists:
+            current[:] = saved
         for table, entries in dicts:
             table.clear()
             table.update(entries)
         with torch.no_grad():
-            for buffer, was in before:
-                if not (buffer.is_meta or torch.equal(buffer, was)):
-                    buffer.copy_(was)
+            for buffer, old in before:
+                if not (buffer.is_meta or torch.equal(buffer, old)):
+                    buffer.copy_(old)
 
 
 def sweep(verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutPlan]) -> dict[str, CutPlan]:
@@ -267,21 +267,21 @@ def sweep(verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutP
     the cut and more; likewise for the code after a cut.
     """
     try:
-        observed = verifier.observe(cuts)
+        whole_runs = verifier.observe(cuts)
     except torch.OutOfMemoryError:
         raise
     except Exception:
         return {}
-    everywhere = [cut for cut in cuts if all(cut.layer in probe.values for probe in observed)]
+    everywhere = [cut for cut in cuts if all(cut.layer in probe.values for probe in whole_runs)]
     while True:  # plans do not replace modules with attributes that code reads
         read = set(verifier.read)
-        plans = _verified(verifier, everywhere, propose, observed)
+        plans = _verified(verifier, everywhere, propose, whole_runs)
         if verifier.read == read:
             return plans
 
 
 def _verified(
-    verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutPlan], observed: Sequence[Observed]
+    verifier: Verifier, cuts: Sequence[Cut], propose: Callable[[Cut], CutPlan], whole_runs: Sequence[WholeRun]
 ) -> dict[str, CutPlan]:
     """Return the plans of the verified cuts; empty if the code of the model reads attributes of a further module."""
     read = set(verifier.read)
@@ -289,13 +289,13 @@ def _verified(
     with progress_bar("verifying", len(cuts), "cut", leave=False) as bar:
         for cut in cuts[::-1]:
             plan = propose(cut)
-            holds = verifier.back_holds((cut, plan), observed, verified[-1] if verified else None)
+            holds = verifier.back_holds((cut, plan), whole_runs, verified[-1] if verified else None)
             if verifier.read != read:
                 return {}
             if holds:
                 verified.append((cut, plan))
             bar.update()
-    while verified and not verifier.front_holds(*verified[-1], observed):
+    while verified and not verifier.front_holds(*verified[-1], whole_runs):
         if verifier.read != read:
             return {}
         verified.pop()

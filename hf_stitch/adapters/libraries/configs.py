@@ -1,4 +1,4 @@
-"""Head and padding of a network, according to its class and config in transformers.
+"""Which head a transformers network has, and how it pads batches, from its class and config.
 
 Decoders that classify texts use the last token that is not padding. Without a padding id in their config, which is the
 default of many types, they accept only batches of one text.
@@ -17,17 +17,17 @@ from hf_stitch.printing import warn
 from hf_stitch.registry import registries
 
 GENERATES = ("", "conditional generation")
-"""Names of heads from :func:`unscored_head` that may be the language model loaded by a task."""
+"""Results of :func:`unscored_head` that a generation task accepts: no other head, or conditional generation."""
 
 
-def task_of_head(name: str, config: Any) -> str | None:
+def task_of_head(class_name: str, config: Any) -> str | None:
     """Return the task of a head; ``None`` for a class without a head, or if no task scores it."""
-    return next((str(task.name) for task in registries.tasks.usable() if task.takes(name, config)), None)
+    return next((str(task.name) for task in registries.tasks.usable() if task.takes(class_name, config)), None)
 
 
-def unscored_head(name: str, config: Any) -> str:
+def unscored_head(class_name: str, config: Any) -> str:
     """Return a short description of a head that no task scores; empty for other classes."""
-    head = None if task_of_head(name, config) else re.search(r"(?<=For)[A-Z]\w*|DoubleHeads", name)
+    head = None if task_of_head(class_name, config) else re.search(r"(?<=For)[A-Z]\w*|DoubleHeads", class_name)
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z\d]*", head.group()) if head else []
     return " ".join(word if word.isupper() else word.lower() for word in words)
 

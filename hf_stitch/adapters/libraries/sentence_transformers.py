@@ -58,9 +58,9 @@ class SentenceEncoder(nn.Module):
     @property
     def transformer(self) -> Any:
         """The module that reads texts: the first module, or the first module of the route of ``encode``."""
-        first: Any = self.get_submodule(self.steps[0])
-        routes = getattr(first, "sub_modules", None)
-        return first if routes is None else routes[first._resolve_route(modality="text")][0]
+        module: Any = self.get_submodule(self.steps[0])
+        routes = getattr(module, "sub_modules", None)
+        return module if routes is None else routes[module._resolve_route(modality="text")][0]
 
     @property
     def prompt(self) -> str:
@@ -73,8 +73,8 @@ class SentenceEncoder(nn.Module):
         if prompt_mask is not None:
             features["prompt_length"] = int(prompt_mask.sum(1).max())
         for name in self.steps:
-            before, features = features, self.get_submodule(name)(dict(features))
-            if EMBEDDING in features and EMBEDDING not in before:  # later modules read only the embedding
+            previous, features = features, self.get_submodule(name)(dict(features))
+            if EMBEDDING in features and EMBEDDING not in previous:  # later modules read only the embedding
                 features = {EMBEDDING: self.pooled(features[EMBEDDING])}
         embeddings: Tensor = self.embedding(features[EMBEDDING][..., : self.chosen["truncate_dim"]])
         return embeddings
@@ -116,29 +116,29 @@ class SentenceTransformers(Library):
         options of the transformer. Remote code runs only with ``trust_remote_code=True``. A ``CrossEncoder`` is loaded
         as a network of transformers with a head.
         """
-        place = str(reference.id)
-        access: Any = {name: options[name] for name in DownloadOptions.__annotations__ if name in options}
-        files = [file_of(place, name, **access, revision=reference.revision) for name in (OF_SENTENCES, MODULES)]
+        origin = str(reference.id)
+        download: Any = {name: options[name] for name in DownloadOptions.__annotations__ if name in options}
+        files = [file_of(origin, name, **download, revision=reference.revision) for name in (OF_SENTENCES, MODULES)]
         config, modules = (file and json.loads(file.read_text(encoding="utf-8")) for file in files)
         kind = (config or {}).get("model_type", "SentenceTransformer")
         if kind == "CrossEncoder" and modules and len(modules) == 1:
             return Transformers().load(dataclasses.replace(reference, library=Transformers.name), processor, **options)
         if modules is None or kind != "SentenceTransformer":
             fault = f"is an unsupported {kind}" if modules else f"does not contain {MODULES}: copy all of its files"
-            raise ValueError(f"{place} {fault}, {ALONE}")
+            raise ValueError(f"{origin} {fault}, {ALONE}")
         if find_spec(SENTENCES) is None or int(version("sentence-transformers").partition(".")[0]) < 6:
             # Before version 6, the library runs all code that is named in modules.json of a folder.
-            raise ImportError(f"{place} is a sentence encoder: pip install -U 'sentence-transformers>=6', {ALONE}")
+            raise ImportError(f"{origin} is a sentence encoder: pip install -U 'sentence-transformers>=6', {ALONE}")
         from sentence_transformers import SentenceTransformer
 
         pretrained, cache = options.pop("pretrained", True), options.pop("cache_dir", None)
-        local = options.pop("local_files_only", False) or reference.is_local
-        whole = {name: options.pop(name) for name in (*CHOSEN, "token", "trust_remote_code") if name in options}
+        is_local = options.pop("local_files_only", False) or reference.is_local
+        own_options = {name: options.pop(name) for name in (*CHOSEN, "token", "trust_remote_code") if name in options}
 
-        def encoder(place: str, **loading: Any) -> Any:
+        def encoder(name: str, **loading: Any) -> Any:
             return SentenceTransformer(
-                place, device=None if "device_map" in options else "cpu", cache_folder=cache and str(cache),
-                revision=reference.revision, local_files_only=local, model_kwargs=loading, **whole,
+                name, device=None if "device_map" in options else "cpu", cache_folder=cache and str(cache),
+                revision=reference.revision, local_files_only=is_local, model_kwargs=loading, **own_options,
             )  # fmt: skip
 
         try:
@@ -146,7 +146,7 @@ class SentenceTransformers(Library):
         except TypeError as error:
             if "missing" not in str(error):  # the user passed an unknown option
                 raise
-            raise ValueError(f"{place} lacks files of its modules ({error}): copy all files, {ALONE}") from error
+            raise ValueError(f"{origin} lacks files of its modules ({error}): copy all files, {ALONE}") from error
         with torch.no_grad():
             for module in () if pretrained else reversed(list(model.modules())):
                 initialise(module)
@@ -157,23 +157,24 @@ class SentenceTransformers(Library):
     ) -> Described:
         """Describe a ``SentenceTransformer`` by its transformer and its tokenizer."""
         encoder = SentenceEncoder(model)
-        first = encoder.transformer
-        network, tokenizer = getattr(first, "auto_model", None), processor or getattr(first, "tokenizer", None)
+        transformer = encoder.transformer
+        network = getattr(transformer, "auto_model", None)
+        tokenizer = processor or getattr(transformer, "tokenizer", None)
         if network is None or tokenizer is None or content not in (None, "input_ids"):
             raise ExampleError(
                 "a SentenceTransformer must begin with a transformer for texts, with the content input_ids, got "
-                f"{type(first).__name__} and content={content!r}: load the inner network",
+                f"{type(transformer).__name__} and content={content!r}: load the inner network",
                 model,
             )
-        inner = Transformers().adapter(network, ModelReference(None, SENTENCES), None, tokenizer)
-        example = inner.example if example_inputs is None else named(encoder, example_inputs, {}, "input_ids")
-        limits = [limit for limit in (getattr(model, "max_seq_length", None), inner.interface.max_tokens) if limit]
-        pooled = all(getattr(module, "include_prompt", True) for module in encoder.modules())
+        adapter = Transformers().adapter(network, ModelReference(None, SENTENCES), None, tokenizer)
+        example = adapter.example if example_inputs is None else named(encoder, example_inputs, {}, "input_ids")
+        limits = [limit for limit in (getattr(model, "max_seq_length", None), adapter.interface.max_tokens) if limit]
+        pools_prompt = all(getattr(module, "include_prompt", True) for module in encoder.modules())
         inputs = model.preprocess(["a b"], prompt=encoder.prompt)
         interface = dataclasses.replace(
-            inner.interface, options={}, max_tokens=min(limits, default=None), prefix=encoder.prompt,
+            adapter.interface, options={}, max_tokens=min(limits, default=None), prefix=encoder.prompt,
             prefix_tokens=inputs.get("prompt_length") or 0,
-            arguments=(*inner.interface.arguments, *([] if pooled else [PROMPT])),
+            arguments=(*adapter.interface.arguments, *([] if pools_prompt else [PROMPT])),
         )  # fmt: skip
         tokens = inputs["input_ids"].tolist()
         if processor is None and preprocess(["a b"], tokenizer, interface, encoder)["input_ids"].tolist() != tokens:
@@ -196,14 +197,14 @@ class SentenceTransformers(Library):
         defaults: dict[str, Any] = {}
         for name, module in modules:
             for route, parts in getattr(module, "sub_modules", {}).items():
-                modules += [(f"{name}.{route}.{place}", part) for place, part in enumerate(parts)]
+                modules += [(f"{name}.{route}.{index}", part) for index, part in enumerate(parts)]
             if (network := getattr(module, "auto_model", None)) is not None:
                 config = settings_of_config(network.config)
                 chosen[name], defaults[name] = {"class": type(network).__name__, **config.chosen}, config.defaults
                 continue
             chosen[name] = {"class": type(module).__name__}
-            states = type(module).__module__.partition(".")[0] == SENTENCES or hasattr(module, "get_config_dict")
-            defaults[name] = module.get_config_dict() if states else {}  # versions differ in their keys
+            has_config = type(module).__module__.partition(".")[0] == SENTENCES or hasattr(module, "get_config_dict")
+            defaults[name] = module.get_config_dict() if has_config else {}  # versions differ in their keys
         return Settings.of(chosen, defaults)
 
     def blueprint(self, model: nn.Module) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hf_stitch import hub
 from hf_stitch.adapters.base import Adapter
 from hf_stitch.adapters.examples import named
 from hf_stitch.adapters.libraries.base import Described, Library, Loaded
-from hf_stitch.adapters.libraries.completeness import checked, replaced
+from hf_stitch.adapters.libraries.completeness import check_weights, replaced
 from hf_stitch.adapters.libraries.torch import interface_of
 from hf_stitch.adapters.preprocess import Deferred, load_processor, place_of
 from hf_stitch.adapters.untrusted import is_in_timm, sealed
@@ -64,7 +64,7 @@ class Timm(Library):
 
         assert reference.id is not None
         pretrained = options.pop("pretrained", True)
-        access = {key: options.pop(key) for key in hub.DownloadOptions.__annotations__ if key in options}
+        download = {key: options.pop(key) for key in hub.DownloadOptions.__annotations__ if key in options}
         dtype = options.pop("dtype", None)
         options.pop("trust_remote_code", None)  # timm never runs code of a repository
         if reference.id.startswith("timm:"):
@@ -74,25 +74,25 @@ class Timm(Library):
                 raise ValueError(f"timm does not have a model {name!r}{f'; did you mean {hint!r}?' if hint else ''}")
             if pretrained:
                 options["pretrained_cfg_overlay"] = {"hf_hub_filename": "model.safetensors", "url": None}
-            options["cache_dir"] = access.get("cache_dir")
+            options["cache_dir"] = download.get("cache_dir")
         else:
             folder = Path(reference.id)
             if not reference.is_local:
                 file_names = ["config.json", *(["model.safetensors"] if pretrained else [])]
-                folder = hub.download(reference.id, files=file_names, revision=reference.revision, **access)
+                folder = hub.download(reference.id, files=file_names, revision=reference.revision, **download)
                 reference = dataclasses.replace(reference, revision=folder.name)
             if pretrained and not (folder / "model.safetensors").is_file():
                 raise ValueError(
                     f"{reference} must contain model.safetensors; other files of weights are pickles and are not loaded"
                 )
             name = f"local-dir:{folder}"
-        loads: list[Any] = []
+        reports: list[Any] = []
 
-        def load(load_state_dict: Any, network: nn.Module, *args: Any, **keywords: Any) -> Any:
-            loads.append((network, load_state_dict(network, *args, **keywords)))
-            return loads[-1][1]
+        def record_load(load_state_dict: Any, network: nn.Module, *args: Any, **keywords: Any) -> Any:
+            reports.append((network, load_state_dict(network, *args, **keywords)))
+            return reports[-1][1]
 
-        with replaced(nn.Module, "load_state_dict", load):
+        with replaced(nn.Module, "load_state_dict", record_load):
             model = timm.create_model(name, pretrained=pretrained, **options)
         if reference.task is not None and (task_of_head := _task(model)) not in (None, reference.task):
             raise ValueError(
@@ -100,12 +100,12 @@ class Timm(Library):
                 "num_classes= sets the size of the head"
             )
         new: tuple[str, ...] = ()
-        for network, report in loads[-1:]:  # with another number of classes, timm requires no weights
-            state, used = network.state_dict(keep_vars=True), {*map(id, model.state_dict(keep_vars=True).values())}
+        for network, report in reports[-1:]:  # with another number of classes, timm requires no weights
+            state, used_ids = network.state_dict(keep_vars=True), {*map(id, model.state_dict(keep_vars=True).values())}
             heads = np.atleast_1d(network.pretrained_cfg.get("classifier") or []) if "num_classes" in options else ()
-            lacking = {weight: "" for weight in report.missing_keys if id(state.get(weight)) in used}
-            requested = {weight for weight in lacking if weight.rpartition(".")[0] in heads}
-            new = checked(reference, type(model).__name__, lacking, report.unexpected_keys, requested)
+            missing = {weight: "" for weight in report.missing_keys if id(state.get(weight)) in used_ids}
+            requested = {weight for weight in missing if weight.rpartition(".")[0] in heads}
+            new = check_weights(reference, type(model).__name__, missing, report.unexpected_keys, requested)
         return Loaded(_cast(model, dtype).eval(), reference, processor, new)
 
     def describe(

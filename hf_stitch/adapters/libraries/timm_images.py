@@ -62,10 +62,10 @@ class TimmImageProcessor(BaseImageProcessor):
                 f"the model requires {self.input_size[0]} channels, but images have 1 (grey) or 3 (RGB): pass "
                 "processor=, a function from one sample to one tensor, to hf_stitch.load, or pass preprocessed tensors"
             )
-        batch = isinstance(images, (list, tuple)) or getattr(images, "ndim", 0) == 4
-        several = list(images) if batch else [images]
+        is_batch = isinstance(images, (list, tuple)) or getattr(images, "ndim", 0) == 4
+        image_list = list(images) if is_batch else [images]
         transform = timm.data.create_transform(**self.data_config(), is_training=False)
-        pixels = [transform(image) for image in converted(list(map(_as_image, several)), self.input_size[0])]
+        pixels = [transform(image) for image in converted(list(map(_as_image, image_list)), self.input_size[0])]
         if return_tensors is None:
             return BatchFeature({"pixel_values": pixels})
         return BatchFeature({"pixel_values": torch.stack(pixels).numpy()}, tensor_type=return_tensors)

@@ -67,10 +67,10 @@ class Torch(Library):
         """Create the adapter, and check its task and the propagation of the attention mask."""
         if reference.task is not None:
             registries.tasks.check(reference.task)
-        created = super().adapter(model, reference, example_inputs, processor, content)
-        if created.interface.modality == "text" and hasattr(processor, "pad_token"):
-            _check_mask_arrives(created)
-        return created
+        adapter = super().adapter(model, reference, example_inputs, processor, content)
+        if adapter.interface.modality == "text" and hasattr(processor, "pad_token"):
+            _check_mask_arrives(adapter)
+        return adapter
 
     def task(self, adapter: Adapter) -> str | None:
         """Task that was set at loading; otherwise regression, classification, or ``None``.
@@ -93,7 +93,7 @@ class Torch(Library):
         return {"image": "image-classification", "text": "text-classification"}.get(kind)
 
 
-def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None = None) -> Interface:
+def interface_of(model: nn.Module, example: Mapping[str, Any], content_name: str | None = None) -> Interface:
     """Derive the interface of a module from an example.
 
     The content consists of the floating-point tensors or, without any, of the token ids. In addition to floating-point
@@ -103,23 +103,23 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
     floats = tuple(n for n in tensors if example[n].is_floating_point())
     ids = tuple(n for n in tensors if example[n].dtype in (torch.int64, torch.int32) and example[n].dim() == 2)
     if not (floats or ids):
-        got = ", ".join(f"{name} ({_described(value)})" for name, value in example.items()) or "none"
+        received = ", ".join(f"{name} ({_described(value)})" for name, value in example.items()) or "none"
         raise ExampleError(
             "example_inputs must contain a floating-point tensor, or token ids with the shape (samples, tokens), got "
-            f"{got}",
+            f"{received}",
             model,
         )
-    if only not in (None, *floats, *ids):
+    if content_name not in (None, *floats, *ids):
         raise ExampleError(
-            f"content must be one of the input tensors {', '.join((*floats, *ids))}, got {only!r}", model
+            f"content must be one of the input tensors {', '.join((*floats, *ids))}, got {content_name!r}", model
         )
-    content = (only,) if only else floats or ids
+    content = (content_name,) if content_name else floats or ids
     values = {n: example[n] for n in content if n in floats}
-    takes = {*example, *inspect.signature(model.forward).parameters}
+    accepted = {*example, *inspect.signature(model.forward).parameters}
     if passes_on(model):
-        takes |= arguments_of(model, content[0]).keys()
-        if (inside := _module_with_mask(model, content[0])) is not None:
-            takes |= inspect.signature(inside.forward).parameters.keys()
+        accepted |= arguments_of(model, content[0]).keys()
+        if (inner := _module_with_mask(model, content[0])) is not None:
+            accepted |= inspect.signature(inner.forward).parameters.keys()
     padding = {index for module in model.modules() if isinstance(index := getattr(module, "padding_idx", None), int)}
     modality = "text" if not values else "image" if example[content[0]].dim() == 4 else "tensor"
     return Interface(
@@ -128,7 +128,7 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
         shapes={n: tuple(v.shape[1:]) for n, v in values.items()},
         dtypes={n: str(v.dtype).removeprefix("torch.") for n, v in values.items()},
         special_ids=() if values else tuple(sorted(padding)),
-        arguments=() if values else tuple(n for n in (MASK, "token_type_ids", POSITIONS) if n in takes),
+        arguments=() if values else tuple(n for n in (MASK, "token_type_ids", POSITIONS) if n in accepted),
         given=tuple(n for n in tensors if n not in content),
     )
 
@@ -136,32 +136,32 @@ def interface_of(model: nn.Module, example: Mapping[str, Any], only: str | None 
 def _check_mask_arrives(adapter: Adapter) -> None:
     """Check that the attention mask of the tokenizer reaches the inner module that accepts it."""
     name, kind = adapter.interface.content[0], type(adapter.model).__name__
-    inside = _module_with_mask(adapter.model, name)
-    if inside is None and passes_on(adapter.model) and MASK not in adapter.interface.arguments:
+    inner = _module_with_mask(adapter.model, name)
+    if inner is None and passes_on(adapter.model) and MASK not in adapter.interface.arguments:
         raise ExampleError(
             f"{kind} accepts any arguments, and no inner module names {name} and {MASK}: if it uses the {MASK} of the "
             "tokenizer, add it to example_inputs; otherwise, name the arguments of its forward",
             adapter.model,
         )
-    if inside is None or inside is adapter.model:
+    if inner is None or inner is adapter.model:
         return
-    arrived: list[bool] = []
+    mask_arrives: list[bool] = []
 
-    def look(module: nn.Module, args: Any, kwargs: Any) -> None:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-        arrived.append(bound.get(MASK) is not None)
+    def check_mask(module: nn.Module, args: Any, kwargs: Any) -> None:
+        passed = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        mask_arrives.append(passed.get(MASK) is not None)
         raise CutReached
 
-    handle = inside.register_forward_pre_hook(look, with_kwargs=True)
+    handle = inner.register_forward_pre_hook(check_mask, with_kwargs=True)
     try:
         with suppress(CutReached), torch.no_grad():
             adapter._run(adapter.example)  # forward would try padding first
     finally:
         handle.remove()
-    if arrived == [False]:
+    if mask_arrives == [False]:
         raise ExampleError(
-            f"{kind} does not pass {MASK} to {type(inside).__name__}, which would read padding as words: pass it in "
-            f"the forward, or load the inner {type(inside).__name__}",
+            f"{kind} does not pass {MASK} to {type(inner).__name__}, which would read padding as words: pass it in "
+            f"the forward, or load the inner {type(inner).__name__}",
             adapter.model,
         )
 

@@ -112,21 +112,21 @@ class Transformers(Library):
         from transformers.utils import find_adapter_config_file, is_peft_available
 
         assert reference.id is not None
-        place = reference.id
+        origin = reference.id
         options.setdefault("trust_remote_code", False)
         for source in NETWORKS.values():  # the import registers their configs with AutoConfig
             resolve_name(source)
         hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         if reference.revision:
             hub["revision"] = reference.revision
-        location: Any = {key: hub[key] for key in (*DownloadOptions.__annotations__, "subfolder") if key in hub}
+        download: Any = {key: hub[key] for key in (*DownloadOptions.__annotations__, "subfolder") if key in hub}
         gguf = hub.get("gguf_file")  # contains config, weights and tokenizer
-        if not reference.is_local and (commit := commit_of(place, gguf or "config.json", **location)):
+        if not reference.is_local and (commit := commit_of(origin, gguf or "config.json", **download)):
             reference = dataclasses.replace(reference, revision=commit)  # pins all files and the record
             hub["revision"] = commit
-            if not hub.get("local_files_only") and is_out_of_reach(place, revision=commit, token=hub.get("token")):
+            if not hub.get("local_files_only") and is_out_of_reach(origin, revision=commit, token=hub.get("token")):
                 hub["local_files_only"] = True  # the cache answers at once
-        config = transformers.AutoConfig.from_pretrained(place, **hub)
+        config = transformers.AutoConfig.from_pretrained(origin, **hub)
         (library,) = libraries_reading(config.to_dict())
         if library != self.name:  # a library that extends this one; the id does not show it
             access = {name: hub[name] for name in hub if name != "revision"}
@@ -139,26 +139,26 @@ class Transformers(Library):
                 raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {reference.task!r}")
             loader = getattr(transformers, AUTO_CLASSES[reference.task])
         else:
-            speaks = gguf and type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-            kind = (config.architectures or ["AutoModelForCausalLM" if speaks else "AutoModel"])[0]
+            is_causal = gguf and type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+            kind = (config.architectures or ["AutoModelForCausalLM" if is_causal else "AutoModel"])[0]
             if (loader := _model_class(kind)) is None:
                 loader = transformers.AutoModel
                 warn(
-                    f"the class {visible(str(kind))} in the config of {place} is not in transformers: AutoModel loads "
+                    f"the class {visible(str(kind))} in the config of {origin} is not in transformers: AutoModel loads "
                     f"the network without its head. To load a head, pass task= ({', '.join(AUTO_CLASSES)})"
                 )
         if options.pop("pretrained", True):
             access = {name: value for name, value in hub.items() if name not in ("trust_remote_code", "gguf_file")}
-            if not is_peft_available() and find_adapter_config_file(place, **access):
+            if not is_peft_available() and find_adapter_config_file(origin, **access):
                 raise ImportError(
-                    f"{place} contains a PEFT adapter in addition to the weights of a network, which would be loaded "
+                    f"{origin} contains a PEFT adapter in addition to the weights of a network, which would be loaded "
                     "without the adapter: pip install peft"
                 )
             model, new = complete(loader.from_pretrained, reference, config.architectures or (), {**hub, **options})
         else:
-            model, new = _untrained(loader, place, hub, options), ()
+            model, new = _untrained(loader, origin, hub, options), ()
         if processor is None:
-            processor = load_processor(place, model.main_input_name, hub)
+            processor = load_processor(origin, model.main_input_name, hub)
         set_padding(model, processor)
         return Loaded(model.eval(), reference, processor, new)
 
@@ -234,11 +234,11 @@ class Transformers(Library):
 
     def task(self, adapter: Adapter) -> str | None:
         """Task of the head according to the class name, or the task that loaded it; ``None`` for other classes."""
-        name, loaded = type(adapter.model).__name__, adapter.reference.task
+        name, loaded_task = type(adapter.model).__name__, adapter.reference.task
         if task := task_of_head(name, adapter.model.config):
             return task
-        headed = loaded in registries.tasks and bool(registries.tasks.get(str(loaded)).heads)
-        return loaded if headed and unscored_head(name, None) in GENERATES else None
+        has_head = loaded_task in registries.tasks and bool(registries.tasks.get(str(loaded_task)).heads)
+        return loaded_task if has_head and unscored_head(name, None) in GENERATES else None
 
     def unscored(self, adapter: Adapter) -> str:
         """Description of the output of the head, from the class name and the config."""
@@ -262,13 +262,13 @@ class Transformers(Library):
                 "Stitcher.attach(source=…, target=…)"
             )
         settings: Any = model.config
-        inner = {} if ours or _model_class(type(model).__name__) is type(model) else {"module": type(model).__module__}
+        extra = {} if ours or _model_class(type(model).__name__) is type(model) else {"module": type(model).__module__}
         config = _without_keys(settings.to_dict(), ("_name_or_path", "transformers_version"))
         return {
             "class": type(model).__name__,
             "config": config,
             "attention": settings._attn_implementation,
-            **inner,
+            **extra,
             **({"arguments": arguments} if (arguments := _arguments(model)) else {}),
         }
 
@@ -292,9 +292,9 @@ class Transformers(Library):
         if unknown := arguments.keys() - OPTIONAL_PARTS.keys():
             raise ValueError(f"arguments of {blueprint['class']} must be {', '.join(OPTIONAL_PARTS)}, got {unknown}")
         attention = blueprint.get("attention")
-        lacking = AttentionError(f"{kind.__name__} lacks {attention!r} in transformers {transformers.__version__}")
+        unsupported = AttentionError(f"{kind.__name__} lacks {attention!r} in transformers {transformers.__version__}")
         if str(attention).startswith("flash_attention_") and not is_installed(attention):
-            raise lacking
+            raise unsupported
 
         def construct(attention: Any) -> nn.Module:
             config = settings.from_dict(own_code_only(blueprint["config"]))
@@ -310,7 +310,7 @@ class Transformers(Library):
             if attention in (None, "eager") or not is_installed(attention):
                 raise
             construct("eager")  # raises the error if attention is not the reason
-            raise lacking from error
+            raise unsupported from error
 
     def processor_of(self, blueprint: Mapping[str, Any], folder: str) -> Any:
         """Load the tokenizer or image processor that is saved in a folder."""
@@ -337,44 +337,44 @@ def _model_class(name: str, module: str | None = None) -> Any:
     import transformers
 
     if module is not None:
-        inner = re.fullmatch(r"transformers\.models\.\w+\.modeling_\w+", module)
-        return getattr(importlib.import_module(module), name, None) if inner else None
+        is_modeling = re.fullmatch(r"transformers\.models\.\w+\.modeling_\w+", module)
+        return getattr(importlib.import_module(module), name, None) if is_modeling else None
     return resolve_name(NETWORKS[name]) if name in NETWORKS else getattr(transformers, name, None)
 
 
-def _untrained(loader: Any, place: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def _untrained(loader: Any, origin: str, hub: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Build a model with random weights; options that the config does not use are passed to the class."""
     import transformers
 
-    config, unused = transformers.AutoConfig.from_pretrained(place, return_unused_kwargs=True, **hub, **options)
-    rest = {name: value for name, value in unused.items() if name in options}
+    config, unused = transformers.AutoConfig.from_pretrained(origin, return_unused_kwargs=True, **hub, **options)
+    class_options = {name: value for name, value in unused.items() if name in options}
     if hasattr(loader, "from_config"):  # an Auto class
-        return loader.from_config(config, trust_remote_code=hub["trust_remote_code"], **rest)
-    return loader._from_config(config, **rest)
+        return loader.from_config(config, trust_remote_code=hub["trust_remote_code"], **class_options)
+    return loader._from_config(config, **class_options)
 
 
 def _interface(model: nn.Module, name: str, example: Mapping[str, Any], processor: Any) -> Interface:
     config, arguments = model.config, arguments_of(model, name)
     options: dict[str, Any] = {}
-    caching = config if getattr(config, "is_encoder_decoder", False) else text_config(config)
-    if "use_cache" in arguments or getattr(config, "use_cache", False) or getattr(caching, "use_cache", False):
+    cache_config = config if getattr(config, "is_encoder_decoder", False) else text_config(config)
+    if "use_cache" in arguments or getattr(config, "use_cache", False) or getattr(cache_config, "use_cache", False):
         options["use_cache"] = False
     if "use_mems" in arguments:  # a cache in the outputs bypasses every cut
         options["use_mems"] = False
     options |= {flag: False for flag in EXTRA_OUTPUTS if getattr(config, flag, False)}
-    value, texts = example[name], [MASK, "token_type_ids", mask_of("decoder_input_ids")]
+    values, text_names = example[name], [MASK, "token_type_ids", mask_of("decoder_input_ids")]
     if "decoder_input_ids" not in arguments and positions_from_padding(model) is None:
-        texts.append(POSITIONS)
-    if value.is_floating_point():
-        dtype, kind = str(value.dtype).removeprefix("torch."), "image" if value.dim() == 4 else "tensor"
-        return Interface((name,), kind, {name: tuple(value.shape[1:])}, {name: dtype}, options)
+        text_names.append(POSITIONS)
+    if values.is_floating_point():
+        dtype, kind = str(values.dtype).removeprefix("torch."), "image" if values.dim() == 4 else "tensor"
+        return Interface((name,), kind, {name: tuple(values.shape[1:])}, {name: dtype}, options)
     return Interface(
         (name,),
         "text",
         options=options,
         special_ids=(*_special_ids(config), *([NO_TOKEN] if lacks_padding(model) else [])),
         pad_id=pad_id(config),
-        arguments=tuple(n for n in texts if n in arguments),
+        arguments=tuple(n for n in text_names if n in arguments),
         max_tokens=_max_tokens(model, config, processor),
         given=tuple(ids for ids in IDS if ids != name and "decoder_input_ids" in example and ids in example),
         start_id=_start_id(config),
@@ -445,7 +445,7 @@ def _text_example(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, t
 
 
 def _image_example(model: Any, processor: Any) -> torch.Tensor:
-    config, inside = model.config, getattr(model, "timm_model", None)
+    config, timm_model = model.config, getattr(model, "timm_model", None)
     size = getattr(config, "image_size", None)
     if size is None and processor is not None:
         sizes = getattr(processor, "crop_size", None) or processor.size
@@ -453,5 +453,5 @@ def _image_example(model: Any, processor: Any) -> torch.Tensor:
     size = size or 224
     height, width = (size, size) if isinstance(size, int) else size
     generator = torch.Generator().manual_seed(0)
-    channels = getattr(config, "num_channels", getattr(inside, "in_chans", 3))
+    channels = getattr(config, "num_channels", getattr(timm_model, "in_chans", 3))
     return torch.randn(2, channels, height, width, generator=generator)

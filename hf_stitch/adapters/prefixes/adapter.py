@@ -25,8 +25,8 @@ from hf_stitch.representation import Representation, RepresentationSpec
 __all__ = ["PrefixAdapter", "PrefixFront"]
 
 TOLERANCE = {True: 1e-4, False: 3e-2}
-"""Largest difference between a forward over all prefixes and separate forwards, relative to the largest activation, in
-float32 and above, and in half precision. The rounding error is 1e-6 in float32 and 1e-2 in bf16."""
+"""Whether activations have 32 bits or more -> largest difference between a forward over all prefixes and separate
+forwards, relative to the largest activation. The rounding error is 1e-6 in float32 and 1e-2 in bf16."""
 
 WINDOWS = (
     *("sliding_window", "attention_chunk_size", "attention_window", "attention_window_size"),
@@ -165,10 +165,10 @@ class PrefixAdapter(Adapter):
         ids, mask, reading, _ = split(self.inputs(inputs), self.interface)
         reading_inputs = self.reader.read(ids, mask).to_inputs() if reading is None else reading
 
-        def read(name: str, representation: Representation) -> None:
-            callback(name, gathered(representation, reading_inputs["alignment"], ids, mask, self.own))
+        def call_at_tokens(name: str, representation: Representation) -> None:
+            callback(name, gather_at_tokens(representation, reading_inputs["alignment"], ids, mask, self.own))
 
-        self.source.run_branches(arguments(reading_inputs, place_of(self.model)[1]), layers, read)
+        self.source.run_branches(arguments(reading_inputs, place_of(self.model)[1]), layers, call_at_tokens)
 
     def forward(self, inputs: Any) -> Any:
         """Raise an error: the source does not output tokens of the target."""
@@ -182,10 +182,10 @@ class PrefixAdapter(Adapter):
         """Return the part of the source up to a cut as a separate module. See :meth:`hf_stitch.Adapter.front`."""
         cut, plan = self.cut(layer)
         replacements = {name: hollow(self.model.get_submodule(name)) for name in plan.after}
-        copied = copy_without(self.model, replacements)
+        model = copy_without(self.model, replacements)
         weight = None if self.own is None else self.own.weight.detach().clone()
         embedding = None if weight is None else nn.Embedding.from_pretrained(weight, freeze=False)
-        front = PrefixFront(copied, cut, plan, self.source.interface, self.interface, self.start, embedding)
+        front = PrefixFront(model, cut, plan, self.source.interface, self.interface, self.start, embedding)
         front.attach(self.reader.source, self.reader.target)
         return front
 
@@ -220,7 +220,7 @@ def _token_embedding(target: Adapter) -> nn.Embedding:
 
 
 def _check_attention(model: nn.Module) -> None:
-    """Check that the layers of a decoder do not create masks, which would not be used."""
+    """Raise an error if the layers of a decoder create their own masks, which this adapter would override."""
     config: Any = getattr(model, "config", None)
     text_config: Any = None if config is None else config.get_text_config(decoder=True)
     types = getattr(text_config, "layer_types", None)
@@ -236,7 +236,7 @@ def _check_attention(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _check_branches(adapter: PrefixAdapter) -> None:
-    """Check that one forward over several branches of a text matches separate forwards."""
+    """Raise an error unless one forward over several branches of a text matches separate forwards."""
     model, layer = adapter.model, adapter.source.candidates[-1]
     if "position_ids" not in arguments_of(model, "input_ids"):
         raise ValueError(f"align='prefix' requires a source that accepts position_ids, got {type(model).__name__}")
@@ -244,10 +244,10 @@ def _check_branches(adapter: PrefixAdapter) -> None:
     ids = torch.randint(size, (20,), generator=torch.Generator().manual_seed(0)).tolist()
     prefixes = [ids[:1], ids[:4], [*ids[:4], *ids[12:14]], ids[:8], [*ids[:8], ids[14]], ids[:12], [ids[15], *ids[:6]]]
     reading = tree(prefixes, adapter.device)
-    together: dict[str, Tensor] = {}
+    in_tree: dict[str, Tensor] = {}
     inputs = arguments(reading.to_inputs(), place_of(model)[1])
     try:
-        adapter.source.run_branches(inputs, [layer], lambda name, r: together.update({name: r.values.clone()}))
+        adapter.source.run_branches(inputs, [layer], lambda name, r: in_tree.update({name: r.values.clone()}))
     except Exception as cause:  # libraries raise any exception for a mask that they do not accept
         raise ValueError(
             f"align='prefix' requires a decoder that accepts a mask of queries by keys; {type(model).__name__} raised "
@@ -255,7 +255,7 @@ def _check_branches(adapter: PrefixAdapter) -> None:
         ) from cause
     for node, tokens in zip(reading.alignment[0].tolist(), prefixes, strict=True):
         alone = adapter.source.encode({"input_ids": torch.tensor([tokens], device=adapter.device)}, layer)[layer].values
-        activations = together[layer][0, node]
+        activations = in_tree[layer][0, node]
         error = float((activations - alone[0, -1]).abs().max() / alone.abs().max())
         if not error < TOLERANCE[activations.dtype.itemsize >= 4]:
             raise ValueError(
@@ -338,7 +338,7 @@ class PrefixFront(Front):
             reading = self.read(ids, mask).to_inputs()
         decoder_inputs = arguments(reading, place_of(self.model)[1]) | options
         representation = super()._represent(super().forward(seen, **decoder_inputs), decoder_inputs)
-        return gathered(representation, reading["alignment"], ids, mask, self.own).values
+        return gather_at_tokens(representation, reading["alignment"], ids, mask, self.own).values
 
     def _represent(self, values: Tensor, inputs: Mapping[str, Any]) -> Representation:
         ids, mask, _, _ = split(inputs, self.takes)
@@ -362,16 +362,16 @@ def split(
 
 def arguments(reading: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of a reading as arguments of the decoder; the mask is added to its attention logits."""
-    attends = reading["source_attention_mask"].bool()
-    least = torch.finfo(dtype).min
+    visible = reading["source_attention_mask"].bool()
+    lowest = torch.finfo(dtype).min
     return {
         "input_ids": reading["source_input_ids"],
-        "attention_mask": torch.zeros(attends.shape, dtype=dtype, device=attends.device).masked_fill(~attends, least),
+        "attention_mask": torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, lowest),
         "position_ids": reading["source_position_ids"],
     }
 
 
-def gathered(
+def gather_at_tokens(
     representation: Representation, alignment: Tensor, ids: Tensor, mask: Tensor | None, embedding: nn.Embedding | None
 ) -> Representation:
     """Gather the activations at each token of the target, and append its ``embedding`` of the token, if any."""

@@ -99,8 +99,8 @@ class PrefixReader:
         decoded = self.target.decode_batch([tokens[: i + 1] for i in range(len(tokens))], skip_special_tokens=True)
         texts: list[str] = []
         for text in decoded:
-            text, before = text.rstrip(UNFINISHED), texts[-1] if texts else ""
-            texts.append(before if text.rstrip() == before.rstrip() else text)
+            text, previous = text.rstrip(UNFINISHED), texts[-1] if texts else ""
+            texts.append(previous if text.rstrip() == previous.rstrip() else text)
         return texts
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
@@ -147,15 +147,15 @@ class PrefixReader:
         recent = texts[max(cached - 1, 0) :] if past and cached else texts
         unique = list(dict.fromkeys([*recent, ""] if not cached else recent))
         ids_of = dict(zip(unique, self.tokens(unique), strict=True))
-        last = ids_of[texts[cached - 1] if cached else ""]
-        ahead = [ids_of[text] for text in texts[cached:]] or [last]
-        have = 0
+        last_ids = ids_of[texts[cached - 1] if cached else ""]
+        prefixes = [ids_of[text] for text in texts[cached:]] or [last_ids]
+        num_cached = 0
         if past:
-            have = min(min(_common_length(last, prefix), len(prefix) - 1) for prefix in ahead)
-        tree = _Tree(len(last) if past else 0, have)
-        nodes = iter([tree.add(prefix) for prefix in ahead])
+            num_cached = min(min(_common_length(last_ids, prefix), len(prefix) - 1) for prefix in prefixes)
+        tree = _Tree(len(last_ids) if past else 0, num_cached)
+        nodes = iter([tree.add(prefix) for prefix in prefixes])
         tree.alignment = [next(nodes) if is_real else 0 for is_real in real[past:]]
-        tree.chain = tree.path(ahead[-1])
+        tree.chain = tree.path(prefixes[-1])
         return tree
 
 
@@ -174,10 +174,10 @@ def tree(prefixes: Sequence[Sequence[int]], device: torch.device) -> Reading:
 
 def plain(tokenizer: Tokenizer) -> Tokenizer:
     """Return a copy of a tokenizer that neither pads nor truncates."""
-    copied = Tokenizer.from_str(tokenizer.to_str())
-    copied.no_padding()
-    copied.no_truncation()
-    return copied
+    twin = Tokenizer.from_str(tokenizer.to_str())
+    twin.no_padding()
+    twin.no_truncation()
+    return twin
 
 
 def fast(tokenizer: Any, side: str) -> Tokenizer:
@@ -246,8 +246,8 @@ def _batch(trees: Sequence[_Tree], past: int, device: torch.device) -> Reading:
         depths[row, : len(tree.tokens)] = tree.depths
         mask[row, 0, : len(tree.tokens), : tree.have] = True
         for node, above in enumerate(tree.above):
-            mask[row, 0, node, [past + place for place in above]] = True
-        chains[row, : len(tree.chain)] = [place if place >= 0 else past - 1 - place for place in tree.chain]
+            mask[row, 0, node, [past + position for position in above]] = True
+        chains[row, : len(tree.chain)] = [position if position >= 0 else past - 1 - position for position in tree.chain]
     alignment = np.array([tree.alignment for tree in trees], dtype=np.int64)
     tensors = (torch.from_numpy(array).to(device) for array in (ids, mask, depths, alignment, chains))
     return Reading(*tensors)

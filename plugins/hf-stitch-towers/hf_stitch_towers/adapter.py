@@ -222,7 +222,7 @@ class ImageTextAdapter(Adapter):
             if name
             and survey.dominates(name)
             and not any(_meet(name, block) for block in blocks)
-            and not any(seen.is_output for seen in call.seen().values())
+            and not any(tensor.is_output for tensor in call.tensors().values())
             and call.exited > start
         ]
         outermost = [name for name in around if not any(name.startswith(f"{outer}.") for outer in around)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.examples import ExampleError, arguments_of
-from hf_stitch.adapters.families import WRONG
+from hf_stitch.adapters.families import OLD_CLIP_EOS
 from hf_stitch.adapters.libraries.configs import text_config
 
 MEDIA = {
@@ -77,7 +77,7 @@ def end_of(model: Any) -> int | None:
     """Return the end-of-text token, required by heads; the oldest configs of CLIP contain a wrong id."""
     text = text_config(model.config)
     end = getattr(text, "eos_token_id", None)
-    wrong = end == WRONG and "clip" in str(getattr(model.config, "model_type", ""))
+    wrong = end == OLD_CLIP_EOS and "clip" in str(getattr(model.config, "model_type", ""))
     in_vocabulary = isinstance(end, int) and end < (getattr(text, "vocab_size", None) or end + 1)
     return text.vocab_size - 1 if wrong else end if in_vocabulary else None
 
