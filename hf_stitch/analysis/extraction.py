@@ -61,8 +61,8 @@ def extract_activations(
         grids: dict[str, tuple[int, int]] = {}
         read = partial(_read, adapter, names, pooling, grids)
         contents = f"the activations of {len(names)} layers on {len(samples):,} samples"
-        instead = f"use fewer samples or layers, or another pooling than {pooling!r}"
-        tensors = record(samples, run, "recording", read, contents, instead)
+        memory_advice = f"use fewer samples or layers, or another pooling than {pooling!r}"
+        tensors = record(samples, run, "recording", read, contents, memory_advice)
     values = {name: tensors[name, "values"] for name in names}
     mask = next((tensors[name, "mask"] for name in names if (name, "mask") in tensors), None)
     return Activations(values, samples.ids, pooling, mask, {name: grids[name] for name in names if name in grids})

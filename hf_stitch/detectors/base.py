@@ -109,7 +109,7 @@ class Detector(Configured, ABC):
         """Fit the detector to the activations of a network.
 
         Args:
-            activations: Batches of activations at one layer; they may be iterated several times.
+            activations: Batches of activations at one layer; must allow several iterations (not a generator).
             labels: Class of each sample, in the same order; used only by detectors with ``needs_labels``.
             auxiliary: Batches of the activations that :attr:`auxiliary` names; ignored by other detectors.
         """

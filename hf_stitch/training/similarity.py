@@ -110,7 +110,7 @@ class SimilarityCallback(ProbingCallback):
         self._reference_weights: Readings | None = None
 
     @property
-    def _runs(self) -> bool:
+    def _runs(self) -> bool:  # activations require forward passes, weights do not
         return bool(self._metrics)
 
     def _prepare(self, processes: Processes) -> None:
@@ -181,10 +181,13 @@ class SimilarityCallback(ProbingCallback):
         current = self.probe.activations(self._loaded, self._watched, processes)
         if self._reference is None:
             self._reference = current
-        alone = [([layer], [layer]) for layer in self._watched]
+        # Layers of the network and of the reference that are compared: each with its namesake, or all with all.
+        comparisons = [([layer], [layer]) for layer in self._watched]
+        if not self._by_name:
+            comparisons = [(list(self._watched), list(self._reference.layers))]
         by_metric: dict[str, dict[str, tuple[str, float]]] = {label: {} for label in self._metrics}
-        for layers, others in alone if self._by_name else [(list(self._watched), list(self._reference.layers))]:
-            for label, row in self._compared(current, layers, others, processes).items():
+        for layers, reference_layers in comparisons:
+            for label, row in self._compared(current, layers, reference_layers, processes).items():
                 by_metric[label] |= row
         self.matches = {label: {layer: match for layer, (match, _) in row.items()} for label, row in by_metric.items()}
         if self._own == "previous":
@@ -227,19 +230,19 @@ class SimilarityCallback(ProbingCallback):
                     row[layer] = others[0], self._undefined(f"{label} of {layer}", reason)
         return by_metric
 
-    def _begin(self) -> None:
+    def _begin(self) -> None:  # called at the start of each training run, resumed or not
         if self._own:
             self._reference = self._reference_weights = None
 
-    def _save(self, folder: Path) -> None:
-        if not self._own:
+    def _save(self, folder: Path) -> None:  # called when the trainer saves a checkpoint, on rank 0
+        if not self._own:  # the reference is not a state of this training run: nothing to save
             return
         if self._reference is not None:
             self._reference.save(folder / self._file)
-        for label, read in (self._reference_weights or {}).items():
-            save_weights(read, self._weights_file(folder, label), self._weight_metrics[label].name)
+        for label, weights in (self._reference_weights or {}).items():
+            save_weights(weights, self._weights_file(folder, label), self._weight_metrics[label].name)
 
-    def _resume(self, folder: Path, step: int) -> None:
+    def _resume(self, folder: Path, step: int) -> None:  # called after _begin, if training resumes
         if not self._own:
             return
         files = [folder / self._file] * bool(self._metrics)
@@ -265,12 +268,12 @@ class SimilarityCallback(ProbingCallback):
                 label: load_weights(self._weights_file(folder, label), metric.name)
                 for label, metric in self._weight_metrics.items()
             }
-            for label, read in self._read(self._model).items():
+            for label, weights in self._read(self._model).items():
                 saved_layers = tuple(self._reference_weights[label])
-                if saved_layers != tuple(read):
+                if saved_layers != tuple(weights):
                     raise ValueError(
                         f"{self._weights_file(folder, label)} contains the layers {', '.join(saved_layers)}, but the "
-                        f"callback measures {', '.join(read)}; to resume, use the same layers"
+                        f"callback measures {', '.join(weights)}; to resume, use the same layers"
                     )
 
     @property
