@@ -177,9 +177,9 @@ class Activations:
         path = Path(path)
         if not path.exists():
             raise FileNotFoundError(f"no activations at {path}: the file does not exist")
-        read = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_arrow)
+        read_file = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_arrow)
         with decoding(path):
-            values, about = read(path)
+            values, about = read_file(path)
             sample_ids = ids if ids is not None else about.get("ids")
             if sample_ids is None:
                 raise ValueError(f"{path} does not contain ids; pass the ids of the samples as ids=")

@@ -111,9 +111,9 @@ CATALOGUE = {
 def built_in(name: str) -> Callable[[Kind], Kind]:
     """Declare that a class is a built-in metric, with attributes from the catalogue."""
 
-    def declare(kind: Kind) -> Kind:
+    def declare(metric_class: Kind) -> Kind:
         for key, value in {**vars(CATALOGUE[name]), "name": name}.items():
-            setattr(kind, key, value)
-        return kind
+            setattr(metric_class, key, value)
+        return metric_class
 
     return declare

@@ -145,6 +145,6 @@ def _whitening(moments: SecondMoments, side: Side, alpha: float) -> Tensor:
     independent("shape_distance", moments, side, "; set alpha=1")
     values, vectors = torch.linalg.eigh(scatter)
     varies = above_rounding(values, vectors, rounding(moments, side))
-    partial = alpha + (1 - alpha) * torch.where(varies, values.abs().rsqrt(), 0)
-    partial = partial * (values.sum() / (values * partial.square()).sum()).sqrt()
-    return (vectors * partial) @ vectors.T
+    factors = alpha + (1 - alpha) * torch.where(varies, values.abs().rsqrt(), 0)
+    factors = factors * (values.sum() / (values * factors.square()).sum()).sqrt()
+    return (vectors * factors) @ vectors.T

@@ -98,8 +98,8 @@ class HalvesOfModel:
     def front(self) -> Hashable:
         """Key of the outputs of the front half: current weights, cut, network and inputs."""
         record: Any = self.model.config.source
-        of = {key: record.get(key) for key in ("cut", "plan", "reference", "interface")}
-        key = [of, weights_hash(self.model.source), repr(self.model.interface)]
+        front_record = {key: record.get(key) for key in ("cut", "plan", "reference", "interface")}
+        key = [front_record, weights_hash(self.model.source), repr(self.model.interface)]
         return json.dumps(key, sort_keys=True, default=repr)
 
     def encode(self, batch: Batch) -> Ran:
@@ -176,11 +176,11 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
         return OTHER_TOKENS
     if not task_named(task).describes_outputs:
         return ""
-    (count, names), (others, theirs) = _classes(source), _classes(target)
-    if count == others and (names == theirs or not names or not theirs):
+    (count, names), (target_count, target_names) = _classes(source), _classes(target)
+    if count == target_count and (names == target_names or not names or not target_names):
         return ""
-    order = count == others and sorted(names) == sorted(theirs)
-    return "its head has the same classes in another order" if order else "its head has other classes"
+    reordered = count == target_count and sorted(names) == sorted(target_names)
+    return "its head has the same classes in another order" if reordered else "its head has other classes"
 
 
 def _classes(network: Any) -> tuple[int, tuple[str, ...]]:

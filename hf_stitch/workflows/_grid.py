@@ -85,7 +85,7 @@ def stitch_grid(
         far_data: Samples unlike ``data`` (noise, other motifs), as a control: a detector must distinguish these from
             the test samples with an AUROC of .9, or its figures are NaN. They must differ from ``auxiliary_data``.
         min_auroc: AUROC that a detector must reach on coloured noise as large as the target's activations; below, its
-            figures at this layer are NaN. 0 turns off all controls of detectors: no figure becomes NaN.X
+            figures at this layer are NaN. 0 turns off all controls of detectors: no figure becomes NaN.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
         test_size: Held-out samples of ``data``: a share below 1 (by default 0.2), or their number.
         task: Task of the stitched models. ``"auto"`` uses the task of the target.

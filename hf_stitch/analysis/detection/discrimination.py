@@ -89,10 +89,10 @@ def _rates(strange: Array, usual: Array, *, paired: bool, seed: int) -> dict[str
     hits = _cumulated(ranks[: len(strange)], _weights(len(strange), seed), len(levels))
     false_alarms = _cumulated(ranks[len(strange) :], _weights(len(usual), seed if paired else seed + 1), len(levels))
     precision = hits / np.maximum(hits + false_alarms, 1)
-    gained = np.diff(hits, axis=1, prepend=0)
-    enough = (hits >= RECALL * hits[:, -1:] * (1 - 1e-12)).argmax(1)
-    rate = np.take_along_axis(false_alarms, enough[:, None], 1)[:, 0] / false_alarms[:, -1]
-    return {"aupr": with_interval((gained * precision).sum(1) / hits[:, -1]), "fpr95": with_interval(rate)}
+    new_hits = np.diff(hits, axis=1, prepend=0)
+    threshold = (hits >= RECALL * hits[:, -1:] * (1 - 1e-12)).argmax(1)
+    rate = np.take_along_axis(false_alarms, threshold[:, None], 1)[:, 0] / false_alarms[:, -1]
+    return {"aupr": with_interval((new_hits * precision).sum(1) / hits[:, -1]), "fpr95": with_interval(rate)}
 
 
 @lru_cache(maxsize=4)
