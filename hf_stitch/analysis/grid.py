@@ -25,6 +25,7 @@ from hf_stitch.pairs import Pair
 from hf_stitch.printing import warn
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.scoring.halves import ONLY
 from hf_stitch.scoring.measured import Measured, Record, Score, not_beaten, with_interval
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Answers, Array
@@ -453,7 +454,7 @@ def grid_of(
 
 def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell], seed: int) -> dict[str, Answers]:
     """Return the measures by kind of predictor, with one column per stitch and per mean."""
-    task, answers, seen = task_named(pair.task), measured.answers[""], measured.seen
+    task, answers, seen = task_named(pair.task), measured.answers[ONLY], measured.seen
 
     def stacked(rows: Sequence[Answers]) -> dict[str, Array]:
         return {name: np.stack([row[name] for row in rows], 1) for name in rows[0]}

@@ -28,6 +28,8 @@ from hf_stitch.tasks.heads import check_head, task_named, task_of
 
 SOURCE = "source"
 """Stands for the only source layer of a stitched model."""
+ONLY = ""
+"""Name of the halves if a pass has only one set."""
 OTHER_TOKENS = "its tokens differ from the tokens of the target"
 
 
@@ -38,7 +40,7 @@ class Predictor(NamedTuple):
     layer_a: str
     layer_b: str
     stitch: StitchingLayer
-    front: str = ""  # name of its halves; names of predictors are unique within the halves
+    front: str = ONLY  # name of its halves; names of predictors are unique within the halves
     constant: bool = False  # whether it ignores the source: its logits are computed once, unless masks differ
 
 
@@ -143,7 +145,7 @@ class HalvesOfModel:
         return layer
 
     def predictors(
-        self, stitches: Mapping[str, StitchingLayer], front: str = "", constant: Container[str] = ()
+        self, stitches: Mapping[str, StitchingLayer], front: str = ONLY, constant: Container[str] = ()
     ) -> Iterator[Predictor]:
         """Yield the predictors of stitching layers at the cuts of the model, by name."""
         for name, stitch in stitches.items():

@@ -120,14 +120,14 @@ class Scoring:
         target, sizes = self._target(twin)
         measured: dict[Measure | Record, Any] = {}
         if self.watch is not None:
-            measured.update(self.watch.record_own(target.found, twin.ids).items())
+            measured.update(self.watch.record_own(target.activations, twin.ids).items())
         once = _Memo()
         for name, halves in self.halves.items():
             front = once(halves.front, halves.encode, batch)
             sides = (batch, front.inputs), (twin, target.inputs)
             rows, outputs = dict[str, Answers](), dict[str, Any]()
             for predictor in (candidate for candidate in self.predictors if candidate.front == name):
-                like = target.found.get(predictor.layer_b)
+                like = target.activations.get(predictor.layer_b)
                 mapped, output = self._outputs(predictor, halves, front, like, once, len(batch.samples))
                 of_samples = isinstance(self.task, OfSamples)  # group predictors while their outputs are small
                 outputs[predictor.name] = logits_of(output) if of_samples else output
@@ -169,7 +169,7 @@ class Scoring:
         key = predictor.front, predictor.name
         if (constant := self._constants.get(key)) is not None:
             return None, constant.expand(count, -1)
-        x, stitch = front.found[predictor.layer_a], predictor.stitch
+        x, stitch = front.activations[predictor.layer_a], predictor.stitch
         if stitch.shrinks(x):  # once for all stitches to the same grid
             x = once((halves.front, predictor.layer_a, stitch.target.grid), x.resize, stitch.target.grid)
         mapped = stitch(x)

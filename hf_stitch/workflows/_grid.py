@@ -27,15 +27,12 @@ from hf_stitch.reference import short_names
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
-from hf_stitch.scoring.halves import HalvesOfPair, Predictor, head_difference
+from hf_stitch.scoring.halves import ONLY, HalvesOfPair, Predictor, head_difference
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
 from hf_stitch.tasks.heads import task_named
 from hf_stitch.workflows._checks import Named, Runs, check_held_out
-
-ONLY = ""
-"""Name of the only halves of a grid, those of the pair; the default of ``Predictor.front``."""
 
 
 @checked
@@ -168,7 +165,7 @@ def _names(pair: Pair) -> dict[str, str]:
 
 def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, data: Split, run: Run) -> dict[str, Any]:
     train = data.train.a
-    described = {
+    record = {
         "a": pair.source.pinned.public.to_dict(), "b": pair.target.pinned.public.to_dict(),
         "layers_a": pair.layers_a, "layers_b": pair.layers_b, **pair.record, "task": pair.task,
         "matchers": {label: matcher.to_dict() for label, matcher in matchers.items()},
@@ -180,7 +177,7 @@ def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, dat
         ),
         FITTED: ContentSketch.of(train).to_dict(),
     }  # fmt: skip
-    recipe: dict[str, Any] = json.loads(json.dumps(described))
+    recipe: dict[str, Any] = json.loads(json.dumps(record))
     if run.processes.count > 1:
         recipe["processes"] = run.processes.count
     return recipe
