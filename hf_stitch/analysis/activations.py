@@ -27,8 +27,8 @@ from hf_stitch.storage.files import decoding, digest, load_whole, replacing, wri
 STATE = "state.json"
 """File where ``datasets`` lists the files of a dataset."""
 
-ABOUT = "activations.json"
-RESERVED = ("ids", "mask", "about")
+ABOUT = "activations.json"  # file in a folder of Arrow files: pooling, grids and a digest
+RESERVED = ("ids", "mask", "about")  # entries of a file that are not layers
 UNPACKED = 200
 """Largest ratio of activations to the compressed file that contains them."""
 

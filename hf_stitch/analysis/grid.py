@@ -173,7 +173,7 @@ class StitchGrid(Result):
             (2, layers of a, layers of b) bool. First, compared with the best stitch of the same layer of a; second, of
             the same layer of b.
         """
-        self.cells(matcher, figure)
+        self.cells(matcher, figure)  # raises an error for unknown names
         name, by_figure = figure or self.figures[0], self.p_values[matcher or self.matchers[0]]
         if name not in by_figure:
             raise KeyError(
@@ -229,7 +229,7 @@ class StitchGrid(Result):
     def stitched(self, layer_a: str, layer_b: str, matcher: str | None = None) -> StitchedModel:
         """Build the stitched model of one cell, with a copy of its stitching layer."""
         label = matcher or self.matchers[0]
-        self.score(layer_a, layer_b, matcher=label)
+        self.score(layer_a, layer_b, matcher=label)  # raises an error for unknown layers
         if (reason := self.undefined.get(cell_name(label, layer_a, layer_b))) is not None:
             raise ValueError(f"the stitch {cell_name(label, layer_a, layer_b)} is undefined: {reason}")
         if self.stitches is None or self.networks is None:

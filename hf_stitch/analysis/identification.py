@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Axis = Literal["a", "b"]
-Pair = tuple[str, str]
+Pair = tuple[str, str]  # names of network a and of network b
 AXES: dict[Axis, str] = {"a": "layers of a among layers of b", "b": "layers of b among layers of a"}
 
-_RESAMPLES = 2000
+_RESAMPLES = 2000  # number of bootstrap resamples
 
 
 @dataclass(frozen=True, eq=False)

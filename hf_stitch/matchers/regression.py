@@ -19,7 +19,7 @@ from hf_stitch.stitches import LinearStitch, LowRankStitch
 
 Penalty = NonNegative | Literal["gcv"]
 """Ridge penalty, or the method that chooses it."""
-_SWEEPS = 10_000
+_SWEEPS = 10_000  # largest number of passes of the lasso over the features
 
 
 @dataclass(frozen=True)

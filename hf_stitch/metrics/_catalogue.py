@@ -10,7 +10,7 @@ from typing import TypeVar
 Kind = TypeVar("Kind", bound=type)
 Range = tuple[float, float]
 
-_SHAPE = ("orthogonal", "scaling", "permutation", "translation")
+_SHAPE = ("orthogonal", "scaling", "permutation", "translation")  # invariances that several metrics share
 _UNITS = ("scaling", "permutation", "translation")
 _ANGLES = ("orthogonal", "scaling", "permutation")
 

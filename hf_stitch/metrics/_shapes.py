@@ -142,7 +142,7 @@ def _whitening(moments: SecondMoments, side: Side, alpha: float) -> Tensor:
     scatter = moments.sxx if side == "x" else moments.syy
     if alpha == 1:
         return torch.eye(len(scatter)).to(scatter)
-    independent("shape_distance", moments, side, "; set alpha=1")
+    independent("shape_distance", moments, side, "; set alpha=1")  # raises an error for too few rows
     values, vectors = torch.linalg.eigh(scatter)
     varies = above_rounding(values, vectors, rounding(moments, side))
     factors = alpha + (1 - alpha) * torch.where(varies, values.abs().rsqrt(), 0)

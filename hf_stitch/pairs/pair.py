@@ -103,7 +103,7 @@ class Pair:
         """Return the pair with these pairs of layers, verified as cuts."""
         distinct = tuple(dict.fromkeys(cells))
         for la, lb in distinct:
-            self.source.cut(la)
+            self.source.cut(la)  # raises an error if the layer is not a cut
             self.target.cut(lb)
         return replace(self, cells=distinct)
 

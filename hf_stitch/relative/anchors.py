@@ -30,7 +30,7 @@ from hf_stitch.storage.files import decoding, digest, load_whole, replacing
 
 CONFIG = "anchors.json"
 WEIGHTS = "anchors.safetensors"
-FORMAT = 2
+FORMAT = 2  # version of the format of the files
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,7 +349,7 @@ NEAR = 0.1
 """Samples are near-duplicates if their distance is below this share of the median distance. On CIFAR-10 and
 Fashion-MNIST, different images have larger distances, and images that differ in one pixel smaller ones."""
 
-_ROWS = 512
+_ROWS = 512  # samples that are compared at a time
 
 
 def warn_of_near_duplicates(samples: Samples) -> None:

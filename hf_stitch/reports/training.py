@@ -11,7 +11,7 @@ from hf_stitch.reports.section import Figure, Section, Table, View
 from hf_stitch.training.dynamics import Dynamics
 from hf_stitch.training.history import History
 
-Points = Mapping[float, tuple[float, float, float]]
+Points = Mapping[float, tuple[float, float, float]]  # x -> value, and both ends of its interval
 
 SETTLED = 0.9
 """Smallest similarity of a settled layer to the end of training."""

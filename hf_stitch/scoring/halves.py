@@ -30,7 +30,7 @@ SOURCE = "source"
 """Stands for the only source layer of a stitched model."""
 ONLY = ""
 """Name of the halves if a pass has only one set."""
-OTHER_TOKENS = "its tokens differ from the tokens of the target"
+OTHER_TOKENS = "its tokens differ from the tokens of the target"  # reason not to score the whole source
 
 
 class Predictor(NamedTuple):
@@ -235,7 +235,7 @@ def scored_target(stitched: StitchedModel, target: Any = None) -> Adapter:
     whole = whole_target(stitched, target)
     for model in (whole, stitched):
         check_head(model)
-    task_of(whole, stitched.task)
+    task_of(whole, stitched.task)  # raises an error if the network cannot be scored
     return whole
 
 

@@ -29,7 +29,7 @@ from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated, logi
 from hf_stitch.tasks.per_sample import OfSamples
 from hf_stitch.tasks.tokens import NextToken
 
-Parts = dict[Measure | Record, list[Any]]
+Parts = dict[Measure | Record, list[Any]]  # key of a measurement -> its values, by batch
 KINDS: dict[str, type[Measure | Record]] = {"answers": Measure, "seen": Record}
 """Names of the kinds of measurements in a state."""
 DIFFERS = "another number of threads or another machine rounds differently, which training amplifies"
@@ -52,7 +52,7 @@ class Watch(Protocol):
 
 
 class State(NamedTuple):
-    """State of an interrupted pass, after the state of an earlier pass."""
+    """Progress of a pass in a checkpoint, which also contains an earlier pass over other samples."""
 
     checkpoint: Checkpoint
     offset: int  # number of samples of the earlier pass

@@ -15,8 +15,8 @@ from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.linear import IdentityStitch, LinearStitch
 from hf_stitch.stitches.sequence import SequenceStitch
 
-POOLED = ("mean", "cls", "last")
-Pairs = dict[str, tuple[Tensor, Tensor]]
+POOLED = ("mean", "cls", "last")  # poolings to one vector with the width of a position
+Pairs = dict[str, tuple[Tensor, Tensor]]  # part of a stitching layer -> rows of source and target
 
 
 class StitchingLayer(nn.Module):

@@ -29,7 +29,7 @@ from hf_stitch.printing import make_visible
 
 T = TypeVar("T")
 
-KEPT = "the previous contents are unchanged"
+KEPT = "the previous contents are unchanged"  # end of error messages about a failed write
 UNFINISHED = ".unfinished"
 """Suffix of temporary folders, which are named ``<name>.<machine>.<process>.<thread>.unfinished``."""
 _MACHINE = re.sub(r"\W", "", socket.gethostname())

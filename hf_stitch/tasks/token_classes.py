@@ -20,7 +20,7 @@ from hf_stitch.printing import see
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_arrays, logits_of, ratio, total
 from hf_stitch.tasks.tokens import PerToken, check_same_tokens, mask_of
 
-WORD = re.compile(r"\S+")
+WORD = re.compile(r"\S+")  # words are separated by white space
 IOB = re.compile(r"O|[BIES]-.+", re.DOTALL)
 """Class names in the IOB or IOBES scheme for entities."""
 

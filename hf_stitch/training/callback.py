@@ -254,7 +254,7 @@ class ProbingCallback(TrainerCallback, ABC):
         tensors = [*self._model.parameters(), *self._model.buffers()]
         return (self._attached.state.global_step, *((t.data_ptr(), t._version) for t in tensors))
 
-    def _watch(self, model: nn.Module | Adapter, processes: Processes) -> None:
+    def _watch(self, model: nn.Module | Adapter, processes: Processes) -> None:  # before the first measurement
         module = model.model if isinstance(model, Adapter) else unwrap(model)
         check_whole(module)
         processor = None if self._trainer is None else self._trainer.processing_class

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 logger = logging.getLogger(__name__)
 
-INDEX = "recordings.json"
+INDEX = "recordings.json"  # file with the step and epoch of each recording
 THRESHOLDS = (0.8, 0.9, 0.95)
 """Thresholds in the table of :class:`Dynamics` that shows when layers settle."""
 
@@ -298,7 +298,7 @@ class DynamicsRecorder(ProbingCallback):
         super().__init__(name, every)
         self._metric = registries.metrics.build(metric)
         if self._runs:
-            Asked.of([self._metric])
+            Asked.of([self._metric])  # raises an error for metrics of outputs
         self.probe, self.folder = optional_probe(probe, pooling, batch_size, runs=self._runs), Path(folder)
         self._layers = None if layers is None else tuple(layers)
         self._layer_names: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ class TrainingSchedule:
         return self.lr * factor
 
     def batches(self, n: int, start: int, every: int, processes: Processes) -> Iterator[list[tuple[Tensor, int]]]:
-        """Iterate endlessly over the parts of each step: indices of this process (maybe none) and the total number."""
+        """Yield steps endlessly: for each part, the sample indices of this process, and the number of all processes."""
         size = self.batch_size * every
         per_epoch = math.ceil(n / size)
         order, epoch = torch.arange(n), -1
@@ -82,9 +82,9 @@ class Progress:
     def __init__(self, stitches: Stitches, optimizer: Any, scaler: Any, patience: int | None) -> None:
         self._stitches, self._optimizer, self._scaler, self._patience = stitches, optimizer, scaler, patience
         count = len(stitches.names)
-        self._best = torch.full((count,), math.inf)
-        self._since = torch.zeros(count, dtype=torch.long)
-        self._states: list[dict[str, Tensor]] = []
+        self._best = torch.full((count,), math.inf)  # lowest validation loss
+        self._since = torch.zeros(count, dtype=torch.long)  # evaluations since the lowest loss
+        self._states: list[dict[str, Tensor]] = []  # weights with the lowest loss
         self.steps = torch.zeros(count, dtype=torch.long)
         self.loss = torch.full((count,), math.nan)
         self._diverged = torch.full((count, 3), math.nan, dtype=torch.float64)  # step, place in FIGURES, value

@@ -61,8 +61,10 @@ class Networks:
         self.first = next(iter(models.values()))
         self.task = task_named(self.first.task)
         starts: dict[str, str] = {}
-        self.origins = {name: starts.setdefault(_start(model), name) for name, model in models.items()}
-        self.fronts = {name: models[name] for name in starts.values()}
+        self.origins = {
+            name: starts.setdefault(_start(model), name) for name, model in models.items()
+        }  # key of a front
+        self.fronts = {name: models[name] for name in starts.values()}  # one model for each distinct front half
 
     def only(self, names: Sequence[str]) -> Networks:
         """Return the networks around some of the stitches."""
@@ -198,7 +200,7 @@ class Prepared:
                     stores[name] = RowStore(folder / f"{name.replace('/', '-')}-{processes.rank}")
                 stores[name].append(*pair)
         if self.in_step:
-            rounds = -(-len(local) // batch_size)
+            rounds = -(-len(local) // batch_size)  # all processes must run sharded networks equally often
             for _ in range(max(processes.gather(rounds)) - rounds):
                 self.networks.prepare(batch.samples, paired.samples, self.networks.labels_of(batch))
         all_stores = processes.gather(stores if least <= limit else None)

@@ -102,8 +102,8 @@ class SimilarityCallback(ProbingCallback):
             if reference.pooling not in (None, pooling):
                 raise ValueError(f"the reference activations have pooling={reference.pooling!r}, not {pooling!r}")
         self.matches: dict[str, dict[str, str]] = {}
-        self._own = own_state
-        self._pending_reference: str | nn.Module | Adapter | Activations | None = reference
+        self._own = own_state  # "start" or "previous"; None for another network
+        self._pending_reference: str | nn.Module | Adapter | Activations | None = reference  # until it is recorded
         self._layers = None if layers is None else tuple(layers)
         self._layer_names: tuple[str, ...] = ()
         self._reference: Activations | None = None
@@ -121,7 +121,7 @@ class SimilarityCallback(ProbingCallback):
                 raise ValueError("no layers to measure: pass at least one name in layers=")
             self.probe.check_layers(self._loaded, self._layer_names)
         if self._weight_metrics:
-            self._read(self._model)
+            self._read(self._model)  # raises an error for unknown layers
         if self._own or self._pending_reference is None:
             return
         reference = self._pending_reference

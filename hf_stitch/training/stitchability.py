@@ -30,9 +30,9 @@ from hf_stitch.training.probe import Probe, representations
 
 logger = logging.getLogger(__name__)
 
-Pair = tuple[str, str]
+Pair = tuple[str, str]  # layer of the network in training, layer of the reference
 Kind = Literal["relative_accuracy", "identity", "mean_only", "untrained"]
-Place = tuple[Kind, Pair]
+Place = tuple[Kind, Pair]  # key of a measured stitch
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Measurements of each pair of layers, in the order of the values."""

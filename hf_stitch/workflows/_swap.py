@@ -37,9 +37,9 @@ from hf_stitch.workflows._headed import Anchors, Encoder, Headed, as_space, betw
 AUTO = "auto"
 CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}
 """Matchers that ``auto`` compares, with their options, in order of preference on a tie."""
-FOLDS = 5
-BASELINES = ("inverse_relative",)
-Fit = Callable[[Named | Matcher], StitchingLayer]
+FOLDS = 5  # of the cross-validation on the anchors
+BASELINES = ("inverse_relative",)  # matchers that are scored for comparison by default
+Fit = Callable[[Named | Matcher], StitchingLayer]  # fits a matcher on the anchors
 
 
 @overload

@@ -98,7 +98,7 @@ class LayerReader:
             self._grids.setdefault((number, name), []).append(grid)
         self._device: torch.device | None = None
         self.probe: dict[Key, Tensor] = {}
-        self._read(0, self._keep, [probe.repeat for probe in probes])
+        self._read(0, self._keep, [probe.repeat for probe in probes])  # fills self.probe
         device = self.probe[self.groups[0].y[0]].device
         self._device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
         self.probe = {key: rows.to(self._device) for key, rows in self.probe.items()}
@@ -236,7 +236,7 @@ def _is_pooled(side: Side) -> bool:
     return isinstance(side, Activations) and side.pooling not in (None, "none")
 
 
-class _Probe:
+class _Probe:  # specs and activations of the first samples; ``first``: layer -> first layer with the same tensor
     def __init__(self, side: Side, names: Sequence[str]) -> None:
         self.first: dict[str, str] = {}
         self.specs: dict[str, RepresentationSpec] = {}

@@ -28,7 +28,7 @@ Span = tuple[int, int]
 """Character span of a token: index of the first character, and index after the last one."""
 Tokenized = tuple[dict[str, Any], "_Segments"]
 """Inputs of a network, and the segments of their tokens."""
-LEFT_OUT = -1
+LEFT_OUT = -1  # segment of a token that is not compared
 Comparable = NetworkLike | Activations
 
 
