@@ -103,9 +103,8 @@ def pair(
         own_weights = [weight for weight in members if weight in weights_a]
         paired = tuple(weight for weight in own_weights if weight in names and weight not in reshaped)
         counts = Counter(module for weight in own_weights for module in _around_weight(weight))
-        complete = {
-            module for module in real_a if counts[module] == totals[module] > 0
-        }  # without weights of other parts
+        # modules without weights of other parts
+        complete = {module for module, count in counts.items() if count == totals[module] and module in real_a}
         module_of = {w: next((x for x in _around_weight(w) if x in complete), "") for w in own_weights}
         modules = {real_a[x]: real_b.get(prefix_b + x.removeprefix(prefix_a), "") for x in module_of.values() if x}
         loose = tuple(weight for weight, place in module_of.items() if not place)
